@@ -1,0 +1,36 @@
+# What to type: `make run` to use it, `make test` to test it, `make check` before a commit. All set up what they need.
+.POSIX:
+.PHONY: run setup test check format bench chaos lock
+PYTHON = python3
+BIN = .venv/bin
+
+run: setup
+	@exec $(BIN)/timers dev
+
+setup:
+	@PYTHON='$(PYTHON)' scripts/setup
+
+test: setup
+	$(BIN)/python -m pytest
+
+# Cheapest first. CI runs this and nothing else.
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+chaos: setup
+	$(BIN)/python -m tests.chaos
+
+# Renews the versions and hashes of both lock files from pyproject.toml.
+lock:
+	scripts/lock
