@@ -3,6 +3,8 @@
 .PHONY: run setup test check format bench chaos lock
 PYTHON = python3
 BIN = .venv/bin
+# One file stays on one worker, so that its module-wide servers are started once.
+PYTEST_SPREAD = -n 2 --dist loadfile
 
 run: setup
 	@exec $(BIN)/timers dev
@@ -11,7 +13,7 @@ setup:
 	@PYTHON='$(PYTHON)' scripts/setup
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_SPREAD)
 
 # Cheapest first. CI runs this and nothing else.
 check: setup
@@ -19,7 +21,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_SPREAD)
 
 format: setup
 	$(BIN)/ruff format .
