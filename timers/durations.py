@@ -1,0 +1,315 @@
+"""Owns how lengths and points of time are read and written; everything behind it counts in integer milliseconds.
+
+A length is a `Duration`: calendar months, calendar days and exact milliseconds, kept apart because no month and, over a
+daylight-saving change, no day has a fixed length. A point in time is an `int` of milliseconds since 1970-01-01T00:00Z.
+What lies between two milliseconds is rounded up, so that nothing read here can make a timer early.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from fractions import Fraction
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from whenever import Instant
+
+from timers.errors import InvalidInput
+
+SECOND_MS: Final = 1_000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+WEEK_MS: Final = 7 * DAY_MS
+MAX_MS: Final = 3_653 * DAY_MS  # ten calendar years hold at most three leap days
+MAX_TIME_MS: Final = 7_289_654_399_999  # 2200-12-31T23:59:59.999Z
+
+_MEAN_MONTH_MS: Final = 2_629_800_000  # 365.25 days / 12; weighs months against MAX_MS, never used to add them
+_MAX_CHARACTERS: Final = 64
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_LENGTHS: Final = "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m, a number of seconds, or ISO 8601 (PT24H, P1M)"
+DURATION_FORMS: Final = f"{_LENGTHS}, zero or more and at most 10 years"
+EXACT_FORMS: Final = "an exact duration such as 250ms, 90s, 15m, 24h, 7d or PT24H, without months or years"
+TIME_FORMS: Final = (
+    "an RFC 3339 time with an offset (2026-11-21T20:00:00Z) or epoch milliseconds, from 1970 to the end of 2200"
+)
+OFFSET_FORMS: Final = "the same time with its offset, as in 2026-11-21T20:00:00Z or 2026-11-21T21:00:00+01:00"
+
+
+def _unit(name: str, letter: str, point: str = r"\.") -> str:
+    return rf"(?:(?P<{name}>[0-9]+(?:{point}[0-9]+)?){letter})?"
+
+
+def _iso_unit(name: str) -> str:
+    return _unit(name, name[0], "[.,]")
+
+
+_SECONDS = re.compile(r"(?P<second>[0-9]+(?:\.[0-9]+)?)")
+_SHORT = re.compile(
+    _unit("week", "w")
+    + _unit("day", "d")
+    + _unit("hour", "h")
+    + _unit("minute", "m")
+    + _unit("second", "s")
+    + _unit("milli", "ms")
+)
+_ISO = re.compile(
+    f"P{_iso_unit('year')}{_iso_unit('month')}{_iso_unit('week')}{_iso_unit('day')}"
+    f"(?:T(?=[0-9]){_iso_unit('hour')}{_iso_unit('minute')}{_iso_unit('second')})?",
+    re.IGNORECASE,
+)
+_UNIT_MS = MappingProxyType(
+    {
+        "week": WEEK_MS,
+        "day": DAY_MS,
+        "hour": HOUR_MS,
+        "minute": MINUTE_MS,
+        "second": SECOND_MS,
+        "milli": 1,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A length of time: calendar `months`, calendar `days` and exact `ms`, none negative.
+
+    `1d`, `7d`, `1w`, `P1D` and the days of a `timedelta` are calendar days: added in a zone they keep the wall time
+    over a daylight-saving change. `24h`, `PT24H` and a number of seconds are exact. `24h` and `1d` are therefore not
+    equal, although both are 24 hours long where an exact length is asked for.
+    """
+
+    months: int = 0
+    days: int = 0
+    ms: int = 0
+
+    @classmethod
+    def parse(cls, value: object, field: str = "") -> "Duration":
+        """Reads text, a number of seconds, a `timedelta` or a `Duration`. Raises `InvalidInput` for `field`."""
+        duration = _read(value)
+        if duration is None or not duration._in_range():
+            raise InvalidInput.of(field, value, DURATION_FORMS)
+        return duration
+
+    @property
+    def exact_ms(self) -> int:
+        """Milliseconds, a day being 24 hours. Raises `InvalidInput` when there are months: those have no one length."""
+        if self.months:
+            raise InvalidInput.of("", str(self), EXACT_FORMS)
+        return self.days * DAY_MS + self.ms
+
+    @property
+    def is_zero(self) -> bool:
+        return not (self.months or self.days or self.ms)
+
+    def add_to(self, at_ms: int, timezone: str = "UTC") -> int:
+        """Epoch ms of the moment this much later: months, then days, in the zone's calendar, then exact milliseconds.
+
+        31 January and a month is the last day of February. A wall time that does not exist is moved on by the length of
+        the gap, one that exists twice is the first ("compatible", as in RFC 5545). `timezone` is a name checked by
+        `timers.cron.parse_timezone`. Repeats add a multiple (`every * 3`) to their first time, so that no day is lost
+        in February.
+        """
+        if not (self.months or self.days):
+            return at_ms + self.ms
+        start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(timezone)
+        day = start.add(months=self.months, days=self.days, disambiguation="compatible")
+        return day.timestamp(unit="millisecond") + self.ms
+
+    def __mul__(self, times: int) -> "Duration":
+        return Duration(self.months * times, self.days * times, self.ms * times)
+
+    def __str__(self) -> str:
+        """The shortest text that `parse` reads back to an equal value: `1d12h`, or ISO 8601 when there are months."""
+        return _iso_text(self) if self.months else _short_text(self)
+
+    def _in_range(self) -> bool:
+        length_ms = self.months * _MEAN_MONTH_MS + self.days * DAY_MS + self.ms
+        return min(self.months, self.days, self.ms) >= 0 and length_ms <= MAX_MS
+
+
+NAMED_INTERVALS: Final[Mapping[str, Duration]] = MappingProxyType(
+    {
+        "TEN_MINS": Duration(ms=10 * MINUTE_MS),
+        "HOURLY": Duration(ms=HOUR_MS),
+        "DAILY": Duration(days=1),
+        "WEEKLY": Duration(days=7),
+        "MONTHLY": Duration(months=1),
+    }
+)
+INTERVAL_FORMS: Final = f"one of {', '.join(NAMED_INTERVALS)}, or {_LENGTHS}, above zero and at most 10 years"
+
+
+def parse_interval(value: object, field: str = "") -> Duration:
+    """A repeat's interval: a name of `NAMED_INTERVALS` or a duration above zero. Raises `InvalidInput` for `field`."""
+    if isinstance(value, str) and value in NAMED_INTERVALS:
+        return NAMED_INTERVALS[value]
+    interval = _read(value)
+    if interval is None or interval.is_zero or not interval._in_range():
+        raise InvalidInput.of(field, value, INTERVAL_FORMS)
+    return interval
+
+
+def parse_ms(value: object, field: str = "", *, minimum: int = 0, maximum: int = MAX_MS) -> int:
+    """Exact milliseconds within `minimum` and `maximum` (both allowed); months and years are refused."""
+    duration = Duration.parse(value, field)
+    if duration.months:
+        raise InvalidInput.of(field, value, EXACT_FORMS)
+    if not minimum <= duration.exact_ms <= maximum:
+        raise InvalidInput.of(field, value, f"a duration from {Duration(ms=minimum)} to {Duration(ms=maximum)}")
+    return duration.exact_ms
+
+
+def parse_time(value: object, field: str = "") -> int:
+    """Epoch ms of RFC 3339 text with an offset, epoch ms (number or digits) or an aware `datetime`.
+
+    A second of 60 is taken as the second after it where a leap second can be, at the end of a UTC day. Raises
+    `InvalidInput` for `field`; a missing offset is refused with a text of its own.
+    """
+    at_ms = _read_time(value)
+    if at_ms is None and _lacks_offset(value):
+        raise InvalidInput.of(field, value, OFFSET_FORMS)
+    if at_ms is None or not 0 <= at_ms <= MAX_TIME_MS:
+        raise InvalidInput.of(field, value, TIME_FORMS)
+    return at_ms
+
+
+def to_datetime(at_ms: int) -> datetime:
+    """The aware UTC `datetime` of an epoch ms, exact to the millisecond."""
+    return _EPOCH + timedelta(milliseconds=at_ms)
+
+
+def format_time(at_ms: int) -> str:
+    """`2026-11-21T20:00:00.000Z`: UTC, always three decimals, so that texts sort as the times do."""
+    seconds, ms = divmod(at_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{ms:03d}Z"
+
+
+def _read(value: object) -> Duration | None:
+    match value:
+        case Duration():
+            return value
+        case bool():
+            return None
+        case int():
+            return Duration(ms=value * 1000)
+        case float():
+            return _from_seconds(value)
+        case timedelta():
+            return Duration(days=value.days, ms=value.seconds * 1000 - (-value.microseconds // 1000))
+        case str() if len(value) <= _MAX_CHARACTERS:
+            return _from_text(value)
+    return None
+
+
+def _from_seconds(seconds: float) -> Duration | None:
+    """The float's shortest decimal text counts, as the caller wrote it: 0.1 is 100 ms, not a hair more."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return None
+    return Duration(ms=math.ceil(Fraction(repr(float(seconds))) * 1000))
+
+
+@lru_cache(maxsize=1024)  # bulk creates repeat the same few texts
+def _from_text(text: str) -> Duration | None:
+    match = _SECONDS.fullmatch(text) or _SHORT.fullmatch(text) or _ISO.fullmatch(text)
+    parts = {unit: number for unit, number in match.groupdict().items() if number} if match else {}
+    fractional = [unit for unit, number in parts.items() if not number.isdigit()]
+    last = list(parts)[-1:]
+    if not parts or fractional not in ([], last) or fractional in (["year"], ["month"]):
+        return None
+    months = int(parts.pop("year", 0)) * 12 + int(parts.pop("month", 0))
+    date_ms = sum(_ceil_ms(parts.pop(unit), unit) for unit in ("week", "day") if unit in parts)
+    days, rest_ms = divmod(date_ms, DAY_MS)
+    return Duration(months, days, rest_ms + sum(_ceil_ms(number, unit) for unit, number in parts.items()))
+
+
+def _ceil_ms(number: str, unit: str) -> int:
+    whole, _, fraction = number.replace(",", ".").partition(".")
+    return int(whole) * _UNIT_MS[unit] + _ceil_fraction_ms(fraction, _UNIT_MS[unit])
+
+
+def _ceil_fraction_ms(digits: str, unit_ms: int) -> int:
+    """The decimals of a number of units, none or more, as milliseconds rounded up."""
+    scale: int = 10 ** len(digits)
+    return -(-int(digits or 0) * unit_ms // scale)
+
+
+def _split_ms(ms: int) -> tuple[int, int, int, int]:
+    hours, ms = divmod(ms, HOUR_MS)
+    minutes, ms = divmod(ms, MINUTE_MS)
+    return hours, minutes, *divmod(ms, SECOND_MS)
+
+
+def _short_text(duration: Duration) -> str:
+    numbers = (duration.days, *_split_ms(duration.ms))
+    units = ("d", "h", "m", "s", "ms")
+    return "".join(f"{number}{unit}" for number, unit in zip(numbers, units, strict=True) if number) or "0s"
+
+
+def _iso_text(duration: Duration) -> str:
+    years, months = divmod(duration.months, 12)
+    hours, minutes, seconds, ms = _split_ms(duration.ms)
+    date = "".join(f"{n}{unit}" for n, unit in ((years, "Y"), (months, "M"), (duration.days, "D")) if n)
+    time = "".join(f"{n}{unit}" for n, unit in ((hours, "H"), (minutes, "M")) if n)
+    if seconds or ms:
+        time += f"{seconds}.{ms:03d}S" if ms else f"{seconds}S"
+    return f"P{date}T{time}" if time else f"P{date}"
+
+
+_DATE_TIME = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
+    r"(?:(?P<utc>[Zz])|(?P<sign>[+-])(?P<hours>[01][0-9]|2[0-3]):(?P<minutes>[0-5][0-9]))?"
+)
+
+
+def _read_time(value: object) -> int | None:
+    match value:
+        case bool():
+            return None
+        case int():
+            return value
+        case float():
+            return int(value) if value.is_integer() else None
+        case datetime():
+            return None if value.utcoffset() is None else _ceil_epoch_ms(value)
+        case str() if len(value) <= _MAX_CHARACTERS:
+            return int(value) if value.isascii() and value.isdigit() else _from_rfc3339(value)
+    return None
+
+
+def _lacks_offset(value: object) -> bool:
+    if isinstance(value, datetime):
+        return value.utcoffset() is None
+    match = _DATE_TIME.fullmatch(value) if isinstance(value, str) and len(value) <= _MAX_CHARACTERS else None
+    return match is not None and not (match["utc"] or match["sign"])
+
+
+def _ceil_epoch_ms(moment: datetime) -> int:
+    return -((_EPOCH - moment) // timedelta(milliseconds=1))
+
+
+def _from_rfc3339(text: str) -> int | None:
+    match = _DATE_TIME.fullmatch(text)
+    if match is None or not (match["utc"] or match["sign"]):
+        return None
+    year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
+    leap = second == 60
+    try:
+        whole = datetime(year, month, day, hour, minute, second - leap, tzinfo=_offset(match))
+    except ValueError:
+        return None
+    at_ms = _ceil_epoch_ms(whole) + leap * SECOND_MS
+    if leap and at_ms % DAY_MS:
+        return None
+    return at_ms + _ceil_fraction_ms(match[7] or "", SECOND_MS)
+
+
+def _offset(match: re.Match[str]) -> timezone:
+    if match["utc"]:
+        return UTC
+    offset = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"]))
+    return timezone(-offset if match["sign"] == "-" else offset)
