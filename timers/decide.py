@@ -1,0 +1,150 @@
+"""Owns the only policy: what happens to a timer after a run. Pure: time and chance come in as arguments."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Final
+
+from timers import calendar
+from timers.durations import Duration, format_time, parse_ms, parse_time
+from timers.model import Progress, Status, Timer
+from timers.outcome import UNSET, Delay, Done, Failed, HandBack, Missed, Outcome, Rearm, Snooze
+from timers.spec import RetryPolicy
+
+IN_TIME_MS: Final = 1000
+"""How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""
+
+DETAIL_LIMIT_CHARACTERS: Final = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What a run's end changes. `wishes` is None where the caller's fields stay as they are."""
+
+    status: Status
+    due_ms: int
+    attempt: int
+    failures: int
+    occurrence: int
+    progress: Progress
+    note: str
+    wishes: Mapping[str, Any] | None = None
+
+
+def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
+    """The transition out of `running`. `policy` is the processor's; the timer's own goes before it."""
+    match outcome:
+        case Done(note):
+            return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, note)
+        case Rearm():
+            return _rearm(timer, outcome, now_ms)
+        case HandBack(reason):
+            return _again(timer, timer.due_ms, timer.failures, timer.progress, f"handed back: {reason}")
+        case Snooze(reason, after):
+            delay_ms = _delayed(after, now_ms, _backoff_ms(timer, policy, 1, rng))
+            return _again(timer, delay_ms, timer.failures, timer.progress, f"snoozed: {reason}")
+        case Missed(lateness_ms):
+            note = f"skipped: {lateness_ms} ms late, missed policy {timer.missed.policy}"
+            return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, note)
+        case Failed():
+            return _failed(timer, outcome, now_ms, policy, rng)
+
+
+def missed(timer: Timer, now_ms: int) -> Missed | None:
+    """Whether the timer's `missed` policy forbids a run that would start now.
+
+    Late counts from the due time, or from the last time it was armed where that was later: a timer armed with a due
+    time in the past was not missed.
+    """
+    rule = timer.missed
+    if rule.policy not in ("skip", "grace"):
+        return None
+    armed_ms = max((e.at_ms for e in timer.history if e.status is Status.SCHEDULED), default=timer.created_ms)
+    lateness_ms = now_ms - max(timer.due_ms, armed_ms)
+    allowed_ms = IN_TIME_MS if rule.policy == "skip" else max(rule.grace_ms, IN_TIME_MS)
+    return Missed(lateness_ms) if lateness_ms > allowed_ms else None
+
+
+def exhausted(timer: Timer, policy: RetryPolicy) -> bool:
+    """True where crashes alone have used up every try, so that no further run may start."""
+    return timer.failures >= _maximum(timer, timer.retry or policy)
+
+
+def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, note: str) -> Transition:
+    """The next occurrence where the timer repeats, else the end."""
+    repeat = timer.repeat
+    following = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
+    if following is None:
+        return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, note)
+    due_ms, planned = following
+    if status is Status.FAILED:
+        planned = replace(planned, last_error=progress.last_error)
+    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, planned, note)
+
+
+def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
+    """The processor named its own next time: a new occurrence, and a new anchor for a declared repeat."""
+    due_ms = parse_time(rearm.at, "Rearm.at") if rearm.at is not None else _delayed(rearm.after, now_ms, 0)
+    progress = Progress()
+    if timer.repeat is not None:
+        progress = replace(calendar.start(due_ms), occurrences=timer.progress.occurrences + 1)
+    wishes = None if rearm.payload is UNSET else {**timer.wishes, "payload": rearm.payload}
+    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, "re-armed", wishes)
+
+
+def _failed(timer: Timer, failed: Failed, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
+    chosen = timer.retry or policy
+    failures = timer.failures + 1
+    progress = replace(timer.progress, last_error=_error(timer, failed, now_ms))
+    note = f"{failed.error}: {failed.reason}"
+    if failed.final or failures >= _maximum(timer, chosen):
+        last = replace(timer, failures=failures)
+        return _next_or_finish(last, Status.FAILED, progress, now_ms, f"gave up after {note}")
+    due_ms = _delayed(failed.after, now_ms, _backoff_ms(timer, policy, failures, rng))
+    return _again(timer, due_ms, failures, progress, f"will retry after {note}")
+
+
+def _again(timer: Timer, due_ms: int, failures: int, progress: Progress, note: str) -> Transition:
+    """Another try of the same occurrence."""
+    return Transition(Status.SCHEDULED, due_ms, timer.attempt, failures, timer.occurrence, progress, note)
+
+
+def _delayed(after: Delay | None, now_ms: int, default_ms: int) -> int:
+    return now_ms + default_ms if after is None else Duration.parse(after, "after").add_to(now_ms)
+
+
+def _error(timer: Timer, failed: Failed, now_ms: int) -> dict[str, Any]:
+    return {
+        "type": failed.error,
+        "reason": failed.reason[:DETAIL_LIMIT_CHARACTERS],
+        "detail": failed.detail[-DETAIL_LIMIT_CHARACTERS:],
+        "at": format_time(now_ms),
+        "attempt": timer.attempt,
+    }
+
+
+def _ladder_offset(timer: Timer) -> int:
+    """1 where the ladder's first step was already the delay before the first try."""
+    return 1 if timer.wishes.get("ladder_first") else 0
+
+
+def _maximum(timer: Timer, policy: RetryPolicy) -> int:
+    """Failed attempts after which the timer has failed. Without a due time of its own a ladder has one try for each
+    step; with one, the try at the due time comes on top."""
+    if policy.ladder_ms is None:
+        return policy.max_attempts
+    return len(policy.ladder_ms) + 1 - _ladder_offset(timer)
+
+
+def _backoff_ms(timer: Timer, policy: RetryPolicy, failures: int, rng: Random) -> int:
+    """The wait after the given number of failures. Exponential with equal jitter: half fixed, half drawn ("Exponential
+    Backoff And Jitter", AWS Architecture Blog, 2015), so that a herd spreads and yet nobody retries at once."""
+    chosen = timer.retry or policy
+    if chosen.ladder_ms is not None:
+        return chosen.ladder_ms[min(failures - 1 + _ladder_offset(timer), len(chosen.ladder_ms) - 1)]
+    base_ms, cap_ms = parse_ms(chosen.base), parse_ms(chosen.cap)
+    if chosen.backoff == "fixed":
+        return base_ms
+    # 2**40 ms is 34 years: beyond any cap, and the exponent stays bounded.
+    whole_ms = min(cap_ms, base_ms * 2 ** min(failures - 1, 40))
+    return whole_ms - rng.randint(0, whole_ms // 2) if chosen.jitter else whole_ms

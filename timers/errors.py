@@ -1,0 +1,104 @@
+"""Every error the package raises on purpose: one tree, each leaf with the caller's next step in its text.
+
+::
+
+    TimersError
+    ├── InvalidInput (ValueError)   the caller's data is wrong; `errors` names each bad field
+    ├── Refused                     the data is fine, the state of the timer is not
+    │   ├── NotFound
+    │   ├── AlreadyExists
+    │   ├── Running                 a run is in progress; it cannot be changed under its feet
+    │   ├── NotScheduled            the wanted change needs another status
+    │   ├── EditLocked              too close to due
+    │   ├── VersionMismatch         somebody else changed it first
+    │   └── NoProcessor             nothing serves the prefix
+    ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
+    └── ConfigurationError          a setting, a plugin or the server is unusable; names it
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class TimersError(Exception):
+    """Base of all errors of this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One bad field: its dotted path, what was given (shortened), and what would be accepted."""
+
+    field: str
+    value: str
+    accepted: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.value} is not accepted; expected {self.accepted}"
+
+
+_SHOWN_CHARACTERS = 80
+
+
+def shown(value: object) -> str:
+    """The value as it may appear in an error: its repr, shortened so that a huge input cannot flood a log."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+class InvalidInput(TimersError, ValueError):
+    """The caller's data is wrong. `errors` has at least one entry."""
+
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(str(error) for error in self.errors))
+
+    @classmethod
+    def of(cls, field: str, value: object, accepted: str) -> "InvalidInput":
+        """The common case: one bad field."""
+        return cls((FieldError(field, shown(value), accepted),))
+
+    def under(self, field: str) -> "InvalidInput":
+        """The same errors with their paths below `field`, for a value nested in a larger one."""
+        return InvalidInput(
+            [FieldError(f"{field}.{e.field}" if e.field else field, e.value, e.accepted) for e in self.errors]
+        )
+
+
+class Refused(TimersError):
+    """The request is well formed but the timer's state does not allow it."""
+
+
+class NotFound(Refused):
+    """No timer with that prefix and id."""
+
+
+class AlreadyExists(Refused):
+    """The identity is taken and the caller asked for an error in that case."""
+
+
+class Running(Refused):
+    """A run holds the timer's lease."""
+
+
+class NotScheduled(Refused):
+    """The change is possible only in another status."""
+
+
+class EditLocked(Refused):
+    """Due so soon that changes are no longer taken (`TIMERS_EDIT_LOCK`)."""
+
+
+class VersionMismatch(Refused):
+    """The caller's expected version is not the current one."""
+
+
+class NoProcessor(Refused):
+    """No processor serves the prefix."""
+
+
+class Unavailable(TimersError):
+    """Redis is away, overloaded or refuses writes. Nothing was half done; repeating is safe for a given id."""
+
+
+class ConfigurationError(TimersError):
+    """Something the operator set is unusable. The text names the setting and says what would work."""

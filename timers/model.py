@@ -1,0 +1,238 @@
+"""Owns what a timer *is*: its statuses, the allowed transitions, and the record as the program sees it. Pure, immutable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final
+
+from timers.durations import format_time, parse_ms, to_datetime
+from timers.spec import MissedPolicy, Repeat, RetryPolicy
+
+Json = Any
+"""A JSON value as Python's `json` gives it."""
+
+
+class Status(StrEnum):
+    """Where a timer is in its life."""
+
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    UNHANDLED = "unhandled"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        """True where nothing more happens unless somebody arms the timer again."""
+        return self not in (Status.SCHEDULED, Status.RUNNING)
+
+
+TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = MappingProxyType(
+    {
+        Status.SCHEDULED: frozenset({Status.SCHEDULED, Status.RUNNING, Status.CANCELLED, Status.UNHANDLED}),
+        Status.RUNNING: frozenset({Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED}),
+        Status.COMPLETED: frozenset({Status.SCHEDULED}),
+        Status.FAILED: frozenset({Status.SCHEDULED}),
+        Status.UNHANDLED: frozenset({Status.SCHEDULED}),
+        Status.CANCELLED: frozenset({Status.SCHEDULED}),
+    }
+)
+"""From a status to those it may change to. `running → running` is a rescue: another pod takes over a dead pod's run;
+`scheduled → scheduled` is a change by the caller."""
+
+HISTORY_LIMIT: Final = 50
+"""Entries a record keeps; older ones are dropped, and a marker in the oldest place says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's act."""
+
+    at_ms: int
+    status: Status
+    attempt: int
+    pod: str | None
+    note: str
+    lateness_ms: int | None = None
+
+    @property
+    def at(self) -> datetime:
+        """When, as an aware UTC datetime."""
+        return to_datetime(self.at_ms)
+
+    def to_json(self) -> dict[str, Json]:
+        """The entry as the API shows it."""
+        return {
+            "at": format_time(self.at_ms),
+            "status": self.status.value,
+            "attempt": self.attempt,
+            "pod": self.pod,
+            "note": self.note,
+            "lateness_ms": self.lateness_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who runs the timer now, and until when if nothing extends it."""
+
+    pod: str
+    expires_ms: int
+
+    @property
+    def expires_at(self) -> datetime:
+        """The end of the lease as an aware UTC datetime."""
+        return to_datetime(self.expires_ms)
+
+    def to_json(self) -> dict[str, Json]:
+        """The lease as the API shows it."""
+        return {"pod": self.pod, "expires_at": format_time(self.expires_ms)}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the engine itself remembers between runs; a caller never sets it.
+
+    `slot_ms` is the planned time of the current occurrence: `due_ms` moves with retries, the slot does not, so a
+    fixed rate cannot drift. `anchor_ms` and `step` give the slot as anchor + step × interval, so that the 31st stays
+    the 31st after a short month. `occurrences` counts the runs of a repeat against its `count`.
+    """
+
+    last_error: Mapping[str, Json] | None = None
+    slot_ms: int | None = None
+    anchor_ms: int | None = None
+    step: int = 0
+    occurrences: int = 0
+
+
+NO_PROGRESS: Final = Progress()
+
+
+@lru_cache(maxsize=1024)
+def _timeout_ms(value: str | int | float) -> int:
+    return parse_ms(value, "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """One timer as it was when it was read. Times are epoch milliseconds by the Redis server's clock (`…_ms`), with
+    the JSON's names (`due_at` …) as aware datetimes.
+
+    `wishes` is what the caller asked for, with the JSON's names and only what differs from the defaults.
+    """
+
+    prefix: str
+    id: str
+    status: Status
+    due_ms: int
+    version: int
+    token: int
+    attempt: int
+    failures: int
+    occurrence: int
+    created_ms: int
+    updated_ms: int
+    wishes: Mapping[str, Json] = field(default_factory=dict)
+    progress: Progress = NO_PROGRESS
+    lease: Lease | None = None
+    history: tuple[HistoryEntry, ...] = ()
+
+    @property
+    def payload(self) -> Json:
+        """What the caller gave to be handed to the processor."""
+        return self.wishes.get("payload")
+
+    @property
+    def retry(self) -> RetryPolicy | None:
+        """The timer's own retry policy; None means the processor's."""
+        value = self.wishes.get("retry")
+        return None if value is None else RetryPolicy.model_validate(value)
+
+    @property
+    def repeat(self) -> Repeat | None:
+        """The declared repeat, if any."""
+        value = self.wishes.get("repeat")
+        return None if value is None else Repeat.model_validate(value)
+
+    @property
+    def missed(self) -> MissedPolicy:
+        """What to do when it could not run in time."""
+        return MissedPolicy.parse(self.wishes.get("missed", "fire"))
+
+    @property
+    def timeout(self) -> str | int | float | None:
+        """Longest run as the caller wrote it; None means the processor's."""
+        value: str | int | float | None = self.wishes.get("timeout")
+        return value
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """Longest run in milliseconds; None means the processor's."""
+        return None if self.timeout is None else _timeout_ms(self.timeout)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Short labels to find the timer by."""
+        return tuple(self.wishes.get("tags", ()))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """String pairs the service keeps and does not read."""
+        value: Mapping[str, str] = self.wishes.get("metadata", {})
+        return value
+
+    @property
+    def last_error(self) -> Mapping[str, Json] | None:
+        """Why the newest failed attempt failed: `type`, `reason`, `detail`, `at`, `attempt`."""
+        return self.progress.last_error
+
+    @property
+    def due_at(self) -> datetime:
+        """When it is due."""
+        return to_datetime(self.due_ms)
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was first armed."""
+        return to_datetime(self.created_ms)
+
+    @property
+    def updated_at(self) -> datetime:
+        """When it last changed."""
+        return to_datetime(self.updated_ms)
+
+    @property
+    def key(self) -> str:
+        """`prefix:id`, unambiguous because a prefix has no colon."""
+        return f"{self.prefix}:{self.id}"
+
+    def to_json(self) -> dict[str, Json]:
+        """The timer as the HTTP API shows it."""
+        retry, repeat = self.retry, self.repeat
+        return {
+            "prefix": self.prefix,
+            "id": self.id,
+            "status": self.status.value,
+            "due_at": format_time(self.due_ms),
+            "payload": self.payload,
+            "repeat": None if repeat is None else repeat.to_json(),
+            "retry": None if retry is None else retry.to_json(),
+            "missed": self.missed.to_json(),
+            "timeout": self.timeout,
+            "tags": list(self.tags),
+            "metadata": dict(self.metadata),
+            "version": self.version,
+            "token": self.token,
+            "attempt": self.attempt,
+            "failures": self.failures,
+            "occurrence": self.occurrence,
+            "created_at": format_time(self.created_ms),
+            "updated_at": format_time(self.updated_ms),
+            "lease": None if self.lease is None else self.lease.to_json(),
+            "last_error": None if self.last_error is None else dict(self.last_error),
+            "history": [entry.to_json() for entry in self.history],
+        }

@@ -1,0 +1,184 @@
+"""Owns processors: the decorator, what a processor is given, and the registry that finds one by the longest prefix."""
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import update_wrapper
+from importlib.metadata import entry_points
+from typing import Any, Final, Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from timers.durations import parse_ms
+from timers.errors import ConfigurationError, NoProcessor
+from timers.model import Timer
+from timers.outcome import Done, Rearm
+from timers.spec import DurationInput, NewTimer, RetryPolicy, check_prefix
+
+ENTRY_POINT_GROUP: Final = "timers.processors"
+BUILT_IN: Final = ("processors.send_message", "processors.log")
+
+Result = Rearm | Done | None
+"""What a processor returns: None or Done for done, Rearm to arm its own key again."""
+
+
+class Timers(Protocol):
+    """What a processor can do with other timers; `timers.TimerClient` is one."""
+
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...  # noqa: A002 (the JSON's name)
+
+    async def arm(self, new: NewTimer) -> Timer: ...
+
+    async def get(self, prefix: str, id: str) -> Timer: ...  # noqa: A002
+
+    async def cancel(self, prefix: str, id: str) -> Timer: ...  # noqa: A002
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a run knows beside its timer.
+
+    `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
+    act twice. `idempotency_key` (`prefix:id:occurrence`) is the same on every try. `deadline` is when the run times
+    out, None if never.
+    """
+
+    token: int
+    idempotency_key: str
+    deadline: datetime | None
+    log: FilteringBoundLogger
+    timers: Timers
+
+
+Function = Callable[[Timer, Context], Awaitable[Result] | Result]
+
+
+@dataclass(frozen=True, eq=False)
+class Processor:
+    """A function that serves every timer whose prefix starts with `prefix`. Calling it calls the function."""
+
+    prefix: str
+    function: Function
+    retry: RetryPolicy = RetryPolicy()
+    timeout_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        update_wrapper(self, self.function)
+
+    def __call__(self, timer: Timer, context: Context) -> Awaitable[Result] | Result:
+        return self.function(timer, context)
+
+    @property
+    def is_async(self) -> bool:
+        """False for a plain `def`, which runs in a thread."""
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for errors and listings."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
+
+def processor(
+    prefix: str,
+    *,
+    retry: RetryPolicy | Mapping[str, Any] | None = None,
+    timeout: DurationInput | None = None,
+) -> Callable[[Function], Processor]:
+    """Make the function below a processor of `prefix` and of every longer prefix that starts with it.
+
+    Raises InvalidInput for a bad prefix, retry policy or timeout. The function is not registered anywhere: a registry
+    finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
+    """
+    policy = retry if isinstance(retry, RetryPolicy) else RetryPolicy.parse(dict(retry or {}))
+    timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)
+    checked = check_prefix(prefix)
+
+    def wrap(function: Function) -> Processor:
+        return Processor(checked, function, policy, timeout_ms)
+
+    return wrap
+
+
+class Registry:
+    """The processors of one pod. `only` limits them to prefixes that start with one of its members (`TIMERS_PREFIXES`)."""
+
+    def __init__(self, processors: Iterable[Processor], only: Iterable[str] = ()) -> None:
+        self._by_prefix: dict[str, Processor] = {}
+        self._only = tuple(only)
+        self._known: dict[str, Processor | None] = {}
+        for found in processors:
+            self._add(found)
+
+    def _add(self, added: Processor) -> None:
+        present = self._by_prefix.setdefault(added.prefix, added)
+        if present is not added:
+            raise ConfigurationError(
+                f"two processors for the prefix {added.prefix!r}: {present.origin} and {added.origin}; remove one"
+            )
+
+    def match(self, prefix: str) -> Processor | None:
+        """The processor with the longest prefix that `prefix` starts with; None if this pod does not serve it."""
+        if prefix not in self._known:
+            # A stranger could invent prefixes without end: the cache is dropped, not grown, beyond a bound.
+            if len(self._known) >= 100_000:
+                self._known.clear()
+            self._known[prefix] = self._search(prefix)
+        return self._known[prefix]
+
+    def _search(self, prefix: str) -> Processor | None:
+        if self._only and not prefix.startswith(self._only):
+            return None
+        lengths = range(len(prefix), 0, -1)
+        return next((p for n in lengths if (p := self._by_prefix.get(prefix[:n])) is not None), None)
+
+    def require(self, prefix: str) -> Processor:
+        """As `match`; raises NoProcessor instead of None."""
+        found = self.match(prefix)
+        if found is None:
+            raise NoProcessor(f"no processor serves the prefix {prefix!r}; there are: {', '.join(self.prefixes) or 'none'}")
+        return found
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes the processors were declared with, sorted."""
+        return tuple(sorted(self._by_prefix))
+
+    @property
+    def processors(self) -> tuple[Processor, ...]:
+        """The processors, sorted by prefix."""
+        return tuple(self._by_prefix[prefix] for prefix in self.prefixes)
+
+
+def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:
+    """The built-in processors, the installed entry points, and those at `paths` (`package.module` or
+    `package.module:object`). Raises ConfigurationError naming the path that cannot be loaded."""
+    found: dict[int, Processor] = {}
+    for path in (*BUILT_IN, *paths):
+        found |= {id(p): p for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        found |= {id(p): p for p in _at(point.value, f"the entry point {point.name!r} is {point.value!r}")}
+    return Registry(found.values(), only)
+
+
+def _at(path: str, named: str) -> list[Processor]:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(f"{named}, which cannot be imported: {type(error).__name__}: {error}") from error
+    if not attribute:
+        return _in_module(module, named)
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Processor):
+        raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
+    return [found]
+
+
+def _in_module(module: object, named: str) -> list[Processor]:
+    found = [value for value in vars(module).values() if isinstance(value, Processor)]
+    if not found:
+        raise ConfigurationError(f"{named}, which has no function with the decorator @processor")
+    return found
