@@ -1,0 +1,158 @@
+"""Owns cron: which expressions and zones are taken, and the next time of an expression in a zone.
+
+The fields are read and matched by `cronsim`, on wall times without a zone. From wall time to instant the rules of
+Debian's cron(8) hold, worked out here on the zone's own changes of offset:
+
+* A fixed time (neither minute nor hour starts with `*`) runs once for each of its wall times. Where clocks go forward
+  and it is left out, it runs in the first minute after the gap; where clocks go back, at the first of the two.
+* Anything else is an interval and runs through: at every instant whose wall time matches, so not at all in a gap and
+  in both of two equal hours.
+"""
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from cronsim import CronSim, CronSimError
+from whenever import Instant, PlainDateTime, TimeZoneNotFoundError, ZonedDateTime
+
+from timers.errors import InvalidInput
+
+_MACROS: Final = MappingProxyType(
+    {
+        "@hourly": "0 * * * *",
+        "@daily": "0 0 * * *",
+        "@midnight": "0 0 * * *",
+        "@weekly": "0 0 * * 0",
+        "@monthly": "0 0 1 * *",
+        "@yearly": "0 0 1 1 *",
+        "@annually": "0 0 1 1 *",
+    }
+)
+CRON_FORMS: Final = (
+    "five cron fields (minute, hour, day of month, month, day of week) such as 0 9 * * MON-FRI, "
+    f"or one of {', '.join(_MACROS)}"
+)
+TIMEZONE_FORMS: Final = "an IANA time zone such as Europe/Berlin or UTC"
+
+_MAX_CHARACTERS: Final = 256  # all sixty minutes as a list are 169
+_MAX_ZONE_CHARACTERS: Final = 64
+_SECOND: Final = timedelta(seconds=1)
+_MINUTE: Final = timedelta(minutes=1)
+_MS: Final = timedelta(milliseconds=1)
+_ANY_START: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall time, on purpose without a zone
+# Files beside the zones, and their copies with other clocks: names of a machine, not of a place.
+_NOT_A_PLACE: Final = frozenset({"localtime", "posixrules", "Factory"})
+_COPIES: Final = ("posix/", "right/")
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression in an IANA zone, as `parse` makes it. Equal when both texts are."""
+
+    expression: str
+    timezone: str
+    _fields: CronSim = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, expression: object, timezone: object = "UTC", field: str = "cron") -> "Cron":
+        """Reads five fields (names, lists, ranges, steps, `L`, `LW`, `MON#2`, `5L`) or a name such as `@daily`.
+
+        Raises `InvalidInput` for `field` (six fields, a value out of range, a date that never comes) or for the
+        `timezone` beside it.
+        """
+        if not isinstance(expression, str) or len(expression) > _MAX_CHARACTERS:
+            raise InvalidInput.of(field, expression, CRON_FORMS)
+        text = " ".join(expression.split())
+        try:
+            fields = _read(text)
+        except CronSimError as error:
+            raise InvalidInput.of(field, expression, f"{CRON_FORMS}; here: {str(error).lower()}") from None
+        parent, dot, _ = field.rpartition(".")
+        return cls(text, parse_timezone(timezone, f"{parent}{dot}timezone"), fields)
+
+    def next_after(self, at_ms: int) -> int:
+        """Epoch ms of the first run strictly later than `at_ms`, on a whole minute."""
+        start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(self.timezone)
+        minute, hour = self._fields.parts[1:3]
+        if minute.startswith("*") or hour.startswith("*"):
+            return self._next_of_interval(start)
+        return self._next_fixed(start)
+
+    def _next_fixed(self, start: ZonedDateTime) -> int:
+        """Wall times in order give instants in order, so the first that is late enough is the answer.
+
+        In the second of two equal hours the next wall time may have its instant, the first, in the past.
+        """
+        at_ms = _epoch_ms(start)
+        return next(ms for wall in self._walls_after(_wall(start)) if (ms := _first_ms(wall, self.timezone)) > at_ms)
+
+    def _next_of_interval(self, start: ZonedDateTime) -> int:
+        """Goes from change to change of the zone's offset: between two, wall time and instants differ by a constant."""
+        at_ms, wall = _epoch_ms(start), _wall(start)
+        match = next(self._walls_after(wall))
+        turn = start.next_transition()
+        while turn and at_ms + (match - wall) // _MS >= _epoch_ms(turn):
+            just_before = _wall(turn) - _SECOND  # on the clock after the turn: the turn itself may match
+            if not wall <= just_before < match:
+                match = next(self._walls_after(just_before))
+            at_ms, wall = _epoch_ms(turn) - 1000, just_before
+            turn = turn.next_transition()
+        return at_ms + (match - wall) // _MS
+
+    def _walls_after(self, wall: datetime) -> Iterator[datetime]:
+        """The matching wall times after `wall`, without end.
+
+        cronsim gives up after 50 years. `_read` has seen one match, and the rarest dates, a 29 February on one day of
+        the week, are at most 40 years apart.
+        """
+        walk = copy(self._fields)
+        walk.dt = wall.replace(microsecond=0)
+        return walk
+
+
+def parse_timezone(value: object, field: str = "timezone") -> str:
+    """The IANA name in its own spelling (`europe/berlin` is `Europe/Berlin`). Raises `InvalidInput` for `field`."""
+    if not isinstance(value, str) or len(value) > _MAX_ZONE_CHARACTERS:
+        raise InvalidInput.of(field, value, TIMEZONE_FORMS)
+    try:
+        name = Instant.from_timestamp(0).to_tz(value).tz_id
+    except TimeZoneNotFoundError:
+        name = None
+    if name is None or name in _NOT_A_PLACE or name.startswith(_COPIES):
+        raise InvalidInput.of(field, value, TIMEZONE_FORMS)
+    return name
+
+
+@lru_cache(maxsize=1024)  # a repeat is read again at every occurrence
+def _read(text: str) -> CronSim:
+    """The fields, never advanced: who walks them walks a copy."""
+    expanded = _MACROS.get(text.lower(), text)
+    if len(expanded.split()) != 5:
+        raise CronSimError("Wrong number of fields")
+    fields = CronSim(expanded, _ANY_START)
+    if next(copy(fields), None) is None:
+        raise CronSimError("A date that never comes")
+    return fields
+
+
+def _epoch_ms(moment: ZonedDateTime) -> int:
+    return moment.timestamp(unit="millisecond")
+
+
+def _wall(moment: ZonedDateTime) -> datetime:
+    return moment.to_plain().to_stdlib()
+
+
+def _first_ms(wall: datetime, timezone: str) -> int:
+    """The earliest instant that shows this wall time; if a gap has swallowed it, the first whole minute after that."""
+    while True:
+        plain = PlainDateTime(wall)
+        moment = plain.assume_tz(timezone, disambiguation="earlier")
+        if moment.to_plain() == plain:
+            return _epoch_ms(moment)
+        wall += _MINUTE
