@@ -13,8 +13,8 @@ import socket
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import SplitResult, urlencode, urlsplit
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import SplitResult, urlsplit
 
 from dotenv import dotenv_values
 from pydantic import (
@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from timers.durations import DAY_MS, parse_ms
-from timers.errors import ConfigurationError, FieldError, shown
+from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 from timers.spec import PREFIX_RULE, check_prefix
 
 Role = Literal["api", "worker"]
@@ -47,6 +47,10 @@ def _listed(value: object) -> object:
     if not isinstance(value, str):
         return value
     return [part for part in (piece.strip() for piece in value.split(",")) if part]
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
 def _milliseconds(value: object) -> object:
@@ -82,7 +86,7 @@ def _check_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check_addresses(parts: SplitResult) -> bool:
-    """Whether the network part is hosts with ports, as `host`, `host:6379`, or for Sentinel and cluster several of them."""
+    """Whether the network part is a `host` or `host:6379`, for Sentinel and cluster also several with commas."""
     hosts = parts.netloc.rpartition("@")[2].split(",")
     several = parts.scheme in {"redis+sentinel", "redis+cluster"}
     return (several or len(hosts) == 1) and all(_is_address(host) for host in hosts)
@@ -125,9 +129,168 @@ def _check_signing_secrets(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...
 
 def redacted(url: str) -> str:
     """The URL as it may be shown: passwords, before the host and in the query, are `***`."""
-    parts = urlsplit(url)
-    account, at, hosts = parts.netloc.rpartition("@")
-    user, colon, _ = account.partition(":")
-    netloc = f"{user}:***@{hosts}" if colon else f"{account}{at}{hosts}"
-    query = re.sub(r"(?i)([^&=]*pass[^&=]*=)[^&]*", r"\1***", parts.query)
-    return parts._replace(netloc=netloc, query=query).geturl()
+    shown_account = re.sub(r"//([^/?#@:]*):.*@", r"//\1:***@", url)
+    return re.sub(r"(?i)([?&][^&=]*pass[^&=]*=)[^&]*", r"\1***", shown_account)
+
+
+def _pod_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()).strip("-.")[:60]
+    return f"{host or 'pod'}-{secrets.token_hex(3)}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
+
+
+class Settings(BaseModel):
+    """One pod's settings, checked and immutable. Building one reads nothing from outside; `load_settings` does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    redis_url: Annotated[str, AfterValidator(_check_redis_url)] | None = Field(
+        default=None,
+        repr=False,
+        description=f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
+        f"({', '.join(f'{scheme}://' for scheme in _REDIS_SCHEMES)})",
+    )
+    """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
+    roles: Annotated[frozenset[Role], BeforeValidator(_listed), Field(min_length=1)] = Field(
+        default=frozenset({"api", "worker"}), description="api, worker, or both with a comma"
+    )
+    http_host: str = Field(
+        default="127.0.0.1", pattern=r"^[A-Za-z0-9.:_%-]+$", description="an address or name to listen on"
+    )
+    http_port: int = Field(default=8080, ge=0, le=65_535, description="a port from 0 (any free one) to 65535")
+    processors: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
+        BeforeValidator(_listed),
+    ] = Field(default=(), description="package.module or package.module:object, several with commas")
+    prefixes: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_check_prefixes)] = Field(
+        default=(), description=f"{PREFIX_RULE}, several with commas"
+    )
+    """Empty: all that this pod has a processor for."""
+    shards: int | None = Field(default=None, ge=1, le=MAX_SHARDS, description=f"a whole number from 1 to {MAX_SHARDS}")
+    """None: 1 on a standalone server, 64 on a cluster."""
+    shard_subset: Annotated[tuple[int, ...], BeforeValidator(_shard_numbers)] = Field(
+        default=(), description=f"shard numbers from 0 to {MAX_SHARDS - 1} and ranges of them, as in 0-15,20"
+    )
+    """Ascending; empty: all."""
+    concurrency: int = Field(default=1000, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
+    lease_ms: Milliseconds = _duration("30s", minimum_ms=100, maximum_ms=DAY_MS)
+    retention_ms: Milliseconds = _duration("14d")
+    edit_lock_ms: Milliseconds = _duration("0s")
+    drain_timeout_ms: Milliseconds = _duration("25s")
+    adopt_every_ms: Milliseconds = _duration("10s", minimum_ms=10)
+    sweep_every_ms: Milliseconds = _duration("1s", minimum_ms=10)
+    ledger_url: Annotated[str, AfterValidator(_check_ledger_url)] | None = Field(
+        default=None, repr=False, description="sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/database"
+    )
+    """Confidential; show `redacted_ledger_url` instead."""
+    api_keys: SecretStr | None = Field(default=None, description="API keys, hashed")
+    """The text as it was given; the API's authentication reads it."""
+    signing_secrets: Annotated[
+        tuple[SecretStr, ...], BeforeValidator(_listed), AfterValidator(_check_signing_secrets)
+    ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")
+    insecure: bool = Field(default=False, description="1 or 0")
+    log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
+    """None: console on a terminal, else json."""
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
+        default="info", description="debug, info, warning, error or critical"
+    )
+    data_dir: Path = Field(default=Path(".timers"), description="a folder")
+    outbox: Path = Field(default_factory=lambda fields: fields["data_dir"] / "outbox", description="a folder")
+    """Where the local transport of the send-message processor puts what it would send."""
+    server_binary: Path | None = Field(default=None, description="the path of a redis-server or valkey-server binary")
+    pod: str = Field(
+        default_factory=_pod_name,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$",
+        description="a name of up to 100 letters, digits, '_', '.' and '-'",
+    )
+
+    @property
+    def redacted_redis_url(self) -> str | None:
+        return redacted(self.redis_url) if self.redis_url else None
+
+    @property
+    def redacted_ledger_url(self) -> str | None:
+        return redacted(self.ledger_url) if self.ledger_url else None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.shards and self.shard_subset and self.shard_subset[-1] >= self.shards:
+            raise InvalidInput.of(
+                "shard_subset", self.shard_subset[-1], f"numbers below TIMERS_SHARDS, which is {self.shards}"
+            )
+        guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
+        if "api" in self.roles and not guarded:
+            raise InvalidInput.of(
+                "http_host",
+                self.http_host,
+                "127.0.0.1 as long as neither TIMERS_API_KEYS nor TIMERS_SIGNING_SECRETS is set; "
+                "TIMERS_INSECURE=1 opens the API to everyone who can reach it",
+            )
+        return self
+
+
+def _setting_name(field: str) -> str:
+    return _NAME_PREFIX + field.removesuffix("_ms").upper()
+
+
+_FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}
+SETTING_NAMES: Final = tuple(_FIELDS)
+
+
+def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> Settings:
+    """The settings of this process: what `environ` (the process's own if None) has, then `env_file`, then the defaults.
+
+    An empty value counts as not set. A command line option that stands for a setting is put into a copy of the
+    environment, so that it is checked the same way. Raises ConfigurationError: one line that names each bad setting,
+    its value unless it is confidential, and what would be accepted.
+    """
+    given = {**_read_env_file(env_file), **(os.environ if environ is None else environ)}
+    ours = {name: value for name, value in given.items() if name.startswith(_NAME_PREFIX) and value}
+    _refuse_unknown(ours)
+    try:
+        return Settings.model_validate({_FIELDS[name]: value for name, value in ours.items()})
+    except ValidationError as error:
+        # Without its cause, which holds the values.
+        raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, ours)))) from None
+
+
+def _read_env_file(path: Path) -> dict[str, str]:
+    try:
+        if not path.is_file():
+            return {}
+        return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _FIELDS:
+            # Without what all names share, which would make every name look close.
+            rests = [known.removeprefix(_NAME_PREFIX) for known in SETTING_NAMES]
+            close = difflib.get_close_matches(name.removeprefix(_NAME_PREFIX), rests, n=1)
+            hint = (
+                f"did you mean {_NAME_PREFIX}{close[0]}?" if close else f"the settings are {', '.join(SETTING_NAMES)}"
+            )
+            raise ConfigurationError(f"{shown(name)} is not a setting; {hint}")
+
+
+def _complaints(error: ValidationError, given: Mapping[str, str]) -> Iterable[str]:
+    for item in error.errors(include_url=False, include_input=False):
+        field = str(item["loc"][0]) if item["loc"] else ""
+        name = _setting_name(field)
+        if not field:
+            found: InvalidInput = item["ctx"]["error"]
+            yield from (str(FieldError(_setting_name(e.field), e.value, e.accepted)) for e in found.errors)
+        elif name in given:  # a default that waits for a refused value is no fault of its own
+            value = "the given value" if field in _CONFIDENTIAL else shown(given[name])
+            yield str(FieldError(name, value, Settings.model_fields[field].description or ""))

@@ -1,0 +1,310 @@
+"""Every setting: its default, what it accepts, and the one line that refuses the rest without showing a secret."""
+
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from timers.errors import ConfigurationError
+from timers.settings import SETTING_NAMES, Settings, load_settings
+
+NO_FILE = Path("no-such-env-file")
+SECRET = "whsec_" + b64encode(b"0123456789abcdefghijklmnop").decode()
+
+
+def load(**environ: str) -> Settings:
+    return load_settings({f"TIMERS_{name}": value for name, value in environ.items()}, NO_FILE)
+
+
+def refusal(**environ: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(**environ)
+    assert caught.value.__suppress_context__ or caught.value.__cause__ is None
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_the_names_are_those_of_the_public_contract() -> None:
+    assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
+        *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "PREFIXES", "SHARDS", "SHARD_SUBSET"),
+        *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY", "SWEEP_EVERY"),
+        *("LEDGER_URL", "API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
+        *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
+    }
+
+
+def test_defaults() -> None:
+    settings = load()
+    pod, given = settings.pod, settings.model_dump(exclude={"pod"})
+    assert pod
+    assert given == {
+        "redis_url": None,
+        "roles": frozenset({"api", "worker"}),
+        "http_host": "127.0.0.1",
+        "http_port": 8080,
+        "processors": (),
+        "prefixes": (),
+        "shards": None,
+        "shard_subset": (),
+        "concurrency": 1000,
+        "lease_ms": 30_000,
+        "retention_ms": 14 * 86_400_000,
+        "edit_lock_ms": 0,
+        "drain_timeout_ms": 25_000,
+        "adopt_every_ms": 10_000,
+        "sweep_every_ms": 1_000,
+        "ledger_url": None,
+        "api_keys": None,
+        "signing_secrets": (),
+        "insecure": False,
+        "log_format": None,
+        "log_level": "info",
+        "data_dir": Path(".timers"),
+        "outbox": Path(".timers/outbox"),
+        "server_binary": None,
+    }
+
+
+def test_each_pod_has_its_own_name() -> None:
+    assert load().pod != load().pod
+    assert load(POD="pod-7").pod == "pod-7"
+
+
+def test_values_arrive_in_their_types() -> None:
+    settings = load(
+        ROLES="worker",
+        HTTP_PORT="0",
+        PROCESSORS="shop.timers, shop.mail:send",
+        PREFIXES="send-message,web.hook",
+        SHARDS="32",
+        SHARD_SUBSET="0-3, 20,2",
+        CONCURRENCY="5",
+        LEASE="90s",
+        RETENTION="0",
+        EDIT_LOCK="2m",
+        ADOPT_EVERY="250ms",
+        SWEEP_EVERY="0.5",
+        LOG_LEVEL="WARNING",
+        DATA_DIR="/srv/timers",
+        INSECURE="1",
+    )
+    assert settings.roles == {"worker"}
+    assert settings.http_port == 0
+    assert settings.processors == ("shop.timers", "shop.mail:send")
+    assert settings.prefixes == ("send-message", "web.hook")
+    assert settings.shards == 32
+    assert settings.shard_subset == (0, 1, 2, 3, 20)
+    assert settings.concurrency == 5
+    assert (settings.lease_ms, settings.retention_ms, settings.edit_lock_ms) == (90_000, 0, 120_000)
+    assert (settings.adopt_every_ms, settings.sweep_every_ms) == (250, 500)
+    assert settings.log_level == "warning"
+    assert settings.outbox == Path("/srv/timers/outbox")
+    assert settings.insecure
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("ROLES", "api,boss", "api, worker"),
+        ("ROLES", ",", "api, worker"),
+        ("HTTP_HOST", "a b", "address or name"),
+        ("HTTP_PORT", "65536", "a port from 0"),
+        ("HTTP_PORT", "http", "a port from 0"),
+        ("PROCESSORS", "shop/timers.py", "package.module:object"),
+        ("PREFIXES", "send-message,Wrong", "a prefix like"),
+        ("PREFIXES", "timers", "a prefix like"),
+        ("SHARDS", "0", "from 1 to 1024"),
+        ("SHARDS", "1025", "from 1 to 1024"),
+        ("SHARD_SUBSET", "3-1", "0-15,20"),
+        ("SHARD_SUBSET", "1024", "0-15,20"),
+        ("SHARD_SUBSET", "all", "0-15,20"),
+        ("SHARD_SUBSET", "1,,2", "0-15,20"),
+        ("CONCURRENCY", "0", "a whole number from 1"),
+        ("CONCURRENCY", "1.5", "a whole number from 1"),
+        ("LEASE", "soon", "a duration like 250ms"),
+        ("LEASE", "0", "from 100 ms"),
+        ("RETENTION", "-1s", "a duration like 250ms"),
+        ("RETENTION", "P1M", "a duration like 250ms"),
+        ("EDIT_LOCK", "nan", "a duration like 250ms"),
+        ("SWEEP_EVERY", "0s", "from 10 ms"),
+        ("INSECURE", "maybe", "1 or 0"),
+        ("LOG_FORMAT", "xml", "console or json"),
+        ("LOG_LEVEL", "loud", "debug, info"),
+        ("POD", "pod 7", "a name of up to 100"),
+    ],
+)
+def test_an_impossible_value_is_refused_with_name_value_and_rule(name: str, value: str, accepted: str) -> None:
+    line = refusal(**{name: value})
+    assert line.startswith(f"TIMERS_{name}: {value!r} is not accepted; expected ")
+    assert accepted in line
+
+
+def test_all_bad_settings_are_named_at_once() -> None:
+    line = refusal(HTTP_PORT="x", LEASE="y")
+    assert "TIMERS_HTTP_PORT" in line
+    assert "TIMERS_LEASE" in line
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:6379/5",
+        "redis://localhost",
+        "redis://[::1]:6379/0",
+        "rediss://user:pass@redis.example:6380/1?ssl_cert_reqs=required",
+        "unix:///run/redis.sock?db=3",
+        "redis+sentinel://:pass@one:26379,two:26379/mymaster/2",
+        "redis+cluster://one:7000,two:7001",
+    ],
+)
+def test_redis_urls_that_are_accepted(url: str) -> None:
+    assert load(REDIS_URL=url).redis_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:6379",
+        "http://localhost:6379",
+        "redis://",
+        "redis://localhost:port",
+        "redis://localhost:0",
+        "redis://localhost/five",
+        "redis://one,two/0",
+        "redis+sentinel://one:26379",
+        "unix://",
+        "redis://user:pa/sword@localhost/0",
+        "redis://1:2/sword@localhost/0",
+        "redis://localhost/0#sword",
+    ],
+)
+def test_redis_urls_that_are_refused(url: str) -> None:
+    line = refusal(REDIS_URL=url)
+    assert line.startswith("TIMERS_REDIS_URL: the given value is not accepted; expected ")
+    assert "redis+sentinel://" in line
+    assert "sword" not in line
+
+
+def test_a_ledger_needs_an_asynchronous_driver() -> None:
+    assert load(LEDGER_URL="sqlite+aiosqlite:///ledger.db").ledger_url == "sqlite+aiosqlite:///ledger.db"
+    assert "postgresql+asyncpg" in refusal(LEDGER_URL="postgresql://me:sword@host/db")
+    assert "sword" not in refusal(LEDGER_URL="postgresql://me:sword@host/db")
+
+
+def test_signing_secrets_may_be_several_for_rotation() -> None:
+    given = load(SIGNING_SECRETS=f"{SECRET}, {SECRET}").signing_secrets
+    assert [secret.get_secret_value() for secret in given] == [SECRET, SECRET]
+
+
+@pytest.mark.parametrize("bad", ["sword", "whsec_sword", "whsec_c3dvcmQ="])
+def test_a_bad_signing_secret_is_refused_unseen(bad: str) -> None:
+    line = refusal(SIGNING_SECRETS=f"{SECRET},{bad}")
+    assert line.startswith("TIMERS_SIGNING_SECRETS: the given value")
+    assert bad not in line
+    assert SECRET not in line
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    settings = load(
+        REDIS_URL="rediss://user:hid@host:1/0?ssl_password=hid&db=0",
+        LEDGER_URL="postgresql+asyncpg://user:hi@d@host/db",
+        API_KEYS="hidden",
+        SIGNING_SECRETS=SECRET,
+    )
+    shown = f"{settings!r} {settings} {settings.redacted_redis_url} {settings.redacted_ledger_url}"
+    assert "hi" not in shown
+    assert SECRET not in shown
+    assert settings.redacted_redis_url == "rediss://user:***@host:1/0?ssl_password=***&db=0"
+    assert settings.redacted_ledger_url == "postgresql+asyncpg://user:***@host/db"
+    assert load().redacted_redis_url is None
+
+
+def test_errors_of_a_direct_construction_hide_the_values_too() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(redis_url="http://user:sword@host")
+    assert "sword" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("REDIS_ULR", "did you mean TIMERS_REDIS_URL?"),
+        ("LEASE_MS", "did you mean TIMERS_LEASE?"),
+        ("XYZZY", "the settings are TIMERS_REDIS_URL, "),
+    ],
+)
+def test_an_unknown_name_is_refused(name: str, hint: str) -> None:
+    assert refusal(**{name: "1"}).startswith(f"'TIMERS_{name}' is not a setting; {hint}")
+
+
+def test_an_empty_value_is_the_default() -> None:
+    assert load(REDIS_URL="", HTTP_PORT="").http_port == 8080
+
+
+def test_other_programs_variables_are_ignored() -> None:
+    assert load_settings({"PATH": "/bin", "TIMERS_HTTP_PORT": "1", "XTIMERS_Y": "z"}, NO_FILE).http_port == 1
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("# comment\nTIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY='7'\nOTHER=x\nTIMERS_POD=${HOME}\n")
+    assert (
+        refused_in(file, {})
+        == "TIMERS_POD: '${HOME}' is not accepted; expected a name of up to 100 letters, digits, '_', '.' and '-'"
+    )
+    settings = load_settings({"TIMERS_HTTP_PORT": "2", "TIMERS_POD": "p"}, file)
+    assert (settings.http_port, settings.concurrency) == (2, 7)
+
+
+def refused_in(file: Path, environ: dict[str, str]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(environ, file)
+    return str(caught.value)
+
+
+def test_the_file_is_checked_for_unknown_names(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("TIMERS_HTTP_PROT=1\n")
+    assert "did you mean TIMERS_HTTP_PORT?" in refused_in(file, {})
+
+
+def test_an_undecodable_file_is_one_clear_line(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_bytes(b"TIMERS_POD=\xff\n")
+    assert refused_in(file, {}).startswith(f"{file} cannot be read: ")
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMERS_CONCURRENCY", "3")
+    (tmp_path / ".env").write_text("TIMERS_POD=from-file")
+    settings = load_settings()
+    assert (settings.concurrency, settings.pod) == (3, "from-file")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_an_open_api_may_listen_on_loopback(host: str) -> None:
+    assert load(HTTP_HOST=host).http_host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "timers.example"])
+def test_an_open_api_may_not_listen_elsewhere(host: str) -> None:
+    line = refusal(HTTP_HOST=host)
+    assert line.startswith(f"TIMERS_HTTP_HOST: {host!r} is not accepted; expected 127.0.0.1")
+    assert "TIMERS_API_KEYS" in line
+    assert "TIMERS_INSECURE=1" in line
+
+
+@pytest.mark.parametrize(
+    "also", [{"API_KEYS": "k"}, {"SIGNING_SECRETS": SECRET}, {"INSECURE": "1"}, {"ROLES": "worker"}]
+)
+def test_what_lets_the_api_listen_elsewhere(also: dict[str, str]) -> None:
+    assert load(HTTP_HOST="0.0.0.0", **also).http_host == "0.0.0.0"
+
+
+def test_a_subset_must_lie_within_the_shards() -> None:
+    assert load(SHARDS="4", SHARD_SUBSET="0-3").shard_subset == (0, 1, 2, 3)
+    line = refusal(SHARDS="4", SHARD_SUBSET="0-4")
+    assert line == "TIMERS_SHARD_SUBSET: 4 is not accepted; expected numbers below TIMERS_SHARDS, which is 4"
