@@ -1,0 +1,97 @@
+"""Owns how logs look: one line per event on stderr, from structlog and from the standard library alike.
+
+Console for people, JSON for machines. Times are ISO 8601 in UTC. Whatever a value holds, it cannot start a line of its
+own or steer a terminal. An exception is data: type, text and frames, without local variables, which may hold secrets.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Literal, cast
+
+import structlog
+from structlog.processors import ExceptionRenderer, JSONRenderer, TimeStamper
+from structlog.stdlib import ExtraAdder, LoggerFactory, ProcessorFormatter, add_log_level, add_logger_name
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+_FRAMES_KEPT = 20
+_FRAMES_ON_CONSOLE = 4
+
+
+def configure(
+    format: Literal["console", "json"] | None = None,  # noqa: A002 (the setting's own word)
+    level: str = "info",
+) -> None:
+    """Sends all logs of at least `level` to stderr. Without a format: console if stderr is a terminal, else JSON."""
+    console = format == "console" or (format is None and sys.stderr.isatty())
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*_common(), ProcessorFormatter.wrap_for_formatter],
+        logger_factory=LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        cache_logger_on_first_use=True,
+    )
+    _take_over_standard_library(_console() if console else _json(), threshold)
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """A logger for a module, as in `log.info("claimed", prefix=prefix, id=id)`. May be made before `configure`."""
+    return cast("FilteringBoundLogger", structlog.get_logger(name))
+
+
+def _common() -> list[Processor]:
+    """What both structlog's events and the standard library's records go through."""
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_logger_name,
+        add_log_level,
+        TimeStamper(fmt="iso", utc=True),
+        ExceptionRenderer(ExceptionDictTransformer(show_locals=False, max_frames=_FRAMES_KEPT, use_rich=False)),
+    ]
+
+
+def _json() -> list[Processor]:
+    # json escapes every control character, and with ASCII alone the separators of Unicode too.
+    return [ProcessorFormatter.remove_processors_meta, JSONRenderer(ensure_ascii=True)]
+
+
+def _console() -> list[Processor]:
+    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+    return [ProcessorFormatter.remove_processors_meta, _shorten_exception, _escape, renderer]
+
+
+def _take_over_standard_library(renderers: list[Processor], threshold: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(ProcessorFormatter(processors=renderers, foreign_pre_chain=[*_common(), ExtraAdder()]))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+    logging.captureWarnings(capture=True)
+
+
+def _shorten_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """The chain of exceptions as one text, each with its innermost frames, innermost first."""
+    stacks = event.pop("exception", None)
+    if isinstance(stacks, list):
+        event["error"] = " <- ".join(_one_exception(stack) for stack in stacks)
+    return event
+
+
+def _one_exception(stack: EventDict) -> str:
+    frames = [f"{Path(f['filename']).name}:{f['lineno']} in {f['name']}" for f in reversed(stack["frames"])]
+    place = " < ".join(frames[:_FRAMES_ON_CONSOLE])
+    return f"{stack['exc_type']}: {stack['exc_value']}" + (f" ({place})" if place else "")
+
+
+def _escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    return {key: _printable(value if isinstance(value, str) else repr(value)) for key, value in event.items()}
+
+
+def _printable(text: str) -> str:
+    """The text with what is no visible character or space (controls, line ends, direction marks) as `\\n`, `\\x1b` …"""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
