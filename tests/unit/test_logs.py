@@ -42,9 +42,9 @@ def event(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def fail_deeply(password: str) -> None:
+def fail_deeply(password: str) -> int:
     try:
-        raise KeyError("first")
+        return len({}["first"])
     except KeyError as error:
         raise ValueError("no\nsuch thing") from error
 
