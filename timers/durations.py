@@ -117,8 +117,10 @@ class Duration:
         if not (self.months or self.days):
             return at_ms + self.ms
         start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(timezone)
-        day = start.add(months=self.months, days=self.days, disambiguation="compatible")
-        return day.timestamp(unit="millisecond") + self.ms
+        # Without the zone, as a zoned time keeps its offset where it can: in the doubled hour of autumn the answer would
+        # then hang on the season of the start.
+        moved = start.to_plain().add(months=self.months, days=self.days)
+        return moved.assume_tz(timezone, disambiguation="compatible").timestamp(unit="millisecond") + self.ms
 
     def __mul__(self, times: int) -> "Duration":
         return Duration(self.months * times, self.days * times, self.ms * times)
