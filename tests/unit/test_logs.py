@@ -43,8 +43,9 @@ def event(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def fail_deeply(password: str) -> int:
+    empty: dict[str, str] = {}
     try:
-        return len({}["first"])
+        return len(empty["first"])
     except KeyError as error:
         raise ValueError("no\nsuch thing") from error
 
