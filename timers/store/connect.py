@@ -1,0 +1,62 @@
+"""Owns connections: one place where a URL becomes clients, with timeouts and retries said explicitly."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from timers.errors import ConfigurationError
+
+ANSWER_TIMEOUT_SECONDS: Final = 5.0
+CONNECT_TIMEOUT_SECONDS: Final = 2.0
+POOL_WAIT_SECONDS: Final = 5.0
+
+# No retries below us: redis-py would send a script again whose answer was lost, and a create would then answer
+# "exists" to its own author. Who may repeat a call knows so and does it.
+_NEVER: Final = Retry(NoBackoff(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The ways to one db: `commands` is a bounded pool; `reserved` is a single connection that only the heartbeat uses,
+    so that leases are extended however busy the pool is; `dial` opens a fresh connection of its own for a subscriber."""
+
+    commands: Redis
+    reserved: Redis
+    db: int
+
+    def dial(self) -> AbstractConnection:
+        """A connection outside every pool, not yet opened."""
+        pool = self.commands.connection_pool
+        connection: AbstractConnection = pool.connection_class(**pool.connection_kwargs)
+        return connection
+
+    async def close(self) -> None:
+        """Close the pools."""
+        await self.commands.aclose(close_connection_pool=True)
+        await self.reserved.aclose(close_connection_pool=True)
+
+
+def connect(url: str, *, pool_size: int = 32) -> Connections:
+    """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
+    try:
+        commands, reserved = _client(url, pool_size), _client(url, 1)
+    except ValueError as error:
+        raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
+    return Connections(commands, reserved, commands.connection_pool.connection_kwargs.get("db", 0))
+
+
+def _client(url: str, size: int) -> Redis:
+    pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=size,
+        timeout=POOL_WAIT_SECONDS,
+        socket_timeout=ANSWER_TIMEOUT_SECONDS,
+        socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        retry=_NEVER,
+        protocol=2,
+    )
+    return Redis.from_pool(pool)

@@ -1,0 +1,37 @@
+"""Every key name that Python builds or reads; the scripts build the rest from the shard's root (lua/common.lua)."""
+
+import zlib
+from typing import Final
+
+META: Final = "timers:meta"
+"""Hash: what was fixed when the db was first used (`format`, `shards`)."""
+
+PODS_ROOT: Final = "timers:{pods}:"
+"""Root of the registry of live pods."""
+
+LEASE_MARK: Final = ":lease:"
+
+
+def root(shard: int) -> str:
+    """Root of a shard's keys; the braces make it one hash slot of a cluster."""
+    return f"timers:{{{shard}}}:"
+
+
+def shard_of(prefix: str, timer_id: str, shards: int) -> int:
+    """The shard of a timer: CRC-32 of `prefix:id` modulo the number of shards."""
+    return zlib.crc32(f"{prefix}:{timer_id}".encode()) % shards if shards > 1 else 0
+
+
+def expired_channel(db: int) -> str:
+    """Where Redis publishes the names of expired keys of a db."""
+    return f"__keyevent@{db}__:expired"
+
+
+def wake_channel(db: int) -> str:
+    """Where a timer that is due within a sweep interval is announced. Channels know no db, so the name does."""
+    return f"timers:wake:{db}"
+
+
+def canary_key(pod: str) -> str:
+    """The small key whose expiry proves that notifications arrive."""
+    return f"timers:canary:{pod}"

@@ -1,0 +1,48 @@
+-- Cancel a scheduled timer; with `purge` remove its record too (also a finished one's).
+--
+-- ARGV[2]  edit lock, ms
+-- ARGV[3]  prefix      ARGV[4] id
+-- ARGV[5]  expected version, or '' for any
+-- ARGV[6]  `purge` or ''
+-- ARGV[7]  note for the history
+-- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
+--          Cancelling a cancelled timer answers `cancelled` again: the first answer may have been lost.
+
+local prefix, id, purge = ARGV[3], ARGV[4], ARGV[6] == 'purge'
+local member = member_of(prefix, id)
+local r = read(member)
+
+local function refusal()
+  if not r then return 'missing' end
+  if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
+  if r.status == 'r' then return 'running' end
+  if r.status == 's' and locked(r, tonumber(ARGV[2])) then return 'locked' end
+  if r.status ~= 's' and r.status ~= 'x' and not purge then return 'finished' end
+end
+
+local function remove()
+  redis.call('HDEL', record_key(member), member)
+  if r.status == 's' then unschedule(prefix, id) else redis.call('ZREM', finished_key(r.status, prefix), id) end
+  refresh_head(prefix)
+  count(r.status, prefix, -1)
+end
+
+local function cancel()
+  unschedule(prefix, id)
+  refresh_head(prefix)
+  r.status = 'x'
+  note(r, '-', '-', ARGV[7])
+  redis.call('ZADD', finished_key('x', prefix), text(now), id)
+  recount('s', 'x', prefix)
+  return write(member, r)
+end
+
+local raw = redis.call('HGET', record_key(member), member)
+local refused = refusal()
+if refused then return {text(now), refused, raw} end
+if purge then
+  remove()
+  return {text(now), 'purged', raw}
+end
+if r.status == 's' then raw = cancel() end
+return {text(now), 'cancelled', raw}

@@ -1,0 +1,119 @@
+-- Put before every script: the clock, the key names, the record's form, and the index moves that several scripts share.
+--
+-- KEYS[1]  the shard's root, `timers:{<shard>}:`; every key of the shard is built from it, so one hash slot holds them all
+-- ARGV[1]  the channel on which a timer due within WAKE_HORIZON_MS is announced to the sweepers
+--
+-- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent.
+
+local WAKE_HORIZON_MS = 1000     -- a sweeper sleeps at most this long, so anything later is found without a wake-up
+local HISTORY_STORED = 49        -- the 50th shown entry is the creation, or the marker that older ones were dropped
+local ORDINALS = 1024            -- binary fractions of a millisecond that keep the order of arming within one millisecond
+
+local root = KEYS[1]
+local tag = string.match(root, '{[^}]*}')
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function text(number) return string.format('%.0f', number) end
+
+-- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so it can be taken apart again.
+local function member_of(prefix, id) return prefix .. ':' .. id end
+local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end
+local function queue_key(prefix) return root .. 'due:' .. prefix end
+local function lease_key(member) return root .. 'lease:' .. member end
+local function finished_key(status, prefix) return root .. 'finished:' .. status .. ':' .. prefix end
+local function record_key(member) return root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
+
+-- The record: `<format> <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <entries>`, then
+-- after newlines the wishes (JSON), the progress (JSON or nothing) and the history, oldest first. JSON is never decoded here.
+local function parse(raw)
+  if not raw then return nil, 'no record' end
+  local r = {}
+  local format
+  format, r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest =
+    string.match(raw, '^(%d+) (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
+  if not format then return nil, 'not a record' end
+  if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows 1' end
+  return r
+end
+
+local function read(member) return parse(redis.call('HGET', record_key(member), member)) end
+
+local function write(member, r)
+  local raw = string.format('1 %s %s %s %s %s %s %s %s %s\n%s',
+    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
+  redis.call('HSET', record_key(member), member, raw)
+  return raw
+end
+
+-- Replace the wishes and/or the progress; nil keeps what is there.
+local function set_body(r, wishes, progress)
+  local old_wishes, old_progress, history = string.match(r.rest, '^([^\n]*)\n([^\n]*)(.*)$')
+  r.rest = (wishes or old_wishes) .. '\n' .. (progress or old_progress) .. history
+end
+
+-- One more entry; every change of a record goes through here, so the version grows with each.
+local function note(r, pod, lateness, said)
+  r.version = text(r.version + 1)
+  r.entries = text(r.entries + 1)
+  if tonumber(r.entries) > HISTORY_STORED then
+    local body, history = string.match(r.rest, '^([^\n]*\n[^\n]*)(.*)$')
+    r.rest = body .. string.sub(history, string.find(history, '\n', 2, true) or #history + 1)
+  end
+  r.rest = r.rest .. '\n' .. table.concat({text(now), r.status, r.attempt, pod, lateness, said}, ' ')
+end
+
+-- True within the edit lock before due. Without a lock a timer can be changed until it is claimed.
+local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due - edit_lock_ms end
+
+local function count(status, prefix, by) redis.call('HINCRBY', root .. 'counts', status .. ' ' .. prefix, by) end
+
+local function recount(from, to, prefix)
+  if from ~= to then count(from, prefix, -1); count(to, prefix, 1) end
+end
+
+-- `heads` holds each queue's earliest due, so that ten thousand idle queues cost one look.
+local function refresh_head(prefix)
+  local first = redis.call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')
+  if first[2] then redis.call('ZADD', root .. 'heads', first[2], prefix)
+  else redis.call('ZREM', root .. 'heads', prefix) end
+end
+
+local earliest = nil
+
+-- Into the due index, behind everything of the same millisecond; and the trigger key, never with a deadline in the past.
+local function schedule(prefix, id, due)
+  local queue = queue_key(prefix)
+  local score = tonumber(due)
+  local last = redis.call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
+  if last[2] then score = math.min(tonumber(last[2]) + 1 / ORDINALS, score + 1 - 1 / ORDINALS) end
+  local exact = string.format('%.17g', score)
+  redis.call('ZADD', queue, exact, id)
+  redis.call('ZADD', root .. 'heads', 'LT', exact, prefix)
+  redis.call('SET', trigger_key(prefix, id), 1, 'PXAT', text(math.max(tonumber(due), now + 1)))
+  if not earliest or tonumber(due) < earliest then earliest = tonumber(due) end
+end
+
+local function unschedule(prefix, id)
+  redis.call('DEL', trigger_key(prefix, id))
+  redis.call('ZREM', queue_key(prefix), id)
+end
+
+-- Call once, last: tells the sweepers about a timer that is due before they would look.
+local function wake()
+  if earliest and earliest <= now + WAKE_HORIZON_MS then
+    redis.call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))
+  end
+end
+
+-- The newest of `n` fresh fencing tokens. A new (or lost) counter starts at the clock's microseconds: after a loss of
+-- data tokens jump up, never down.
+local function take_tokens(n)
+  local top = redis.call('INCRBY', root .. 'token', n)
+  if top == n then top = redis.call('INCRBY', root .. 'token', text(time[1] * 1000000 + time[2])) end
+  return top
+end
+
+local function quarantine(member, reason)
+  redis.call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason)
+end

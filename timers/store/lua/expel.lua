@@ -1,0 +1,26 @@
+-- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`.
+--
+-- ARGV[2]  retention, ms
+-- ARGV[3]  most records to remove
+-- Answer   {now, removed}
+
+local oldest, left, removed = now - tonumber(ARGV[2]), tonumber(ARGV[3]), 0
+
+local function expel(status, prefix)
+  local index = finished_key(status, prefix)
+  local ids = redis.call('ZRANGEBYSCORE', index, '-inf', '(' .. text(oldest), 'LIMIT', 0, left)
+  if #ids == 0 then return end
+  for _, id in ipairs(ids) do
+    local member = member_of(prefix, id)
+    redis.call('HDEL', record_key(member), member)
+  end
+  redis.call('ZREM', index, unpack(ids))
+  count(status, prefix, -#ids)
+  left, removed = left - #ids, removed + #ids
+end
+
+for _, counted in ipairs(redis.call('HKEYS', root .. 'counts')) do
+  local status, prefix = string.match(counted, '^([cfux]) (.+)$')
+  if status and left > 0 then expel(status, prefix) end
+end
+return {text(now), removed}

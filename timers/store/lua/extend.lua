@@ -1,0 +1,24 @@
+-- Extend leases. The record decides, not the lease key: whose token is still the newest goes on, even if the lease expired
+-- meanwhile (nobody has taken over yet); everybody else has lost.
+--
+-- ARGV[2]  pod
+-- ARGV[3]  lease, ms
+-- ARGV[4…] three for each run: prefix, id, token
+-- Answer   {now, {index, …}}: the runs that are lost, counted from 0
+
+local pod, lease_ms = ARGV[2], ARGV[3]
+local lost = {}
+for i = 4, #ARGV, 3 do
+  local member, token = member_of(ARGV[i], ARGV[i + 1]), ARGV[i + 2]
+  local r = read(member)
+  if r and r.status == 'r' and r.token == token then
+    -- PEXPIRE first: it passes at maxmemory where SET would not.
+    if redis.call('PEXPIRE', lease_key(member), lease_ms) == 0 then
+      redis.call('SET', lease_key(member), pod .. ' ' .. token, 'PX', lease_ms)
+    end
+    redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
+  else
+    lost[#lost + 1] = (i - 4) / 3
+  end
+end
+return {text(now), lost}

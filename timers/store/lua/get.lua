@@ -1,0 +1,15 @@
+-- Read timers with their leases. Changes nothing.
+--
+-- ARGV[2…] two for each timer: prefix, id
+-- Answer   {now, record or false, lease or '', ms left, …}: three for each timer in order. A lease is `<pod> <token>`.
+
+local answer = {text(now)}
+for i = 2, #ARGV, 2 do
+  local member = member_of(ARGV[i], ARGV[i + 1])
+  local raw = redis.call('HGET', record_key(member), member)
+  local held = raw and redis.call('GET', lease_key(member)) or false
+  answer[#answer + 1] = raw
+  answer[#answer + 1] = held or ''
+  answer[#answer + 1] = held and redis.call('PTTL', lease_key(member)) or 0
+end
+return answer

@@ -1,0 +1,38 @@
+-- Change a scheduled timer: its due time, its wishes, or both.
+--
+-- ARGV[2]  edit lock, ms; `fire` (make it due now) is allowed inside it
+-- ARGV[3]  prefix      ARGV[4] id
+-- ARGV[5]  expected version, or '' for any
+-- ARGV[6]  due (`@<epoch ms>`, `+<ms from now>`), or '' to keep it
+-- ARGV[7]  wishes, or '' to keep them
+-- ARGV[8]  progress, or '-' to keep it
+-- ARGV[9]  note for the history
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`
+
+local prefix, id, due = ARGV[3], ARGV[4], ARGV[6]
+local member = member_of(prefix, id)
+local raw = redis.call('HGET', record_key(member), member)
+local r = parse(raw)
+
+local function refusal()
+  if not r then return 'missing' end
+  if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
+  if r.status == 'r' then return 'running' end
+  if r.status ~= 's' then return 'finished' end
+  if locked(r, tonumber(ARGV[2])) then return 'locked' end
+end
+
+local refused = refusal()
+if refused then return {text(now), refused, raw} end
+if due ~= '' then
+  local ms = tonumber(string.sub(due, 2))
+  r.due = text(string.sub(due, 1, 1) == '+' and now + ms or ms)
+  unschedule(prefix, id)
+  schedule(prefix, id, r.due)
+  refresh_head(prefix)
+end
+set_body(r, ARGV[7] ~= '' and ARGV[7] or nil, ARGV[8] ~= '-' and ARGV[8] or nil)
+note(r, '-', '-', ARGV[9])
+raw = write(member, r)
+wake()
+return {text(now), 'changed', raw}

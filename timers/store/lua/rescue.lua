@@ -1,0 +1,31 @@
+-- Take over runs whose pod let the lease expire. Counts as a claim (attempt + 1, a new token) and, since the pod died in
+-- the run or lost its way, as a failure.
+--
+-- ARGV[2]  pod
+-- ARGV[3]  lease, ms
+-- ARGV[4…] two for each run: prefix, id
+-- Answer   {now, {prefix, id, record, …}}; a run that is leased again or has ended is left out
+
+local pod, lease_ms = ARGV[2], ARGV[3]
+local rescued = {}
+
+local function rescue(prefix, id)
+  local member = member_of(prefix, id)
+  local r = read(member)
+  if not r or r.status ~= 'r' then
+    redis.call('ZREM', root .. 'leases', member)
+    return
+  end
+  if redis.call('EXISTS', lease_key(member)) == 1 then return end
+  local token = text(take_tokens(1))
+  redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms)
+  r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
+  note(r, pod, text(now - r.due), 'rescue')
+  redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
+  rescued[#rescued + 1] = prefix
+  rescued[#rescued + 1] = id
+  rescued[#rescued + 1] = write(member, r)
+end
+
+for i = 4, #ARGV, 2 do rescue(ARGV[i], ARGV[i + 1]) end
+return {text(now), rescued}

@@ -1,0 +1,61 @@
+"""Owns the Lua scripts: loading them from `lua/`, and running them by digest with the errors in this project's words."""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,  # noqa: A004
+)
+
+from timers.errors import Unavailable
+
+Argument = str | int | bytes
+
+PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "CLUSTERDOWN")
+"""Error codes of a server that is there but cannot do it now; the same command may succeed later."""
+
+
+@cache
+def source(name: str) -> str:
+    """The script's text with the common part before it."""
+    folder = files("timers.store") / "lua"
+    return (folder / "common.lua").read_text() + "\n" + (folder / f"{name}.lua").read_text()
+
+
+@cache
+def digest(name: str) -> str:
+    """The SHA-1 by which the server knows the script."""
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
+@asynccontextmanager
+async def reachable() -> AsyncIterator[None]:
+    """Turns the errors of a server that is away, loading, full or read-only into Unavailable."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError) as error:
+        raise Unavailable(f"Redis is not available: {error}") from error
+    except ResponseError as error:
+        if str(error).startswith(PASSING_TROUBLES):
+            raise Unavailable(f"Redis cannot do this now: {error}") from error
+        raise
+
+
+async def run(redis: Redis, name: str, root: str, arguments: Sequence[Argument]) -> Any:
+    """Run a script on a shard. Raises Unavailable; a server that lost its script cache is given the script again."""
+    async with reachable():
+        try:
+            return await redis.evalsha(digest(name), 1, root, *arguments)  # type: ignore[misc]  # redis-py types it for both worlds
+        except NoScriptError:
+            return await redis.eval(source(name), 1, root, *arguments)  # type: ignore[misc]

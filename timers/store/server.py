@@ -1,0 +1,77 @@
+"""Owns what the service needs from the server itself: notifications on, a dedicated db's fixed facts, a canary key."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from timers.errors import ConfigurationError
+from timers.store import keys
+from timers.store.scripts import reachable
+
+RECORD_FORMAT: Final = "1"
+NEEDED_FLAGS: Final = frozenset("Ex")
+_ALL_EVENTS: Final = frozenset("g$lshzxetd")
+"""What the flag `A` stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagCheck:
+    """Whether the server announces expired keys. `ok` is None where it would not say."""
+
+    ok: bool | None
+    said: str
+
+
+def missing_flags(current: str) -> str:
+    """The flags of `Ex` that are not in force, given what CONFIG GET answered (in any order; `A` stands for many)."""
+    have = set(current) | (_ALL_EVENTS if "A" in current else set())
+    return "".join(sorted(NEEDED_FLAGS - have))
+
+
+async def ensure_notifications(redis: Redis) -> FlagCheck:
+    """Turn `expired` events on beside whatever is on already. A server that denies CONFIG is no error: the canary tells
+    whether events arrive, and the sweep works without them."""
+    async with reachable():
+        try:
+            answer = await redis.config_get("notify-keyspace-events")
+            current = str(_text(answer.get(b"notify-keyspace-events", answer.get("notify-keyspace-events", ""))))
+            missing = missing_flags(current)
+            if not missing:
+                return FlagCheck(True, f"notify-keyspace-events is {current!r}")
+            await redis.config_set("notify-keyspace-events", current + missing)
+        except ResponseError as error:
+            return FlagCheck(None, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself")
+    return FlagCheck(True, f"added {missing!r} to notify-keyspace-events {current!r}")
+
+
+async def fix_shards(redis: Redis, wanted: int | None, default: int = 1) -> int:
+    """The number of shards of this db, fixed by whoever comes first. Raises ConfigurationError for a pod that disagrees,
+    and for a db written in another record format."""
+    async with reachable():
+        await redis.hsetnx(keys.META, "format", RECORD_FORMAT)
+        await redis.hsetnx(keys.META, "shards", str(wanted or default))
+        form, shards = await redis.hmget(keys.META, "format", "shards")
+    if _text(form) != RECORD_FORMAT:
+        raise ConfigurationError(f"the db holds records of format {_text(form)}; this version knows {RECORD_FORMAT}")
+    fixed = int(_text(shards))
+    if wanted is not None and wanted != fixed:
+        raise ConfigurationError(f"TIMERS_SHARDS is {wanted}, but this db was first used with {fixed}; use {fixed}")
+    return fixed
+
+
+async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:
+    """Arm the pod's canary key."""
+    async with reachable():
+        await redis.set(keys.canary_key(pod), "1", px=ttl_ms)
+
+
+async def touch_canary(redis: Redis, pod: str) -> bool:
+    """Touch the canary so that Redis announces it if it is due; True while it is still there."""
+    async with reachable():
+        return bool(await redis.exists(keys.canary_key(pod)))
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

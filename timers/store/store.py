@@ -1,0 +1,287 @@
+"""Owns the calls to the scripts: typed arguments in, typed answers out, one method a script. Knows no policy."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from timers.clock import ServerClock
+from timers.decide import Transition
+from timers.model import NO_PROGRESS, Lease, Progress, Timer
+from timers.store import codec, keys, scripts
+from timers.store.connect import Connections
+
+NUDGE_LIMIT: Final = 500
+"""Trigger keys touched a queue and call: a script that published many more could get a fast subscriber cut off."""
+
+Identity = tuple[str, str]
+"""(prefix, id)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arming:
+    """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server."""
+
+    prefix: str
+    id: str
+    due: str
+    wishes: Mapping[str, Any]
+    progress: Progress = NO_PROGRESS
+    if_exists: str = "error"
+    note: str = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a script said about one timer, and the timer that is now there (None where there is none)."""
+
+    code: str
+    timer: Timer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Claimed timers, the queues that may have more due, and what was quarantined (member → reason)."""
+
+    timers: list[Timer]
+    more: set[str]
+    quarantined: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Nudged:
+    """When to look again (None: nothing planned), the queues with timers due and the earliest due of each, and the
+    runs whose lease has expired."""
+
+    now_ms: int
+    next_ms: int | None
+    due: dict[str, int]
+    orphans: list[Identity]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSign:
+    """A live pod: its name, its last sign of life by the server's clock, and what it says of itself."""
+
+    pod: str
+    seen_ms: int
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One run's end: the timer as it was claimed (its token is the proof) and what follows."""
+
+    timer: Timer
+    transition: Transition
+
+
+class Store:
+    """The timers of one db. Methods raise Unavailable while Redis is away; a batch has one shard."""
+
+    def __init__(self, connections: Connections, *, shards: int = 1, clock: ServerClock | None = None) -> None:
+        self.connections = connections
+        self.shards = shards
+        self.clock = clock or ServerClock()
+        self._wake = keys.wake_channel(connections.db)
+
+    def shard_of(self, prefix: str, timer_id: str) -> int:
+        """The shard that holds the timer."""
+        return keys.shard_of(prefix, timer_id, self.shards)
+
+    async def now_ms(self) -> int:
+        """The server's clock, asked."""
+        sent = time.monotonic()
+        async with scripts.reachable():
+            seconds, micros = await self.connections.commands.time()
+        server_ms = seconds * 1000 + micros // 1000
+        self.clock.observe(server_ms, sent, time.monotonic())
+        return server_ms
+
+    async def arm(self, armings: Sequence[Arming], *, edit_lock_ms: int = 0) -> list[Answer]:
+        """Arm timers, of any shards; answers in order. Codes: created, replaced, kept, exists, running, locked."""
+        answers: list[Answer | None] = [None] * len(armings)
+        for shard, positions in self._by_shard((a.prefix, a.id) for a in armings).items():
+            chosen = [armings[position] for position in positions]
+            for position, answer in zip(positions, await self._arm(shard, chosen, edit_lock_ms), strict=True):
+                answers[position] = answer
+        return [answer for answer in answers if answer is not None]
+
+    async def _arm(self, shard: int, armings: Sequence[Arming], edit_lock_ms: int) -> list[Answer]:
+        arguments: list[scripts.Argument] = [edit_lock_ms]
+        for a in armings:
+            wishes, progress = codec.encode_wishes(a.wishes), codec.encode_progress(a.progress)
+            arguments += (a.prefix, a.id, a.if_exists, a.due, wishes, progress, codec.clean_note(a.note))
+        reply = await self._run("arm", shard, arguments)
+        return [
+            Answer(reply[2 * i].decode(), codec.decode(a.prefix, a.id, reply[2 * i + 1]))
+            for i, a in enumerate(armings)
+        ]
+
+    async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
+        """The timers with their leases, of any shards; None where there is none."""
+        found: dict[Identity, Timer | None] = {}
+        for shard, positions in self._by_shard(identities).items():
+            chosen = [identities[position] for position in positions]
+            reply = await self._run("get", shard, [part for identity in chosen for part in identity])
+            now_ms = self.clock.now_ms()
+            for i, identity in enumerate(chosen):
+                found[identity] = _read(identity, now_ms, *reply[3 * i : 3 * i + 3])
+        return [found[identity] for identity in identities]
+
+    async def cancel(
+        self, prefix: str, timer_id: str, *, edit_lock_ms: int = 0, version: int | None = None, purge: bool = False
+    ) -> Answer:
+        """Codes: cancelled, purged, missing, running, locked, version, finished."""
+        arguments = [edit_lock_ms, prefix, timer_id, _expected(version), "purge" if purge else "", "cancelled"]
+        return await self._one("cancel", prefix, timer_id, arguments)
+
+    async def reschedule(
+        self,
+        prefix: str,
+        timer_id: str,
+        *,
+        due: str = "",
+        wishes: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        edit_lock_ms: int = 0,
+        version: int | None = None,
+        note: str = "changed",
+    ) -> Answer:
+        """Change what is given. Codes: changed, missing, running, locked, version, finished."""
+        arguments = [
+            edit_lock_ms,
+            prefix,
+            timer_id,
+            _expected(version),
+            due,
+            "" if wishes is None else codec.encode_wishes(wishes),
+            "-" if progress is None else codec.encode_progress(progress),
+            codec.clean_note(note),
+        ]
+        return await self._one("reschedule", prefix, timer_id, arguments)
+
+    async def claim(
+        self, shard: int, wanted: Sequence[tuple[str, int]], *, pod: str, lease_ms: int, cause: str
+    ) -> Claimed:
+        """Claim due timers of some queues, each (prefix, most to take), earliest first."""
+        arguments: list[scripts.Argument] = [pod, lease_ms, cause]
+        for prefix, most in wanted:
+            arguments += (prefix, most)
+        looked, claimed, bad = await self._run("claim", shard, arguments)
+        more = {prefix for (prefix, most), n in zip(wanted, looked, strict=True) if n >= most}
+        quarantined = {bad[i].decode(): bad[i + 1].decode() for i in range(0, len(bad), 2)}
+        return Claimed(self._claimed(claimed, pod, lease_ms), more, quarantined)
+
+    async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> list[Timer]:
+        """Take over runs whose lease has expired; those that were not are left out."""
+        arguments: list[scripts.Argument] = [pod, lease_ms]
+        for identity in orphans:
+            arguments += identity
+        (rescued,) = await self._run("rescue", shard, arguments)
+        return self._claimed(rescued, pod, lease_ms)
+
+    async def extend(self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int) -> list[Timer]:
+        """Extend leases over the reserved connection. Answers the timers whose lease is lost to a newer token."""
+        arguments: list[scripts.Argument] = [pod, lease_ms]
+        for timer in timers:
+            arguments += (timer.prefix, timer.id, timer.token)
+        (lost,) = await self._run("extend", shard, arguments, redis=self.connections.reserved)
+        return [timers[int(index)] for index in lost]
+
+    async def settle(
+        self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int
+    ) -> list[str]:
+        """End runs. Codes in order: settled, already, fenced, missing."""
+        arguments: list[scripts.Argument] = [pod, retention_ms]
+        for settlement in settlements:
+            arguments += _settlement(settlement)
+        return [code.decode() for code in await self._run("settle", shard, arguments)]
+
+    async def nudge(self, shard: int) -> Nudged:
+        """Touch what is due so that its events come now, and learn when to look again."""
+        next_look, queues, orphans = await self._run("nudge", shard, [NUDGE_LIMIT])
+        due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
+        members = [_identity(member.decode()) for member in orphans]
+        return Nudged(round(self.clock.now_ms()), int(next_look) if next_look else None, due, members)
+
+    async def expel(self, shard: int, *, retention_ms: int, most: int) -> int:
+        """Remove finished records older than the retention; answers how many."""
+        (removed,) = await self._run("expel", shard, [retention_ms, most])
+        return int(removed)
+
+    async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
+        """Register a sign of life (None: leave), and learn who is alive. Not of a shard: the registry has its own slot."""
+        said = "" if info is None else json.dumps(info, separators=(",", ":"))
+        (signs,) = await self._run_at(keys.PODS_ROOT, "beat", [pod, said, forget_after_ms])
+        return [
+            PodSign(signs[i].decode(), int(float(signs[i + 1])), json.loads(signs[i + 2])) for i in range(0, len(signs), 3)
+        ]
+
+    def _claimed(self, parts: Sequence[bytes], pod: str, lease_ms: int) -> list[Timer]:
+        lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
+        return [
+            codec.decode(parts[i].decode(), parts[i + 1].decode(), parts[i + 2], lease)
+            for i in range(0, len(parts), 3)
+        ]
+
+    def _by_shard(self, identities: Iterable[Identity]) -> dict[int, list[int]]:
+        positions: dict[int, list[int]] = {}
+        for position, (prefix, timer_id) in enumerate(identities):
+            positions.setdefault(self.shard_of(prefix, timer_id), []).append(position)
+        return positions
+
+    async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Answer:
+        code, raw = await self._run(name, self.shard_of(prefix, timer_id), arguments)
+        return Answer(code.decode(), codec.decode(prefix, timer_id, raw) if raw else None)
+
+    async def _run(
+        self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
+    ) -> list[Any]:
+        return await self._run_at(keys.root(shard), name, arguments, redis=redis)
+
+    async def _run_at(
+        self, root: str, name: str, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
+    ) -> list[Any]:
+        """Run a script; every answer begins with the server's time, which sets the clock and is taken off."""
+        sent = time.monotonic()
+        client = redis or self.connections.commands
+        reply: list[Any] = await scripts.run(client, name, root, [self._wake, *arguments])
+        self.clock.observe(int(reply[0]), sent, time.monotonic())
+        return reply[1:]
+
+
+def _expected(version: int | None) -> str:
+    return "" if version is None else str(version)
+
+
+def _identity(member: str) -> Identity:
+    prefix, _, timer_id = member.partition(":")
+    return prefix, timer_id
+
+
+def _read(identity: Identity, now_ms: float, raw: bytes | None, held: bytes, left_ms: int) -> Timer | None:
+    if raw is None:
+        return None
+    lease = Lease(held.decode().partition(" ")[0], round(now_ms) + left_ms) if held else None
+    return codec.decode(*identity, raw, lease)
+
+
+def _settlement(settlement: Settlement) -> tuple[scripts.Argument, ...]:
+    timer, after = settlement.timer, settlement.transition
+    return (
+        timer.prefix,
+        timer.id,
+        timer.token,
+        codec.LETTERS[after.status],
+        after.due_ms,
+        after.attempt,
+        after.failures,
+        after.occurrence,
+        "" if after.wishes is None else codec.encode_wishes(after.wishes),
+        codec.encode_progress(after.progress),
+        codec.clean_note(after.note),
+    )
