@@ -1,0 +1,237 @@
+"""The outside witness: what really happened, one appended line per event, readable after any kill.
+
+Each process writes its own file in one directory, each event as a single `write` to a file opened with `O_APPEND`:
+what was written outlives the process, because the page cache does. A kill may still cut a `write` short where it
+crosses a page, so a last line without its newline is dropped: the effect that it announces had not begun. On one host
+CLOCK_MONOTONIC is one clock for all processes, which makes the merged history a total order.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+_LINE_BYTES = 4096
+_TEXT_CHARACTERS = 200
+_SUFFIX = ".jsonl"
+
+
+class Kind(StrEnum):
+    """What a line says. A call is `invoke`, then its answer; `info`: nobody knows if it took effect."""
+
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+    START = "start"
+    END = "end"
+    FAULT_ON = "fault-on"
+    FAULT_OFF = "fault-off"
+
+
+class Verb(StrEnum):
+    """What the driver asked for."""
+
+    CREATE = "create"
+    CANCEL = "cancel"
+    RESCHEDULE = "reschedule"
+    RETRY = "retry"
+
+
+class Outcome(StrEnum):
+    """How a run ended, as the processor itself saw it."""
+
+    DONE = "done"
+    REARMED = "rearmed"
+    FAILED = "failed"
+    TIMED_OUT = "timed-out"
+    SNOOZED = "snoozed"
+    GAVE_UP = "gave-up"
+    HANDED_BACK = "handed-back"
+
+
+class Made(StrEnum):
+    """What an answered create did (`outcome` of `ok`), or why it was refused (`outcome` of `fail`)."""
+
+    CREATED = "created"
+    REPLACED = "replaced"
+    KEPT = "kept"
+    EXISTS = "exists"
+    REFUSED = "refused"
+
+
+class FaultKind(StrEnum):
+    """What was done to a pod.
+
+    `kill` is SIGKILL, `stop` SIGTERM, `pause` SIGSTOP; `partition` and `disconnect` cut its connections for a time and
+    for an instant. `pubsub` cuts subscribers only: no lease suffers, so it explains no duplicate.
+    """
+
+    KILL = "kill"
+    STOP = "stop"
+    PAUSE = "pause"
+    PARTITION = "partition"
+    DISCONNECT = "disconnect"
+    PUBSUB = "pubsub"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line; 0 and "" mean none.
+
+    `timer` is `prefix/id`. `call` joins an answer to its call and a fault's end to its begin. `due_ms` is epoch
+    milliseconds: on a call the earliest that was asked for, on a start what the timer said of itself.
+    """
+
+    kind: Kind
+    mono_ns: int
+    wall_ns: int
+    pid: int
+    pod: str = ""
+    timer: str = ""
+    verb: str = ""
+    call: str = ""
+    if_exists: str = ""
+    occurrence: int = 0
+    attempt: int = 0
+    token: int = 0
+    due_ms: int = 0
+    outcome: str = ""
+    fault: str = ""
+    proof: str = ""
+
+    def to_line(self) -> str:
+        """Compact JSON without the empty fields."""
+        present = {name: value for name in _FIELDS if (value := getattr(self, name)) not in ("", 0)}
+        return json.dumps(present, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_line(cls, line: str | bytes) -> "Event":
+        """The reverse of `to_line`; ValueError or TypeError for anything else. Repeated text is stored once."""
+        said: dict[str, Any] = {
+            name: sys.intern(value) if isinstance(value, str) else value for name, value in json.loads(line).items()
+        }
+        return cls(**said | {"kind": Kind(said["kind"])})
+
+
+_FIELDS = tuple(field.name for field in fields(Event))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What identifies one run of a timer in start and end lines, and when it said to be due."""
+
+    timer: str
+    occurrence: int
+    attempt: int
+    token: int
+    due_ms: int
+
+
+class Said(TypedDict, total=False):
+    """The fields of an event that its writer chooses."""
+
+    pod: str
+    timer: str
+    verb: str
+    call: str
+    if_exists: str
+    occurrence: int
+    attempt: int
+    token: int
+    due_ms: int
+    outcome: str
+    fault: str
+    proof: str
+
+
+class _Identity(TypedDict):
+    timer: str
+    occurrence: int
+    attempt: int
+    token: int
+
+
+def _identity(run: Attempt) -> _Identity:
+    return {"timer": run.timer, "occurrence": run.occurrence, "attempt": run.attempt, "token": run.token}
+
+
+class Witness:
+    """Appends events of one process to one file. Safe to use from threads; never buffers.
+
+    `pod` names this process in its start and end lines. Raises OSError when the disk does not take a whole line."""
+
+    def __init__(self, directory: Path, pod: str) -> None:
+        self._pod = pod
+        self._pid = os.getpid()
+        self._calls = count(1)
+        path = directory / f"{pod}-{self._pid}{_SUFFIX}"
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def close(self) -> None:
+        """Closes the file. Nothing is left to flush."""
+        os.close(self._file)
+
+    def invoke(self, verb: Verb, timer: str, *, due_ms: int = 0, if_exists: str = "") -> Event:
+        """Writes that a call is about to be made. `due_ms`: no start may come earlier if it takes effect."""
+        call = f"{self._pod}-{self._pid}-{next(self._calls)}"
+        return self._write(Kind.INVOKE, verb=verb, timer=timer, call=call, due_ms=due_ms, if_exists=if_exists)
+
+    def answer(self, call: Event, kind: Kind, outcome: str = "") -> Event:
+        """Writes how `call` ended: OK it took effect, FAIL it did not, INFO nobody knows."""
+        return self._write(kind, verb=call.verb, timer=call.timer, call=call.call, outcome=outcome[:_TEXT_CHARACTERS])
+
+    def start(self, run: Attempt) -> Event:
+        """Writes that a run begins. To be called before its effect."""
+        return self._write(Kind.START, due_ms=run.due_ms, **_identity(run))
+
+    def end(self, run: Attempt, outcome: Outcome) -> Event:
+        """Writes that a run's effect is over. To be called before the service hears of it."""
+        return self._write(Kind.END, outcome=outcome, **_identity(run))
+
+    def fault_on(self, fault: FaultKind, pod: str, proof: str = "") -> Event:
+        """Writes that a fault is about to hit `pod` (`*`: all). Without proof, here or at its end, it is void."""
+        call = f"{self._pod}-{self._pid}-{next(self._calls)}"
+        return self._write(Kind.FAULT_ON, fault=fault, pod=pod, call=call, proof=proof[:_TEXT_CHARACTERS])
+
+    def fault_off(self, fault: Event, proof: str = "") -> Event:
+        """Writes that the fault is over; for a kill, that the process is gone."""
+        return self._write(
+            Kind.FAULT_OFF, fault=fault.fault, pod=fault.pod, call=fault.call, proof=proof[:_TEXT_CHARACTERS]
+        )
+
+    def _write(self, kind: Kind, **said: Unpack[Said]) -> Event:
+        said.setdefault("pod", self._pod)
+        event = Event(kind=kind, mono_ns=time.monotonic_ns(), wall_ns=time.time_ns(), pid=self._pid, **said)
+        self._append(event.to_line().encode() + b"\n")
+        return event
+
+    def _append(self, line: bytes) -> None:
+        if len(line) >= _LINE_BYTES:
+            raise ValueError(f"a witness line has to stay below {_LINE_BYTES} bytes, this one has {len(line)}")
+        if os.write(self._file, line) != len(line):
+            raise OSError("the witness file did not take a whole line")
+
+
+def read_history(directory: Path) -> list[Event]:
+    """All events of all files in `directory`, in the order in which they happened.
+
+    Raises ValueError, which names the line, for anything that is not an event.
+    """
+    events = [event for path in sorted(directory.glob(f"*{_SUFFIX}")) for event in _read_file(path)]
+    return sorted(events, key=lambda event: event.mono_ns)
+
+
+def _read_file(path: Path) -> Iterator[Event]:
+    whole_lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(whole_lines, start=1):
+        try:
+            yield Event.from_line(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path.name}, line {number} is not an event: {error}") from error
