@@ -1,0 +1,118 @@
+"""The promises about attempts: P4 one winner, P5 tokens rise, P7 no zombie result, P8 bounded attempts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from tests.chaos.findings import EndState, Finding, Property
+from tests.chaos.timeline import SUCCEEDED, Faults, Gap, Run, Story, released
+from tests.chaos.witness import Outcome
+
+_UNCOUNTED = frozenset({Outcome.HANDED_BACK, Outcome.SNOOZED})
+
+
+def one_winner(story: Story, faults: Faults) -> Iterator[Finding]:
+    """P4: each further start of an occurrence was made possible by the earlier run or by a fault of its pod."""
+    chains = story.chains()
+    for runs in chains:
+        for earlier, later in pairwise(runs):
+            if not _handed_over(earlier, later, faults):
+                yield _duplicate(story, earlier, later)
+            if later.start.attempt <= earlier.start.attempt:
+                text = f"attempt {later.start.attempt} follows attempt {earlier.start.attempt}: numbers are used once"
+                yield Finding(Property.ONE_WINNER, story.timer, text, earlier.lines() + later.lines())
+    for before, after in pairwise(chains):
+        if not _over(before[-1], after[0], faults):
+            lines = before[-1].lines() + after[0].lines()
+            yield Finding(Property.ONE_WINNER, story.timer, "a new occurrence began while a run was going on", lines)
+
+
+def _handed_over(earlier: Run, later: Run, faults: Faults) -> bool:
+    at_ns = max(later.start.mono_ns, earlier.start.mono_ns)
+    return released(earlier, at_ns, faults) or faults.took_over(earlier, at_ns)
+
+
+def _over(earlier: Run, later: Run, faults: Faults) -> bool:
+    return earlier.ended_before(later.start.mono_ns) or faults.took_over(earlier, later.start.mono_ns)
+
+
+def _duplicate(story: Story, earlier: Run, later: Run) -> Finding:
+    overlap = "" if earlier.ended_before(later.start.mono_ns) else " and overlaps it"
+    text = (
+        f"attempt {later.start.attempt} on {later.start.pod} follows attempt {earlier.start.attempt} "
+        f"on {earlier.start.pod}{overlap}, and no failure, hand-back or fault of {earlier.start.pod} explains it"
+    )
+    return Finding(Property.ONE_WINNER, story.timer, text, earlier.lines() + later.lines())
+
+
+def tokens_rise(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
+    """P5: tokens rise over the whole life, attempts by one within an occurrence, save what proven faults swallowed."""
+    newest: Run | None = None
+    for run in story.runs:
+        if newest and run.start.token == newest.start.token:
+            yield _token_finding(story, "a token was used twice", newest, run)
+        elif newest and run.start.token < newest.start.token and not faults.held_up(run.start):
+            yield _token_finding(story, "a start with an older token came after one with a newer", newest, run)
+        if newest is None or run.start.token > newest.start.token:
+            newest = run
+    if newest and end and end.token < newest.start.token:
+        text = f"the record's token {end.token} is older than that of a start"
+        yield Finding(Property.TOKENS_RISE, story.timer, text, newest.lines())
+    yield from _gaps(story, faults)
+
+
+def _token_finding(story: Story, text: str, newest: Run, run: Run) -> Finding:
+    return Finding(Property.TOKENS_RISE, story.timer, text, newest.lines() + run.lines())
+
+
+def _gaps(story: Story, faults: Faults) -> Iterator[Finding]:
+    for gap in story.gaps():
+        if gap.hidden < 0 or not _swallowed(gap, faults):
+            lines = (gap.earlier.lines() if gap.earlier else ()) + gap.run.lines()
+            text = f"attempt {gap.run.start.attempt} is {gap.hidden} ahead of the count, and no fault explains it"
+            yield Finding(Property.TOKENS_RISE, story.timer, text, lines)
+
+
+def _swallowed(gap: Gap, faults: Faults) -> bool:
+    """True when there were faults, and time, for every attempt that was claimed but never seen to start."""
+    at_ns = gap.run.start.mono_ns
+    of_earlier = gap.earlier is not None and not released(gap.earlier, at_ns, faults)
+    return faults.swallow(gap.hidden, gap.from_ns, at_ns, besides=int(of_earlier))
+
+
+def zombies(story: Story, end: EndState | None) -> Iterator[Finding]:
+    """P7: each accepted completion is that of the newest attempt of its occurrence, and there is one at most."""
+    if end is None or not end.completions:
+        return
+    newest = [runs[-1] for runs in story.chains()]
+    completing = {run.start.attempt for run in newest if run.outcome in SUCCEEDED}
+    for completion in end.completions:
+        if completion.attempt not in completing:
+            text = f"attempt {completion.attempt} was accepted as completed, but is not the newest or did not succeed"
+            yield Finding(Property.ZOMBIE, story.timer, text, story.lines())
+    if len(end.completions) > len(newest):
+        text = f"{len(end.completions)} completions were accepted for {len(newest)} occurrences"
+        yield Finding(Property.ZOMBIE, story.timer, text, story.lines())
+    if end.status == "completed" and end.completions[-1].attempt != end.attempt:
+        text = f"attempt {end.completions[-1].attempt} was accepted after attempt {end.attempt} had been claimed"
+        yield Finding(Property.ZOMBIE, story.timer, text, story.lines())
+
+
+def bounded(story: Story, end: EndState | None, max_attempts: int) -> Iterator[Finding]:
+    """P8: never more attempts than the limit, and all of them before a timer counts as failed."""
+    chains = story.chains()
+    for runs in chains:
+        counted = sum(run.outcome not in _UNCOUNTED for run in runs)
+        if counted > max_attempts:
+            text = f"{counted} attempts were made where {max_attempts} are the limit"
+            yield Finding(Property.BOUNDED, story.timer, text, story.lines())
+    if chains and end is not None and end.status == "failed":
+        used = end.attempt - sum(run.outcome in _UNCOUNTED for run in chains[-1])
+        if used < max_attempts and chains[-1][-1].outcome != Outcome.GAVE_UP:
+            text = f"it counts as failed after {used} of {max_attempts} attempts"
+            yield Finding(Property.BOUNDED, story.timer, text, story.lines())
+
+
+def duplicates(chains: Iterable[Sequence[Run]], faults: Faults) -> int:
+    """How many starts followed an earlier one of their occurrence that had not made room itself."""
+    pairs = (pair for runs in chains for pair in pairwise(runs))
+    return sum(not released(earlier, later.start.mono_ns, faults) for earlier, later in pairs)

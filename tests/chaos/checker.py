@@ -1,0 +1,93 @@
+"""Decides from an outside history whether the service kept its promises; O(n log n) in the number of lines."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import ceil
+
+from tests.chaos import attempt_rules, life_rules
+from tests.chaos.findings import Counts, EndState, Figures, Finding, Property, Report
+from tests.chaos.timeline import Faults, Run, Story, stories
+from tests.chaos.witness import Event, Kind, Verb
+
+
+def check(
+    history: Sequence[Event],
+    *,
+    lease_ms: int,
+    end_states: Mapping[str, EndState],
+    counts: Counts | None = None,
+    max_attempts: int | None = None,
+) -> Report:
+    """Holds a whole history, in its order, against the promises.
+
+    `end_states` has the record of every timer that still has one after the drain, by `prefix/id`. `counts` are the
+    service's own; without them conservation is not checked. `max_attempts` is the limit under which all timers of the
+    history ran; without it only the service's own bookkeeping of attempts is checked.
+    """
+    told = stories(history)
+    faults = Faults((event for event in history if event.kind in {Kind.FAULT_ON, Kind.FAULT_OFF}), lease_ms)
+    findings = list(
+        chain(
+            *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),
+            _strangers(told, end_states),
+            _conservation(told, counts),
+        )
+    )
+    return Report(findings, _figures(told, faults))
+
+
+def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: int | None) -> Iterator[Finding]:
+    yield from life_rules.lost(story, end)
+    yield from life_rules.early(story)
+    yield from life_rules.cancelled(story, end)
+    yield from life_rules.created_twice(story, faults)
+    yield from life_rules.never_created(story, end)
+    yield from attempt_rules.one_winner(story, faults)
+    yield from attempt_rules.tokens_rise(story, end, faults)
+    yield from attempt_rules.zombies(story, end)
+    if max_attempts is not None:
+        yield from attempt_rules.bounded(story, end, max_attempts)
+
+
+def _strangers(told: Mapping[str, Story], end_states: Mapping[str, EndState]) -> Iterator[Finding]:
+    for timer in end_states.keys() - told.keys():
+        yield Finding(Property.CONSERVATION, timer, "the service has a timer that nobody armed")
+
+
+def _conservation(told: Mapping[str, Story], counts: Counts | None) -> Iterator[Finding]:
+    if counts is None:
+        return
+    certain = sum(story.exists for story in told.values())
+    possible = sum(story.may_exist for story in told.values())
+    if not certain <= counts.armed <= possible:
+        armed = f"{certain}" if certain == possible else f"{certain} to {possible}"
+        yield Finding(Property.CONSERVATION, "all", f"{armed} timers were armed, the service accounts for {counts}")
+    for key in counts.leftover_keys:
+        yield Finding(Property.CONSERVATION, "all", f"the key {key} was left over")
+
+
+def _figures(told: Mapping[str, Story], faults: Faults) -> Figures:
+    chains = [runs for story in told.values() for runs in story.chains()]
+    late = sorted(_lateness_ms(runs[0]) for runs in chains if runs[0].start.attempt == 1 and runs[0].start.due_ms)
+    return Figures(
+        timers=len(told),
+        unknown_creates=sum(call.unknown for story in told.values() for call in story.of(Verb.CREATE)),
+        starts=sum(len(runs) for runs in chains),
+        duplicates=attempt_rules.duplicates(chains, faults),
+        hidden_attempts=sum(max(0, gap.hidden) for story in told.values() for gap in story.gaps()),
+        max_attempt=max((run.start.attempt for runs in chains for run in runs), default=0),
+        lateness_p50_ms=_quantile(late, 0.5),
+        lateness_p99_ms=_quantile(late, 0.99),
+        lateness_max_ms=_quantile(late, 1.0),
+        faults_proven=faults.proven,
+        faults_unproven=faults.unproven,
+    )
+
+
+def _lateness_ms(run: Run) -> float:
+    return (run.start.wall_ns - run.start.due_ms * 1_000_000) / 1e6
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The nearest-rank quantile of sorted values."""
+    return ordered[max(1, ceil(len(ordered) * share)) - 1] if ordered else None

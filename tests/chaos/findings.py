@@ -1,0 +1,117 @@
+"""What the checker is told about the end of a run, and what it answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.chaos.witness import Event
+
+_SHOWN_FINDINGS = 20
+
+FINISHED = frozenset({"completed", "failed", "unhandled"})
+
+
+class Property(StrEnum):
+    """The promises that a history is held against."""
+
+    LOST = "P1 no lost timer"
+    EARLY = "P2 never early"
+    ONE_WINNER = "P4 one winner"
+    TOKENS_RISE = "P5 tokens rise"
+    CANCEL = "P6 cancel cancels"
+    ZOMBIE = "P7 no zombie result"
+    BOUNDED = "P8 bounded attempts"
+    IDEMPOTENT = "P10 one identity, one timer"
+    CONSERVATION = "P11 conservation"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One accepted completion as the service's record tells it: which attempt, and when by Redis's clock."""
+
+    attempt: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndState:
+    """A timer's record after the drain. `reason` is its last error."""
+
+    status: str
+    token: int
+    attempt: int
+    reason: str = ""
+    completions: tuple[Completion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """The service's own counts after the drain, and the keys that should not be there any more."""
+
+    finished: int
+    cancelled: int
+    scheduled: int
+    running: int
+    leftover_keys: tuple[str, ...] = ()
+
+    @property
+    def armed(self) -> int:
+        return self.finished + self.cancelled + self.scheduled + self.running
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken promise, with the lines of the history that show it."""
+
+    property: Property
+    timer: str
+    explanation: str
+    lines: tuple[Event, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"{self.property}: {self.timer}: {self.explanation}", *(f"    {e.to_line()}" for e in self.lines)]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The run in numbers. Lateness is that of first attempts, in milliseconds; None when there was none.
+
+    `duplicates` counts the repeated starts that no failure or hand-back asked for: all explained by faults when nothing
+    was found. `hidden_attempts` were claimed but never seen to start.
+    """
+
+    timers: int
+    unknown_creates: int
+    starts: int
+    duplicates: int
+    hidden_attempts: int
+    max_attempt: int
+    lateness_p50_ms: float | None
+    lateness_p99_ms: float | None
+    lateness_max_ms: float | None
+    faults_proven: int
+    faults_unproven: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The verdict: no findings means that the history keeps every promise."""
+
+    findings: Sequence[Finding]
+    figures: Figures
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def of(self, broken: Property) -> list[Finding]:
+        return [finding for finding in self.findings if finding.property is broken]
+
+    def __str__(self) -> str:
+        shown = [str(finding) for finding in self.findings[:_SHOWN_FINDINGS]]
+        more = len(self.findings) - len(shown)
+        return "\n".join(
+            [f"{len(self.findings)} findings; {self.figures}", *shown, *([f"and {more} more"] if more else [])]
+        )

@@ -1,0 +1,104 @@
+"""The promises about a timer's life: P1 never lost, P2 never early, P6 cancel cancels, P10 one identity, one timer."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tests.chaos.findings import FINISHED, EndState, Finding, Property
+from tests.chaos.timeline import SUCCEEDED, Call, Faults, Run, Story
+from tests.chaos.witness import Made, Verb
+
+
+def lost(story: Story, end: EndState | None) -> Iterator[Finding]:
+    """P1: what was certainly created has come to an end that the witnesses bear out."""
+    if end is None:
+        if story.exists:
+            yield Finding(Property.LOST, story.timer, "its create was answered, but no record is left", story.lines())
+        elif story.runs:
+            yield Finding(Property.LOST, story.timer, "it ran, but no record is left", story.lines())
+        return
+    if complaint := _bad_end(story, end):
+        yield Finding(Property.LOST, story.timer, complaint, story.lines())
+
+
+def _bad_end(story: Story, end: EndState) -> str:
+    if end.status == "cancelled":
+        possible = any(call.ok or call.unknown for call in story.of(Verb.CANCEL))
+        return "" if possible else "it is cancelled, but nobody cancelled it"
+    if end.status not in FINISHED:
+        return f"it is still {end.status} after the drain"
+    if end.status == "completed":
+        done = any(run.outcome in SUCCEEDED for run in story.runs)
+        return "" if done else "it is completed, but no run of it was seen to succeed"
+    return "" if end.reason else f"it is {end.status} without a reason"
+
+
+def early(story: Story) -> Iterator[Finding]:
+    """P2: no start before the due time, neither the one asked for nor the one the timer itself names."""
+    for run in story.runs:
+        due_ms = max(_earliest_due_ms(story, run), run.start.due_ms)
+        ahead_ns = due_ms * 1_000_000 - run.start.wall_ns
+        if ahead_ns > 0:
+            lines = (*(line for call in story.calls for line in call.lines()), run.start)
+            yield Finding(Property.EARLY, story.timer, f"it started {ahead_ns / 1e6:.3f} ms before it was due", lines)
+
+
+def _earliest_due_ms(story: Story, run: Run) -> int:
+    """The earliest due time that any call still in force at the start may have set."""
+    calls = [call for call in story.calls if call.from_ns <= run.start.mono_ns and _sets_due(call)]
+    settled = [call.from_ns for call in calls if call.ok and call.until_ns <= run.start.mono_ns]
+    superseded_ns = max(settled, default=0)
+    return min((call.invoke.due_ms for call in calls if call.until_ns > superseded_ns), default=0)
+
+
+def _sets_due(call: Call) -> bool:
+    if call.invoke.verb == Verb.RESCHEDULE:
+        return call.ok or call.unknown
+    return call.arms
+
+
+def cancelled(story: Story, end: EndState | None) -> Iterator[Finding]:
+    """P6: after a cancel was answered no attempt starts, unless something armed the timer again."""
+    arming = [call for call in story.calls if call.arms]
+    for cancel in story.of(Verb.CANCEL):
+        if not cancel.ok:
+            continue
+        armed_anew = [call for call in arming if call.until_ns > cancel.from_ns]
+        for run in story.runs:
+            excused = any(call.from_ns < run.start.mono_ns for call in armed_anew)
+            if run.start.mono_ns > cancel.until_ns and not excused:
+                lines = (*cancel.lines(), run.start)
+                yield Finding(Property.CANCEL, story.timer, "it started after its cancel was answered", lines)
+        if end is not None and end.status != "cancelled" and not armed_anew:
+            yield Finding(Property.CANCEL, story.timer, f"it was cancelled, but ended {end.status}", cancel.lines())
+
+
+def created_twice(story: Story, faults: Faults) -> Iterator[Finding]:
+    """P10: an identity that is taken is not created again."""
+    made = [call for call in story.of(Verb.CREATE) if call.ok and call.outcome == Made.CREATED]
+    strict = [call for call in made if call.invoke.if_exists == "error"]
+    for earlier, later in pairwise(strict):
+        if not _freed_between(story, earlier, later, faults):
+            lines = earlier.lines() + later.lines()
+            yield Finding(
+                Property.IDEMPOTENT, story.timer, "two creates of one identity were both answered created", lines
+            )
+
+
+def _freed_between(story: Story, earlier: Call, later: Call, faults: Faults) -> bool:
+    begin_ns, until_ns = earlier.from_ns, later.until_ns
+    cancels = (call for call in story.of(Verb.CANCEL) if call.ok or call.unknown)
+    if any(call.from_ns < until_ns and call.until_ns > begin_ns for call in cancels):
+        return True
+    runs = (run for run in story.runs if begin_ns < run.start.mono_ns < until_ns)
+    return any(run.ended_before(until_ns) or faults.took_over(run, until_ns) for run in runs)
+
+
+def never_created(story: Story, end: EndState | None) -> Iterator[Finding]:
+    """P10: what nobody created, or what was refused, neither runs nor has a record."""
+    creates = [call for call in story.of(Verb.CREATE) if call.ok or call.unknown or call.outcome == Made.EXISTS]
+    begin_ns = min((call.from_ns for call in creates), default=None)
+    for run in story.runs:
+        if begin_ns is None or run.start.mono_ns < begin_ns:
+            yield Finding(Property.IDEMPOTENT, story.timer, "it started though nobody had created it", run.lines())
+    if begin_ns is None and end is not None:
+        yield Finding(Property.IDEMPOTENT, story.timer, "its create was refused, but it has a record", story.lines())

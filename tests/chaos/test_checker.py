@@ -1,0 +1,80 @@
+"""The checker, held against histories whose faults are known: each planted one is caught, a clean one never accused."""
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.chaos.clean import MAX_ATTEMPTS, clean_histories
+from tests.chaos.findings import Counts, Property
+from tests.chaos.histories import Past
+from tests.chaos.plants import NOT_SEEN_ALONE, PLANTS, TIMER, Plant, done
+from tests.chaos.witness import FaultKind, Kind
+
+
+@pytest.mark.parametrize(
+    ("broken", "plant"),
+    [pytest.param(broken, plant, id=plant.__name__) for broken, plants in PLANTS.items() for plant in plants],
+)
+def test_planted_fault_is_caught(broken: Property, plant: Plant) -> None:
+    past = Past()
+    plant(past)
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.of(broken), str(report)
+    assert broken.value in str(report)
+
+
+@given(clean_histories())
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_clean_history_gives_no_finding(past: Past) -> None:
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.ok, str(report)
+
+
+@given(clean_histories(), st.sampled_from([plant for plants in PLANTS.values() for plant in plants]))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_planted_fault_is_caught_among_clean_timers(past: Past, plant: Plant) -> None:
+    assume(plant not in NOT_SEEN_ALONE)
+    past.counts = None
+    plant(past)
+    report = past.judged(MAX_ATTEMPTS)
+    assert {finding.timer for finding in report.findings} <= {TIMER, "chaos/stranger"}
+    assert not report.ok
+
+
+@given(clean_histories())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_record_taken_from_a_clean_history_is_missed(past: Past) -> None:
+    assume(past.end_states)
+    timer = min(past.end_states)
+    armed_for_sure = any(event.timer == timer and event.kind in {Kind.OK, Kind.START} for event in past.events)
+    assume(armed_for_sure)
+    del past.end_states[timer]
+    assert [finding.timer for finding in past.judged(MAX_ATTEMPTS).of(Property.LOST)] == [timer]
+
+
+def test_figures_tell_what_happened() -> None:
+    past = Past()
+    past.create("chaos/calm")
+    past.run("chaos/calm", 1_002, pod="b")
+    past.completed("chaos/calm", 1_010)
+    past.create("chaos/struck")
+    past.run("chaos/struck", 1_004, pod="a", outcome=None)
+    past.fault(FaultKind.KILL, "a", 1_006)
+    past.run("chaos/struck", 3_100, pod="b", attempt=2)
+    past.completed("chaos/struck", 3_110, attempt=2)
+    past.create("chaos/unknown", answer=None)
+    past.fault(FaultKind.PAUSE, "b", 4_000, proof="")
+    figures = past.judged().figures
+    assert (figures.timers, figures.starts, figures.duplicates, figures.max_attempt) == (3, 3, 1, 2)
+    assert (figures.lateness_p50_ms, figures.lateness_p99_ms, figures.lateness_max_ms) == (2.0, 4.0, 4.0)
+    assert (figures.unknown_creates, figures.faults_proven, figures.faults_unproven) == (1, 1, 1)
+
+
+def test_unanswered_create_is_neither_lost_nor_kept() -> None:
+    absent, present = Past(), Past()
+    for past in (absent, present):
+        past.create(TIMER, answer=None)
+        past.counts = Counts(finished=int(past is present), cancelled=0, scheduled=0, running=0)
+    done(present)
+    assert absent.judged().ok
+    assert present.judged().ok

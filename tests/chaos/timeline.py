@@ -1,0 +1,280 @@
+"""A history sorted out: the calls and runs of each timer, the faults of each pod, and what a fault explains."""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.chaos.witness import Event, FaultKind, Kind, Made, Outcome, Verb
+
+FOREVER_NS = 1 << 62
+EVERY_POD = "*"
+
+SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
+
+_RELEASING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.SNOOZED})
+_CUTTING = frozenset({FaultKind.PAUSE, FaultKind.PARTITION})
+_HOLDING = frozenset({FaultKind.KILL, FaultKind.STOP, FaultKind.DISCONNECT}) | _CUTTING
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One thing that the driver asked for, with its answer if there was one."""
+
+    invoke: Event
+    answer: Event | None
+
+    @property
+    def ok(self) -> bool:
+        return self.answer is not None and self.answer.kind is Kind.OK
+
+    @property
+    def unknown(self) -> bool:
+        """True when it may or may not have taken effect, or may yet."""
+        return self.answer is None or self.answer.kind is Kind.INFO
+
+    @property
+    def outcome(self) -> str:
+        return "" if self.answer is None else self.answer.outcome
+
+    @property
+    def from_ns(self) -> int:
+        return self.invoke.mono_ns
+
+    @property
+    def until_ns(self) -> int:
+        """The latest moment at which it can take effect."""
+        return FOREVER_NS if self.answer is None or self.unknown else self.answer.mono_ns
+
+    @property
+    def arms(self) -> bool:
+        """True when it made or may have made a finished or missing timer run (again)."""
+        if self.invoke.verb == Verb.CREATE:
+            return self.unknown or (self.ok and self.outcome != Made.KEPT)
+        return self.invoke.verb == Verb.RETRY and (self.ok or self.unknown)
+
+    def lines(self) -> tuple[Event, ...]:
+        return (self.invoke,) if self.answer is None else (self.invoke, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One start, with the end that the same pod wrote for it if it came to that."""
+
+    start: Event
+    end: Event | None
+
+    @property
+    def outcome(self) -> str:
+        return "" if self.end is None else self.end.outcome
+
+    def ended_before(self, mono_ns: int) -> bool:
+        return self.end is not None and self.end.mono_ns <= mono_ns
+
+    def lines(self) -> tuple[Event, ...]:
+        return (self.start,) if self.end is None else (self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something done to a pod from `on_ns` to `off_ns` (FOREVER_NS while it lasts)."""
+
+    kind: str
+    on_ns: int
+    off_ns: int
+
+
+class _Spans:
+    """How many of many faults overlap a span of time, in O(log n)."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        spans = [(fault.on_ns, fault.off_ns) for fault in faults]
+        self._ons = sorted(on_ns for on_ns, _ in spans)
+        self._offs = sorted(off_ns for _, off_ns in spans)
+
+    def overlapping(self, from_ns: int, until_ns: int) -> int:
+        return bisect_right(self._ons, until_ns) - bisect_left(self._offs, from_ns)
+
+
+class Faults:
+    """The proven faults of a history, by pod. `lease_ms` is the lease under which the pods ran.
+
+    A lease is extended at least every half lease, so cutting off its holder for half a lease may already end it."""
+
+    def __init__(self, events: Iterable[Event], lease_ms: int) -> None:
+        self._lease_ns = lease_ms * 1_000_000
+        self._of_pod: defaultdict[str, list[Fault]] = defaultdict(list)
+        self.proven = self.unproven = 0
+        for pod, fault in self._proven(events):
+            self._of_pod[pod].append(fault)
+        proven = [fault for faults in self._of_pod.values() for fault in faults]
+        self._holding = _Spans([fault for fault in proven if fault.kind in _HOLDING])
+        self._stopping = _Spans([fault for fault in proven if fault.kind == FaultKind.STOP])
+
+    def _proven(self, events: Iterable[Event]) -> Iterator[tuple[str, Fault]]:
+        ons: dict[str, Event] = {}
+        offs: dict[str, Event] = {}
+        for event in events:
+            if event.kind is Kind.FAULT_ON:
+                ons[event.call] = event
+            elif event.kind is Kind.FAULT_OFF:
+                offs[event.call] = event
+        for call, on in ons.items():
+            off = offs.get(call)
+            if not (on.proof or (off and off.proof)):
+                self.unproven += 1
+                continue
+            self.proven += 1
+            yield on.pod, Fault(on.fault, on.mono_ns, off.mono_ns if off else FOREVER_NS)
+
+    def took_over(self, run: Run, at_ns: int) -> bool:
+        """True when a fault of the run's own pod explains that another run began at `at_ns`."""
+        return any(self._ended_lease(fault, run, at_ns) for fault in self._on(run.start.pod))
+
+    def held_up(self, start: Event) -> bool:
+        """True when the pod was paused so long just before this start that its lease may have been over already."""
+        paused = (fault for fault in self._on(start.pod) if fault.kind == FaultKind.PAUSE)
+        return any(self._lasted(fault, start.mono_ns, start.mono_ns) for fault in paused)
+
+    def stopped(self, pod: str, before_ns: int) -> bool:
+        """True when the pod was told to stop before `before_ns`."""
+        return any(fault.kind == FaultKind.STOP and fault.on_ns <= before_ns for fault in self._on(pod))
+
+    def swallow(self, claims: int, from_ns: int, until_ns: int, *, besides: int) -> bool:
+        """True when faults between the two suffice for `claims` that nobody saw start, and for `besides` that started.
+
+        Such a claim is over when its lease is, or when a stopping pod hands it back."""
+        if self._holding.overlapping(from_ns, until_ns) < claims + besides:
+            return False
+        stops = self._stopping.overlapping(from_ns, until_ns)
+        return until_ns - from_ns >= max(0, claims - stops) * self._lease_ns
+
+    def _on(self, pod: str) -> Iterator[Fault]:
+        yield from self._of_pod.get(pod, ())
+        yield from self._of_pod.get(EVERY_POD, ())
+
+    def _ended_lease(self, fault: Fault, run: Run, at_ns: int) -> bool:
+        if fault.kind == FaultKind.KILL:
+            unsettled_until = FOREVER_NS if run.end is None else run.end.mono_ns + self._lease_ns
+            return fault.on_ns <= min(at_ns, unsettled_until) and fault.off_ns >= run.start.mono_ns
+        return fault.kind in _CUTTING and self._lasted(fault, run.start.mono_ns, at_ns)
+
+    def _lasted(self, fault: Fault, start_ns: int, at_ns: int) -> bool:
+        lasted_ns = min(fault.off_ns, at_ns) - fault.on_ns
+        return lasted_ns >= self._lease_ns // 2 and fault.off_ns >= start_ns - self._lease_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Attempts missing before `run`: `hidden` of them (negative: its number was used before) since `from_ns`."""
+
+    earlier: Run | None
+    run: Run
+    hidden: int
+    from_ns: int
+
+
+@dataclass(slots=True)
+class Story:
+    """All that the witnesses saw of one timer, each list in the order of time."""
+
+    timer: str
+    calls: list[Call] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def exists(self) -> bool:
+        """True when it was certainly created: a call on it succeeded, or was refused because it was there."""
+        return any(call.ok or call.outcome == Made.EXISTS for call in self.calls)
+
+    @property
+    def may_exist(self) -> bool:
+        return self.exists or any(call.invoke.verb == Verb.CREATE and call.unknown for call in self.calls)
+
+    def of(self, verb: Verb) -> list[Call]:
+        return [call for call in self.calls if call.invoke.verb == verb]
+
+    def by_token(self) -> list[Run]:
+        return sorted(self.runs, key=lambda run: (run.start.token, run.start.mono_ns))
+
+    def lines(self) -> tuple[Event, ...]:
+        lines = [line for call in self.calls for line in call.lines()] + [
+            line for run in self.runs for line in run.lines()
+        ]
+        return tuple(sorted(lines, key=lambda event: event.mono_ns))
+
+    def chains(self) -> list[list[Run]]:
+        """The runs by token, cut where a new occurrence or a new life of the timer begins."""
+        runs = self.by_token()
+        chains = [runs[:1]] if runs else []
+        rearming = [call for call in self.calls if call.arms][1:]
+        for earlier, later in pairwise(runs):
+            armed_anew = _take_rearming(rearming, earlier, later)
+            if armed_anew or earlier.start.occurrence != later.start.occurrence:
+                chains.append([])
+            chains[-1].append(later)
+        return chains
+
+    def gaps(self) -> Iterator[Gap]:
+        """Where attempt numbers do not rise by one. A hand-armed timer may count on or begin at 1 again."""
+        from_ns = min((call.from_ns for call in self.calls), default=0)
+        last: Run | None = None
+        for runs in self.chains():
+            first = runs[0]
+            counts_on = last and last.start.occurrence == first.start.occurrence
+            base = last.start.attempt if last and counts_on and first.start.attempt > last.start.attempt else 0
+            if hidden := first.start.attempt - base - 1:
+                yield Gap(None, first, hidden, last.start.mono_ns if last else from_ns)
+            for earlier, later in pairwise(runs):
+                if hidden := later.start.attempt - earlier.start.attempt - 1:
+                    yield Gap(earlier, later, hidden, earlier.start.mono_ns)
+            last = runs[-1]
+
+
+def _take_rearming(arming: list[Call], earlier: Run, later: Run) -> bool:
+    """Takes from `arming` a call that may have armed the timer anew between two starts; False when there is none."""
+    for call in arming:
+        if call.from_ns < later.start.mono_ns and call.until_ns > earlier.start.mono_ns:
+            arming.remove(call)
+            return True
+    return False
+
+
+def released(run: Run, at_ns: int, faults: Faults) -> bool:
+    """True when the run itself made room for another before `at_ns`: failed, or handed back by a stopping pod."""
+    if run.end is None or not run.ended_before(at_ns):
+        return False
+    if run.outcome == Outcome.HANDED_BACK:
+        return faults.stopped(run.start.pod, run.end.mono_ns)
+    return run.outcome in _RELEASING
+
+
+def stories(history: Iterable[Event]) -> dict[str, Story]:
+    """The history by timer."""
+    found: dict[str, Story] = {}
+    answers: dict[str, Event] = {}
+    invokes: list[Event] = []
+    starts: list[Event] = []
+    ends: defaultdict[tuple[object, ...], list[Event]] = defaultdict(list)
+    for event in history:
+        if event.kind is Kind.INVOKE:
+            invokes.append(event)
+        elif event.kind is Kind.START:
+            starts.append(event)
+        elif event.kind is Kind.END:
+            ends[_run_key(event)].append(event)
+        elif event.timer:
+            answers[event.call] = event
+    for invoke in invokes:
+        story = found.setdefault(invoke.timer, Story(invoke.timer))
+        story.calls.append(Call(invoke, answers.get(invoke.call)))
+    for start in starts:
+        matching = ends.get(_run_key(start))
+        story = found.setdefault(start.timer, Story(start.timer))
+        story.runs.append(Run(start, matching.pop(0) if matching else None))
+    return found
+
+
+def _run_key(event: Event) -> tuple[object, ...]:
+    return event.timer, event.occurrence, event.attempt, event.token, event.pod, event.pid
