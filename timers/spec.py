@@ -105,9 +105,7 @@ def _step(position: int, step: object) -> DurationInput:
 AnyDuration = Annotated[DurationInput, PlainValidator(_checked_duration), WithJsonSchema(_DURATION_SCHEMA)]
 ExactDuration = Annotated[DurationInput, PlainValidator(_checked_exact), WithJsonSchema(_DURATION_SCHEMA)]
 Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(_TIME_SCHEMA)]
-Backoff = Annotated[
-    str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(_BACKOFF_SCHEMA)
-]
+Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(_BACKOFF_SCHEMA)]
 
 
 def check_prefix(value: object, field: str = "prefix") -> str:
@@ -256,7 +254,7 @@ class MissedPolicy:
         """From `"fire"` … or `{"grace": "10m"}`."""
         for policy in ("fire", "skip", "latest", "all"):
             if value == policy:
-                return cls(policy)  # type: ignore[arg-type]  # the tuple holds only members of the Literal
+                return cls(policy)
         if isinstance(value, Mapping) and set(value) == {"grace"}:
             try:
                 return cls("grace", _checked_exact(value["grace"]))
@@ -288,9 +286,7 @@ Id = Annotated[
     PlainValidator(lambda value: check_id(value, "")),
     WithJsonSchema({"type": "string", "pattern": f"^{ID_PATTERN}$", "examples": ["user-42"]}),
 ]
-MissedInput = Annotated[
-    str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(_MISSED_SCHEMA)
-]
+MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(_MISSED_SCHEMA)]
 
 
 def _check_tags(tags: tuple[str, ...]) -> None:
@@ -300,7 +296,9 @@ def _check_tags(tags: tuple[str, ...]) -> None:
 
 def _check_metadata(pairs: Mapping[str, str]) -> None:
     if len(pairs) > 32 or any(not 1 <= len(k) <= 64 or len(v) > 512 for k, v in pairs.items()):
-        raise InvalidInput.of("metadata", dict(pairs), "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters")
+        raise InvalidInput.of(
+            "metadata", dict(pairs), "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters"
+        )
 
 
 class _Wishes(_Model):

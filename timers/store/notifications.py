@@ -100,7 +100,7 @@ class Notifications:
         connection = self._connections.dial()
         try:
             async with reachable():
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
                 await connection.send_command("SUBSCRIBE", self._expired, self._wake)
                 await self._pump(connection, sink)
         finally:

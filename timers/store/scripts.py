@@ -56,6 +56,6 @@ async def run(redis: Redis, name: str, root: str, arguments: Sequence[Argument])
     """Run a script on a shard. Raises Unavailable; a server that lost its script cache is given the script again."""
     async with reachable():
         try:
-            return await redis.evalsha(digest(name), 1, root, *arguments)  # type: ignore[misc]  # redis-py types it for both worlds
+            return await redis.evalsha(digest(name), 1, root, *arguments)
         except NoScriptError:
-            return await redis.eval(source(name), 1, root, *arguments)  # type: ignore[misc]
+            return await redis.eval(source(name), 1, root, *arguments)

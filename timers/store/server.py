@@ -12,6 +12,7 @@ from timers.store.scripts import reachable
 
 RECORD_FORMAT: Final = "1"
 NEEDED_FLAGS: Final = frozenset("Ex")
+_FLAGS: Final = "notify-keyspace-events"
 _ALL_EVENTS: Final = frozenset("g$lshzxetd")
 """What the flag `A` stands for."""
 
@@ -35,14 +36,16 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
     whether events arrive, and the sweep works without them."""
     async with reachable():
         try:
-            answer = await redis.config_get("notify-keyspace-events")
-            current = str(_text(answer.get(b"notify-keyspace-events", answer.get("notify-keyspace-events", ""))))
+            answer = {_text(name): _text(value) for name, value in (await redis.config_get(_FLAGS)).items()}
+            current = answer.get(_FLAGS, "")
             missing = missing_flags(current)
             if not missing:
                 return FlagCheck(True, f"notify-keyspace-events is {current!r}")
-            await redis.config_set("notify-keyspace-events", current + missing)
+            await redis.config_set(_FLAGS, current + missing)
         except ResponseError as error:
-            return FlagCheck(None, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself")
+            return FlagCheck(
+                None, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"
+            )
     return FlagCheck(True, f"added {missing!r} to notify-keyspace-events {current!r}")
 
 
@@ -73,5 +76,5 @@ async def touch_canary(redis: Redis, pod: str) -> bool:
         return bool(await redis.exists(keys.canary_key(pod)))
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""

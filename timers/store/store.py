@@ -117,8 +117,7 @@ class Store:
             arguments += (a.prefix, a.id, a.if_exists, a.due, wishes, progress, codec.clean_note(a.note))
         reply = await self._run("arm", shard, arguments)
         return [
-            Answer(reply[2 * i].decode(), codec.decode(a.prefix, a.id, reply[2 * i + 1]))
-            for i, a in enumerate(armings)
+            Answer(reply[2 * i].decode(), codec.decode(a.prefix, a.id, reply[2 * i + 1])) for i, a in enumerate(armings)
         ]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
@@ -136,7 +135,14 @@ class Store:
         self, prefix: str, timer_id: str, *, edit_lock_ms: int = 0, version: int | None = None, purge: bool = False
     ) -> Answer:
         """Codes: cancelled, purged, missing, running, locked, version, finished."""
-        arguments = [edit_lock_ms, prefix, timer_id, _expected(version), "purge" if purge else "", "cancelled"]
+        arguments: list[scripts.Argument] = [
+            edit_lock_ms,
+            prefix,
+            timer_id,
+            _expected(version),
+            "purge" if purge else "",
+            "cancelled",
+        ]
         return await self._one("cancel", prefix, timer_id, arguments)
 
     async def reschedule(
@@ -152,7 +158,7 @@ class Store:
         note: str = "changed",
     ) -> Answer:
         """Change what is given. Codes: changed, missing, running, locked, version, finished."""
-        arguments = [
+        arguments: list[scripts.Argument] = [
             edit_lock_ms,
             prefix,
             timer_id,
@@ -163,6 +169,10 @@ class Store:
             codec.clean_note(note),
         ]
         return await self._one("reschedule", prefix, timer_id, arguments)
+
+    async def revive(self, prefix: str, timer_id: str, *, note: str) -> Answer:
+        """Arm a failed, unhandled or cancelled timer again. Codes: changed, missing, running, scheduled, completed."""
+        return await self._one("revive", prefix, timer_id, [prefix, timer_id, codec.clean_note(note)])
 
     async def claim(
         self, shard: int, wanted: Sequence[tuple[str, int]], *, pod: str, lease_ms: int, cause: str
@@ -192,9 +202,7 @@ class Store:
         (lost,) = await self._run("extend", shard, arguments, redis=self.connections.reserved)
         return [timers[int(index)] for index in lost]
 
-    async def settle(
-        self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int
-    ) -> list[str]:
+    async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
         """End runs. Codes in order: settled, already, fenced, missing."""
         arguments: list[scripts.Argument] = [pod, retention_ms]
         for settlement in settlements:
@@ -218,14 +226,14 @@ class Store:
         said = "" if info is None else json.dumps(info, separators=(",", ":"))
         (signs,) = await self._run_at(keys.PODS_ROOT, "beat", [pod, said, forget_after_ms])
         return [
-            PodSign(signs[i].decode(), int(float(signs[i + 1])), json.loads(signs[i + 2])) for i in range(0, len(signs), 3)
+            PodSign(signs[i].decode(), int(float(signs[i + 1])), json.loads(signs[i + 2]))
+            for i in range(0, len(signs), 3)
         ]
 
     def _claimed(self, parts: Sequence[bytes], pod: str, lease_ms: int) -> list[Timer]:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
         return [
-            codec.decode(parts[i].decode(), parts[i + 1].decode(), parts[i + 2], lease)
-            for i in range(0, len(parts), 3)
+            codec.decode(parts[i].decode(), parts[i + 1].decode(), parts[i + 2], lease) for i in range(0, len(parts), 3)
         ]
 
     def _by_shard(self, identities: Iterable[Identity]) -> dict[int, list[int]]:

@@ -1,0 +1,26 @@
+"""A durable timer service for Redis: the public names."""
+
+from timers.client import TimerClient
+from timers.errors import InvalidInput, TimersError
+from timers.model import Status, Timer
+from timers.outcome import Done, Fail, Rearm, Retry
+from timers.processor import Context, Processor, processor
+from timers.spec import NewTimer, RetryPolicy, TimerChange
+
+__all__ = [
+    "Context",
+    "Done",
+    "Fail",
+    "InvalidInput",
+    "NewTimer",
+    "Processor",
+    "Rearm",
+    "Retry",
+    "RetryPolicy",
+    "Status",
+    "Timer",
+    "TimerChange",
+    "TimerClient",
+    "TimersError",
+    "processor",
+]

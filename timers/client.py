@@ -1,0 +1,312 @@
+"""Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import UUID
+
+from timers import calendar
+from timers.durations import Duration, parse_time
+from timers.errors import (
+    AlreadyExists,
+    EditLocked,
+    InvalidInput,
+    NotFound,
+    NotScheduled,
+    Refused,
+    Running,
+    VersionMismatch,
+)
+from timers.model import NO_PROGRESS, Progress, Timer
+from timers.spec import NewTimer, TimerChange, check_id, check_prefix
+from timers.store import server
+from timers.store.connect import Connections, connect
+from timers.store.store import Answer, Arming, Store
+
+FURTHEST_MS: Final = 10 * 366 * 24 * 3600 * 1000
+"""How far ahead a timer may be due: ten years."""
+
+BATCH_LIMIT: Final = 1000
+"""Timers that one batch may arm."""
+
+SCRIPT_BATCH: Final = 250
+"""Timers armed by one script call: it must not hold the server up."""
+
+_CHANGE_TRIES: Final = 10
+"""A change reads, edits and compares versions; this many writers in a row would have to come between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Armed:
+    """A timer that is now there, and whether this call `created` it, `replaced` another or `kept` what was there."""
+
+    timer: Timer
+    how: str
+
+    @property
+    def created(self) -> bool:
+        """True where the identity was free."""
+        return self.how == "created"
+
+
+def new_id() -> str:
+    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix ms, then random; so ids sort by the time they were made."""
+    millis = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    value = (millis << 80) | (0x7 << 76) | (((random >> 62) & 0xFFF) << 64) | (0b10 << 62) | (random & ((1 << 62) - 1))
+    return str(UUID(int=value))
+
+
+class TimerClient:
+    """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
+
+    Every method raises `Unavailable` while Redis is away, `InvalidInput` for bad values, and a `Refused` where the
+    timer's state forbids the call.
+    """
+
+    def __init__(self, url: str, *, edit_lock_ms: int = 0) -> None:
+        """A client for a Redis URL whose db number is the dedicated one. Connects at the first call."""
+        self._connections = connect(url)
+        self._store: Store | None = None
+        self._edit_lock_ms = edit_lock_ms
+
+    @classmethod
+    def from_url(cls, url: str, *, edit_lock_ms: int = 0) -> Self:
+        """The constructor by the name that redis-py uses."""
+        return cls(url, edit_lock_ms=edit_lock_ms)
+
+    @classmethod
+    def over(cls, store: Store, *, edit_lock_ms: int = 0) -> Self:
+        """A client over a store that is open already; closing it closes the store's connections."""
+        client = cls.__new__(cls)
+        client._connections, client._store, client._edit_lock_ms = store.connections, store, edit_lock_ms
+        return client
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connections.close()
+
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:  # noqa: A002 (the JSON's name)
+        """Arm a timer; the keywords are the fields of `POST /v1/timers`."""
+        given = {"prefix": prefix, **({} if id is None else {"id": id}), **fields}
+        return await self.arm(NewTimer.parse(given))
+
+    async def arm(self, new: NewTimer) -> Timer:
+        """Arm a timer and return what is now there."""
+        return (await self.put(new)).timer
+
+    async def put(self, new: NewTimer) -> Armed:
+        """As `arm`, and say whether it was created, replaced or kept."""
+        (result,) = await self.batch([new])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def batch(self, news: Sequence[NewTimer]) -> list[Armed | Refused | InvalidInput]:
+        """Arm up to 1,000 timers; each has its own result, in order. Raises Unavailable for the whole batch: what was
+        armed before stays, so repeat it with ids and `if_exists: keep`."""
+        if len(news) > BATCH_LIMIT:
+            raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
+        store = await self._open()
+        results: list[Armed | Refused | InvalidInput] = []
+        for start in range(0, len(news), SCRIPT_BATCH):
+            results += await self._arm_some(store, news[start : start + SCRIPT_BATCH])
+        return results
+
+    async def _arm_some(self, store: Store, news: Sequence[NewTimer]) -> list[Armed | Refused | InvalidInput]:
+        planned = [_planned(new, store.clock.now_ms()) for new in news]
+        armings = [arming for arming in planned if isinstance(arming, Arming)]
+        answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms) if armings else ())
+        return [_armed(next(answers)) if isinstance(p, Arming) else p for p in planned]
+
+    async def get(self, prefix: str, id: str) -> Timer:  # noqa: A002
+        """The timer. Raises NotFound."""
+        store = await self._open()
+        (timer,) = await store.get([(check_prefix(prefix), check_id(id))])
+        if timer is None:
+            raise _refusal("missing", prefix, id, None)
+        return timer
+
+    async def cancel(
+        self,
+        prefix: str,
+        id: str,
+        *,
+        version: int | None = None,
+        purge: bool = False,  # noqa: A002
+    ) -> Timer:
+        """Cancel a scheduled timer: no run of it starts afterwards. `purge` also removes the record, of a finished one
+        too. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
+        store = await self._open()
+        answer = await store.cancel(
+            check_prefix(prefix), check_id(id), edit_lock_ms=self._edit_lock_ms, version=version, purge=purge
+        )
+        return _accepted(answer, prefix, id, ("cancelled", "purged"))
+
+    async def change(self, prefix: str, id: str, change: TimerChange, *, version: int | None = None) -> Timer:  # noqa: A002
+        """Change a scheduled timer's given fields. Raises as `cancel`."""
+        store = await self._open()
+        for _ in range(_CHANGE_TRIES):
+            current = await self.get(prefix, id)
+            answer = await self._change(store, current, change, current.version if version is None else version)
+            if answer.code != "version" or version is not None:
+                return _accepted(answer, prefix, id, ("changed",))
+        raise _refusal("version", prefix, id, answer.timer)
+
+    async def _change(self, store: Store, current: Timer, change: TimerChange, version: int) -> Answer:
+        due_ms = due_of_change(change, store.clock.now_ms())
+        return await store.reschedule(
+            current.prefix,
+            current.id,
+            due="" if due_ms is None else f"@{due_ms}",
+            wishes=change.changed_wishes(current.wishes),
+            progress=_changed_progress(current, change, due_ms),
+            edit_lock_ms=self._edit_lock_ms,
+            version=version,
+            note="rescheduled" if due_ms is not None else "changed",
+        )
+
+    async def reschedule(
+        self,
+        prefix: str,
+        id: str,
+        *,
+        version: int | None = None,
+        **due: Any,  # noqa: A002
+    ) -> Timer:
+        """Move the due time: `delay=` or `due_at=`. Raises as `cancel`."""
+        return await self.change(prefix, id, TimerChange.parse(due), version=version)
+
+    async def fire(self, prefix: str, id: str) -> Timer:  # noqa: A002
+        """Make a scheduled timer due now, also inside the edit lock. Raises NotFound, Running, NotScheduled."""
+        store = await self._open()
+        answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", note="fired by hand")
+        return _accepted(answer, prefix, id, ("changed",))
+
+    async def retry(self, prefix: str, id: str) -> Timer:  # noqa: A002
+        """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
+        store = await self._open()
+        answer = await store.revive(check_prefix(prefix), check_id(id), note="retried by hand")
+        return _accepted(answer, prefix, id, ("changed",))
+
+    async def _open(self) -> Store:
+        """The store, opened at the first call; its clock is read once, because plans need the server's time."""
+        if self._store is None:
+            self._store = await open_store(self._connections)
+        if not self._store.clock.known:
+            await self._store.now_ms()
+        return self._store
+
+
+async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
+    """A store over connections, with the number of shards that the db was first used with."""
+    return Store(connections, shards=await server.fix_shards(connections.commands, shards))
+
+
+def _planned(new: NewTimer, now_ms: float) -> Arming | InvalidInput:
+    try:
+        return plan(new, now_ms)
+    except InvalidInput as error:
+        return error
+
+
+def plan(new: NewTimer, now_ms: float) -> Arming:
+    """Where a new timer's due time and first progress come from. Raises InvalidInput."""
+    due, progress = _first_due(new, now_ms), NO_PROGRESS
+    if new.repeat is not None:
+        due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
+        due, progress = f"@{due_ms}", calendar.start(due_ms)
+    return Arming(new.prefix, new.id or new_id(), due, new.wishes(), progress, new.if_exists)
+
+
+def _first_due(new: NewTimer, now_ms: float) -> str:
+    if new.due_at is not None:
+        return f"@{_within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
+    if new.delay is not None:
+        return _after(Duration.parse(new.delay, "delay"), now_ms, "delay", new.delay)
+    if new.repeat is not None:
+        return f"@{calendar.first_slot(new.repeat, round(now_ms))}"
+    ladder_ms = new.retry.ladder_ms if new.retry is not None else None
+    if ladder_ms is None:
+        raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
+    return f"+{ladder_ms[0]}"
+
+
+def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
+    if delay.months:
+        return f"@{_within_reach(delay.add_to(round(now_ms)), now_ms, field, given)}"
+    _within_reach(round(now_ms) + delay.exact_ms, now_ms, field, given)
+    return f"+{delay.exact_ms}"
+
+
+def _within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
+    if due_ms > now_ms + FURTHEST_MS:
+        raise InvalidInput.of(field, given, "a time at most 10 years ahead")
+    return due_ms
+
+
+def due_of_change(change: TimerChange, now_ms: float) -> int | None:
+    """The new due time of a change in epoch ms; None where it does not move."""
+    if change.due_at is not None:
+        return _within_reach(parse_time(change.due_at, "due_at"), now_ms, "due_at", change.due_at)
+    if change.delay is not None:
+        due_ms = Duration.parse(change.delay, "delay").add_to(round(now_ms))
+        return _within_reach(due_ms, now_ms, "delay", change.delay)
+    return None
+
+
+def _changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:
+    """A moved due time or another cycle starts the plan anew from there; what was counted stays counted."""
+    repeats = change.repeat is not None if "repeat" in change.model_fields_set else current.repeat is not None
+    if not repeats or (due_ms is None and "repeat" not in change.model_fields_set):
+        return None
+    started = calendar.start(current.due_ms if due_ms is None else due_ms)
+    return Progress(current.last_error, started.slot_ms, started.anchor_ms, 0, current.progress.occurrences)
+
+
+def _armed(answer: Answer) -> Armed | Refused:
+    timer = answer.timer
+    if timer is None:
+        raise ValueError("an arm answer has a timer")
+    if answer.code in ("created", "replaced", "kept"):
+        return Armed(timer, answer.code)
+    return _refusal(answer.code, timer.prefix, timer.id, timer)
+
+
+def _accepted(answer: Answer, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
+    if answer.code not in codes or answer.timer is None:
+        raise _refusal(answer.code, prefix, timer_id, answer.timer)
+    return answer.timer
+
+
+def _refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refused:
+    name = f"timer {prefix}:{timer_id}"
+    status = timer.status.value if timer is not None else "unknown"
+    make: dict[str, Callable[[], Refused]] = {
+        "missing": lambda: NotFound(f"{name} does not exist"),
+        "exists": lambda: AlreadyExists(
+            f"{name} exists and is {status}; use if_exists 'replace' to arm it anew, or 'keep' to get it"
+        ),
+        "running": lambda: Running(f"{name} is running; wait until it has ended, or let its processor return Rearm"),
+        "locked": lambda: EditLocked(f"{name} is too close to due to be changed (TIMERS_EDIT_LOCK)"),
+        "version": lambda: VersionMismatch(
+            f"{name} has version {timer.version if timer else '?'}, another than expected; read it again"
+        ),
+    }
+    if code in make:
+        return make[code]()
+    return NotScheduled(f"{name} is {status}, and this is not possible then")
+
+
+__all__ = ["Armed", "TimerClient", "new_id", "open_store", "plan"]
