@@ -117,8 +117,8 @@ class Duration:
         if not (self.months or self.days):
             return at_ms + self.ms
         start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(timezone)
-        # Without the zone, as a zoned time keeps its offset where it can: in the doubled hour of autumn the answer would
-        # then hang on the season of the start.
+        # Without the zone: a zoned time keeps its offset where it can, so in the doubled hour of autumn the answer
+        # would hang on the season of the start.
         moved = start.to_plain().add(months=self.months, days=self.days)
         return moved.assume_tz(timezone, disambiguation="compatible").timestamp(unit="millisecond") + self.ms
 
