@@ -3,9 +3,8 @@
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import update_wrapper
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
@@ -61,11 +60,8 @@ class Processor:
 
     prefix: str
     function: Function
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        update_wrapper(self, self.function)
 
     def __call__(self, timer: Timer, context: Context) -> Awaitable[Result] | Result:
         return self.function(timer, context)
@@ -103,7 +99,7 @@ def processor(
 
 
 class Registry:
-    """The processors of one pod. `only` limits them to prefixes that start with one of its members (`TIMERS_PREFIXES`)."""
+    """One pod's processors. `only` limits them to prefixes that start with one of its members (`TIMERS_PREFIXES`)."""
 
     def __init__(self, processors: Iterable[Processor], only: Iterable[str] = ()) -> None:
         self._by_prefix: dict[str, Processor] = {}
@@ -138,7 +134,8 @@ class Registry:
         """As `match`; raises NoProcessor instead of None."""
         found = self.match(prefix)
         if found is None:
-            raise NoProcessor(f"no processor serves the prefix {prefix!r}; there are: {', '.join(self.prefixes) or 'none'}")
+            known = ", ".join(self.prefixes) or "none"
+            raise NoProcessor(f"no processor serves the prefix {prefix!r}; there are: {known}")
         return found
 
     @property
