@@ -1,0 +1,73 @@
+"""Owns the sample timer and the sample context that unit tests start from."""
+
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from timers.durations import parse_time
+from timers.model import Status, Timer
+from timers.processor import Context, Processor, Result
+from timers.spec import NewTimer
+
+
+def at(clock: str, day: str = "2026-11-21") -> int:
+    """Epoch ms of a UTC wall time such as `10:00:05`."""
+    return parse_time(f"{day}T{clock}Z")
+
+
+START_MS = at("10:00:00")
+
+
+def a_timer(*, due_ms: int = START_MS, wishes: dict[str, Any] | None = None, **changes: Any) -> Timer:
+    """A timer in its first run: armed at 09:00, due and claimed at 10:00 unless told otherwise."""
+    armed_ms = at("09:00:00")
+    timer = Timer(
+        prefix="reminder",
+        id="user-42",
+        status=Status.RUNNING,
+        due_ms=due_ms,
+        version=2,
+        token=7,
+        attempt=1,
+        failures=0,
+        occurrence=1,
+        created_ms=armed_ms,
+        updated_ms=due_ms,
+        wishes=wishes or {},
+    )
+    return replace(timer, **changes)
+
+
+class NoTimers:
+    """The client of a processor that must not touch other timers."""
+
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:  # noqa: A002 (the JSON's name)
+        raise AssertionError("not to be called")
+
+    async def arm(self, new: NewTimer) -> Timer:
+        raise AssertionError("not to be called")
+
+    async def get(self, prefix: str, id: str) -> Timer:  # noqa: A002
+        raise AssertionError("not to be called")
+
+    async def cancel(self, prefix: str, id: str) -> Timer:  # noqa: A002
+        raise AssertionError("not to be called")
+
+
+def a_context(timer: Timer) -> Context:
+    """What the engine gives a processor with `timer`, logging to structlog's own configuration."""
+    return Context(
+        token=timer.token,
+        idempotency_key=f"{timer.key}:{timer.occurrence}",
+        deadline=None,
+        log=structlog.get_logger(),
+        timers=NoTimers(),
+    )
+
+
+async def run(processor: Processor, timer: Timer) -> Result:
+    """What the processor returns for the timer."""
+    result = processor(timer, a_context(timer))
+    return await result if isinstance(result, Awaitable) else result

@@ -1,0 +1,299 @@
+"""The processor `send-message`: who is reached, what is rendered, what is skipped, and what lands in the outbox."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from processors import transport
+from processors.send_message import RENDERED_LIMIT_CHARACTERS, fill, reachable, render, send_message
+from processors.transport import Message, OutboxTransport, default_transport, file_name, masked
+from tests.unit.samples import a_timer, run
+from timers import Done, Fail, Timer
+from timers.processor import Registry
+
+
+@pytest.fixture
+def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that the default transport writes to during the test."""
+    for name in [name for name in os.environ if name.startswith("TIMERS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)  # where no .env is
+    monkeypatch.setenv("TIMERS_OUTBOX", str(tmp_path / "outbox"))
+    default_transport.cache_clear()
+    yield tmp_path / "outbox"
+    default_transport.cache_clear()
+
+
+def signup(payload: Any, **changes: Any) -> Timer:
+    return a_timer(prefix="send-message-24h-after-signup", wishes={"payload": payload}, **changes)
+
+
+def sent(outbox: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text("utf-8")) for path in sorted(outbox.glob("*.json"))]
+
+
+def a_message(**changes: Any) -> Message:
+    fields = {"to": "a@example.org", "channel": "email", "subject": "Hi", "text": "Hello", "idempotency_key": "a:b:1"}
+    return Message(**{"token": 1, **fields, **changes})
+
+
+class TestSend:
+    async def test_a_message_24h_after_signup_lands_in_the_outbox(self, outbox: Path) -> None:
+        timer = signup({"email": "ann@example.org", "name": "Ann"})
+        assert Registry([send_message]).match(timer.prefix) is send_message
+        assert await run(send_message, timer) == Done("sent by email")
+        assert sent(outbox) == [
+            {
+                "to": "ann@example.org",
+                "channel": "email",
+                "subject": "Welcome",
+                "text": "Hello Ann, welcome! It is good to have you here.",
+                "idempotency_key": "send-message-24h-after-signup:user-42:1",
+                "token": 7,
+            }
+        ]
+
+    async def test_subject_and_text_come_from_the_payload(self, outbox: Path) -> None:
+        payload = {
+            "phone": "+49 30 1234-567",
+            "subject": "{n} left",
+            "text": "Grüße, {name}: {n}",
+            "name": "Ann",
+            "n": 3,
+        }
+        assert await run(send_message, signup(payload)) == Done("sent by phone")
+        (message,) = sent(outbox)
+        assert (message["to"], message["channel"]) == ("+49 30 1234-567", "phone")
+        assert (message["subject"], message["text"]) == ("3 left", "Grüße, Ann: 3")
+
+    async def test_the_second_try_of_an_occurrence_replaces_the_first_one_s_message(self, outbox: Path) -> None:
+        await run(send_message, signup({"email": "ann@example.org"}, attempt=1, token=7))
+        await run(send_message, signup({"email": "ann@example.org"}, attempt=2, token=8))
+        assert [message["token"] for message in sent(outbox)] == [8]
+
+    async def test_the_next_occurrence_sends_another_message(self, outbox: Path) -> None:
+        for occurrence in (1, 2):
+            await run(send_message, signup({"email": "ann@example.org"}, occurrence=occurrence))
+        assert len(sent(outbox)) == 2
+
+    @pytest.mark.parametrize(
+        ("payload", "why"),
+        [
+            (None, "the payload is not an object with email or phone"),
+            ("ann@example.org", "the payload is not an object with email or phone"),
+            ([{"email": "ann@example.org"}], "the payload is not an object with email or phone"),
+            ({}, "the payload has neither email nor phone"),
+            ({"name": "Ann", "email": "", "phone": None}, "the payload has neither email nor phone"),
+            ({"email": "ann"}, "not an address one can send to: email"),
+            ({"email": ["ann@example.org"], "phone": 49301234}, "not an address one can send to: email, phone"),
+        ],
+    )
+    async def test_a_user_who_cannot_be_reached_is_skipped_and_the_reason_recorded(
+        self, outbox: Path, payload: object, why: str
+    ) -> None:
+        with capture_logs() as lines:
+            assert await run(send_message, signup(payload)) == Done(f"skipped: {why}")
+        assert not outbox.exists()
+        assert [(line["event"], line["reason"]) for line in lines] == [("nothing sent", why)]
+
+    async def test_a_text_that_cannot_be_filled_sends_nothing(self, outbox: Path) -> None:
+        with pytest.raises(Fail, match=r"^text: \{plan\} needs text or a number in the payload, there is nothing$"):
+            await run(send_message, signup({"email": "ann@example.org", "text": "your {plan}"}))
+        assert not outbox.exists()
+
+    async def test_an_outbox_that_cannot_be_written_is_a_failed_try(self, outbox: Path) -> None:
+        outbox.write_text("a file in the way")
+        with pytest.raises(FileExistsError):
+            await run(send_message, signup({"email": "ann@example.org"}))
+
+    def test_has_half_a_minute(self) -> None:
+        assert (send_message.prefix, send_message.timeout_ms) == ("send-message", 30_000)
+
+
+class TestReachable:
+    @pytest.mark.parametrize("email", ["a@b", "ann.o'neil+x@mail.example.org", "jürgen@bücher.example"])
+    def test_an_email_address(self, email: str) -> None:
+        assert reachable({"email": email}) == ("email", email)
+
+    @pytest.mark.parametrize("phone", ["112", "+4930123456", "0049 (0)30 / 12-34.56"])
+    def test_a_phone_number(self, phone: str) -> None:
+        assert reachable({"phone": phone}) == ("phone", phone)
+
+    def test_email_goes_before_phone(self) -> None:
+        assert reachable({"phone": "112", "email": "a@b"}) == ("email", "a@b")
+
+    def test_phone_stands_in_for_an_unusable_email(self) -> None:
+        assert reachable({"phone": "112", "email": "nobody"}) == ("phone", "112")
+
+    @pytest.mark.parametrize(
+        "email",
+        [
+            *("@", "a@", "@b", "a@b@c", "a b@c", " a@b", "a@b\n", "a@b\nBcc: c@d", "a,b@c", "a@b,c", "<a@b>", "x:a@b"),
+            *("a\x00@b", "a" * 65 + "@b", "a@" + "b" * 191),
+        ],
+    )
+    def test_no_email_address(self, email: str) -> None:
+        assert reachable({"email": email}) == "not an address one can send to: email"
+
+    @pytest.mark.parametrize(
+        "phone", ["1", "12", "+", "abc", "1" * 21, "++123", "123;456", "123\n", "\uff11\uff12\uff13"]
+    )
+    def test_no_phone_number(self, phone: str) -> None:
+        assert reachable({"phone": phone}) == "not an address one can send to: phone"
+
+
+class TestRender:
+    def test_without_a_name_the_default_text_still_greets(self) -> None:
+        for payload in ({}, {"name": None}, {"name": ""}):
+            assert render(payload)[1].startswith("Hello there, ")
+
+    def test_a_subject_stays_one_line_whatever_is_put_in(self) -> None:
+        assert render({"subject": "Hi {name}", "name": "Ann\r\nBcc: b@example.org"})[0] == "Hi Ann Bcc: b@example.org"
+
+    @pytest.mark.parametrize(
+        ("template", "text"),
+        [
+            ("", ""),
+            ("plain", "plain"),
+            ("{a}", "A"),
+            ("{a}{b}{a}", "A2A"),
+            ("{a} and\n{_c1}", "A and\n0.5"),
+            ("{{a}} is {a}", "{a} is A"),
+            ("}}{{", "}{"),
+            ("{{{a}}}", "{A}"),
+            ("{braces}", "{a}"),
+        ],
+    )
+    def test_fills_placeholders_once(self, template: str, text: str) -> None:
+        assert fill("text", template, {"a": "A", "b": 2, "_c1": 0.5, "braces": "{a}"}) == text
+
+    @pytest.mark.parametrize(
+        "template",
+        ["{", "}", "a { b", "{}", "{0}", "{a.b}", "{a[0]}", "{a!r}", "{a:>9999999999}", "{ a }", "{a", "{a}}", "{ä}"],
+    )
+    def test_a_brace_that_is_no_placeholder_is_refused(self, template: str) -> None:
+        with pytest.raises(Fail, match=r"^text: a single '[{}]'; a placeholder is \{name\}"):
+            fill("text", template, {"a": "A"})
+
+    @pytest.mark.parametrize(
+        ("value", "found"), [(True, "bool"), (None, "NoneType"), ([1], "list"), ({"b": 1}, "dict"), (..., "ellipsis")]
+    )
+    def test_only_text_and_numbers_are_put_in(self, value: object, found: str) -> None:
+        with pytest.raises(Fail, match=rf"^subject: \{{a\}} needs text or a number in the payload, there is {found}$"):
+            fill("subject", "{a}", {"a": value})
+
+    @pytest.mark.parametrize(("field", "value"), [("subject", 5), ("text", None), ("text", ["a"])])
+    def test_a_template_that_is_no_text_is_refused(self, field: str, value: object) -> None:
+        with pytest.raises(Fail, match=rf"^{field}: expected text, not "):
+            render({field: value})
+
+    def test_placeholders_cannot_multiply_a_payload_without_end(self) -> None:
+        values = {"a": "x" * 1000}
+        assert len(fill("text", "{a}" * 65, values)) == 65_000 <= RENDERED_LIMIT_CHARACTERS
+        with pytest.raises(Fail, match="text: longer than 65536 characters once filled in"):
+            fill("text", "{a}" * 20_000, values)
+
+
+class TestOutbox:
+    async def test_logs_one_line_with_the_recipient_masked_and_without_the_text(self, tmp_path: Path) -> None:
+        message = a_message(to="ann@example.org", subject="secret subject", text="secret text")
+        with capture_logs() as lines:
+            await OutboxTransport(tmp_path).send(message)
+        file = str(tmp_path / file_name("a:b:1"))
+        assert lines == [
+            {
+                "log_level": "info",
+                "event": "message in the outbox",
+                "channel": "email",
+                "to": "a***@example.org",
+                "file": file,
+            }
+        ]
+
+    async def test_writes_off_the_event_loop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        writers: list[threading.Thread] = []
+        write = transport._write
+
+        def spy(path: Path, text: str) -> None:
+            writers.append(threading.current_thread())
+            write(path, text)
+
+        monkeypatch.setattr(transport, "_write", spy)
+        await OutboxTransport(tmp_path).send(a_message())
+        assert [writer is threading.main_thread() for writer in writers] == [False]
+
+    async def test_a_reader_never_sees_half_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The file gets its name only when it is whole and on the disk: whoever looks before that sees the old one."""
+        outbox = OutboxTransport(tmp_path)
+        await outbox.send(a_message(text="first"))
+        seen: list[str] = []
+        monkeypatch.setattr(os, "fsync", lambda _: seen.extend(m["text"] for m in sent(tmp_path)))
+        await outbox.send(a_message(text="second"))
+        assert seen == ["first"]
+        assert [m["text"] for m in sent(tmp_path)] == ["second"]
+
+    async def test_a_write_that_fails_leaves_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            await OutboxTransport(tmp_path).send(a_message())
+        assert list(tmp_path.iterdir()) == []
+
+    async def test_makes_the_folder_and_its_parents(self, tmp_path: Path) -> None:
+        await OutboxTransport(tmp_path / "a" / "b").send(a_message())
+        assert len(sent(tmp_path / "a" / "b")) == 1
+
+
+class TestFileName:
+    def test_shows_the_key(self) -> None:
+        assert file_name("send-message:user-42:1").startswith("send-message_user-42_1-")
+
+    def test_different_keys_have_different_names_also_where_case_does_not_count(self) -> None:
+        longest = f"{'p' * 64}:{'i' * 199}"
+        keys = ["a:b:1", "a:B:1", "a:b_1:1", "a:b:11", "a_b:1", "a:@:1", "a:~:1", f"{longest}a:1", f"{longest}b:1"]
+        assert len({file_name(key).lower() for key in keys}) == len(keys)
+
+    def test_is_safe_for_every_key(self) -> None:
+        for key in ("a:../../etc/passwd:1", f"{'p' * 64}:{'i' * 200}:{10**15}", "a:x~=+@:1", "a:b\\c\0:1"):
+            name = file_name(key)
+            assert len(name) <= 143  # the least that a common file system allows, ecryptfs
+            assert all(character.isalnum() or character in "._-" for character in name)
+            assert not name.startswith(".")
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"), [("ann@example.org", "a***@example.org"), ("+4930123456", "***56"), ("@x", "***@x")]
+)
+def test_a_masked_address_does_not_give_the_user_away(address: str, shown: str) -> None:
+    assert masked(address) == shown
+
+
+class TestDefaultTransport:
+    def test_is_made_once(self, outbox: Path) -> None:
+        assert default_transport() is default_transport()
+
+    async def test_works_on_a_worker_whose_environment_would_not_do_for_the_api(
+        self, outbox: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`timers serve --roles worker` starts with it; the first send must not be what finds fault with it."""
+        monkeypatch.setenv("TIMERS_HTTP_HOST", "0.0.0.0")
+        await default_transport().send(a_message())
+        assert len(sent(outbox)) == 1
+
+    async def test_the_folder_defaults_to_one_in_the_data_folder(
+        self, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TIMERS_OUTBOX")
+        monkeypatch.setenv("TIMERS_DATA_DIR", str(tmp_path / "data"))
+        await default_transport().send(a_message())
+        assert len(sent(tmp_path / "data" / "outbox")) == 1
