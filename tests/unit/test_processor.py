@@ -1,0 +1,286 @@
+"""Processors: the decorator, who serves a prefix, and how the functions of an operator are found and loaded."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.samples import a_timer, run
+from timers.errors import ConfigurationError, InvalidInput, NoProcessor
+from timers.model import Timer
+from timers.outcome import Done, Rearm
+from timers.processor import BUILT_IN, Context, Processor, Registry, load, processor
+from timers.spec import RetryPolicy
+
+WriteModule = Callable[..., str]
+
+ONE_PROCESSOR = """
+from timers.processor import processor
+
+@processor({prefix!r})
+async def serve(timer, context):
+    return None
+"""
+
+
+def serving(prefix: str) -> Processor:
+    @processor(prefix)
+    async def serve(timer: Timer, context: Context) -> None:
+        return None
+
+    return serve
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
+    """Writes an importable module and gives its name; forgotten again after the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, source: str) -> str:
+        assert name not in sys.modules
+        (tmp_path / f"{name}.py").write_text(source)
+        # So that the undoing of the fixture removes what the import adds.
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, name)
+        return name
+
+    return write
+
+
+def complaint(*paths: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(paths)
+    return str(caught.value)
+
+
+class TestDecorator:
+    def test_keeps_the_function_and_what_was_declared(self) -> None:
+        async def serve(timer: Timer, context: Context) -> None:
+            return None
+
+        made = processor("send-sms", retry={"max_attempts": 3, "backoff": "fixed"}, timeout="30s")(serve)
+        assert made.prefix == "send-sms"
+        assert made.function is serve
+        assert made.retry == RetryPolicy(max_attempts=3, backoff="fixed")
+        assert made.timeout_ms == 30_000
+
+    def test_takes_a_ready_retry_policy(self) -> None:
+        policy = RetryPolicy(backoff=("5s", "30s"))
+
+        @processor("send-sms", retry=policy)
+        def serve(timer: Timer, context: Context) -> None:
+            return None
+
+        assert serve.retry is policy
+
+    def test_without_options_has_the_default_retry_and_no_timeout(self) -> None:
+        assert serving("a").retry == RetryPolicy()
+        assert serving("a").timeout_ms is None
+
+    async def test_calling_it_calls_the_function(self) -> None:
+        @processor("again")
+        async def again(timer: Timer, context: Context) -> Rearm:
+            return Rearm(after="24h", payload=[timer.id, context.token])
+
+        assert await run(again, a_timer()) == Rearm(after="24h", payload=["user-42", 7])
+
+    async def test_a_plain_function_is_called_and_told_apart(self) -> None:
+        @processor("plain")
+        def plain(timer: Timer, context: Context) -> Done:
+            return Done("plain")
+
+        assert not plain.is_async
+        assert serving("a").is_async
+        assert await run(plain, a_timer()) == Done("plain")
+
+    def test_says_where_the_function_comes_from(self) -> None:
+        assert serving("a").origin == f"{__name__}:serving.<locals>.serve"
+
+    @pytest.mark.parametrize("prefix", ["", "timers", "Send", "a b", "-a", "a:b", "a" * 65, "a\n"])
+    def test_refuses_a_prefix_outside_the_grammar(self, prefix: str) -> None:
+        with pytest.raises(InvalidInput, match=r"^prefix: .* is not accepted; expected a prefix like"):
+            processor(prefix)
+
+    @pytest.mark.parametrize("timeout", [0, "0s", "soon", "P1M", True, -1])
+    def test_refuses_a_timeout_that_no_run_can_have(self, timeout: str | int) -> None:
+        with pytest.raises(InvalidInput, match=r"^timeout: "):
+            processor("a", timeout=timeout)
+
+    def test_refuses_a_bad_retry_policy_and_names_its_field(self) -> None:
+        with pytest.raises(InvalidInput, match=r"^backoff\.1: 'soon'"):
+            processor("a", retry={"backoff": ["5s", "soon"]})
+
+
+class TestMatch:
+    def test_serves_every_prefix_that_starts_with_its_own(self) -> None:
+        send = serving("send-message")
+        registry = Registry([send])
+        assert registry.match("send-message") is send
+        assert registry.match("send-message-24h-after-signup") is send
+        assert registry.match("send-messag") is None
+        assert registry.match("resend-message") is None
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_the_longest_of_several_nested_prefixes_wins_in_any_order(self, reverse: bool) -> None:
+        found = [serving("send"), serving("send-message"), serving("send-message-24h")]
+        registry = Registry(reversed(found) if reverse else found)
+        assert registry.match("send-message-24h-after-signup") is found[2]
+        assert registry.match("send-message-1h") is found[1]
+        assert registry.match("sender") is found[0]
+
+    def test_a_hyphen_in_a_prefix_splits_nothing(self) -> None:
+        """The published design cut keys at `-`, so that a prefix or id containing one reached no processor."""
+        found = serving("a-b"), serving("a")
+        registry = Registry(found)
+        assert registry.match("a-b-c") is found[0]
+        assert registry.match("a-c") is found[1]
+
+    async def test_an_id_with_hyphens_arrives_whole(self) -> None:
+        @processor("plain")
+        def plain(timer: Timer, context: Context) -> Done:
+            return Done(f"{timer.id} {context.idempotency_key}")
+
+        timer = a_timer(prefix="plain-x", id="user-42-a:b")
+        assert await run(plain, timer) == Done("user-42-a:b plain-x:user-42-a:b:1")
+
+    def test_answers_the_same_the_second_time(self) -> None:
+        registry = Registry([serving("a")])
+        assert registry.match("ab") is registry.match("ab") is not None
+        assert registry.match("b") is registry.match("b") is None
+
+    def test_remembers_a_bounded_number_of_prefixes(self) -> None:
+        registry = Registry([serving("a")])
+        for number in range(100_001):
+            registry.match(f"b{number}")
+        assert len(registry._known) <= 100_000
+        assert registry.match("a1") is not None
+
+    def test_two_processors_for_one_prefix_are_an_error_that_names_both(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"two processors for the prefix 'a': .*serve and .*serve; remove"):
+            Registry([serving("a"), serving("a")])
+
+    def test_the_same_processor_twice_is_one(self) -> None:
+        found = serving("a")
+        assert Registry([found, found]).processors == (found,)
+
+    def test_require_names_what_there_is(self) -> None:
+        with pytest.raises(NoProcessor, match=r"no processor serves the prefix 'x'; there are: a, b"):
+            Registry([serving("b"), serving("a")]).require("x")
+        with pytest.raises(NoProcessor, match="there are: none"):
+            Registry([]).require("x")
+
+    def test_require_gives_the_processor(self) -> None:
+        found = serving("a")
+        assert Registry([found]).require("ab") is found
+
+    def test_lists_prefixes_and_processors_sorted(self) -> None:
+        found = [serving("b"), serving("a")]
+        registry = Registry(found)
+        assert registry.prefixes == ("a", "b")
+        assert registry.processors == (found[1], found[0])
+
+
+class TestOnly:
+    def test_limits_the_pod_to_prefixes_that_start_with_one_of_them(self) -> None:
+        found = serving("send")
+        registry = Registry([found], only=["send-mail", "send-sms"])
+        assert registry.match("send-mail-welcome") is found
+        assert registry.match("send-sms") is found
+        assert registry.match("send") is None
+        assert registry.match("send-push") is None
+
+    def test_does_not_change_which_processor_is_the_longest(self) -> None:
+        found = [serving("send"), serving("send-mail-welcome")]
+        registry = Registry(found, only=["send-mail"])
+        assert registry.match("send-mail") is found[0]
+        assert registry.match("send-mail-welcome") is found[1]
+
+
+class TestLoad:
+    def test_the_built_in_ones_are_always_there(self) -> None:
+        assert load().prefixes == ("log", "send-message")
+        assert len(BUILT_IN) == 2
+
+    def test_passes_the_limit_on(self) -> None:
+        registry = load(only=["log"])
+        assert registry.match("send-message") is None
+        assert registry.match("log") is not None
+
+    def test_a_module_brings_all_its_processors(self, module: WriteModule) -> None:
+        name = module(
+            "plugin_of_two",
+            ONE_PROCESSOR.format(prefix="one") + ONE_PROCESSOR.format(prefix="two").replace("serve", "other"),
+        )
+        assert {"one", "two"} <= set(load([name]).prefixes)
+
+    def test_a_colon_names_one_object(self, module: WriteModule) -> None:
+        name = module(
+            "plugin_of_one",
+            ONE_PROCESSOR.format(prefix="one") + ONE_PROCESSOR.format(prefix="two").replace("serve", "other"),
+        )
+        prefixes = load([f"{name}:other"]).prefixes
+        assert "two" in prefixes
+        assert "one" not in prefixes
+
+    def test_the_same_processor_by_two_ways_is_one(self, module: WriteModule) -> None:
+        name = module("plugin_named_twice", ONE_PROCESSOR.format(prefix="one"))
+        assert "one" in load([name, f"{name}:serve", name]).prefixes
+
+    def test_two_modules_with_the_same_prefix_are_an_error(self, module: WriteModule) -> None:
+        names = [module(name, ONE_PROCESSOR.format(prefix="one")) for name in ("plugin_left", "plugin_right")]
+        text = complaint(*names)
+        assert "two processors for the prefix 'one': plugin_left:serve and plugin_right:serve" in text
+
+    def test_a_missing_module_is_named(self) -> None:
+        text = complaint("no_such_module_here")
+        assert text.startswith(
+            "TIMERS_PROCESSORS names 'no_such_module_here', which cannot be imported: ModuleNotFound"
+        )
+
+    def test_a_module_that_breaks_is_named_with_its_error(self, module: WriteModule) -> None:
+        name = module("plugin_that_breaks", "1 / 0")
+        assert complaint(name).endswith("which cannot be imported: ZeroDivisionError: division by zero")
+
+    @pytest.mark.parametrize("path", ["", ":serve", ".relative"])
+    def test_a_path_that_is_none_is_named(self, path: str) -> None:
+        assert f"TIMERS_PROCESSORS names {path!r}, which cannot be imported" in complaint(path)
+
+    def test_a_module_without_processors_is_named(self, module: WriteModule) -> None:
+        name = module("plugin_without_any", "def serve(timer, context): ...")
+        assert complaint(name) == (
+            "TIMERS_PROCESSORS names 'plugin_without_any', which has no function with the decorator @processor"
+        )
+
+    @pytest.mark.parametrize("attribute", ["serve", "absent"])
+    def test_an_object_that_is_no_processor_is_named(self, module: WriteModule, attribute: str) -> None:
+        name = module(f"plugin_plain_{attribute}", "def serve(timer, context): ...")
+        assert complaint(f"{name}:{attribute}") == (
+            f"TIMERS_PROCESSORS names '{name}:{attribute}', which is not a function with the decorator @processor"
+        )
+
+    async def test_the_example_in_the_documentation_works(self, module: WriteModule) -> None:
+        readme = Path(__file__).parents[2] / "processors" / "README.md"
+        name = module("plugin_of_the_readme", readme.read_text("utf-8").split("```python\n")[1].split("```")[0])
+        remind = load([name]).require("invoice-reminder-2026")
+        timer = a_timer(wishes={"payload": {"mail": "ann@example.org"}})
+        assert await run(remind, timer) == Rearm(after="1d", payload={"mail": "ann@example.org", "sent": 1})
+
+    def test_an_installed_entry_point_is_found(self, module: WriteModule, tmp_path: Path) -> None:
+        module("plugin_installed", ONE_PROCESSOR.format(prefix="installed"))
+        install(tmp_path, "mine = plugin_installed:serve")
+        assert "installed" in load().prefixes
+
+    def test_an_entry_point_that_cannot_be_loaded_is_named(self, module: WriteModule, tmp_path: Path) -> None:
+        module("plugin_unused", "")
+        install(tmp_path, "mine = no_such_module_here:serve")
+        text = complaint()
+        assert text.startswith("the entry point 'mine' is 'no_such_module_here:serve', which cannot be imported")
+
+
+def install(folder: Path, entry_point: str) -> None:
+    """What an installer leaves behind for a distribution with one entry point."""
+    info = folder / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[timers.processors]\n{entry_point}\n")
