@@ -1,6 +1,7 @@
 """Cron expressions and zones as tables: what is taken and refused, and the runs around changes of the clocks."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -200,6 +201,7 @@ def test_two_of_the_same_are_equal_and_show_both_texts() -> None:
     cron = Cron.parse(" 0 9 * *  * ", "europe/berlin")
     assert cron == Cron.parse("0 9 * * *", "Europe/Berlin")
     assert hash(cron) == hash(Cron.parse("0 9 * * *", "Europe/Berlin"))
+    assert cron == deepcopy(cron)
     assert cron != Cron.parse("0 9 * * *", "UTC")
     assert repr(cron) == "Cron(expression='0 9 * * *', timezone='Europe/Berlin')"
     assert Cron.parse("@daily").expression == "@daily"
