@@ -1,6 +1,6 @@
 """Owns when a repeating timer runs next: the slot after the current one, by interval, calendar or cron. Pure."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -10,7 +10,27 @@ from timers.model import Progress, Timer
 from timers.spec import Repeat
 
 CATCH_UP_LIMIT: Final = 1000
-"""Slots that `missed: all` makes up for after an outage; older ones are dropped and the history says so."""
+"""Slots that `missed: all` makes up for after an outage: of an interval the newest, of a cron the oldest. The others
+are dropped, and the history says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The next occurrence: when it is due, and the progress to keep. `dropped` where slots before it were missed and
+    nothing makes up for them."""
+
+    due_ms: int
+    progress: Progress
+    dropped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A planned time and its step from the anchor; step 0 makes it a new anchor."""
+
+    at_ms: int
+    step: int = 0
+    dropped: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -30,48 +50,54 @@ def start(first_ms: int) -> Progress:
     return Progress(slot_ms=first_ms, anchor_ms=first_ms)
 
 
-def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> tuple[int, Progress] | None:
-    """The due time after the current occurrence and the progress to keep; None when the cycle is over."""
+def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None:
+    """What follows the current occurrence; None when the cycle is over."""
     progress = timer.progress if timer.progress.slot_ms is not None else start(timer.due_ms)
     done = progress.occurrences + 1
     if repeat.count is not None and done >= repeat.count:
         return None
-    slot_ms, step = _next_slot(timer, repeat, progress, now_ms)
-    if repeat.until_ms is not None and slot_ms > repeat.until_ms:
+    slot = _next_slot(timer, repeat, progress, now_ms)
+    if repeat.until_ms is not None and slot.at_ms > repeat.until_ms:
         return None
-    anchor_ms = slot_ms if step == 0 else progress.anchor_ms
-    return slot_ms, replace(progress, slot_ms=slot_ms, anchor_ms=anchor_ms, step=step, occurrences=done, last_error=None)
+    anchor_ms = slot.at_ms if slot.step == 0 else progress.anchor_ms
+    kept = Progress(slot_ms=slot.at_ms, anchor_ms=anchor_ms, step=slot.step, occurrences=done)
+    return Planned(slot.at_ms, kept, slot.dropped)
 
 
-def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) -> tuple[int, int]:
-    """The slot and its step from the anchor; step 0 means that the slot is a new anchor."""
+def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) -> _Slot:
     slot_ms = progress.slot_ms if progress.slot_ms is not None else timer.due_ms
     catches_up = timer.missed.policy == "all"
     interval = repeat.interval
     if interval is None:
-        return _next_cron(repeat, slot_ms, now_ms, catches_up=catches_up), 0
+        return _next_cron(repeat, slot_ms, progress.step, now_ms, catches_up=catches_up)
     if repeat.mode == "fixed_delay":
-        return interval.add_to(now_ms, repeat.timezone), 0
+        return _Slot(interval.add_to(now_ms, repeat.timezone))
     anchor_ms = progress.anchor_ms if progress.anchor_ms is not None else slot_ms
     return _next_interval(interval, repeat.timezone, anchor_ms, progress.step, now_ms, catches_up=catches_up)
 
 
-def _next_cron(repeat: Repeat, slot_ms: int, now_ms: int, *, catches_up: bool) -> int:
+def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, *, catches_up: bool) -> _Slot:
+    """The next slot of a cron. Its step counts the slots made up for in a row, since a cron has no way to tell how many
+    lie in between but to walk them."""
     cron = _cron(repeat.cron or "", repeat.timezone)
     if repeat.mode == "fixed_delay":
-        return cron.next_after(now_ms)
+        return _Slot(cron.next_after(now_ms))
     following_ms = cron.next_after(slot_ms)
-    return following_ms if catches_up or following_ms > now_ms else cron.next_after(now_ms)
+    if following_ms > now_ms:
+        return _Slot(following_ms)
+    if catches_up and step < CATCH_UP_LIMIT:
+        return _Slot(following_ms, step + 1)
+    return _Slot(cron.next_after(now_ms), dropped=True)
 
 
 def _next_interval(
     interval: Duration, timezone: str, anchor_ms: int, step: int, now_ms: int, *, catches_up: bool
-) -> tuple[int, int]:
+) -> _Slot:
     """The next slot of anchor + step × interval. What was missed is jumped over, except for the newest
     `CATCH_UP_LIMIT` slots where the timer asked for each of them."""
     newest = _first_step_after(interval, timezone, anchor_ms, step + 1, now_ms)
-    step = max(step + 1, newest - CATCH_UP_LIMIT) if catches_up else newest
-    return _slot(interval, timezone, anchor_ms, step), step
+    following = max(step + 1, newest - CATCH_UP_LIMIT) if catches_up else newest
+    return _Slot(_slot(interval, timezone, anchor_ms, following), following, dropped=following > step + 1)
 
 
 def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: int, now_ms: int) -> int:
@@ -94,4 +120,4 @@ def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: in
 
 def _slot(interval: Duration, timezone: str, anchor_ms: int, step: int) -> int:
     """Anchor + step × interval, multiplied before it is added: 31 January + 2 months is 31 March."""
-    return Duration(interval.months * step, interval.days * step, interval.ms * step).add_to(anchor_ms, timezone)
+    return (interval * step).add_to(anchor_ms, timezone)

@@ -157,14 +157,14 @@ class TimerClient:
     async def change(self, prefix: str, id: str, change: TimerChange, *, version: int | None = None) -> Timer:  # noqa: A002
         """Change a scheduled timer's given fields. Raises as `cancel`."""
         store = await self._open()
+        answer = await self._change(store, await self.get(prefix, id), change, version)
         for _ in range(_CHANGE_TRIES):
-            current = await self.get(prefix, id)
-            answer = await self._change(store, current, change, current.version if version is None else version)
             if answer.code != "version" or version is not None:
-                return _accepted(answer, prefix, id, ("changed",))
-        raise _refusal("version", prefix, id, answer.timer)
+                break
+            answer = await self._change(store, await self.get(prefix, id), change, version)
+        return _accepted(answer, prefix, id, ("changed",))
 
-    async def _change(self, store: Store, current: Timer, change: TimerChange, version: int) -> Answer:
+    async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Answer:
         due_ms = due_of_change(change, store.clock.now_ms())
         return await store.reschedule(
             current.prefix,
@@ -173,7 +173,7 @@ class TimerClient:
             wishes=change.changed_wishes(current.wishes),
             progress=_changed_progress(current, change, due_ms),
             edit_lock_ms=self._edit_lock_ms,
-            version=version,
+            version=current.version if version is None else version,
             note="rescheduled" if due_ms is not None else "changed",
         )
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from timers import calendar
 from timers.durations import Duration, format_time, parse_ms, parse_time
 from timers.model import Progress, Status, Timer
-from timers.outcome import UNSET, Delay, Done, Failed, HandBack, Missed, Outcome, Rearm, Snooze
+from timers.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.spec import RetryPolicy
 
 IN_TIME_MS: Final = 1000
@@ -45,7 +45,10 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             return _again(timer, delay_ms, timer.failures, timer.progress, f"snoozed: {reason}")
         case Missed(lateness_ms):
             note = f"skipped: {lateness_ms} ms late, missed policy {timer.missed.policy}"
-            return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, note)
+            return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, note)
+        case Exhausted(reason):
+            progress = replace(timer.progress, last_error=_error(timer, Failed("Lost", reason), now_ms))
+            return _next_or_finish(_not_started(timer), Status.FAILED, progress, now_ms, f"gave up after {reason}")
         case Failed():
             return _failed(timer, outcome, now_ms, policy, rng)
 
@@ -70,16 +73,21 @@ def exhausted(timer: Timer, policy: RetryPolicy) -> bool:
     return timer.failures >= _maximum(timer, timer.retry or policy)
 
 
+def _not_started(timer: Timer) -> Timer:
+    """The claim counted an attempt that then did not start."""
+    return replace(timer, attempt=timer.attempt - 1)
+
+
 def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, note: str) -> Transition:
     """The next occurrence where the timer repeats, else the end."""
     repeat = timer.repeat
-    following = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
-    if following is None:
+    planned = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
+    if planned is None:
         return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, note)
-    due_ms, planned = following
-    if status is Status.FAILED:
-        planned = replace(planned, last_error=progress.last_error)
-    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, planned, note)
+    if planned.dropped:
+        note = f"left out what was missed before {format_time(planned.due_ms)}; {note}"
+    last_error = progress.last_error if status is Status.FAILED else None
+    return _next(timer, planned.due_ms, replace(planned.progress, last_error=last_error), note)
 
 
 def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
@@ -88,8 +96,22 @@ def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
     progress = Progress()
     if timer.repeat is not None:
         progress = replace(calendar.start(due_ms), occurrences=timer.progress.occurrences + 1)
-    wishes = None if rearm.payload is UNSET else {**timer.wishes, "payload": rearm.payload}
-    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, "re-armed", wishes)
+    return _next(timer, due_ms, progress, "re-armed", rearm.payload)
+
+
+def _next(timer: Timer, due_ms: int, progress: Progress, note: str, payload: object = UNSET) -> Transition:
+    """A new occurrence: nothing is counted against it yet."""
+    wishes = _next_wishes(timer.wishes, payload)
+    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, note, wishes)
+
+
+def _next_wishes(wishes: Mapping[str, Any], payload: object) -> Mapping[str, Any] | None:
+    """The caller's fields for a new occurrence; None where they stay. It has a due time of its own, so that no step of
+    a ladder is used up before its first try."""
+    if payload is UNSET and "ladder_first" not in wishes:
+        return None
+    kept = {name: value for name, value in wishes.items() if name != "ladder_first"}
+    return kept if payload is UNSET else {**kept, "payload": payload}
 
 
 def _failed(timer: Timer, failed: Failed, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
@@ -146,5 +168,5 @@ def _backoff_ms(timer: Timer, policy: RetryPolicy, failures: int, rng: Random) -
     if chosen.backoff == "fixed":
         return base_ms
     # 2**40 ms is 34 years: beyond any cap, and the exponent stays bounded.
-    whole_ms = min(cap_ms, base_ms * 2 ** min(failures - 1, 40))
+    whole_ms = min(cap_ms, base_ms << min(failures - 1, 40))
     return whole_ms - rng.randint(0, whole_ms // 2) if chosen.jitter else whole_ms

@@ -1,4 +1,4 @@
-"""Owns what a timer *is*: its statuses, the allowed transitions, and the record as the program sees it. Pure, immutable."""
+"""Owns what a timer *is*: its statuses, the allowed transitions, the record as the program sees it. Pure, immutable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ HISTORY_LIMIT: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's act."""
+    """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's."""
 
     at_ms: int
     status: Status
@@ -99,7 +99,8 @@ class Progress:
 
     `slot_ms` is the planned time of the current occurrence: `due_ms` moves with retries, the slot does not, so a
     fixed rate cannot drift. `anchor_ms` and `step` give the slot as anchor + step × interval, so that the 31st stays
-    the 31st after a short month. `occurrences` counts the runs of a repeat against its `count`.
+    the 31st after a short month; with a cron `step` counts the missed slots made up for in a row. `occurrences` counts
+    the runs of a repeat against its `count`.
     """
 
     last_error: Mapping[str, Json] | None = None

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from timers.durations import Duration, parse_time
 from timers.errors import InvalidInput
+from timers.spec import encode_payload
 
 Delay = str | int | float | timedelta
 """A duration as callers write it: `"24h"`, `"P1M"`, seconds, or a timedelta."""
@@ -29,7 +31,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Rearm:
-    """Arm the timer's own key again: exactly one of `after` (from the end of this run) and `at`; optionally another payload."""
+    """Arm the timer's own key again: exactly one of `after` (from the end of this run) and `at`; optionally another
+    payload. Raises InvalidInput in the processor, where a bad value makes the run a failed attempt with its reason."""
 
     after: Delay | None = None
     at: datetime | str | int | None = None
@@ -38,21 +41,37 @@ class Rearm:
     def __post_init__(self) -> None:
         if (self.after is None) == (self.at is None):
             raise InvalidInput.of("Rearm", (self.after, self.at), "exactly one of after= and at=")
+        if self.after is not None:
+            Duration.parse(self.after, "Rearm.after")
+        else:
+            parse_time(self.at, "Rearm.at")
+        if self.payload is not UNSET:
+            _check_payload(self.payload)
 
 
-class Retry(Exception):  # noqa: N818 (it asks for something, it is not an error; the public contract names it so)
-    """Raised by a processor to ask for another try. `after` overrides the policy's delay; it counts as a failed attempt.
+def _check_payload(payload: object) -> None:
+    try:
+        encode_payload(payload)
+    except InvalidInput as error:
+        raise error.under("Rearm") from None
 
-    With `snooze=True` it does not count: the thing to wait for is simply not there yet.
+
+class Retry(Exception):
+    """Raised by a processor to ask for another try, after the policy's delay or `after`. It counts as a failed attempt.
+
+    With `snooze=True` it does not count: the thing to wait for is simply not there yet. Raises InvalidInput for a bad
+    `after`, which makes the run a failed attempt as well.
     """
 
     def __init__(self, reason: str = "", *, after: Delay | None = None, snooze: bool = False) -> None:
         super().__init__(reason or "the processor asked for another try")
+        if after is not None:
+            Duration.parse(after, "Retry.after")
         self.after = after
         self.snooze = snooze
 
 
-class Fail(Exception):  # noqa: N818 (as above)
+class Fail(Exception):
     """Raised by a processor to give up at once, whatever tries are left."""
 
     def __init__(self, reason: str = "the processor gave up") -> None:
@@ -92,4 +111,11 @@ class Missed:
     lateness_ms: int
 
 
-Outcome = Done | Rearm | Failed | Snooze | HandBack | Missed
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The run was not started because its pod's deaths have used up every try."""
+
+    reason: str
+
+
+Outcome = Done | Rearm | Failed | Snooze | HandBack | Missed | Exhausted

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
@@ -66,7 +67,7 @@ class Processor:
     def __call__(self, timer: Timer, context: Context) -> Awaitable[Result] | Result:
         return self.function(timer, context)
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
         """False for a plain `def`, which runs in a thread."""
         return inspect.iscoroutinefunction(self.function)
@@ -142,6 +143,11 @@ class Registry:
     def prefixes(self) -> tuple[str, ...]:
         """The prefixes the processors were declared with, sorted."""
         return tuple(sorted(self._by_prefix))
+
+    @property
+    def only(self) -> tuple[str, ...]:
+        """What the pod is limited to (`TIMERS_PREFIXES`); empty for no limit."""
+        return self._only
 
     @property
     def processors(self) -> tuple[Processor, ...]:

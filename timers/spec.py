@@ -1,10 +1,9 @@
-"""Owns what a caller may ask for: the fields of a new timer and of a change, validated, with errors that name the field."""
+"""Owns what a caller may ask for: the fields of a new timer and of a change, checked, with errors that name them."""
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -21,7 +20,7 @@ from pydantic import (
 )
 
 from timers.cron import Cron, parse_timezone
-from timers.durations import Duration, parse_interval, parse_ms, parse_time
+from timers.durations import NAMED_INTERVALS, Duration, parse_interval, parse_ms, parse_time
 from timers.errors import FieldError, InvalidInput, shown
 
 PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
@@ -39,10 +38,15 @@ RESERVED_PREFIX: Final = "timers"
 DurationInput = str | int | float
 TimeInput = str | int
 
-_DURATION_SCHEMA: Final = {
+_DURATION_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [{"type": "string", "maxLength": 64}, {"type": "number", "minimum": 0}],
     "description": "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`, `P1M`)",
     "examples": ["24h"],
+}
+_INTERVAL_SCHEMA: Final = {
+    "anyOf": [{"type": "string", "enum": list(NAMED_INTERVALS)}, *_DURATION_SCHEMA["anyOf"]],
+    "description": "a named interval or a duration above zero",
+    "examples": ["1d"],
 }
 _TIME_SCHEMA: Final = {
     "anyOf": [{"type": "string", "format": "date-time"}, {"type": "integer", "minimum": 0}],
@@ -77,14 +81,28 @@ def _checked_duration(value: object) -> DurationInput:
 
 
 def _checked_exact(value: object) -> DurationInput:
-    """As above, without months and years: a retry or a time-out has an exact length."""
+    """As above, without months and years: a retry has an exact length."""
     parse_ms(_checked_duration(value))
     return value if isinstance(value, str | int | float) else str(Duration.parse(value))
 
 
+def _checked_interval(value: object) -> DurationInput:
+    """As a duration, but above zero, and with the named intervals."""
+    parsed = parse_interval(value)
+    return value if isinstance(value, str | int | float) else str(parsed)
+
+
+def _checked_timeout(value: object) -> DurationInput:
+    """As an exact duration, and long enough for a run to end in it."""
+    checked = _checked_exact(value)
+    parse_ms(checked, minimum=1)
+    return checked
+
+
 def _checked_time(value: object) -> TimeInput:
+    """Text as the caller wrote it, anything else as epoch milliseconds."""
     at_ms = parse_time(value)
-    return at_ms if isinstance(value, datetime) else value  # type: ignore[return-value]  # parse_time takes nothing else
+    return value if isinstance(value, str) else at_ms
 
 
 def _checked_backoff(value: object) -> str | tuple[DurationInput, ...]:
@@ -104,6 +122,8 @@ def _step(position: int, step: object) -> DurationInput:
 
 AnyDuration = Annotated[DurationInput, PlainValidator(_checked_duration), WithJsonSchema(_DURATION_SCHEMA)]
 ExactDuration = Annotated[DurationInput, PlainValidator(_checked_exact), WithJsonSchema(_DURATION_SCHEMA)]
+Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(_INTERVAL_SCHEMA)]
+Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(_DURATION_SCHEMA)]
 Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(_TIME_SCHEMA)]
 Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(_BACKOFF_SCHEMA)]
 
@@ -168,7 +188,7 @@ def invalid_input(error: ValidationError) -> InvalidInput:
 class RetryPolicy(_Model):
     """When to try again after a failed attempt, and how often.
 
-    `backoff` is `exponential` (base × 2^(failures−1), at most cap; with jitter a uniform draw from [half, whole], so a
+    `backoff` is `exponential` (base × 2^(failures-1), at most cap; with jitter a uniform draw from [half, whole], so a
     herd spreads but nobody retries at once), `fixed` (base each time), or a ladder: a list of waits, each before one
     try. `max_attempts` is the number of failed attempts after which the timer has failed; a ladder brings its own.
     """
@@ -205,10 +225,11 @@ class Repeat(_Model):
     """A declared cycle: exactly one of `every` (a duration or a name such as `DAILY`) and `cron` (five fields).
 
     `timezone` (IANA) is where days, months and cron fields are counted. `count` is the number of occurrences in all;
-    nothing is planned after `until`. `fixed_rate` plans from the previous planned time, `fixed_delay` from the end of the run.
+    nothing is planned after `until`. `fixed_rate` plans from the previous planned time, `fixed_delay` from the end of
+    the run.
     """
 
-    every: AnyDuration | None = None
+    every: Interval | None = None
     cron: StrictStr | None = None
     timezone: StrictStr = "UTC"
     count: StrictInt | None = Field(default=None, ge=1, le=1_000_000_000)
@@ -343,7 +364,7 @@ class NewTimer(_Wishes):
     prefix: Prefix
     id: Id | None = None
     missed: MissedInput = "fire"
-    timeout: ExactDuration | None = None
+    timeout: Timeout | None = None
     if_exists: Literal["error", "replace", "keep"] = "error"
 
     @model_validator(mode="after")

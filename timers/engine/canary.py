@@ -1,0 +1,78 @@
+"""Owns the proof that notifications arrive: a small key armed every few seconds, and how its event comes back."""
+
+import asyncio
+import time
+from enum import StrEnum
+from typing import Final
+
+from timers.store import server
+from timers.store.store import Store
+
+EVERY_SECONDS: Final = 2.0
+LIFE_MS: Final = 50
+LATE_SECONDS: Final = 0.5
+DEAF_SECONDS: Final = 3.0
+
+
+class Hearing(StrEnum):
+    """How notifications arrive at this pod."""
+
+    OK = "ok"
+    LATE = "late"
+    DEAF = "deaf"
+
+
+class Canary:
+    """Arms the pod's canary, touches it when it is due, and judges how long its event takes."""
+
+    name = "canary"
+
+    def __init__(self, store: Store, pod: str) -> None:
+        self._store, self._pod = store, pod
+        self._heard = asyncio.Event()
+        self._resubscribe = asyncio.Event()
+        self.hearing = Hearing.OK
+
+    def heard(self, pod: str) -> None:
+        """A canary's event arrived."""
+        if pod == self._pod:
+            self._heard.set()
+
+    def resubscribed(self) -> None:
+        """A subscription was confirmed; judge anew."""
+        self._resubscribe.set()
+
+    def is_deaf(self) -> bool:
+        """Whether events must not be waited for."""
+        return self.hearing is Hearing.DEAF
+
+    async def run(self) -> None:
+        """Judge again and again."""
+        while True:
+            await self._judge()
+            await self._pause()
+
+    async def _judge(self) -> None:
+        self._heard.clear()
+        redis = self._store.connections.commands
+        await server.set_canary(redis, self._pod, LIFE_MS)
+        await asyncio.sleep(LIFE_MS / 1000)
+        while await server.touch_canary(redis, self._pod):
+            await asyncio.sleep(0.001)
+        touched = time.monotonic()
+        try:
+            async with asyncio.timeout(DEAF_SECONDS):
+                await self._heard.wait()
+        except TimeoutError:
+            self.hearing = Hearing.DEAF
+            return
+        self.hearing = Hearing.LATE if time.monotonic() - touched > LATE_SECONDS else Hearing.OK
+
+    async def _pause(self) -> None:
+        """Until the next round; a fresh subscription ends it early."""
+        self._resubscribe.clear()
+        try:
+            async with asyncio.timeout(EVERY_SECONDS):
+                await self._resubscribe.wait()
+        except TimeoutError:
+            return

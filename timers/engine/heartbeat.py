@@ -1,0 +1,44 @@
+"""Owns keeping leases: extends those of all runs in batches, over a connection that nothing else uses."""
+
+import asyncio
+from itertools import groupby
+from typing import Final
+
+from timers.engine.runner import Runner
+from timers.engine.runs import Run, Runs
+from timers.store.store import Store
+
+EXTEND_BATCH: Final = 250
+BEATS_PER_LEASE: Final = 3
+"""Two beats may fail before a lease is lost."""
+
+
+class Heartbeat:
+    """Extends leases three times in their length. Runs that have lost theirs are told."""
+
+    name = "heartbeat"
+
+    def __init__(self, store: Store, runs: Runs, runner: Runner, *, pod: str, lease_ms: int) -> None:
+        self._store, self._runs, self._runner = store, runs, runner
+        self._pod, self._lease_ms = pod, lease_ms
+
+    async def run(self) -> None:
+        """Beat at once (the last beat may have failed), then regularly."""
+        while True:
+            await self._beat()
+            await asyncio.sleep(self._lease_ms / BEATS_PER_LEASE / 1000)
+
+    async def _beat(self) -> None:
+        by_shard = sorted(self._runs, key=lambda run: run.shard)
+        for shard, group in groupby(by_shard, key=lambda run: run.shard):
+            runs = list(group)
+            for start in range(0, len(runs), EXTEND_BATCH):
+                await self._extend(shard, runs[start : start + EXTEND_BATCH])
+
+    async def _extend(self, shard: int, runs: list[Run]) -> None:
+        timers = [run.timer for run in runs]
+        lost = await self._store.extend(shard, timers, pod=self._pod, lease_ms=self._lease_ms)
+        tokens = {timer.token for timer in lost}
+        for run in runs:
+            if run.timer.token in tokens and not run.ended:
+                self._runner.lose(run)

@@ -1,0 +1,231 @@
+"""Owns running: calls processors within the pod's concurrency, under their time-outs, and turns every end into an outcome."""
+
+import asyncio
+import contextvars
+import inspect
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any, Final
+
+import structlog
+
+from timers.decide import Transition, decide, exhausted, missed
+from timers.durations import to_datetime
+from timers.engine.runs import Run, Runs, StopReason
+from timers.engine.settler import Settler
+from timers.errors import InvalidInput
+from timers.logs import get_logger
+from timers.model import Timer
+from timers.outcome import UNSET, Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
+from timers.processor import Context, Registry, Timers
+from timers.spec import encode_payload
+from timers.store.store import Settlement, Store
+
+THREADS_LIMIT: Final = 64
+"""Plain functions that run at once; further ones wait for a thread."""
+
+IGNORED_CANCEL_SECONDS: Final = 1.0
+"""How long a processor may take to obey its cancellation before its run is ended without it."""
+
+_log = get_logger("timers.runner")
+
+
+class Runner:
+    """The runs of one pod. `room` is how many more it takes now."""
+
+    def __init__(
+        self, store: Store, registry: Registry, settler: Settler, runs: Runs, timers: Timers, *,
+        pod: str, concurrency: int, lease_ms: int,
+    ) -> None:  # fmt: skip
+        self._clock, self._registry, self._settler, self._runs, self._timers = (
+            store.clock, registry, settler, runs, timers,
+        )  # fmt: skip
+        self._pod, self._concurrency, self._lease_seconds = pod, concurrency, lease_ms / 1000
+        self._executing = 0
+        self._changed = asyncio.Event()
+        self._threads = ThreadPoolExecutor(min(concurrency, THREADS_LIMIT), thread_name_prefix="timers.processor")
+        self._rng = Random()  # noqa: S311 (jitter, not a secret)
+
+    @property
+    def executing(self) -> int:
+        """Processors being run."""
+        return self._executing
+
+    @property
+    def room(self) -> int:
+        """Runs this pod can take on: bounded by what executes, and by ends not yet written, which hold leases too."""
+        return self._concurrency - max(self._executing, self._settler.waiting - self._concurrency)
+
+    async def room_free(self) -> None:
+        """Until there is room."""
+        while self.room <= 0:
+            if self._executing < self._concurrency:
+                await self._settler.emptied()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def start(self, shard: int, timers: Sequence[Timer], asked_at: float) -> None:
+        """Run claimed timers. `asked_at` is the monotonic time at which the claim was sent: the leases are certain from
+        then on for their length, and an answer that took longer than that starts nothing."""
+        lease_until = asked_at + self._lease_seconds
+        if time.monotonic() >= lease_until:
+            _log.warning("claim answered after its lease; nothing started", timers=len(timers))
+            return
+        for timer in timers:
+            run = Run(shard, timer, self._registry.require(timer.prefix), lease_until)
+            self._runs.add(run)
+            self._executing += 1
+            run.coroutine = asyncio.create_task(self._live(run))
+
+    def lose(self, run: Run) -> None:
+        """The run's lease went to another pod: stop it; whatever it answers does not count."""
+        _log.warning("lease lost", timer=run.timer.key, attempt=run.timer.attempt, token=run.timer.token)
+        self._stop(run, "lost")
+
+    async def drain(self, seconds: float) -> None:
+        """Let runs finish for so long, then hand the rest back."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        await self._ended_by(deadline)
+        for run in self._runs:
+            self._stop(run, HandBack("the pod drains"))
+        await self._ended_by(asyncio.get_running_loop().time() + 2 * IGNORED_CANCEL_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the threads without waiting for what hangs in them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ended_by(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._executing:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _live(self, run: Run) -> None:
+        self._end(run, await self._outcome(run))
+
+    def _end(self, run: Run, outcome: Outcome | None) -> None:
+        """The first end of a run counts; a processor that outlived its time-out may come here a second time."""
+        if run.ended:
+            _log.warning("late result refused", timer=run.timer.key, attempt=run.timer.attempt, token=run.timer.token)
+            return
+        run.ended = True
+        if run.timeout is not None:
+            run.timeout.cancel()
+        self._executing -= 1
+        self._changed.set()
+        if outcome is None:
+            self._runs.drop(run)
+        else:
+            self._settler.put(run, Settlement(run.timer, self._decided(run, outcome)))
+
+    def _decided(self, run: Run, outcome: Outcome) -> Transition:
+        now_ms = round(self._clock.now_ms())
+        policy = run.processor.retry
+        if isinstance(outcome, Failed):
+            self._report(run, outcome)
+        try:
+            if isinstance(outcome, Rearm) and outcome.payload is not UNSET:
+                encode_payload(outcome.payload)
+            return decide(run.timer, outcome, now_ms, policy, self._rng)
+        except InvalidInput as error:
+            failed = Failed("InvalidInput", str(error))
+            self._report(run, failed)
+            return decide(run.timer, failed, now_ms, policy, self._rng)
+
+    def _report(self, run: Run, failed: Failed) -> None:
+        _log.warning(
+            "attempt failed",
+            timer=run.timer.key,
+            attempt=run.timer.attempt,
+            pod=self._pod,
+            error=failed.error,
+            reason=failed.reason,
+        )
+
+    async def _outcome(self, run: Run) -> Outcome | None:
+        """How the run ended; None where that is no longer ours to say."""
+        timer = run.timer
+        if exhausted(timer, run.processor.retry):
+            return Exhausted(f"its pod died or lost the lease in each of {timer.failures} attempts")
+        late = missed(timer, round(self._clock.now_ms()))
+        if late is not None:
+            return late
+        self._set_timeout(run)
+        outcome = await self._called(run)
+        if run.stop == "lost":
+            return None
+        # A run that finished properly while the pod was already taking it back has finished.
+        return run.stop if isinstance(run.stop, Failed) or isinstance(outcome, Failed) and run.stop else outcome
+
+    async def _called(self, run: Run) -> Outcome:
+        structlog.contextvars.bind_contextvars(timer=run.timer.key, attempt=run.timer.attempt, pod=self._pod)
+        try:
+            return _meaning(await self._result(run))
+        except Retry as asked:
+            reason = str(asked)
+            return Snooze(reason, asked.after) if asked.snooze else Failed("Retry", reason, after=asked.after)
+        except Fail as given_up:
+            return Failed("Fail", str(given_up), final=True)
+        except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
+            return Failed(type(error).__name__, str(error) or repr(error), traceback.format_exc())
+
+    async def _result(self, run: Run) -> object:
+        function, arguments = run.processor.function, (run.timer, self._context(run))
+        if run.processor.is_async:
+            result = function(*arguments)
+        else:
+            inside = contextvars.copy_context().run
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, inside, function, *arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    def _context(self, run: Run) -> Context:
+        timer = run.timer
+        timeout_ms = _timeout_ms(run)
+        return Context(
+            token=timer.token,
+            idempotency_key=f"{timer.prefix}:{timer.id}:{timer.occurrence}",
+            deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
+            log=get_logger("timers.processor"),
+            timers=self._timers,
+        )
+
+    def _set_timeout(self, run: Run) -> None:
+        timeout_ms = _timeout_ms(run)
+        if timeout_ms is not None:
+            reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")
+            run.timeout = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._stop, run, reason)
+
+    def _stop(self, run: Run, reason: StopReason) -> None:
+        if run.ended or run.coroutine is None:
+            return
+        run.stop = reason
+        run.coroutine.cancel()
+        asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
+
+    def _end_without(self, run: Run) -> None:
+        """The processor did not obey: its slot and its timer are freed; what it still does, it does without the token."""
+        if run.ended:
+            return
+        _log.error("processor ignores its cancellation", timer=run.timer.key, processor=run.processor.origin)
+        self._end(run, None if run.stop == "lost" or run.stop is None else run.stop)
+
+
+def _timeout_ms(run: Run) -> int | None:
+    own = run.timer.timeout_ms
+    return run.processor.timeout_ms if own is None else own
+
+
+def _meaning(result: Any) -> Outcome:
+    if result is None:
+        return Done()
+    if isinstance(result, Done | Rearm):
+        return result
+    kind = type(result).__name__
+    return Failed("TypeError", f"the processor returned {kind}; it may return None, Done or Rearm")

@@ -1,0 +1,46 @@
+"""Owns one run: a claimed timer, its processor, and whether it still counts."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Literal
+
+from timers.model import Timer
+from timers.outcome import Failed, HandBack
+from timers.processor import Processor
+
+StopReason = Failed | HandBack | Literal["lost"]
+"""Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""
+
+
+class Run:
+    """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain."""
+
+    __slots__ = ("coroutine", "ended", "lease_until", "processor", "shard", "stop", "timeout", "timer")
+
+    def __init__(self, shard: int, timer: Timer, processor: Processor, lease_until: float) -> None:
+        self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
+        self.coroutine: asyncio.Task[None] | None = None
+        self.timeout: asyncio.TimerHandle | None = None
+        self.stop: StopReason | None = None
+        self.ended = False
+
+
+class Runs:
+    """The runs this pod holds leases for: those that execute, and those whose end is not written yet."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], Run] = {}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(list(self._held.values()))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, run: Run) -> None:
+        """Hold the run's lease. A token is unique in its shard, so an old run of the same timer is another entry."""
+        self._held[(run.shard, run.timer.token)] = run
+
+    def drop(self, run: Run) -> None:
+        """The lease is given up, lost or settled."""
+        self._held.pop((run.shard, run.timer.token), None)

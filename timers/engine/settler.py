@@ -1,0 +1,71 @@
+"""Owns ends: writes transitions in batches through the one door out of `running`, until they are in or refused."""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from timers.engine.runs import Run, Runs
+from timers.logs import get_logger
+from timers.store.store import Settlement, Store
+
+SETTLE_BATCH: Final = 250
+"""Ends one script writes: a few milliseconds of the server's time."""
+
+_log = get_logger("timers.settler")
+
+
+class Settler:
+    """The queue of ends. While Redis is away it only waits: leases may expire meanwhile, and then the token decides."""
+
+    name = "settler"
+
+    def __init__(self, store: Store, runs: Runs, *, pod: str, retention_ms: int) -> None:
+        self._runs = runs
+        self._store, self._pod, self._retention_ms = store, pod, retention_ms
+        self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
+        self._something = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.waiting = 0
+
+    def put(self, run: Run, settlement: Settlement) -> None:
+        """Queue one end. Its run keeps its lease until it is written."""
+        self._queues.setdefault(run.shard, deque()).append((run, settlement))
+        self.waiting += 1
+        self._something.set()
+        self._empty.clear()
+
+    async def emptied(self) -> None:
+        """Until every end is written or refused."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """Write ends as they come. A batch leaves the queue only after its answer, so a restart repeats it; the
+        script answers `already` for what it has."""
+        while True:
+            await self._something.wait()
+            for shard, queue in self._queues.items():
+                if queue:
+                    await self._write(shard, queue)
+            if self.waiting == 0:
+                self._something.clear()
+                self._empty.set()
+
+    async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
+        batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]
+        codes = await self._store.settle(
+            shard, [settlement for _, settlement in batch], pod=self._pod, retention_ms=self._retention_ms
+        )
+        for (run, settlement), code in zip(batch, codes, strict=True):
+            queue.popleft()
+            self.waiting -= 1
+            self._runs.drop(run)
+            if code in ("fenced", "missing"):
+                _log.warning(
+                    "late result refused",
+                    timer=run.timer.key,
+                    attempt=run.timer.attempt,
+                    token=run.timer.token,
+                    answer=code,
+                    result=settlement.transition.status.value,
+                )

@@ -1,0 +1,77 @@
+"""Owns the life of services: starts them, watches them, starts again the one that stopped, stops them all."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from timers.errors import Unavailable
+from timers.logs import get_logger
+
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 1.0
+"""Pauses between restarts double from the first to the longest; a Redis that comes back is found within the longest."""
+
+STEADY_SECONDS: Final = 10.0
+"""A service that ran this long starts over with the first pause."""
+
+_log = get_logger("timers.supervisor")
+
+
+class Service(Protocol):
+    """A part that runs until it is cancelled. It keeps no state in `run` that a restart must not lose."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run(self) -> None: ...
+
+
+class Supervisor:
+    """Runs services. One that raises or returns is started again after a pause; nothing dies silently."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._services = services
+        self._states: dict[str, str] = {service.name: "stopped" for service in services}
+        self._watched: list[asyncio.Task[None]] = []
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """By name: `running`, `restarting: <reason>` or `stopped`."""
+        return self._states
+
+    def start(self) -> None:
+        """Start all. Idempotent while running."""
+        if not self._watched:
+            self._watched = [asyncio.create_task(self._watch(s), name=f"timers.{s.name}") for s in self._services]
+
+    async def stop(self) -> None:
+        """Cancel all and wait until they have ended."""
+        for watched in self._watched:
+            watched.cancel()
+        await asyncio.gather(*self._watched, return_exceptions=True)
+        self._watched = []
+        self._states.update(dict.fromkeys(self._states, "stopped"))
+
+    async def _watch(self, service: Service) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            started = asyncio.get_running_loop().time()
+            self._states[service.name] = "running"
+            reason = await self._once(service)
+            if asyncio.get_running_loop().time() - started > STEADY_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            self._states[service.name] = f"restarting: {reason}"
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _once(self, service: Service) -> str:
+        try:
+            await service.run()
+        except Unavailable as error:
+            _log.warning("service waits for redis", service=service.name, reason=str(error))
+            return str(error)
+        except Exception as error:
+            _log.exception("service failed and is started again", service=service.name)
+            return f"{type(error).__name__}: {error}"
+        _log.error("service ended and is started again", service=service.name)
+        return "it ended"

@@ -1,0 +1,147 @@
+"""Owns keeping time: sleeps to the next due, touches what is due so that Redis announces it, and finds what no event told.
+
+Everything an event does the sweep can do alone, later by at most `INTERVAL_MS`. With several pods one of them (rank 0 of a
+shard) does the touching; the others look now and then, and at once when they do not hear it do its work.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from timers.engine.intake import Intake
+from timers.engine.peers import Peers
+from timers.store.store import Nudged, Store
+
+INTERVAL_MS: Final = 1000
+"""Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""
+
+GRACE_MS: Final = 100
+"""How long after due an event may be under way before the sweep claims without it: twice the others' late look."""
+
+STAGGER_MS: Final = 20
+"""How long each rank waits for the one before it to touch."""
+
+TRUST_MS: Final = 250
+"""How long a pod that hears the touching done looks away."""
+
+
+class _ShardSweep:
+    """The sweep of one shard. Times are the server's."""
+
+    def __init__(self, shard: int, sweeper: "Sweeper") -> None:
+        self._shard, self._all = shard, sweeper
+        self._look_ms = 0.0
+        self._looked_ms = 0.0
+        self._heard_ms = 0.0
+        self._everything = True
+        self._nearer = asyncio.Event()
+
+    def heard(self, now_ms: float) -> None:
+        self._heard_ms = now_ms
+
+    def nearer(self, due_ms: float) -> None:
+        due_ms += 1 + STAGGER_MS * self._all.peers.rank(self._shard)
+        if due_ms < self._look_ms:
+            self._look_ms = due_ms
+            self._nearer.set()
+
+    def everything(self) -> None:
+        self._everything = True
+        self._look_ms = 0
+        self._nearer.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._sleep()
+            if not self._somebody_else_does_it():
+                await self._look()
+
+    async def _sleep(self) -> None:
+        """Until the time to look, which may come nearer meanwhile."""
+        clock = self._all.store.clock
+        while (seconds := clock.seconds_until(self._look_ms)) > 0 and clock.known:
+            self._nearer.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._nearer.wait()
+            except TimeoutError:
+                continue
+
+    def _somebody_else_does_it(self) -> bool:
+        """True where an event since the due time shows that another pod touches; then trust it for a while."""
+        if self._everything or self._all.is_deaf() or self._all.peers.rank(self._shard) == 0:
+            return False
+        now_ms = self._all.store.clock.now_ms()
+        if self._heard_ms < now_ms - TRUST_MS or self._looked_ms < now_ms - TRUST_MS:
+            return False
+        self._look_ms = self._looked_ms + TRUST_MS
+        return True
+
+    async def _look(self) -> None:
+        everything, self._everything = self._everything, False
+        # Set before the call: a nearer due announced while it is under way must not be overwritten by its answer.
+        self._look_ms = self._all.store.clock.now_ms() + INTERVAL_MS
+        try:
+            nudged = await self._all.store.nudge(self._shard)
+        except BaseException:
+            self._everything = everything
+            raise
+        self._looked_ms = nudged.now_ms
+        self._mark(nudged, everything=everything or self._all.is_deaf())
+        self._plan(nudged)
+
+    def _mark(self, nudged: Nudged, *, everything: bool) -> None:
+        for prefix, due_ms in nudged.due.items():
+            if self._all.serves(self._shard, prefix) and (everything or due_ms < nudged.now_ms - GRACE_MS):
+                self._all.intake.mark_all(self._shard, prefix, "sweep")
+        for prefix, timer_id in nudged.orphans:
+            if self._all.serves(self._shard, prefix):
+                self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
+
+    def _plan(self, nudged: Nudged) -> None:
+        """When to look again: at the next due, and soon where something due may have lost its event."""
+        if nudged.due:
+            self._look_ms = min(self._look_ms, nudged.now_ms + GRACE_MS)
+        if nudged.next_ms is not None:
+            stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
+            self._look_ms = min(self._look_ms, nudged.next_ms + 1 + stagger_ms)
+
+
+class Sweeper:
+    """The sweeps of this pod's shards."""
+
+    name = "sweeper"
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        peers: Peers,
+        shards: Sequence[int],
+        serves: Callable[[int, str], bool],
+        is_deaf: Callable[[], bool],
+    ) -> None:
+        self.store, self.intake, self.peers = store, intake, peers
+        self.serves, self.is_deaf = serves, is_deaf
+        self._sweeps = {shard: _ShardSweep(shard, self) for shard in shards}
+
+    async def run(self) -> None:
+        """Sweep all shards side by side until one fails."""
+        async with asyncio.TaskGroup() as group:
+            for sweep in self._sweeps.values():
+                group.create_task(sweep.run())
+
+    def wake(self, shard: int, due_ms: int) -> None:
+        """A timer was armed that is due before the next look."""
+        if shard in self._sweeps:
+            self._sweeps[shard].nearer(due_ms)
+
+    def heard(self, shard: int) -> None:
+        """A trigger of the shard was announced: somebody touches."""
+        if shard in self._sweeps:
+            self._sweeps[shard].heard(self.store.clock.now_ms())
+
+    def sweep_everything(self) -> None:
+        """After a gap: look at all shards at once and mark whatever is due."""
+        for sweep in self._sweeps.values():
+            sweep.everything()

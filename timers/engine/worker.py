@@ -1,0 +1,142 @@
+"""Owns a pod's worker role: builds the services, starts them, tells their health, drains them in order."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from timers.engine.canary import Canary
+from timers.engine.claimer import Claimer
+from timers.engine.heartbeat import Heartbeat
+from timers.engine.intake import Intake
+from timers.engine.janitor import Janitor
+from timers.engine.listener import Listener
+from timers.engine.peers import Peers
+from timers.engine.runner import Runner
+from timers.engine.runs import Runs
+from timers.engine.settler import Settler
+from timers.engine.supervisor import Supervisor
+from timers.engine.sweeper import Sweeper
+from timers.errors import Unavailable
+from timers.logs import get_logger
+from timers.processor import Registry, Timers
+from timers.store.store import PodSign, Store
+
+WRITE_OUT_SECONDS: Final = 5.0
+"""How long a drain waits for the last ends to be written; what is not by then is rescued by another pod."""
+
+_log = get_logger("timers.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a pod is set to. `shard_subset` None means all shards."""
+
+    pod: str
+    concurrency: int
+    lease_ms: int
+    retention_ms: int
+    drain_timeout_ms: int
+    shard_subset: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a pod is. `problems` says in words why it is not ready, or what to look at."""
+
+    ready: bool
+    notifications: str
+    services: Mapping[str, str]
+    running: int
+    problems: tuple[str, ...]
+
+
+class Worker:
+    """One pod's worker."""
+
+    def __init__(self, store: Store, registry: Registry, timers: Timers, options: WorkerOptions) -> None:
+        self._store, self._registry, self._options = store, registry, options
+        self._shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
+        self._draining = False
+        self.peers = Peers(store, options.pod, self._info)
+        self._canary = Canary(store, options.pod)
+        self._build(timers)
+
+    def _build(self, timers: Timers) -> None:
+        store, pod, lease_ms = self._store, self._options.pod, self._options.lease_ms
+        intake, runs = Intake(), Runs()
+        self._settler = Settler(store, runs, pod=pod, retention_ms=self._options.retention_ms)
+        self.runner = Runner(
+            store, self._registry, self._settler, runs, timers,
+            pod=pod, concurrency=self._options.concurrency, lease_ms=lease_ms,
+        )  # fmt: skip
+        sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf)
+        self._listener = Listener(store, intake, sweeper, self.peers, self._canary, self._serves)
+        self._claimer = Claimer(store, intake, self.runner, pod=pod, lease_ms=lease_ms)
+        janitor = Janitor(store, self.peers, self._shards, retention_ms=self._options.retention_ms)
+        heartbeat = Heartbeat(store, runs, self.runner, pod=pod, lease_ms=lease_ms)
+        self._taking = Supervisor([self._listener, sweeper, self._claimer, self._canary, janitor])
+        self._presence = Supervisor([self.peers])
+        self._ending = Supervisor([heartbeat, self._settler])
+
+    async def start(self) -> None:
+        """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for."""
+        await self.peers.beat()
+        self._ending.start()
+        self._presence.start()
+        self._taking.start()
+        _log.info("worker started", pod=self._options.pod, prefixes=list(self._registry.prefixes))
+
+    async def drain(self) -> None:
+        """Stop claiming at once, let runs finish within the drain time-out, hand the rest back, write every end."""
+        self._draining = True
+        await self._taking.stop()
+        await self._presence.stop()
+        await self._leave()
+        await self._claimer.finish()
+        await self.runner.drain(self._options.drain_timeout_ms / 1000)
+        await self._write_out()
+        await self._ending.stop()
+        self.runner.close()
+        _log.info("worker drained", pod=self._options.pod)
+
+    async def _leave(self) -> None:
+        try:
+            await self.peers.leave()
+        except Unavailable as error:
+            _log.warning("could not sign off", reason=str(error))
+
+    async def _write_out(self) -> None:
+        try:
+            async with asyncio.timeout(WRITE_OUT_SECONDS):
+                await self._settler.emptied()
+        except TimeoutError:
+            _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
+
+    def health(self) -> Health:
+        """The pod's state now."""
+        states = {**self._taking.states, **self._presence.states, **self._ending.states}
+        problems = [f"{name}: {state}" for name, state in states.items() if state != "running"]
+        if self._canary.is_deaf():
+            problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
+        if self._draining:
+            problems.append("draining")
+        return Health(not problems, self._canary.hearing.value, states, self.runner.executing, tuple(problems))
+
+    async def pods(self) -> list[PodSign]:
+        """All live pods."""
+        return await self.peers.beat()
+
+    def _serves(self, shard: int, prefix: str) -> bool:
+        return self._registry.match(prefix) is not None and shard in self._shards
+
+    def _info(self) -> Mapping[str, Any]:
+        """What this pod says of itself in the registry."""
+        return {
+            "roles": ["worker"],
+            "serves": self._registry.prefixes,
+            "only": self._registry.only,
+            "shards": self._options.shard_subset,
+            "running": self.runner.executing,
+            "concurrency": self._options.concurrency,
+        }
