@@ -34,6 +34,7 @@ _ANSWER_TIMEOUT_S: Final = 2.0
 _START_TIMEOUT_S: Final = 15.0
 _STOP_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.01
+_FOLDER: Final = "server"
 _LOG: Final = "server.log"
 _VERSION: Final = re.compile(r"(Redis|Valkey) server v=((\d+)\.[\w.-]+)")
 
@@ -152,7 +153,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return f"unix://{quote(str(self._socket))}?db=0"
+        return _url(self._socket)
 
     @property
     def family(self) -> Family:
@@ -188,8 +189,20 @@ class EmbeddedServer:
         await self.stop()
 
 
+async def running_url(data_dir: Path) -> str | None:
+    """The URL of the server that runs over this folder, whoever of this user's processes started it; None if none does."""
+    socket = _socket_place(data_dir.absolute() / _FOLDER)
+    if not socket.parent.is_dir() or not _is_private(socket.parent):
+        return None  # or somebody else could listen there
+    return _url(socket) if await _ask(socket, "PING") else None
+
+
+def _url(socket: Path) -> str:
+    return f"unix://{quote(str(socket))}?db=0"
+
+
 def _private_folder(data_dir: Path) -> Path:
-    folder = data_dir / "server"
+    folder = data_dir / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     return folder
@@ -218,18 +231,30 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _socket_path(folder: Path) -> Path:
-    """In the folder, or where that path is too long for a socket, in a short private folder of its own."""
+def _socket_place(folder: Path) -> Path:
+    """In the folder, or where that path is too long for a socket, in a short folder of its own."""
     socket = folder / "server.sock"
     if len(os.fsencode(socket)) <= _SOCKET_PATH_LIMIT:
         return socket
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    short = Path(tempfile.gettempdir()) / f"timers-{digest}"
-    short.mkdir(mode=0o700, exist_ok=True)
-    found = short.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ConfigurationError(f"{short} is not a private folder of this user; remove it, or shorten TIMERS_DATA_DIR")
-    return short / socket.name
+    return Path(tempfile.gettempdir()) / f"timers-{digest}" / socket.name
+
+
+def _socket_path(folder: Path) -> Path:
+    """The socket's place, made sure to be private."""
+    socket = _socket_place(folder)
+    if socket.parent != folder:
+        socket.parent.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(socket.parent):
+            raise ConfigurationError(
+                f"{socket.parent} is not a private folder of this user; remove it, or shorten TIMERS_DATA_DIR"
+            )
+    return socket
+
+
+def _is_private(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _remove_socket(socket: Path, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Owns what a timer *is*: its statuses, the allowed transitions, the record as the program sees it. Pure, immutable."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -140,7 +140,7 @@ class Timer:
     wishes: Mapping[str, Json] = field(default_factory=dict)
     progress: Progress = NO_PROGRESS
     lease: Lease | None = None
-    history: tuple[HistoryEntry, ...] = ()
+    history: Sequence[HistoryEntry] = ()
 
     @property
     def payload(self) -> Json:

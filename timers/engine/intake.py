@@ -22,20 +22,38 @@ Queue = tuple[int, str]
 
 @dataclass(slots=True)
 class _Mark:
-    """`wanted` timers to take; with `drain` everything due, batch after batch."""
+    """`wanted` timers to take; with `drain` everything due, batch after batch. `deep` once a full batch has proved that
+    there is more: then the mark stays while claims are under way, so that two can be. `touched` counts the marks put
+    on, so that an answer can tell whether it is older than the newest."""
 
     wanted: int
-    drain: bool
     cause: str
+    drain: bool = False
+    deep: bool = False
+    touched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one claim asks of one queue: at most so many timers; `touched` says what it knew."""
+
+    prefix: str
+    most: int
+    touched: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One claim to make: of one shard, some queues with the most to take of each, and why."""
+    """One claim to make: of one shard, some queues, and why."""
 
     shard: int
-    queues: list[tuple[str, int]]
+    asks: list[Ask]
     cause: str
+
+    @property
+    def most(self) -> int:
+        """Timers it may bring in all."""
+        return sum(ask.most for ask in self.asks)
 
 
 class Intake:
@@ -49,24 +67,16 @@ class Intake:
         self._orphans: dict[Identity, int] = {}
         self._something = asyncio.Event()
         self._timer_set = False
+        self._touches = 0
 
     def mark(self, shard: int, prefix: str) -> None:
         """An event of this pod's own: one more timer to take from the queue, now."""
-        mark = self._marks.get((shard, prefix))
-        if mark is None:
-            self._marks[(shard, prefix)] = _Mark(1, drain=False, cause="event")
-        else:
-            mark.wanted += 1
-        self._something.set()
+        self._touch(shard, prefix, "event").wanted += 1
 
-    def mark_all(self, shard: int, prefix: str, cause: str) -> None:
-        """Take whatever the queue has due, now."""
-        mark = self._marks.get((shard, prefix))
-        if mark is None:
-            self._marks[(shard, prefix)] = _Mark(CLAIM_BATCH, drain=True, cause=cause)
-        else:
-            mark.drain = True
-        self._something.set()
+    def mark_all(self, shard: int, prefix: str, cause: str, *, deep: bool = False) -> None:
+        """Take whatever the queue has due, now; `deep` where a full batch has come from it."""
+        mark = self._touch(shard, prefix, cause)
+        mark.drain, mark.deep = True, mark.deep or deep
 
     def mark_later(self, shard: int, prefix: str) -> None:
         """An event that hashes to another pod: look in a while, once for all of them."""
@@ -85,18 +95,18 @@ class Intake:
 
     def take(self, room: int) -> list[Wanted]:
         """Claims for at most `room` timers in all. What is asked for is off the marks; the rest stays."""
-        chosen: dict[tuple[int, str], list[tuple[str, int]]] = {}
+        chosen: dict[tuple[int, str], list[Ask]] = {}
         for (shard, prefix), mark in list(self._marks.items()):
             if room <= 0:
                 break
-            ask = min(room, CLAIM_BATCH, CLAIM_BATCH if mark.drain else mark.wanted)
-            chosen.setdefault((shard, mark.cause), []).append((prefix, ask))
-            room -= ask
-            mark.wanted -= ask
-            if mark.drain or mark.wanted <= 0:
+            most = min(room, CLAIM_BATCH, CLAIM_BATCH if mark.drain else mark.wanted)
+            chosen.setdefault((shard, mark.cause), []).append(Ask(prefix, most, mark.touched))
+            room -= most
+            mark.wanted = max(mark.wanted - most, 0)
+            if not mark.deep and (mark.drain or mark.wanted == 0):
                 del self._marks[(shard, prefix)]
         self._settle_flag()
-        return [Wanted(shard, queues, cause) for (shard, cause), queues in chosen.items()]
+        return [Wanted(shard, asks, cause) for (shard, cause), asks in chosen.items()]
 
     def take_orphans(self, room: int) -> dict[int, list[Identity]]:
         """Orphans to rescue by shard, at most `room`."""
@@ -106,12 +116,22 @@ class Intake:
         self._settle_flag()
         return chosen
 
-    def emptied(self, shard: int, prefix: str) -> None:
-        """A claim found less than it asked for: events counted for this queue have been served by others."""
-        mark = self._marks.get((shard, prefix))
-        if mark is not None and not mark.drain:
-            del self._marks[(shard, prefix)]
+    def emptied(self, shard: int, ask: Ask) -> None:
+        """A claim found less than it asked for: what was marked before it was sent has been served, here or elsewhere.
+        A mark put on since then stays: its timer may have become due after the script ran."""
+        mark = self._marks.get((shard, ask.prefix))
+        if mark is not None and mark.touched == ask.touched:
+            del self._marks[(shard, ask.prefix)]
             self._settle_flag()
+
+    def _touch(self, shard: int, prefix: str, cause: str) -> _Mark:
+        mark = self._marks.get((shard, prefix))
+        if mark is None:
+            mark = self._marks[(shard, prefix)] = _Mark(0, cause)
+        self._touches += 1
+        mark.touched = self._touches
+        self._something.set()
+        return mark
 
     def _settle_flag(self) -> None:
         if not self._marks and not self._orphans:

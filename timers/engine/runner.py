@@ -5,6 +5,7 @@ import contextvars
 import inspect
 import time
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -30,6 +31,9 @@ THREADS_LIMIT: Final = 64
 IGNORED_CANCEL_SECONDS: Final = 1.0
 """How long a processor may take to obey its cancellation before its run is ended without it."""
 
+STARTS_PER_TURN: Final = 20
+"""Runs started in one turn of the event loop: about half a millisecond of it where processors do nothing."""
+
 _log = get_logger("timers.runner")
 
 
@@ -45,9 +49,14 @@ class Runner:
         )  # fmt: skip
         self._pod, self._concurrency, self._lease_seconds = pod, concurrency, lease_ms / 1000
         self._executing = 0
+        self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
         self._threads = ThreadPoolExecutor(min(concurrency, THREADS_LIMIT), thread_name_prefix="timers.processor")
         self._rng = Random()  # noqa: S311 (jitter, not a secret)
+
+    def room_changed(self) -> None:
+        """Somebody else's doing gave room: ends were written, a claim brought less than it asked for."""
+        self._changed.set()
 
     @property
     def executing(self) -> int:
@@ -59,14 +68,11 @@ class Runner:
         """Runs this pod can take on: bounded by what executes, and by ends not yet written, which hold leases too."""
         return self._concurrency - max(self._executing, self._settler.waiting - self._concurrency)
 
-    async def room_free(self) -> None:
-        """Until there is room."""
-        while self.room <= 0:
-            if self._executing < self._concurrency:
-                await self._settler.emptied()
-            else:
-                self._changed.clear()
-                await self._changed.wait()
+    async def room_free(self, taken: int) -> None:
+        """Until there is room beside what is `taken` by claims under way."""
+        while self.room <= taken:
+            self._changed.clear()
+            await self._changed.wait()
 
     def start(self, shard: int, timers: Sequence[Timer], asked_at: float) -> None:
         """Run claimed timers. `asked_at` is the monotonic time at which the claim was sent: the leases are certain from
@@ -79,7 +85,18 @@ class Runner:
             run = Run(shard, timer, self._registry.require(timer.prefix), lease_until)
             self._runs.add(run)
             self._executing += 1
-            run.coroutine = asyncio.create_task(self._live(run))
+            self._starting.append(run)
+        if self._starting:
+            asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _start_some(self) -> None:
+        """A few runs a turn of the loop, so that in a burst claims, settlements and heartbeats get their turns too."""
+        for _ in range(min(STARTS_PER_TURN, len(self._starting))):
+            run = self._starting.popleft()
+            if not run.ended:
+                run.coroutine = asyncio.create_task(self._live(run))
+        if self._starting:
+            asyncio.get_running_loop().call_soon(self._start_some)
 
     def lose(self, run: Run) -> None:
         """The run's lease went to another pod: stop it; whatever it answers does not count."""
@@ -203,9 +220,12 @@ class Runner:
             run.timeout = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._stop, run, reason)
 
     def _stop(self, run: Run, reason: StopReason) -> None:
-        if run.ended or run.coroutine is None:
+        if run.ended:
             return
         run.stop = reason
+        if run.coroutine is None:
+            self._end(run, None if reason == "lost" else reason)
+            return
         run.coroutine.cancel()
         asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
 

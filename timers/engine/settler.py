@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from timers.engine.runs import Run, Runs
 from timers.logs import get_logger
 from timers.store.store import Settlement, Store
 
-SETTLE_BATCH: Final = 250
+SETTLE_BATCH: Final = 500
 """Ends one script writes: a few milliseconds of the server's time."""
 
 _log = get_logger("timers.settler")
@@ -20,6 +21,7 @@ class Settler:
     name = "settler"
 
     def __init__(self, store: Store, runs: Runs, *, pod: str, retention_ms: int) -> None:
+        self.written: Callable[[], None] = lambda: None
         self._runs = runs
         self._store, self._pod, self._retention_ms = store, pod, retention_ms
         self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
@@ -50,6 +52,7 @@ class Settler:
             if self.waiting == 0:
                 self._something.clear()
                 self._empty.set()
+            self.written()
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]

@@ -70,6 +70,7 @@ class Worker:
             store, self._registry, self._settler, runs, timers,
             pod=pod, concurrency=self._options.concurrency, lease_ms=lease_ms,
         )  # fmt: skip
+        self._settler.written = self.runner.room_changed
         sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf)
         self._listener = Listener(store, intake, sweeper, self.peers, self._canary, self._serves)
         self._claimer = Claimer(store, intake, self.runner, pod=pod, lease_ms=lease_ms)

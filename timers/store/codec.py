@@ -5,8 +5,8 @@ PROTOCOL.md gives the fields.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, overload
 
 from timers.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 
@@ -34,7 +34,7 @@ def encode_wishes(wishes: Mapping[str, Any]) -> str:
 
 def encode_progress(progress: Progress) -> str:
     """One line of compact JSON without what is still at its default; nothing if all is."""
-    if progress == NO_PROGRESS:
+    if progress is NO_PROGRESS:
         return ""
     fields = {
         "last_error": progress.last_error,
@@ -43,11 +43,14 @@ def encode_progress(progress: Progress) -> str:
         "step": progress.step,
         "occurrences": progress.occurrences,
     }
-    return json.dumps({k: v for k, v in fields.items() if v}, ensure_ascii=False, separators=(",", ":"))
+    kept = {k: v for k, v in fields.items() if v}
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
 
 
 def clean_note(note: str) -> str:
     """One line, bounded: what a history entry can hold."""
+    if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
+        return note
     return " ".join(note.split())[:NOTE_LIMIT_CHARACTERS] or "-"
 
 
@@ -60,7 +63,6 @@ def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -
         if form != "1":
             raise CorruptRecord(f"record format {form}, this service knows 1")
         created_ms = int(created)
-        history = _history(created_ms, int(entries), lines)
         return Timer(
             prefix=prefix,
             id=timer_id,
@@ -72,21 +74,42 @@ def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -
             failures=int(failures),
             occurrence=int(occurrence),
             created_ms=created_ms,
-            updated_ms=history[-1].at_ms,
+            updated_ms=int(lines[-1].partition(" ")[0]) if lines else created_ms,
             wishes=json.loads(wishes),
             progress=_progress(progress) if progress else NO_PROGRESS,
             lease=lease,
-            history=history,
+            history=StoredHistory(created_ms, int(entries), lines),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecord(f"{prefix}:{timer_id} has an unreadable record: {error}") from error
 
 
-def _history(created_ms: int, entries: int, lines: list[str]) -> tuple[HistoryEntry, ...]:
-    dropped = entries - len(lines)
-    note = f"{dropped + 1} older entries dropped" if entries >= HISTORY_LIMIT else "created"
-    first = HistoryEntry(created_ms, Status.SCHEDULED, 0, None, note)
-    return (first, *[_entry(line) for line in lines])
+class StoredHistory(Sequence[HistoryEntry]):
+    """A history that is taken apart when somebody looks at it: most runs do not."""
+
+    __slots__ = ("_created_ms", "_entries", "_lines", "_read")
+
+    def __init__(self, created_ms: int, entries: int, lines: list[str]) -> None:
+        self._created_ms, self._entries, self._lines = created_ms, entries, lines
+        self._read: tuple[HistoryEntry, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._lines) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> HistoryEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[HistoryEntry]: ...
+    def __getitem__(self, index: int | slice) -> HistoryEntry | Sequence[HistoryEntry]:
+        if self._read is None:
+            self._read = (self._first(), *[_entry(line) for line in self._lines])
+        return self._read[index]
+
+    def _first(self) -> HistoryEntry:
+        """The creation, or where that was dropped a marker that says so."""
+        dropped = self._entries - len(self._lines)
+        note = f"{dropped + 1} older entries dropped" if self._entries >= HISTORY_LIMIT else "created"
+        return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, note)
 
 
 def _entry(line: str) -> HistoryEntry:

@@ -29,9 +29,9 @@ class Connections:
     db: int
 
     def dial(self) -> AbstractConnection:
-        """A connection outside every pool, not yet opened."""
+        """A connection outside every pool, not yet opened, whose reads wait as long as it takes."""
         pool = self.commands.connection_pool
-        connection: AbstractConnection = pool.connection_class(**pool.connection_kwargs)
+        connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
         return connection
 
     async def close(self) -> None:

@@ -4,13 +4,13 @@ Events are fire-and-forget and the server may cut a slow subscriber without a wo
 subscribe confirmation, so none is hidden: each says "anything may have been missed until now".
 """
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import TimeoutError as AnswerTimeout
 
 from timers.errors import Unavailable
 from timers.store import keys
@@ -91,6 +91,7 @@ class Notifications:
         self._connections = connections
         self._expired = keys.expired_channel(connections.db).encode()
         self._wake = keys.wake_channel(connections.db).encode()
+        self._replies = 0
 
     async def stream(self, sink: Sink) -> None:
         """Subscribe and report until the connection breaks; then raise Unavailable. Never returns otherwise.
@@ -102,24 +103,33 @@ class Notifications:
             async with reachable():
                 await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
                 await connection.send_command("SUBSCRIBE", self._expired, self._wake)
-                await self._pump(connection, sink)
+                await self._watched(connection, sink)
         finally:
             await connection.disconnect()
 
+    async def _watched(self, connection: AbstractConnection, sink: Sink) -> None:
+        """Pump, and look now and then whether anything came: a time-out on each read would cost more than the read."""
+        pump = asyncio.create_task(self._pump(connection, sink))
+        try:
+            asked_at = -1
+            while True:
+                before = self._replies
+                done, _ = await asyncio.wait({pump}, timeout=SILENCE_SECONDS)
+                if done:
+                    return await pump
+                if self._replies == before:
+                    if asked_at == before:
+                        raise Unavailable("the subscriber's connection gave no sign of life")
+                    asked_at = before
+                    await connection.send_command("PING")
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+
     async def _pump(self, connection: AbstractConnection, sink: Sink) -> None:
-        asked = False
         while True:
-            try:
-                reply = await connection.read_response(
-                    disable_decoding=True, timeout=SILENCE_SECONDS, disconnect_on_error=False
-                )
-            except AnswerTimeout:
-                if asked:
-                    raise Unavailable("the subscriber's connection gave no sign of life") from None
-                asked = True
-                await connection.send_command("PING")
-                continue
-            asked = False
+            reply = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+            self._replies += 1
             notification = self._parse(reply)
             if notification is not None:
                 sink(notification)

@@ -1,8 +1,8 @@
 -- Arm timers: record, due index and trigger key at once, or nothing.
 --
 -- ARGV[2]  edit lock, ms
--- ARGV[3…] seven for each timer: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or `+<ms from now>`),
---          wishes, progress, a note for the history when it replaces
+-- ARGV[3…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
+--          `+<ms from now>`), wishes, progress, a note for the history when it replaces
 -- Answer   {now, code, record, code, record, …}; the record is the one that is now there. Codes: `created`, `replaced`,
 --          `kept`, `exists`, `running` and `locked` (the last three changed nothing)
 
@@ -39,8 +39,7 @@ end
 
 local function arm(prefix, id, if_exists, due, wishes, progress, said)
   local member = member_of(prefix, id)
-  local raw = redis.call('HGET', record_key(member), member)
-  local r = parse(raw)
+  local r, _, raw = read(member)
   if not r then return create(prefix, id, due, wishes, progress) end
   if if_exists == 'keep' then return 'kept', raw end
   if if_exists == 'error' then return 'exists', raw end
@@ -49,10 +48,12 @@ local function arm(prefix, id, if_exists, due, wishes, progress, said)
   return replace(prefix, id, r, due, wishes, progress, said)
 end
 
-for i = 3, #ARGV, 7 do
-  local code, raw = arm(ARGV[i], ARGV[i + 1], ARGV[i + 2], due_of(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
+local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'
+for i = 3, #ARGV do
+  local prefix, id, if_exists, due, wishes, progress, said = string.match(ARGV[i], LINES)
+  local code, raw = arm(prefix, id, if_exists, due_of(due), wishes, progress, said)
   answer[#answer + 1] = code
   answer[#answer + 1] = raw
 end
-wake()
+conclude()
 return answer

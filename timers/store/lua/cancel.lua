@@ -10,7 +10,7 @@
 
 local prefix, id, purge = ARGV[3], ARGV[4], ARGV[6] == 'purge'
 local member = member_of(prefix, id)
-local r = read(member)
+local r, _, raw = read(member)
 
 local function refusal()
   if not r then return 'missing' end
@@ -21,7 +21,7 @@ local function refusal()
 end
 
 local function remove()
-  redis.call('HDEL', record_key(member), member)
+  redis.call('HDEL', r.bucket, member)
   if r.status == 's' then unschedule(prefix, id) else redis.call('ZREM', finished_key(r.status, prefix), id) end
   refresh_head(prefix)
   count(r.status, prefix, -1)
@@ -37,12 +37,13 @@ local function cancel()
   return write(member, r)
 end
 
-local raw = redis.call('HGET', record_key(member), member)
 local refused = refusal()
 if refused then return {text(now), refused, raw} end
 if purge then
   remove()
+  conclude()
   return {text(now), 'purged', raw}
 end
 if r.status == 's' then raw = cancel() end
+conclude()
 return {text(now), 'cancelled', raw}

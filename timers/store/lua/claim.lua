@@ -10,6 +10,7 @@
 
 local pod, lease_ms, cause = ARGV[2], ARGV[3], ARGV[4]
 local looked, claimed, bad = {}, {}, {}
+local leases = {}
 
 local function claim_one(prefix, id, token)
   local member = member_of(prefix, id)
@@ -24,7 +25,8 @@ local function claim_one(prefix, id, token)
   if not redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms) then return false end
   r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
   note(r, pod, text(now - r.due), cause)
-  redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
+  leases[#leases + 1] = text(now + lease_ms)
+  leases[#leases + 1] = member
   claimed[#claimed + 1] = prefix
   claimed[#claimed + 1] = id
   claimed[#claimed + 1] = write(member, r)
@@ -32,6 +34,7 @@ local function claim_one(prefix, id, token)
 end
 
 local function claim_queue(prefix, most)
+  leases = {}
   local ids = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. text(now + 1), 'LIMIT', 0, most)
   looked[#looked + 1] = #ids
   if #ids == 0 then return end
@@ -44,11 +47,13 @@ local function claim_queue(prefix, most)
     if claim_one(prefix, id, text(top - #ids + i)) then gone[#gone + 1] = id end
   end
   if #gone > 0 then redis.call('ZREM', queue_key(prefix), unpack(gone)) end
+  if #leases > 0 then redis.call('ZADD', root .. 'leases', unpack(leases)) end
   refresh_head(prefix)
   local n = (#claimed - before) / 3
-  if #gone > 0 then count('s', prefix, -#gone) end
-  if n > 0 then count('r', prefix, n) end
+  count('s', prefix, -#gone)
+  count('r', prefix, n)
 end
 
 for i = 5, #ARGV, 2 do claim_queue(ARGV[i], ARGV[i + 1]) end
+conclude()
 return {text(now), looked, claimed, bad}

@@ -37,12 +37,19 @@ local function parse(raw)
   return r
 end
 
-local function read(member) return parse(redis.call('HGET', record_key(member), member)) end
+-- A parsed record keeps the bucket it came from: hashing a member costs as much as a command.
+local function read(member)
+  local bucket = record_key(member)
+  local raw = redis.call('HGET', bucket, member)
+  local r, trouble = parse(raw)
+  if r then r.bucket = bucket end
+  return r, trouble, raw
+end
 
 local function write(member, r)
   local raw = string.format('1 %s %s %s %s %s %s %s %s %s\n%s',
     r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
-  redis.call('HSET', record_key(member), member, raw)
+  redis.call('HSET', r.bucket or record_key(member), member, raw)
   return raw
 end
 
@@ -66,7 +73,12 @@ end
 -- True within the edit lock before due. Without a lock a timer can be changed until it is claimed.
 local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due - edit_lock_ms end
 
-local function count(status, prefix, by) redis.call('HINCRBY', root .. 'counts', status .. ' ' .. prefix, by) end
+local tallies = {}
+
+local function count(status, prefix, by)
+  local field = status .. ' ' .. prefix
+  tallies[field] = (tallies[field] or 0) + by
+end
 
 local function recount(from, to, prefix)
   if from ~= to then count(from, prefix, -1); count(to, prefix, 1) end
@@ -99,8 +111,11 @@ local function unschedule(prefix, id)
   redis.call('ZREM', queue_key(prefix), id)
 end
 
--- Call once, last: tells the sweepers about a timer that is due before they would look.
-local function wake()
+-- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look.
+local function conclude()
+  for field, by in pairs(tallies) do
+    if by ~= 0 then redis.call('HINCRBY', root .. 'counts', field, by) end
+  end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
     redis.call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))
   end

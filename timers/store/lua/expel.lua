@@ -23,4 +23,5 @@ for _, counted in ipairs(redis.call('HKEYS', root .. 'counts')) do
   local status, prefix = string.match(counted, '^([cfux]) (.+)$')
   if status and left > 0 then expel(status, prefix) end
 end
+conclude()
 return {text(now), removed}

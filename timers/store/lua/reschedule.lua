@@ -11,8 +11,7 @@
 
 local prefix, id, due = ARGV[3], ARGV[4], ARGV[6]
 local member = member_of(prefix, id)
-local raw = redis.call('HGET', record_key(member), member)
-local r = parse(raw)
+local r, _, raw = read(member)
 
 local function refusal()
   if not r then return 'missing' end
@@ -34,5 +33,5 @@ end
 set_body(r, ARGV[7] ~= '' and ARGV[7] or nil, ARGV[8] ~= '-' and ARGV[8] or nil)
 note(r, '-', '-', ARGV[9])
 raw = write(member, r)
-wake()
+conclude()
 return {text(now), 'changed', raw}

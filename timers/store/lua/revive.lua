@@ -7,8 +7,7 @@
 
 local prefix, id = ARGV[2], ARGV[3]
 local member = member_of(prefix, id)
-local raw = redis.call('HGET', record_key(member), member)
-local r = parse(raw)
+local r, _, raw = read(member)
 local refusals = {r = 'running', s = 'scheduled', c = 'completed'}
 
 if not r then return {text(now), 'missing', raw} end
@@ -20,5 +19,5 @@ note(r, '-', '-', ARGV[4])
 schedule(prefix, id, r.due)
 recount(from, 's', prefix)
 raw = write(member, r)
-wake()
+conclude()
 return {text(now), 'changed', raw}

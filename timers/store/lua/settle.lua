@@ -2,48 +2,64 @@
 --
 -- ARGV[2]  pod
 -- ARGV[3]  retention, ms; 0 removes a finished record at once
--- ARGV[4…] eleven for each run: prefix, id, token, status after, due, attempt, failures, occurrence, wishes or '' to keep
---          them, progress, note
+-- ARGV[4…] one for each run, eleven lines: prefix, id, token, status after, due, attempt, failures, occurrence, wishes (or
+--          nothing to keep them), progress, note
 -- Answer   {now, code, …}: `settled`; `already` (this token's result is in: an earlier answer was lost); `fenced` (another
 --          pod has a newer token); `missing`
 
 local pod, retention_ms = ARGV[2], tonumber(ARGV[3])
-local answer = {text(now)}
+local answer, ends, leases, members = {text(now)}, {}, {}, {}
+local LINES = '^' .. string.rep('([^\n]*)\n', 10) .. '(.*)$'
 
-local function finish(prefix, id, member, r)
-  if retention_ms == 0 then
-    redis.call('HDEL', record_key(member), member)
-    count('r', prefix, -1)
-    return
-  end
-  redis.call('ZADD', finished_key(r.status, prefix), text(now), id)
-  recount('r', r.status, prefix)
-  write(member, r)
-end
-
-local function settle(prefix, id, token, status, due, attempt, failures, occurrence, wishes, progress, said)
-  local member = member_of(prefix, id)
-  local r = read(member)
-  if not r then return 'missing' end
-  if r.token ~= token then return 'fenced' end
-  if r.status ~= 'r' then return 'already' end
-  -- Freeing first, as in claim: a run must be able to complete at maxmemory.
-  redis.call('DEL', lease_key(member))
-  redis.call('ZREM', root .. 'leases', member)
-  set_body(r, wishes ~= '' and wishes or nil, progress)
-  r.status = status
-  note(r, pod, '-', said)
-  r.due, r.attempt, r.failures, r.occurrence = due, attempt, failures, occurrence
-  if status ~= 's' then finish(prefix, id, member, r) return 'settled' end
-  schedule(prefix, id, due)
-  recount('r', 's', prefix)
-  write(member, r)
+local function verdict(e)
+  e.member = member_of(e.prefix, e.id)
+  e.record = read(e.member)
+  if not e.record then return 'missing' end
+  if e.record.token ~= e.token then return 'fenced' end
+  if e.record.status ~= 'r' then return 'already' end
   return 'settled'
 end
 
-for i = 4, #ARGV, 11 do
-  answer[#answer + 1] = settle(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6],
-    ARGV[i + 7], ARGV[i + 8], ARGV[i + 9], ARGV[i + 10])
+local function finish(e, r)
+  if retention_ms == 0 then
+    redis.call('HDEL', r.bucket, e.member)
+    count('r', e.prefix, -1)
+    return
+  end
+  redis.call('ZADD', finished_key(r.status, e.prefix), text(now), e.id)
+  recount('r', r.status, e.prefix)
+  write(e.member, r)
 end
-wake()
+
+local function apply(e)
+  local r = e.record
+  set_body(r, e.wishes ~= '' and e.wishes or nil, e.progress)
+  r.status = e.status
+  note(r, pod, '-', e.said)
+  r.due, r.attempt, r.failures, r.occurrence = e.due, e.attempt, e.failures, e.occurrence
+  if r.status ~= 's' then return finish(e, r) end
+  schedule(e.prefix, e.id, r.due)
+  recount('r', 's', e.prefix)
+  write(e.member, r)
+end
+
+for i = 4, #ARGV do
+  local e = {}
+  e.prefix, e.id, e.token, e.status, e.due, e.attempt, e.failures, e.occurrence, e.wishes, e.progress, e.said =
+    string.match(ARGV[i], LINES)
+  local code = verdict(e)
+  if code == 'settled' then
+    ends[#ends + 1] = e
+    leases[#leases + 1] = lease_key(e.member)
+    members[#members + 1] = e.member
+  end
+  answer[i - 2] = code
+end
+if #ends > 0 then
+  -- Freeing first, as in claim: runs must be able to complete at maxmemory.
+  redis.call('DEL', unpack(leases))
+  redis.call('ZREM', root .. 'leases', unpack(members))
+end
+for _, e in ipairs(ends) do apply(e) end
+conclude()
 return answer
