@@ -1,11 +1,13 @@
 """Decides from an outside history whether the service kept its promises; O(n log n) in the number of lines."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import ceil
 
 from tests.chaos import attempt_rules, life_rules
-from tests.chaos.findings import Counts, EndState, Figures, Finding, Property, Report
+from tests.chaos.findings import FINISHED, Counts, EndState, Figures, Finding, Property, Report
 from tests.chaos.timeline import Faults, Run, Story, stories
 from tests.chaos.witness import Event, Kind, Verb
 
@@ -30,7 +32,7 @@ def check(
         chain(
             *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),
             _strangers(told, end_states),
-            _conservation(told, counts),
+            _conservation(told, end_states, counts),
         )
     )
     return Report(findings, _figures(told, faults))
@@ -54,9 +56,14 @@ def _strangers(told: Mapping[str, Story], end_states: Mapping[str, EndState]) ->
         yield Finding(Property.CONSERVATION, timer, "the service has a timer that nobody armed")
 
 
-def _conservation(told: Mapping[str, Story], counts: Counts | None) -> Iterator[Finding]:
+def _conservation(
+    told: Mapping[str, Story], end_states: Mapping[str, EndState], counts: Counts | None
+) -> Iterator[Finding]:
     if counts is None:
         return
+    records = _count_records(end_states)
+    if records != replace(counts, leftover_keys=()):
+        yield Finding(Property.CONSERVATION, "all", f"the records say {records}, the service counts {counts}")
     certain = sum(story.exists for story in told.values())
     possible = sum(story.may_exist for story in told.values())
     if not certain <= counts.armed <= possible:
@@ -64,6 +71,16 @@ def _conservation(told: Mapping[str, Story], counts: Counts | None) -> Iterator[
         yield Finding(Property.CONSERVATION, "all", f"{armed} timers were armed, the service accounts for {counts}")
     for key in counts.leftover_keys:
         yield Finding(Property.CONSERVATION, "all", f"the key {key} was left over")
+
+
+def _count_records(end_states: Mapping[str, EndState]) -> Counts:
+    found = Counter("finished" if end.status in FINISHED else end.status for end in end_states.values())
+    return Counts(
+        finished=found["finished"],
+        cancelled=found["cancelled"],
+        scheduled=found["scheduled"],
+        running=found["running"],
+    )
 
 
 def _figures(told: Mapping[str, Story], faults: Faults) -> Figures:
@@ -74,7 +91,7 @@ def _figures(told: Mapping[str, Story], faults: Faults) -> Figures:
         unknown_creates=sum(call.unknown for story in told.values() for call in story.of(Verb.CREATE)),
         starts=sum(len(runs) for runs in chains),
         duplicates=attempt_rules.duplicates(chains, faults),
-        hidden_attempts=sum(max(0, gap.hidden) for story in told.values() for gap in story.gaps()),
+        hidden_attempts=sum(gap.hidden for story in told.values() for gap in story.gaps()),
         max_attempt=max((run.start.attempt for runs in chains for run in runs), default=0),
         lateness_p50_ms=_quantile(late, 0.5),
         lateness_p99_ms=_quantile(late, 0.99),

@@ -73,15 +73,16 @@ def cancelled(story: Story, end: EndState | None) -> Iterator[Finding]:
 
 
 def created_twice(story: Story, faults: Faults) -> Iterator[Finding]:
-    """P10: an identity that is taken is not created again."""
-    made = [call for call in story.of(Verb.CREATE) if call.ok and call.outcome == Made.CREATED]
-    strict = [call for call in made if call.invoke.if_exists == "error"]
+    """P10: an identity that is taken is not created again by a create that asked for an error then."""
+    strict = [call for call in story.of(Verb.CREATE) if call.ok and call.invoke.if_exists == "error"]
+    for call in strict:
+        if call.outcome != Made.CREATED:
+            text = f"a create that asked for an error was answered {call.outcome}"
+            yield Finding(Property.IDEMPOTENT, story.timer, text, call.lines())
     for earlier, later in pairwise(strict):
         if not _freed_between(story, earlier, later, faults):
             lines = earlier.lines() + later.lines()
-            yield Finding(
-                Property.IDEMPOTENT, story.timer, "two creates of one identity were both answered created", lines
-            )
+            yield Finding(Property.IDEMPOTENT, story.timer, "two strict creates of one identity both succeeded", lines)
 
 
 def _freed_between(story: Story, earlier: Call, later: Call, faults: Faults) -> bool:

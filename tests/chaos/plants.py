@@ -227,6 +227,11 @@ def zombie_result_under_the_newest_name(past: Past) -> None:
     past.completed(TIMER, 6_003, attempt=2)
 
 
+def zombie_result_while_the_newest_still_runs(past: Past) -> None:
+    _paused_and_taken_over(past)
+    past.completed(TIMER, 6_003, attempt=2)
+
+
 def completed_twice(past: Past) -> None:
     past.create(TIMER)
     past.run(TIMER, 1_002, pod="a")
@@ -259,6 +264,18 @@ def created_twice(past: Past) -> None:
     past.create(TIMER)
     past.create(TIMER, 100)
     done(past)
+
+
+def replaced_by_a_strict_create(past: Past) -> None:
+    past.create(TIMER)
+    past.call(Verb.CREATE, TIMER, 100, due=1_000, outcome=Made.REPLACED)
+    done(past)
+
+
+def counts_that_differ_from_the_records(past: Past) -> None:
+    past.create(TIMER)
+    done(past)
+    past.counts = Counts(finished=0, cancelled=1, scheduled=0, running=0)
 
 
 def refused_but_run(past: Past) -> None:
@@ -332,17 +349,25 @@ PLANTS: dict[Property, list[Plant]] = {
         zombie_result,
         zombie_result_before_the_real_one,
         zombie_result_under_the_newest_name,
+        zombie_result_while_the_newest_still_runs,
         completed_twice,
     ],
     Property.BOUNDED: [too_many_attempts, failed_too_soon, hand_back_burnt_an_attempt],
-    Property.IDEMPOTENT: [created_twice, refused_but_run, run_without_a_create],
-    Property.CONSERVATION: [leak_of_a_timer, timer_counted_twice, leftover_key, timer_that_nobody_armed],
+    Property.IDEMPOTENT: [created_twice, replaced_by_a_strict_create, refused_but_run, run_without_a_create],
+    Property.CONSERVATION: [
+        leak_of_a_timer,
+        timer_counted_twice,
+        counts_that_differ_from_the_records,
+        leftover_key,
+        timer_that_nobody_armed,
+    ],
 }
 
 # Among others, counts say nothing of one timer, and any pod's fault may have swallowed a claim that nobody saw start.
 NOT_SEEN_ALONE = {
     leak_of_a_timer,
     timer_counted_twice,
+    counts_that_differ_from_the_records,
     leftover_key,
     attempt_skipped,
     first_attempt_skipped,

@@ -167,7 +167,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Attempts missing before `run`: `hidden` of them (negative: its number was used before) since `from_ns`."""
+    """Attempts missing before `run`: `hidden` of them, since `from_ns`."""
 
     earlier: Run | None
     run: Run
@@ -224,10 +224,10 @@ class Story:
             first = runs[0]
             counts_on = last and last.start.occurrence == first.start.occurrence
             base = last.start.attempt if last and counts_on and first.start.attempt > last.start.attempt else 0
-            if hidden := first.start.attempt - base - 1:
+            if (hidden := first.start.attempt - base - 1) > 0:
                 yield Gap(None, first, hidden, last.start.mono_ns if last else from_ns)
             for earlier, later in pairwise(runs):
-                if hidden := later.start.attempt - earlier.start.attempt - 1:
+                if (hidden := later.start.attempt - earlier.start.attempt - 1) > 0:
                     yield Gap(earlier, later, hidden, earlier.start.mono_ns)
             last = runs[-1]
 
