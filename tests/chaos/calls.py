@@ -1,0 +1,86 @@
+"""The driver's calls to the service, each with its line before and its answer after."""
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from tests.chaos.processors import PREFIX, Behaviour
+from tests.chaos.witness import Event, Kind, Made, Verb, Witness
+from timers import NewTimer, TimerClient, TimersError
+from timers.client import Armed
+from timers.errors import AlreadyExists, Refused, Unavailable
+
+BATCH: Final = 500
+
+
+class Calls:
+    """A client whose every call is witnessed. Timers are named by their id; all have the prefix `chaos`."""
+
+    def __init__(self, client: TimerClient, witness: Witness) -> None:
+        self._client = client
+        self._witness = witness
+
+    async def create_all(self, wanted: Sequence[tuple[str, int, Behaviour]]) -> None:
+        """Arms timers (id, due in epoch ms, behaviour), in batches."""
+        for start in range(0, len(wanted), BATCH):
+            await self._create_batch(wanted[start : start + BATCH])
+
+    async def _create_batch(self, wanted: Sequence[tuple[str, int, Behaviour]]) -> None:
+        news = [new_timer(timer_id, due_ms, behaviour) for timer_id, due_ms, behaviour in wanted]
+        calls = [
+            self._witness.invoke(Verb.CREATE, named(timer_id), due_ms=due_ms, if_exists="error")
+            for timer_id, due_ms, _ in wanted
+        ]
+        try:
+            results = await self._client.batch(news)
+        except Unavailable as error:
+            for call in calls:
+                self._witness.answer(call, Kind.INFO, type(error).__name__)
+            return
+        for call, result in zip(calls, results, strict=True):
+            self._answer_create(call, result)
+
+    def _answer_create(self, call: Event, result: Armed | TimersError) -> None:
+        if isinstance(result, Armed):
+            self._witness.answer(call, Kind.OK, Made(result.how))
+        else:
+            refusal = Made.EXISTS if isinstance(result, AlreadyExists) else Made.REFUSED
+            self._witness.answer(call, Kind.FAIL, refusal)
+
+    async def create(self, timer_id: str, due_ms: int, behaviour: Behaviour) -> None:
+        """Arms one timer."""
+        await self._create_batch([(timer_id, due_ms, behaviour)])
+
+    async def cancel(self, timer_id: str) -> None:
+        """Cancels a timer, if it can still be cancelled."""
+        call = self._witness.invoke(Verb.CANCEL, named(timer_id))
+        await self._answered(call, self._client.cancel(PREFIX, timer_id))
+
+    async def reschedule(self, timer_id: str, due_ms: int) -> None:
+        """Moves a timer's due time, if that can still be done."""
+        call = self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=due_ms)
+        await self._answered(call, self._client.reschedule(PREFIX, timer_id, due_at=due_ms))
+
+    async def retry(self, timer_id: str) -> None:
+        """Arms a failed or cancelled timer again, due now."""
+        call = self._witness.invoke(Verb.RETRY, named(timer_id))
+        await self._answered(call, self._client.retry(PREFIX, timer_id))
+
+    async def _answered(self, call: Event, answer: Awaitable[object]) -> None:
+        try:
+            await answer
+        except Refused as error:
+            self._witness.answer(call, Kind.FAIL, type(error).__name__)
+        except Unavailable as error:
+            self._witness.answer(call, Kind.INFO, type(error).__name__)
+        else:
+            self._witness.answer(call, Kind.OK)
+
+
+def named(timer_id: str) -> str:
+    """The timer as the history calls it."""
+    return f"{PREFIX}/{timer_id}"
+
+
+def new_timer(timer_id: str, due_ms: int, behaviour: Behaviour) -> NewTimer:
+    """A strict create of one timer."""
+    return NewTimer(prefix=PREFIX, id=timer_id, due_at=due_ms, payload=behaviour)

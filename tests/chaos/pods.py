@@ -1,0 +1,169 @@
+"""Pods as processes of their own: started, paused, ended and killed like the real ones they are."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from redis.asyncio import Redis
+
+from tests.chaos.processors import DIRECTORY_VARIABLE
+
+ROOT: Final = Path(__file__).parents[2]
+
+_SERVE: Final = ("-m", "timers", "serve", "--roles", "worker")
+_READY_TIMEOUT_S: Final = 30.0
+_STOP_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.02
+_REGISTRY: Final = "timers:{pods}:seen"
+_SHOWN_LOG_LINES: Final = 15
+
+# On Linux a pod ends with the driver, however that dies (PR_SET_PDEATHSIG is 1 and outlives exec).
+_DIE_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+async def until(happened: Callable[[], Awaitable[bool]], *, timeout_s: float, what: str) -> None:
+    """Returns as soon as `happened` answers True; TimeoutError names `what` when it does not within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await happened():  # noqa: ASYNC110 (another process sets no event)
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise TimeoutError(f"{what} did not happen within {timeout_s} s") from None
+
+
+class PodDied(Exception):
+    """A pod ended that nobody had ended."""
+
+
+class Pod:
+    """One running pod. `name` is unique over the whole run: who replaces it has another."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+
+    @classmethod
+    async def start(cls, name: str, directory: Path, settings: Mapping[str, str]) -> Self:
+        """Starts a pod whose witness file and log go to `directory`. Does not wait until it works."""
+        log = directory / f"{name}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, sys.executable, *_SERVE),
+                cwd=directory,
+                env=_environment(name, directory, settings),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        return cls(name, process, log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def ready(self, redis: Redis) -> None:
+        """Waits until the pod has registered. Raises PodDied, with the end of its log, if it ends before."""
+
+        async def registered() -> bool:
+            self.check_alive()
+            return await redis.zscore(_REGISTRY, self.name) is not None
+
+        await until(registered, timeout_s=_READY_TIMEOUT_S, what=f"the sign of life of {self.name}")
+
+    def check_alive(self) -> None:
+        """Raises PodDied, with the end of its log, if it has ended."""
+        if not self.alive:
+            raise PodDied(f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines that it wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_SHOWN_LOG_LINES:])
+
+    def send(self, signal_number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._process.send_signal(signal_number)
+
+    async def ended(self) -> int:
+        """Waits for its end and returns its exit code, negative for a signal."""
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            return await self._process.wait()
+
+    async def remove(self) -> None:
+        """Ends it at once if it still runs."""
+        if self.alive:
+            self.send(signal.SIGKILL)
+            await self.ended()
+
+
+class Pods:
+    """The pods of one run: as many as were started, each that ends to be replaced under a new name.
+
+    `settings` are the pods' own beside what all of them need.
+    """
+
+    def __init__(self, redis_url: str, redis: Redis, directory: Path, settings: Mapping[str, str]) -> None:
+        self._redis, self._directory = redis, directory
+        self._settings = {"TIMERS_REDIS_URL": redis_url, **settings}
+        self._started = 0
+        self.live: list[Pod] = []
+
+    async def start(self, number: int) -> None:
+        """Starts so many pods and waits until all of them work."""
+        for _ in range(number):
+            await self.add()
+        await self.ready()
+
+    async def add(self) -> Pod:
+        """Starts one more, without waiting for it."""
+        self._started += 1
+        pod = await Pod.start(f"pod-{self._started}", self._directory, self._settings)
+        self.live.append(pod)
+        return pod
+
+    def named(self, name: str) -> Pod:
+        """The live pod of that name."""
+        return next(pod for pod in self.live if pod.name == name)
+
+    async def replace(self, pod: Pod) -> Pod:
+        """Forgets `pod`, which has ended, and starts another."""
+        self.live.remove(pod)
+        return await self.add()
+
+    async def ready(self) -> None:
+        """Waits until all live pods work."""
+        for pod in self.live:
+            await pod.ready(self._redis)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for pod in self.live:
+            await pod.remove()
+
+
+def _environment(name: str, directory: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    ours = {
+        "PYTHONPATH": str(ROOT),
+        "TIMERS_PROCESSORS": "tests.chaos.processors",
+        "TIMERS_POD": name,
+        "TIMERS_LOG_LEVEL": "warning",
+        "TIMERS_LOG_FORMAT": "json",
+        DIRECTORY_VARIABLE: str(directory),
+    }
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TIMERS_")}
+    return inherited | ours | dict(settings)

@@ -1,0 +1,64 @@
+"""The processor that the pods run: writes to the witness what it does, and does what its timer's payload says."""
+
+import asyncio
+import os
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Final, TypedDict
+
+from tests.chaos.witness import Attempt, Outcome, Witness
+from timers import Context, Timer, processor
+
+DIRECTORY_VARIABLE: Final = "CHAOS_WITNESS_DIR"
+PREFIX: Final = "chaos"
+MAX_ATTEMPTS: Final = 5
+
+
+class Behaviour(TypedDict, total=False):
+    """What a payload may ask for: run that long; fail while fewer failures are counted; hang in the first attempts."""
+
+    run_ms: int
+    fail_first: int
+    hang_first: int
+
+
+@cache
+def _witness() -> Witness:
+    return Witness(Path(os.environ[DIRECTORY_VARIABLE]), os.environ["TIMERS_POD"])
+
+
+@processor(PREFIX, retry={"max_attempts": MAX_ATTEMPTS, "backoff": "fixed", "base": "200ms"})
+async def chaos(timer: Timer, context: Context) -> None:
+    """Says that it starts, behaves as the payload asks, and says how it ended."""
+    run = Attempt(
+        timer=f"{timer.prefix}/{timer.id}",
+        occurrence=timer.occurrence,
+        attempt=timer.attempt,
+        token=context.token,
+        due_ms=timer.due_ms,
+    )
+    _witness().start(run)
+    outcome = Outcome.FAILED
+    try:
+        await _behave(timer)
+        outcome = Outcome.DONE
+    except asyncio.CancelledError:
+        outcome = _why_cancelled(context)
+        raise
+    finally:
+        _witness().end(run, outcome)
+
+
+async def _behave(timer: Timer) -> None:
+    behaviour: Behaviour = timer.payload
+    if timer.attempt <= behaviour.get("hang_first", 0):
+        await asyncio.Event().wait()
+    await asyncio.sleep(behaviour.get("run_ms", 0) / 1000)
+    if timer.failures < behaviour.get("fail_first", 0):
+        raise RuntimeError(f"told to fail {behaviour['fail_first']} times")
+
+
+def _why_cancelled(context: Context) -> Outcome:
+    over = context.deadline is not None and datetime.now(UTC) >= context.deadline
+    return Outcome.TIMED_OUT if over else Outcome.HANDED_BACK

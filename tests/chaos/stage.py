@@ -1,0 +1,84 @@
+"""Where a run takes place: a server of its own, pods, a witnessed client, and the judgement at the end."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from redis.asyncio import Redis
+
+from tests.chaos import endings
+from tests.chaos.calls import Calls
+from tests.chaos.checker import check
+from tests.chaos.findings import Report
+from tests.chaos.pods import Pods, until
+from tests.chaos.processors import MAX_ATTEMPTS
+from tests.chaos.witness import Event, Kind, Witness, read_history
+from tests.servers import start_server
+from timers import TimerClient
+from timers.embedded import Family
+
+_START_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a run works with. `lines` is the folder with the witness files and the logs of the pods."""
+
+    server: str
+    redis: Redis
+    client: TimerClient
+    witness: Witness
+    calls: Calls
+    pods: Pods
+    lines: Path
+    lease_ms: int
+
+    async def started(self, *, attempt: int) -> Event:
+        """Waits for the witnessed start of an attempt of the only timer."""
+        found: list[Event] = []
+
+        async def happened() -> bool:
+            lines = read_history(self.lines)
+            found[:] = [line for line in lines if line.kind is Kind.START and line.attempt == attempt]
+            return bool(found)
+
+        await until(happened, timeout_s=_START_TIMEOUT_S, what=f"the start of attempt {attempt}")
+        return found[0]
+
+    async def judge(self, ids: Sequence[str], *, drain_s: float) -> Report:
+        """Heal, drain, judge: waits for all pods and then for the end of all timers, and holds the history to account.
+
+        What has not ended within `drain_s` counts as lost. Raises PodDied when a pod ended by itself.
+        """
+        await self.pods.ready()
+        await endings.drained(self.redis, timeout_s=drain_s)
+        return check(
+            read_history(self.lines),
+            lease_ms=self.lease_ms,
+            end_states=await endings.end_states(self.client, ids),
+            counts=await endings.final_counts(self.redis),
+            max_attempts=MAX_ATTEMPTS,
+        )
+
+
+@asynccontextmanager
+async def stage(
+    directory: Path, *, family: Family, pods: int, lease_ms: int, drain_timeout_ms: int = 25_000
+) -> AsyncIterator[Stage]:
+    """A server in `directory` and so many working pods; all of it ends with the block."""
+    lease_and_drain = {"TIMERS_LEASE": f"{lease_ms}ms", "TIMERS_DRAIN_TIMEOUT": f"{drain_timeout_ms}ms"}
+    lines = directory / "history"
+    lines.mkdir()
+    witness = Witness(lines, "driver")
+    async with (
+        await start_server(family, directory) as server,
+        Redis.from_url(server.url, decode_responses=True) as redis,
+        TimerClient.from_url(server.url) as client,
+        Pods(server.url, redis, lines, lease_and_drain) as crew,
+    ):
+        await crew.start(pods)
+        name = f"{server.family} {server.version}"
+        yield Stage(name, redis, client, witness, Calls(client, witness), crew, lines, lease_ms)
+    witness.close()
