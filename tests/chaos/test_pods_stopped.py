@@ -1,0 +1,41 @@
+"""Pods paused past their lease, or told to stop: a late result does not count, a stopped run goes on elsewhere."""
+
+import time
+from pathlib import Path
+
+from tests.chaos.faults import paused, stop
+from tests.chaos.stage import stage
+from timers import Status
+
+LEASE_MS = 1_000
+
+
+async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tmp_path: Path) -> None:
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=LEASE_MS) as on:
+        await on.calls.create("once", int(time.time() * 1000) + 100, {"run_ms": 250})
+        first = await on.started(attempt=1)
+        async with paused(on.witness, on.pods.named(first.pod)):
+            second = await on.started(attempt=2)
+        report = await on.judge(["once"], drain_s=20.0)
+        timer = await on.client.get("chaos", "once")
+    assert report.ok, str(report)
+    assert report.figures.duplicates == 1
+    assert second.pod != first.pod
+    assert timer.token == second.token
+    assert [entry.pod for entry in timer.history if entry.status is Status.COMPLETED] == [second.pod]
+
+
+async def test_run_of_a_pod_that_is_told_to_stop_is_handed_back_and_done_by_another(tmp_path: Path) -> None:
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=30_000, drain_timeout_ms=100) as on:
+        await on.calls.create("once", int(time.time() * 1000) + 100, {"hang_first": 1})
+        first = await on.started(attempt=1)
+        leaving = on.pods.named(first.pod)
+        code = await stop(on.witness, leaving)
+        on.pods.live.remove(leaving)
+        second = await on.started(attempt=2)
+        report = await on.judge(["once"], drain_s=20.0)
+        timer = await on.client.get("chaos", "once")
+    assert report.ok, str(report)
+    assert code == 0
+    assert second.pod != first.pod
+    assert timer.failures == 0
