@@ -14,7 +14,7 @@ _COLUMNS = (
     "seed",
     "server",
     "timers",
-    "kills",
+    "faults",
     "starts",
     "duplicates",
     "hidden",

@@ -102,7 +102,7 @@ def _figures(told: Mapping[str, Story], faults: Faults) -> Figures:
 
 
 def _lateness_ms(run: Run) -> float:
-    return (run.start.wall_ns - run.start.due_ms * 1_000_000) / 1e6
+    return round((run.start.wall_ns - run.start.due_ms * 1_000_000) / 1e6, 1)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:
