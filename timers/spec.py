@@ -350,7 +350,7 @@ class _Wishes(_Model):
         if self.repeat is not None:
             kept["repeat"] = self.repeat.model_dump(exclude_defaults=True)
         if self.retry is not None:
-            kept["retry"] = self.retry.model_dump(mode="json", exclude_unset=True)
+            kept["retry"] = self.retry.model_dump(exclude_unset=True)
         if self.tags:
             kept["tags"] = list(self.tags)
         if self.metadata:
