@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,10 +13,16 @@ from typing import Any, Final, Protocol
 from structlog.typing import FilteringBoundLogger
 
 from timers.durations import parse_ms
-from timers.errors import ConfigurationError, NoProcessor
+from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.model import Timer
 from timers.outcome import Done, Rearm
 from timers.spec import DurationInput, NewTimer, RetryPolicy, check_prefix
+
+BURST_US: Final = 50_000
+"""What a rate lets through at once after a pause: as much as it gives in 50 ms, so that claims come in batches."""
+
+_RATE: Final = re.compile(r"([0-9]{1,7})/([smhd])")
+_UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 ENTRY_POINT_GROUP: Final = "timers.processors"
 BUILT_IN: Final = ("processors.send_message", "processors.log")
@@ -52,6 +59,47 @@ class Context:
     timers: Timers
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most one start every `interval_us`, after a pause `burst` at once; over all pods."""
+
+    interval_us: int
+    burst: int
+
+    @classmethod
+    def parse(cls, value: object) -> "Rate":
+        """From `"50/s"`, `"100/m"`, `"1000/h"`, `"10/d"`. Raises InvalidInput."""
+        match = _RATE.fullmatch(value) if isinstance(value, str) else None
+        if match is None or int(match[1]) == 0:
+            raise InvalidInput.of("rate", value, "a rate such as '50/s', '100/m', '1000/h' or '10/d'")
+        interval_us = _UNIT_US[match[2]] // int(match[1])
+        if interval_us == 0:
+            raise InvalidInput.of("rate", value, "at most 1000000/s")
+        return cls(interval_us, max(1, BURST_US // interval_us))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of each of a processor's queues may run. None means no limit beside the pod's own."""
+
+    concurrency: int | None = None
+    pod_concurrency: int | None = None
+    rate: Rate | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "pod_concurrency"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidInput.of(name, value, "a whole number from 1")
+
+    @property
+    def bounds_concurrency(self) -> bool:
+        """True where the end of a run makes room for another."""
+        return self.concurrency is not None or self.pod_concurrency is not None
+
+
+NO_LIMITS: Final = Limits()
+
 Function = Callable[[Timer, Context], Awaitable[Result] | Result]
 
 
@@ -63,6 +111,7 @@ class Processor:
     function: Function
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_ms: int | None = None
+    limits: Limits = NO_LIMITS
 
     def __call__(self, timer: Timer, context: Context) -> Awaitable[Result] | Result:
         return self.function(timer, context)
@@ -83,18 +132,24 @@ def processor(
     *,
     retry: RetryPolicy | Mapping[str, Any] | None = None,
     timeout: DurationInput | None = None,
+    concurrency: int | None = None,
+    pod_concurrency: int | None = None,
+    rate: str | None = None,
 ) -> Callable[[Function], Processor]:
     """Make the function below a processor of `prefix` and of every longer prefix that starts with it.
 
-    Raises InvalidInput for a bad prefix, retry policy or timeout. The function is not registered anywhere: a registry
+    Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means strict
+    order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over all pods.
+    Raises InvalidInput for a bad prefix, retry policy, timeout or limit. The function is not registered anywhere: a registry
     finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
     """
     policy = retry if isinstance(retry, RetryPolicy) else RetryPolicy.parse(dict(retry or {}))
     timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)
     checked = check_prefix(prefix)
+    limits = Limits(concurrency, pod_concurrency, None if rate is None else Rate.parse(rate))
 
     def wrap(function: Function) -> Processor:
-        return Processor(checked, function, policy, timeout_ms)
+        return Processor(checked, function, policy, timeout_ms, limits)
 
     return wrap
 

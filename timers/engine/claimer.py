@@ -65,14 +65,22 @@ class Claimer:
 
     async def _claim(self, wanted: Wanted) -> None:
         asked_at = time.monotonic()
-        queues = [(ask.prefix, ask.most) for ask in wanted.asks]
+        queues = [(ask.prefix, min(ask.most, self._runner.room_of(ask.prefix))) for ask in wanted.asks]
         claimed = await self._store.claim(
-            wanted.shard, queues, pod=self._pod, lease_ms=self._lease_ms, cause=wanted.cause
+            wanted.shard,
+            queues,
+            pod=self._pod,
+            lease_ms=self._lease_ms,
+            cause=wanted.cause,
+            limits={prefix: self._runner.limits_of(prefix) for prefix, _ in queues},
         )
         for member, reason in claimed.quarantined.items():
             _log.error("timer quarantined", timer=member, reason=reason)
-        for ask in wanted.asks:
-            self._follow_up(wanted, ask, has_more=ask.prefix in claimed.more)
+        for ask, (prefix, most) in zip(wanted.asks, queues, strict=True):
+            if prefix in claimed.waits_ms:
+                self._intake.mark_after(wanted.shard, prefix, claimed.waits_ms[prefix] / 1000)
+            elif most == ask.most:
+                self._follow_up(wanted, ask, has_more=prefix in claimed.more)
         self._runner.start(wanted.shard, claimed.timers, asked_at)
 
     async def _rescue(self, shard: int, orphans: list[Identity]) -> None:
@@ -83,7 +91,8 @@ class Claimer:
         self._runner.start(shard, rescued, asked_at)
 
     def _follow_up(self, wanted: Wanted, ask: Ask, *, has_more: bool) -> None:
-        """A full batch, or one that a sweep asked for, leaves the queue dirty; a short one has emptied it."""
+        """A full batch, or one that a sweep asked for, leaves the queue dirty; a short one has emptied it, or has met
+        a limit: then the end of a run marks it again."""
         if not has_more:
             self._intake.emptied(wanted.shard, ask)
         elif ask.most >= CLAIM_BATCH or wanted.cause != "event":

@@ -65,6 +65,7 @@ class Intake:
         self._others: set[Queue] = set()
         self._aging: set[Queue] = set()
         self._orphans: dict[Identity, int] = {}
+        self._waiting: set[Queue] = set()
         self._something = asyncio.Event()
         self._timer_set = False
         self._touches = 0
@@ -83,6 +84,12 @@ class Intake:
         self._others.add((shard, prefix))
         if not self._timer_set:
             self._set_timer()
+
+    def mark_after(self, shard: int, prefix: str, seconds: float) -> None:
+        """The queue's rate allows its next start only then."""
+        if (shard, prefix) not in self._waiting:
+            self._waiting.add((shard, prefix))
+            self._later(seconds, lambda: self._waited(shard, prefix))
 
     def mark_orphan(self, shard: int, identity: Identity) -> None:
         """A run whose lease has expired: to be rescued."""
@@ -133,14 +140,21 @@ class Intake:
         self._something.set()
         return mark
 
+    def _waited(self, shard: int, prefix: str) -> None:
+        self._waiting.discard((shard, prefix))
+        self.mark_all(shard, prefix, "rate")
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        later = self._call_later or asyncio.get_running_loop().call_later
+        later(seconds, call)
+
     def _settle_flag(self) -> None:
         if not self._marks and not self._orphans:
             self._something.clear()
 
     def _set_timer(self) -> None:
-        later = self._call_later or asyncio.get_running_loop().call_later
         self._timer_set = True
-        later(LATER_SECONDS / 2, self._age)
+        self._later(LATER_SECONDS / 2, self._age)
 
     def _age(self) -> None:
         """Runs every half of the wait while there is something to wait for: what came in two ticks ago is due."""

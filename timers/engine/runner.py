@@ -5,7 +5,7 @@ import contextvars
 import inspect
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -21,7 +21,7 @@ from timers.errors import InvalidInput
 from timers.logs import get_logger
 from timers.model import Timer
 from timers.outcome import UNSET, Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
-from timers.processor import Context, Registry, Timers
+from timers.processor import Context, Limits, Registry, Timers
 from timers.spec import encode_payload
 from timers.store.store import Settlement, Store
 
@@ -49,6 +49,7 @@ class Runner:
         )  # fmt: skip
         self._pod, self._concurrency, self._lease_seconds = pod, concurrency, lease_ms / 1000
         self._executing = 0
+        self._of_prefix: Counter[str] = Counter()
         self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
         self._threads = ThreadPoolExecutor(min(concurrency, THREADS_LIMIT), thread_name_prefix="timers.processor")
@@ -68,6 +69,15 @@ class Runner:
         """Runs this pod can take on: bounded by what executes, and by ends not yet written, which hold leases too."""
         return self._concurrency - max(self._executing, self._settler.waiting - self._concurrency)
 
+    def limits_of(self, prefix: str) -> Limits:
+        """The limits of a queue."""
+        return self._registry.require(prefix).limits
+
+    def room_of(self, prefix: str) -> int:
+        """How many more of a queue this pod takes now."""
+        limit = self.limits_of(prefix).pod_concurrency
+        return self._concurrency if limit is None else max(limit - self._of_prefix[prefix], 0)
+
     async def room_free(self, taken: int) -> None:
         """Until there is room beside what is `taken` by claims under way."""
         while self.room <= taken:
@@ -85,6 +95,7 @@ class Runner:
             run = Run(shard, timer, self._registry.require(timer.prefix), lease_until)
             self._runs.add(run)
             self._executing += 1
+            self._of_prefix[timer.prefix] += 1
             self._starting.append(run)
         if self._starting:
             asyncio.get_running_loop().call_soon(self._start_some)
@@ -136,6 +147,7 @@ class Runner:
         if run.timeout is not None:
             run.timeout.cancel()
         self._executing -= 1
+        self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
         if outcome is None:
             self._runs.drop(run)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from timers.engine.runs import Run, Runs
@@ -20,9 +20,10 @@ class Settler:
 
     name = "settler"
 
-    def __init__(self, store: Store, runs: Runs, *, pod: str, retention_ms: int) -> None:
-        self.written: Callable[[], None] = lambda: None
-        self._runs = runs
+    def __init__(
+        self, store: Store, runs: Runs, *, pod: str, retention_ms: int, written: Callable[[Sequence[Run]], None]
+    ) -> None:
+        self._runs, self._written = runs, written
         self._store, self._pod, self._retention_ms = store, pod, retention_ms
         self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
         self._something = asyncio.Event()
@@ -52,7 +53,6 @@ class Settler:
             if self.waiting == 0:
                 self._something.clear()
                 self._empty.set()
-            self.written()
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]
@@ -72,3 +72,4 @@ class Settler:
                     answer=code,
                     result=settlement.transition.status.value,
                 )
+        self._written([run for run, _ in batch])

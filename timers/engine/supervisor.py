@@ -67,11 +67,22 @@ class Supervisor:
     async def _once(self, service: Service) -> str:
         try:
             await service.run()
-        except Unavailable as error:
-            _log.warning("service waits for redis", service=service.name, reason=str(error))
-            return str(error)
-        except Exception as error:
-            _log.exception("service failed and is started again", service=service.name)
-            return f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
+            return _told(service.name, _first(error))
         _log.error("service ended and is started again", service=service.name)
         return "it ended"
+
+
+def _first(error: Exception) -> Exception:
+    """The failure itself where a task group wrapped it."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _told(name: str, error: Exception) -> str:
+    if isinstance(error, Unavailable):
+        _log.warning("service waits for redis", service=name, reason=str(error))
+        return str(error)
+    _log.error("service failed and is started again", service=name, exc_info=error)
+    return f"{type(error).__name__}: {error}"

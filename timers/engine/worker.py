@@ -1,7 +1,7 @@
 """Owns a pod's worker role: builds the services, starts them, tells their health, drains them in order."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from timers.engine.janitor import Janitor
 from timers.engine.listener import Listener
 from timers.engine.peers import Peers
 from timers.engine.runner import Runner
-from timers.engine.runs import Runs
+from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.engine.supervisor import Supervisor
 from timers.engine.sweeper import Sweeper
@@ -64,13 +64,15 @@ class Worker:
 
     def _build(self, timers: Timers) -> None:
         store, pod, lease_ms = self._store, self._options.pod, self._options.lease_ms
-        intake, runs = Intake(), Runs()
-        self._settler = Settler(store, runs, pod=pod, retention_ms=self._options.retention_ms)
+        self._intake = intake = Intake()
+        runs = Runs()
+        self._settler = Settler(
+            store, runs, pod=pod, retention_ms=self._options.retention_ms, written=self._ends_written
+        )
         self.runner = Runner(
             store, self._registry, self._settler, runs, timers,
             pod=pod, concurrency=self._options.concurrency, lease_ms=lease_ms,
         )  # fmt: skip
-        self._settler.written = self.runner.room_changed
         sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf)
         self._listener = Listener(store, intake, sweeper, self.peers, self._canary, self._serves)
         self._claimer = Claimer(store, intake, self.runner, pod=pod, lease_ms=lease_ms)
@@ -127,6 +129,13 @@ class Worker:
     async def pods(self) -> list[PodSign]:
         """All live pods."""
         return await self.peers.beat()
+
+    def _ends_written(self, runs: Sequence[Run]) -> None:
+        """There is room again: on this pod, and in queues that may run only so many at once."""
+        self.runner.room_changed()
+        limited = {(run.shard, run.timer.prefix) for run in runs if run.processor.limits.bounds_concurrency}
+        for shard, prefix in limited:
+            self._intake.mark_all(shard, prefix, "room")
 
     def _serves(self, shard: int, prefix: str) -> bool:
         return self._registry.match(prefix) is not None and shard in self._shards

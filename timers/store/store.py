@@ -3,7 +3,8 @@
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -11,11 +12,14 @@ from redis.asyncio import Redis
 from timers.clock import ServerClock
 from timers.decide import Transition
 from timers.model import NO_PROGRESS, Lease, Progress, Timer
+from timers.processor import NO_LIMITS, Limits
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections
 
 NUDGE_LIMIT: Final = 500
 """Trigger keys touched a queue and call: a script that published many more could get a fast subscriber cut off."""
+
+NO_QUEUE_LIMITS: Final[Mapping[str, Limits]] = MappingProxyType({})
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -44,11 +48,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Claimed timers, the queues that may have more due, and what was quarantined (member → reason)."""
+    """Claimed timers, the queues that may have more due, those whose rate makes the next wait (ms), and what was
+    quarantined (member → reason)."""
 
     timers: list[Timer]
     more: set[str]
     quarantined: dict[str, str]
+    waits_ms: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +179,35 @@ class Store:
         return await self._one("revive", prefix, timer_id, [prefix, timer_id, codec.clean_note(note)])
 
     async def claim(
-        self, shard: int, wanted: Sequence[tuple[str, int]], *, pod: str, lease_ms: int, cause: str
+        self,
+        shard: int,
+        wanted: Sequence[tuple[str, int]],
+        *,
+        pod: str,
+        lease_ms: int,
+        cause: str,
+        limits: Mapping[str, Limits] = NO_QUEUE_LIMITS,
     ) -> Claimed:
-        """Claim due timers of some queues, each (prefix, most to take), earliest first."""
-        arguments: list[scripts.Argument] = [pod, lease_ms, cause]
-        for prefix, most in wanted:
-            arguments += (prefix, most)
+        """Claim due timers of some queues, each (prefix, most to take), earliest first, within the queues' limits."""
+        arguments: list[scripts.Argument] = [pod, lease_ms, cause, self.shards]
+        arguments += [_queue(prefix, most, limits.get(prefix, NO_LIMITS)) for prefix, most in wanted]
         looked, claimed, bad = await self._run("claim", shard, arguments)
-        more = {prefix for (prefix, most), n in zip(wanted, looked, strict=True) if n >= most}
+        found = {prefix: looked[2 * i : 2 * i + 2] for i, (prefix, _) in enumerate(wanted)}
+        more = {prefix for prefix, most in wanted if found[prefix][0] >= most}
+        waits_ms = {prefix: wait_ms for prefix, (_, wait_ms) in found.items() if wait_ms}
         quarantined = {bad[i].decode(): bad[i + 1].decode() for i in range(0, len(bad), 2)}
-        return Claimed(self._claimed(claimed, pod, lease_ms), more, quarantined)
+        return Claimed(self._claimed(claimed, pod, lease_ms), more, quarantined, waits_ms)
+
+    async def pause(self, prefix: str, *, paused: bool) -> bool:
+        """Pause a queue in all shards or let it go on. True where that changed something."""
+        word = "pause" if paused else "resume"
+        changed = [(await self._run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
+        return any(changed)
+
+    async def abandon(self, shard: int, prefix: str, *, due_before_ms: int, most: int, pod: str) -> list[str]:
+        """End overdue timers of a queue that no pod serves as `unhandled`. Answers their ids."""
+        (ids,) = await self._run("abandon", shard, [prefix, due_before_ms, most, pod])
+        return [timer_id.decode() for timer_id in ids]
 
     async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> list[Timer]:
         """Take over runs whose lease has expired; those that were not are left out."""
@@ -257,6 +282,11 @@ class Store:
         reply: list[Any] = await scripts.run(client, name, root, [self._wake, *arguments])
         self.clock.observe(int(reply[0]), sent, time.monotonic())
         return reply[1:]
+
+
+def _queue(prefix: str, most: int, limits: Limits) -> str:
+    interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
+    return f"{prefix} {most} {limits.concurrency or 0} {interval_us} {burst}"
 
 
 def _expected(version: int | None) -> str:

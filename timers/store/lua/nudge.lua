@@ -13,6 +13,9 @@ local function come_again(at)
   if at and (not next_look or at < next_look) then next_look = at end
 end
 
+local paused = {}
+for _, prefix in ipairs(redis.call('SMEMBERS', root .. 'paused')) do paused[prefix] = true end
+
 local function touch(prefix)
   local due = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most)
   local triggers = {}
@@ -26,7 +29,7 @@ local function touch(prefix)
 end
 
 for _, prefix in ipairs(redis.call('ZRANGEBYSCORE', root .. 'heads', '-inf', '(' .. text(now + 1), 'LIMIT', 0, 1000)) do
-  touch(prefix)
+  if not paused[prefix] then touch(prefix) end
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 
