@@ -68,6 +68,17 @@ class Peers:
         mine = weight(self._own_seed, key)
         return all(weight(seed, key) <= mine for seed in self._rivals(shard, prefix))
 
+    def serve(self, shard: int, prefix: str) -> bool:
+        """Whether another live pod serves the queue."""
+        return bool(self._rivals(shard, prefix))
+
+    def uncovered(self, shards: int, own: Sequence[int]) -> list[int]:
+        """The shards that no live pod takes, this one included."""
+        taken = set(own).union(
+            *[range(shards) if (s := sign.info.get("shards")) is None else s for sign in self._others]
+        )
+        return [shard for shard in range(shards) if shard not in taken]
+
     def _rivals(self, shard: int, prefix: str) -> Sequence[int]:
         """The seeds of the other pods that serve a queue."""
         queue = f"{shard}:{prefix}"

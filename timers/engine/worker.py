@@ -17,6 +17,7 @@ from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.engine.supervisor import Supervisor
 from timers.engine.sweeper import Sweeper
+from timers.engine.undertaker import PATIENCE_MS, Undertaker
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Registry, Timers
@@ -38,17 +39,19 @@ class WorkerOptions:
     retention_ms: int
     drain_timeout_ms: int
     shard_subset: tuple[int, ...] | None = None
+    unhandled_after_ms: int = PATIENCE_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pod is. `problems` says in words why it is not ready, or what to look at."""
+    """How a pod is. `problems` says in words why it is not ready; `warnings` what it can work with but should be seen."""
 
     ready: bool
     notifications: str
     services: Mapping[str, str]
     running: int
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class Worker:
@@ -78,7 +81,10 @@ class Worker:
         self._claimer = Claimer(store, intake, self.runner, pod=pod, lease_ms=lease_ms)
         janitor = Janitor(store, self.peers, self._shards, retention_ms=self._options.retention_ms)
         heartbeat = Heartbeat(store, runs, self.runner, pod=pod, lease_ms=lease_ms)
-        self._taking = Supervisor([self._listener, sweeper, self._claimer, self._canary, janitor])
+        undertaker = Undertaker(
+            store, self.peers, self._shards, self._serves, pod=pod, patience_ms=self._options.unhandled_after_ms
+        )
+        self._taking = Supervisor([self._listener, sweeper, self._claimer, self._canary, janitor, undertaker])
         self._presence = Supervisor([self.peers])
         self._ending = Supervisor([heartbeat, self._settler])
 
@@ -124,7 +130,13 @@ class Worker:
             problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
         if self._draining:
             problems.append("draining")
-        return Health(not problems, self._canary.hearing.value, states, self.runner.executing, tuple(problems))
+        hearing, running = self._canary.hearing.value, self.runner.executing
+        return Health(not problems, hearing, states, running, tuple(problems), self._warnings())
+
+    def _warnings(self) -> tuple[str, ...]:
+        """What no pod covers."""
+        uncovered = self.peers.uncovered(self._store.shards, self._shards)
+        return (f"no live pod takes the shards {', '.join(map(str, uncovered))}",) if uncovered else ()
 
     async def pods(self) -> list[PodSign]:
         """All live pods."""
