@@ -168,6 +168,15 @@ class _Model(BaseModel):
             raise invalid_input(error) from None
 
 
+_ACCEPTED: Final = {
+    "extra_forbidden": "no field of that name",
+    "model_type": "an object",
+    "dict_type": "an object",
+    "tuple_type": "a list",
+}
+"""In JSON's words what pydantic says in Python's."""
+
+
 def invalid_input(error: ValidationError) -> InvalidInput:
     """A pydantic error in this project's words."""
     found: list[FieldError] = []
@@ -176,12 +185,11 @@ def invalid_input(error: ValidationError) -> InvalidInput:
         path = ".".join(str(part) for part in item["loc"])
         if isinstance(cause, InvalidInput):
             found += cause.under(path).errors if path else cause.errors
-        elif item["type"] == "extra_forbidden":
-            found.append(FieldError(path, shown(item["input"]), "no such field"))
         elif item["type"] == "missing":
             found.append(FieldError(path, "nothing", "a value; the field is required"))
         else:
-            found.append(FieldError(path, shown(item["input"]), item["msg"][:1].lower() + item["msg"][1:]))
+            accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
+            found.append(FieldError(path, shown(item["input"]), accepted))
     return InvalidInput(found)
 
 
