@@ -147,7 +147,9 @@ def encode_payload(payload: object) -> str:
     try:
         text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidInput.of("payload", type(payload), "a JSON value of fewer levels") from None
+    except (TypeError, ValueError) as error:
         raise InvalidInput.of("payload", payload, f"a JSON value ({error})") from None
     if size > PAYLOAD_LIMIT_BYTES:
         raise InvalidInput.of("payload", f"{size} bytes", f"at most {PAYLOAD_LIMIT_BYTES} bytes as JSON")
