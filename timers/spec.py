@@ -33,6 +33,8 @@ LADDER_LIMIT: Final = 50
 
 _PREFIX = re.compile(PREFIX_PATTERN)
 _ID = re.compile(ID_PATTERN)
+# What JSON can name and UTF-8 cannot hold.
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 RESERVED_PREFIX: Final = "timers"
 
 DurationInput = str | int | float
@@ -326,7 +328,8 @@ def _check_tags(tags: tuple[str, ...]) -> None:
 
 
 def _check_metadata(pairs: Mapping[str, str]) -> None:
-    if len(pairs) > 32 or any(not 1 <= len(k) <= 64 or len(v) > 512 for k, v in pairs.items()):
+    sizes_fit = len(pairs) <= 32 and all(1 <= len(k) <= 64 and len(v) <= 512 for k, v in pairs.items())
+    if not sizes_fit or _HALF_CHARACTER.search("".join((*pairs, *pairs.values()))):
         raise InvalidInput.of(
             "metadata", dict(pairs), "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters"
         )
@@ -341,7 +344,7 @@ class _Wishes(_Model):
     repeat: Repeat | None = None
     retry: RetryPolicy | None = None
     tags: tuple[StrictStr, ...] = ()
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[StrictStr, StrictStr] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _common(self) -> Self:
