@@ -424,7 +424,7 @@ class TimerChange(_Wishes):
         for name in self.model_fields_set & {"payload", "repeat", "retry", "tags", "metadata"}:
             changed.pop(name, None)
         changed.update(self.wishes())
-        if "retry" in self.model_fields_set:
+        if "retry" in self.model_fields_set or self.moves_due:
             changed.pop("ladder_first", None)
         return changed
 
