@@ -1,7 +1,8 @@
 """Owns the settings: their names, defaults and bounds, and how they are read from the environment and `.env`.
 
 A setting `TIMERS_HTTP_PORT` is the field `http_port`; a length of time like `TIMERS_LEASE` is the field `lease_ms`. A
-field's description says what is accepted; it is also the end of the error for a value that is not.
+field's description says what is accepted; it is also the end of the error for a value that is not. In `.env`, `${NAME}`
+stands for a variable of the process or of the file itself.
 """
 
 import difflib
@@ -16,16 +17,21 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
-from dotenv import dotenv_values
 from pydantic import (
     AfterValidator,
-    BaseModel,
+    AliasGenerator,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
     model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
 )
 
 from timers.durations import DAY_MS, parse_ms
@@ -40,6 +46,14 @@ _REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+clu
 _LEDGER_SCHEMES: Final = ("sqlite+aiosqlite", "postgresql+asyncpg")
 _CONFIDENTIAL: Final = frozenset({"redis_url", "ledger_url", "api_keys", "signing_secrets"})
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or PT24H"
+
+
+def _name_without_prefix(field: str) -> str:
+    return field.removesuffix("_ms").upper()
+
+
+def _setting_name(field: str) -> str:
+    return _NAME_PREFIX + _name_without_prefix(field)
 
 
 def _listed(value: object) -> object:
@@ -148,10 +162,22 @@ def _is_loopback(host: str) -> bool:
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """One pod's settings, checked and immutable. Building one reads nothing from outside; `load_settings` does."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix=_NAME_PREFIX,
+        env_prefix_target="all",  # of the aliases as well
+        case_sensitive=True,
+        env_ignore_empty=True,
+        dotenv_filtering="only_existing",  # what else is in the file is for other programs
+        enable_decoding=False,  # lists have commas, they are no JSON
+        alias_generator=AliasGenerator(validation_alias=_name_without_prefix),
+        validate_by_name=True,
+    )
 
     redis_url: Annotated[str, AfterValidator(_check_redis_url)] | None = Field(
         default=None,
@@ -187,7 +213,6 @@ class Settings(BaseModel):
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
     adopt_every_ms: Milliseconds = _duration("10s", minimum_ms=10)
-    sweep_every_ms: Milliseconds = _duration("1s", minimum_ms=10)
     ledger_url: Annotated[str, AfterValidator(_check_ledger_url)] | None = Field(
         default=None, repr=False, description="sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/database"
     )
@@ -212,6 +237,18 @@ class Settings(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$",
         description="a name of up to 100 letters, digits, '_', '.' and '-'",
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the program gives; `load_settings` brings sources of its own."""
+        return (init_settings,)
 
     @property
     def redacted_redis_url(self) -> str | None:
@@ -238,12 +275,16 @@ class Settings(BaseModel):
         return self
 
 
-def _setting_name(field: str) -> str:
-    return _NAME_PREFIX + field.removesuffix("_ms").upper()
-
-
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}
 SETTING_NAMES: Final = tuple(_FIELDS)
+
+
+class _Environment(EnvSettingsSource):
+    """An environment given as a mapping: the process's own, or a copy with changes."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__(Settings)
+        self.env_vars = {name: value for name, value in environ.items() if value}
 
 
 def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> Settings:
@@ -253,28 +294,27 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     environment, so that it is checked the same way. Raises ConfigurationError: one line that names each bad setting,
     its value unless it is confidential, and what would be accepted.
     """
-    given = {**_read_env_file(env_file), **(os.environ if environ is None else environ)}
-    ours = {name: value for name, value in given.items() if name.startswith(_NAME_PREFIX) and value}
-    _refuse_unknown(ours)
+    environment = _Environment(os.environ if environ is None else environ)
+    file = _open_env_file(env_file)
+    given = {**file.env_vars, **environment.env_vars}
+    _refuse_unknown(given)
     try:
-        return Settings.model_validate({_FIELDS[name]: value for name, value in ours.items()})
+        return Settings(_build_sources=((environment, file), {}))
     except ValidationError as error:
         # Without its cause, which holds the values.
-        raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, ours)))) from None
+        raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, given)))) from None
 
 
-def _read_env_file(path: Path) -> dict[str, str]:
+def _open_env_file(path: Path) -> DotEnvSettingsSource:
     try:
-        if not path.is_file():
-            return {}
-        return {name: value for name, value in dotenv_values(path, interpolate=False).items() if value is not None}
+        return DotEnvSettingsSource(Settings, env_file=path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     for name in names:
-        if name not in _FIELDS:
+        if name.startswith(_NAME_PREFIX) and name not in _FIELDS:
             # Without what all names share, which would make every name look close.
             rests = [known.removeprefix(_NAME_PREFIX) for known in SETTING_NAMES]
             close = difflib.get_close_matches(name.removeprefix(_NAME_PREFIX), rests, n=1)
@@ -284,13 +324,14 @@ def _refuse_unknown(names: Iterable[str]) -> None:
             raise ConfigurationError(f"{shown(name)} is not a setting; {hint}")
 
 
-def _complaints(error: ValidationError, given: Mapping[str, str]) -> Iterable[str]:
+def _complaints(error: ValidationError, given: Mapping[str, str | None]) -> Iterable[str]:
     for item in error.errors(include_url=False, include_input=False):
-        field = str(item["loc"][0]) if item["loc"] else ""
-        name = _setting_name(field)
-        if not field:
+        if not item["loc"]:
             found: InvalidInput = item["ctx"]["error"]
             yield from (str(FieldError(_setting_name(e.field), e.value, e.accepted)) for e in found.errors)
-        elif name in given:  # a default that waits for a refused value is no fault of its own
+            continue
+        name = f"{_NAME_PREFIX}{item['loc'][0]}"
+        if name in given:  # a default that waits for a refused value is no fault of its own
+            field = _FIELDS[name]
             value = "the given value" if field in _CONFIDENTIAL else shown(given[name])
             yield str(FieldError(name, value, Settings.model_fields[field].description or ""))

@@ -29,7 +29,7 @@ def refusal(**environ: str) -> str:
 def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
         *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "PREFIXES", "SHARDS", "SHARD_SUBSET"),
-        *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY", "SWEEP_EVERY"),
+        *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY"),
         *("LEDGER_URL", "API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
     }
@@ -54,7 +54,6 @@ def test_defaults() -> None:
         "edit_lock_ms": 0,
         "drain_timeout_ms": 25_000,
         "adopt_every_ms": 10_000,
-        "sweep_every_ms": 1_000,
         "ledger_url": None,
         "api_keys": None,
         "signing_secrets": (),
@@ -84,8 +83,8 @@ def test_values_arrive_in_their_types() -> None:
         LEASE="90s",
         RETENTION="0",
         EDIT_LOCK="2m",
+        DRAIN_TIMEOUT="0.5",
         ADOPT_EVERY="250ms",
-        SWEEP_EVERY="0.5",
         LOG_LEVEL="WARNING",
         DATA_DIR="/srv/timers",
         INSECURE="1",
@@ -98,7 +97,7 @@ def test_values_arrive_in_their_types() -> None:
     assert settings.shard_subset == (0, 1, 2, 3, 20)
     assert settings.concurrency == 5
     assert (settings.lease_ms, settings.retention_ms, settings.edit_lock_ms) == (90_000, 0, 120_000)
-    assert (settings.adopt_every_ms, settings.sweep_every_ms) == (250, 500)
+    assert (settings.adopt_every_ms, settings.drain_timeout_ms) == (250, 500)
     assert settings.log_level == "warning"
     assert settings.outbox == Path("/srv/timers/outbox")
     assert settings.insecure
@@ -128,7 +127,7 @@ def test_values_arrive_in_their_types() -> None:
         ("RETENTION", "-1s", "a duration like 250ms"),
         ("RETENTION", "P1M", "a duration like 250ms"),
         ("EDIT_LOCK", "nan", "a duration like 250ms"),
-        ("SWEEP_EVERY", "0s", "from 10 ms"),
+        ("ADOPT_EVERY", "0s", "from 10 ms"),
         ("INSECURE", "maybe", "1 or 0"),
         ("LOG_FORMAT", "xml", "console or json"),
         ("LOG_LEVEL", "loud", "debug, info"),
@@ -232,6 +231,8 @@ def test_errors_of_a_direct_construction_hide_the_values_too() -> None:
     [
         ("REDIS_ULR", "did you mean TIMERS_REDIS_URL?"),
         ("LEASE_MS", "did you mean TIMERS_LEASE?"),
+        ("lease_ms", "the settings are TIMERS_REDIS_URL, "),
+        ("SWEEP_EVERY", "did you mean TIMERS_ADOPT_EVERY?"),
         ("XYZZY", "the settings are TIMERS_REDIS_URL, "),
     ],
 )
@@ -249,13 +250,38 @@ def test_other_programs_variables_are_ignored() -> None:
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("# comment\nTIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY='7'\nOTHER=x\nTIMERS_POD=${HOME}\n")
+    file.write_text("# comment\nTIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY='7'\nOTHER=x\nTIMERS_POD=$1\n")
     assert (
         refused_in(file, {})
-        == "TIMERS_POD: '${HOME}' is not accepted; expected a name of up to 100 letters, digits, '_', '.' and '-'"
+        == "TIMERS_POD: '$1' is not accepted; expected a name of up to 100 letters, digits, '_', '.' and '-'"
     )
     settings = load_settings({"TIMERS_HTTP_PORT": "2", "TIMERS_POD": "p"}, file)
     assert (settings.http_port, settings.concurrency) == (2, 7)
+
+
+def test_an_empty_value_leaves_it_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("TIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY=\nTIMERS_POD\n")
+    settings = load_settings({"TIMERS_HTTP_PORT": ""}, file)
+    assert (settings.http_port, settings.concurrency) == (1, 1000)
+
+
+def test_lists_in_the_file_have_commas_too(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("TIMERS_ROLES=worker\nTIMERS_PREFIXES=a,b\nTIMERS_SHARD_SUBSET=0-2,5\n")
+    settings = load_settings({}, file)
+    assert settings.roles == {"worker"}
+    assert (settings.prefixes, settings.shard_subset) == (("a", "b"), (0, 1, 2, 5))
+
+
+def test_the_file_may_refer_to_variables_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("TIMERS_POD=pod-${ORDINAL}\nTIMERS_API_KEYS=$argon2id$v=19$m=65536\n")
+    monkeypatch.setenv("ORDINAL", "7")
+    settings = load_settings({}, file)
+    assert settings.pod == "pod-7"
+    assert settings.api_keys is not None
+    assert settings.api_keys.get_secret_value() == "$argon2id$v=19$m=65536"
 
 
 def refused_in(file: Path, environ: dict[str, str]) -> str:
@@ -282,6 +308,19 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / ".env").write_text("TIMERS_POD=from-file")
     settings = load_settings()
     assert (settings.concurrency, settings.pod) == (3, "from-file")
+
+
+def test_only_the_loader_reads_the_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMERS_CONCURRENCY", "3")
+    (tmp_path / ".env").write_text("TIMERS_HTTP_PORT=1")
+    settings = Settings(lease_ms=500)
+    assert (settings.concurrency, settings.http_port, settings.lease_ms) == (1000, 8080, 500)
+
+
+def test_settings_are_immutable() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load().http_port = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
