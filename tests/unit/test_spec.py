@@ -1,0 +1,412 @@
+"""What a caller may ask for: good and bad values of each field, and errors that name field, value and what would do."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.unit.samples import a_timer, at
+from timers.durations import DAY_MS
+from timers.errors import InvalidInput
+from timers.model import Timer
+from timers.spec import (
+    LADDER_LIMIT,
+    PAYLOAD_LIMIT_BYTES,
+    MissedPolicy,
+    NewTimer,
+    Repeat,
+    RetryPolicy,
+    TimerChange,
+    check_id,
+    check_prefix,
+    encode_payload,
+)
+
+LEAST = {"prefix": "reminder", "delay": "1h"}
+DURATION = "a duration such as 250ms"
+TIME = "an RFC 3339 time with an offset"
+PREFIX = "a prefix like [a-z0-9][a-z0-9_.-]{0,63}, other than 'timers'"
+ID = "an id like [A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
+INTEGER = "a valid integer"
+LADDER = "'exponential', 'fixed' or a list of 1 to 50 durations"
+TAGS = "up to 16 strings of 1 to 64 printable characters"
+METADATA = "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters"
+MISSED = "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}"
+HALF = "\ud800"  # what JSON can name and UTF-8 cannot hold
+
+
+def complaints(value: object, model: type[NewTimer | TimerChange] = NewTimer) -> list[tuple[str, str, str]]:
+    with pytest.raises(InvalidInput) as caught:
+        model.parse(value)
+    return [(error.field, error.value, error.accepted) for error in caught.value.errors]
+
+
+BAD = [
+    # prefix and id
+    ({"prefix": ""}, "prefix", "''", PREFIX),
+    ({"prefix": "timers"}, "prefix", "'timers'", PREFIX),
+    ({"prefix": "Reminder"}, "prefix", "'Reminder'", PREFIX),
+    ({"prefix": "a:b"}, "prefix", "'a:b'", PREFIX),
+    ({"prefix": "a\n"}, "prefix", "'a\\n'", PREFIX),
+    ({"prefix": "ä"}, "prefix", "'ä'", PREFIX),
+    ({"prefix": "a" * 65}, "prefix", repr("a" * 65), PREFIX),
+    ({"prefix": 5}, "prefix", "5", PREFIX),
+    ({"prefix": None}, "prefix", "None", PREFIX),
+    ({"id": ""}, "id", "''", ID),
+    ({"id": "-a"}, "id", "'-a'", ID),
+    ({"id": "a b"}, "id", "'a b'", ID),
+    ({"id": "a*"}, "id", "'a*'", ID),
+    ({"id": "a{0}"}, "id", "'a{0}'", ID),
+    ({"id": "a\n"}, "id", "'a\\n'", ID),
+    ({"id": 42}, "id", "42", ID),
+    ({"id": "a" * 201}, "id", f"'{'a' * 79}…", ID),
+    # when
+    ({"delay": None}, "delay", "None", "exactly one of delay and due_at (or a retry ladder, or repeat.cron)"),
+    ({"due_at": 5}, "delay", "'1h'", "only one of delay and due_at"),
+    ({"delay": True}, "delay", "True", DURATION),
+    ({"delay": -1}, "delay", "-1", DURATION),
+    ({"delay": "soon"}, "delay", "'soon'", DURATION),
+    ({"delay": "11y"}, "delay", "'11y'", DURATION),
+    ({"delay": float("nan")}, "delay", "nan", DURATION),
+    ({"delay": float("inf")}, "delay", "inf", DURATION),
+    ({"delay": [1]}, "delay", "[1]", DURATION),
+    ({"delay": None, "due_at": True}, "due_at", "True", TIME),
+    ({"delay": None, "due_at": -1}, "due_at", "-1", TIME),
+    ({"delay": None, "due_at": "tomorrow"}, "due_at", "'tomorrow'", TIME),
+    (
+        {"delay": None, "due_at": "2026-11-21T10:00:00"},
+        "due_at",
+        "'2026-11-21T10:00:00'",
+        "the same time with its offset",
+    ),
+    ({"delay": None, "due_at": 10**15}, "due_at", "1000000000000000", TIME),
+    # payload
+    ({"payload": float("nan")}, "payload", "nan", "a JSON value (Out of range float"),
+    ({"payload": [float("-inf")]}, "payload", "[-inf]", "a JSON value (Out of range float"),
+    ({"payload": {"a": HALF}}, "payload", "{'a': '\\ud800'}", "a JSON value ('utf-8' codec can't encode"),
+    ({"payload": {"a": {1}}}, "payload", "{'a': {1}}", "a JSON value (Object of type set is not JSON"),
+    ({"payload": {(1, 2): 1}}, "payload", "{(1, 2): 1}", "a JSON value (keys must be str"),
+    ({"payload": 10**5000}, "payload", "a huge int", "a JSON value (Exceeds the limit"),
+    ({"payload": "x" * 65_535}, "payload", "'65537 bytes'", "at most 65536 bytes as JSON"),
+    ({"payload": "ä" * 32_768}, "payload", "'65538 bytes'", "at most 65536 bytes as JSON"),
+    # repeat
+    ({"repeat": "1d"}, "repeat", "'1d'", "an object"),
+    ({"repeat": {}}, "repeat.every", "{'every': None, 'cron': None}", "exactly one of every and cron"),
+    (
+        {"repeat": {"every": "1d", "cron": "0 9 * * *"}},
+        *("repeat.every", "{'every': '1d', 'cron': '0 9 * * *'}", "exactly one of every and cron"),
+    ),
+    (
+        {"repeat": {"every": "0s"}},
+        "repeat.every",
+        "'0s'",
+        "one of TEN_MINS, HOURLY, DAILY, WEEKLY, MONTHLY, or a duration",
+    ),
+    ({"repeat": {"every": "YEARLY"}}, "repeat.every", "'YEARLY'", "one of TEN_MINS"),
+    ({"repeat": {"every": True}}, "repeat.every", "True", "one of TEN_MINS"),
+    ({"repeat": {"cron": "61 * * * *"}}, "repeat.cron", "'61 * * * *'", "five cron fields"),
+    ({"repeat": {"cron": "0 0 9 * * *"}}, "repeat.cron", "'0 0 9 * * *'", "five cron fields"),
+    ({"repeat": {"cron": 5}}, "repeat.cron", "5", "a valid string"),
+    ({"repeat": {"every": "1d", "timezone": "Mars"}}, "repeat.timezone", "'Mars'", "an IANA time zone"),
+    ({"repeat": {"every": "1d", "count": 0}}, "repeat.count", "0", "greater than or equal to 1"),
+    ({"repeat": {"every": "1d", "count": True}}, "repeat.count", "True", INTEGER),
+    ({"repeat": {"every": "1d", "count": 2.0}}, "repeat.count", "2.0", INTEGER),
+    ({"repeat": {"every": "1d", "count": "2"}}, "repeat.count", "'2'", INTEGER),
+    ({"repeat": {"every": "1d", "count": 10**10}}, "repeat.count", "10000000000", "less than or equal to 1000000000"),
+    ({"repeat": {"every": "1d", "until": "2027-01-01"}}, "repeat.until", "'2027-01-01'", TIME),
+    ({"repeat": {"every": "1d", "until": False}}, "repeat.until", "False", TIME),
+    ({"repeat": {"every": "1d", "mode": "rate"}}, "repeat.mode", "'rate'", "'fixed_rate' or 'fixed_delay'"),
+    ({"repeat": {"every": "1d", "jitter": 1}}, "repeat.jitter", "1", "no field of that name"),
+    # retry
+    ({"retry": "often"}, "retry", "'often'", "an object"),
+    ({"retry": {"max_attempts": 0}}, "retry.max_attempts", "0", "greater than or equal to 1"),
+    ({"retry": {"max_attempts": 1001}}, "retry.max_attempts", "1001", "less than or equal to 1000"),
+    ({"retry": {"max_attempts": True}}, "retry.max_attempts", "True", INTEGER),
+    ({"retry": {"max_attempts": 5.0}}, "retry.max_attempts", "5.0", INTEGER),
+    ({"retry": {"backoff": "linear"}}, "retry.backoff", "'linear'", LADDER),
+    ({"retry": {"backoff": []}}, "retry.backoff", "[]", LADDER),
+    ({"retry": {"backoff": 5}}, "retry.backoff", "5", LADDER),
+    ({"retry": {"backoff": [1] * 51}}, "retry.backoff", f"{str([1] * 51)[:80]}…", LADDER),
+    ({"retry": {"backoff": ["5s", "30s", "soon"]}}, "retry.backoff.2", "'soon'", DURATION),
+    ({"retry": {"backoff": ["5s", True]}}, "retry.backoff.1", "True", DURATION),
+    ({"retry": {"backoff": ["P1M"]}}, "retry.backoff.0", "'P1M'", "an exact duration"),
+    (
+        {"retry": {"backoff": ["5s"], "max_attempts": 3}},
+        *("retry.max_attempts", "3", "nothing beside a ladder: its number of steps is the maximum"),
+    ),
+    ({"retry": {"base": "P1M"}}, "retry.base", "'P1M'", "an exact duration"),
+    ({"retry": {"cap": -1}}, "retry.cap", "-1", DURATION),
+    ({"retry": {"jitter": 1}}, "retry.jitter", "1", "a valid boolean"),
+    ({"retry": {"delay": 1}}, "retry.delay", "1", "no field of that name"),
+    # missed, timeout, if_exists
+    ({"missed": "never"}, "missed", "'never'", MISSED),
+    ({"missed": None}, "missed", "None", MISSED),
+    ({"missed": {}}, "missed", "{}", MISSED),
+    ({"missed": {"grace": 1, "x": 2}}, "missed", "{'grace': 1, 'x': 2}", MISSED),
+    ({"missed": {"grace": "P1M"}}, "missed.grace", "'P1M'", "an exact duration"),
+    ({"missed": {"grace": True}}, "missed.grace", "True", DURATION),
+    ({"missed": "latest"}, "missed", "'latest'", "'latest' and 'all' only with repeat"),
+    ({"missed": "all"}, "missed", "'all'", "'latest' and 'all' only with repeat"),
+    ({"timeout": 0}, "timeout", "0", "a duration from 1ms"),
+    ({"timeout": "P1M"}, "timeout", "'P1M'", "an exact duration"),
+    ({"timeout": False}, "timeout", "False", DURATION),
+    ({"if_exists": "overwrite"}, "if_exists", "'overwrite'", "'error', 'replace' or 'keep'"),
+    # tags, metadata
+    ({"tags": "a"}, "tags", "'a'", "a list"),
+    ({"tags": ["a", 1]}, "tags.1", "1", "a valid string"),
+    ({"tags": [""]}, "tags", "('',)", TAGS),
+    ({"tags": ["a\nb"]}, "tags", "('a\\nb',)", TAGS),
+    ({"tags": [HALF]}, "tags", "('\\ud800',)", TAGS),
+    ({"tags": ["a" * 65]}, "tags", None, TAGS),
+    ({"tags": ["a"] * 17}, "tags", None, TAGS),
+    ({"metadata": ["a"]}, "metadata", "['a']", "an object"),
+    ({"metadata": {"a": 1}}, "metadata.a", "1", "a valid string"),
+    ({"metadata": {"a": None}}, "metadata.a", "None", "a valid string"),
+    ({"metadata": {"a": b"b"}}, "metadata.a", "b'b'", "a valid string"),
+    ({"metadata": {"a": HALF}}, "metadata", "{'a': '\\ud800'}", METADATA),
+    ({"metadata": {HALF: "a"}}, "metadata", "{'\\ud800': 'a'}", METADATA),
+    ({"metadata": {"": "a"}}, "metadata", "{'': 'a'}", METADATA),
+    ({"metadata": {"a" * 65: ""}}, "metadata", None, METADATA),
+    ({"metadata": {"a": "b" * 513}}, "metadata", None, METADATA),
+    ({"metadata": {str(n): "" for n in range(33)}}, "metadata", None, METADATA),
+    # names
+    ({"dely": "1h"}, "dely", "'1h'", "no field of that name"),
+    ({"status": "scheduled"}, "status", "'scheduled'", "no field of that name"),
+    ({"ladder_first": True}, "ladder_first", "True", "no field of that name"),
+]
+
+
+@pytest.mark.parametrize(("given", "field", "value", "accepted"), BAD)
+def test_a_bad_value_is_refused_with_its_field_itself_and_what_would_do(
+    given: dict[str, Any], field: str, value: str | None, accepted: str
+) -> None:
+    ((found_field, found_value, found_accepted),) = complaints({**LEAST, **given})
+    assert found_field == field
+    assert value is None or found_value == value
+    assert found_accepted.startswith(accepted)
+    assert len(found_value) < 100
+
+
+@pytest.mark.parametrize("given", [None, 5, "a", [], [LEAST]])
+def test_what_is_not_an_object_is_refused(given: object) -> None:
+    assert complaints(given)[0][2] == "an object"
+
+
+def test_a_missing_prefix_is_named() -> None:
+    assert complaints({"delay": 1}) == [("prefix", "nothing", "a value; the field is required")]
+
+
+def test_every_bad_field_is_named_at_once() -> None:
+    found = complaints({"prefix": "A", "delay": "soon", "retry": {"backoff": ["x"]}, "tags": [1], "dely": 1})
+    assert {field for field, _, _ in found} == {"prefix", "delay", "retry.backoff.0", "tags.0", "dely"}
+
+
+def test_the_text_of_an_error_can_be_acted_on() -> None:
+    with pytest.raises(InvalidInput, match=r"^retry\.jitter: 1 is not accepted; expected a valid boolean$"):
+        NewTimer.parse({**LEAST, "retry": {"jitter": 1}})
+
+
+def test_a_payload_nested_without_end_is_refused() -> None:
+    payload: list[Any] = []
+    for _ in range(100_000):
+        payload = [payload]
+    assert complaints({**LEAST, "payload": payload}) == [("payload", "<class 'list'>", "a JSON value of fewer levels")]
+
+
+PAYLOADS: list[Any] = [None, True, 0, 1.5, "", "ä\0\n", [], {}, [{"a": None}], "x" * 65_534]
+GOOD: list[dict[str, Any]] = [
+    {"prefix": "a" * 64, "id": "a" * 200},
+    {"prefix": "0_.-", "id": "0_.:@~+=-"},
+    {"id": None},
+    {"delay": 0},
+    {"delay": 0.5},
+    {"delay": "P1M"},
+    {"delay": timedelta(hours=1)},
+    {"delay": None, "due_at": 0},
+    {"delay": None, "due_at": "2026-11-21T10:00:00+01:00"},
+    {"delay": None, "due_at": datetime(2026, 11, 21, tzinfo=UTC)},
+    *({"payload": payload} for payload in PAYLOADS),
+    {"repeat": {"every": "MONTHLY", "timezone": "Europe/Berlin", "count": 1, "until": "2027-01-01T00:00:00Z"}},
+    {"repeat": {"every": 60, "mode": "fixed_delay"}},
+    {"repeat": {"every": timedelta(days=1)}},
+    {"repeat": {"cron": "0 9 * * MON-FRI"}},
+    {"retry": {}},
+    {"retry": {"max_attempts": 1000, "backoff": "fixed", "base": 0, "cap": "1h", "jitter": False}},
+    {"retry": {"backoff": [timedelta(seconds=5), 30, "1m"] + [0] * (LADDER_LIMIT - 3)}},
+    {"missed": "skip"},
+    {"missed": {"grace": "10m"}},
+    {"missed": "all", "repeat": {"every": "1d"}},
+    {"timeout": 0.001},
+    {"timeout": None},
+    {"tags": ["a" * 64] * 16},
+    {"metadata": {f"{n:064}": "ä\n" * 256 for n in range(32)}},
+    {"if_exists": "keep"},
+]
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_a_good_value_is_taken_and_the_record_keeps_what_reads_back_the_same(given: dict[str, Any]) -> None:
+    new = NewTimer.parse({**LEAST, **given})
+    wishes = new.wishes()
+    timer = a_timer(wishes=json.loads(json.dumps(wishes)))
+    assert timer.payload == new.payload
+    assert timer.repeat == new.repeat
+    assert timer.retry == new.retry
+    assert timer.missed == MissedPolicy.parse(new.missed)
+    assert timer.timeout == new.timeout
+    assert timer.tags == new.tags
+    assert timer.metadata == new.metadata
+    assert NewTimer.parse({**LEAST, **wishes}).wishes() == wishes
+
+
+def as_new(timer: Timer) -> dict[str, Any]:
+    """What the API shows of a timer, as far as it can be asked for."""
+    shown = timer.to_json()
+    return {name: shown[name] for name in ("payload", "repeat", "retry", "missed", "timeout", "tags", "metadata")}
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_what_the_api_shows_can_be_sent_back(given: dict[str, Any]) -> None:
+    timer = a_timer(wishes=NewTimer.parse({**LEAST, **given}).wishes())
+    again = NewTimer.parse({**LEAST, **json.loads(json.dumps(as_new(timer)))})
+    assert as_new(a_timer(wishes=again.wishes())) == as_new(timer)
+
+
+class TestWishes:
+    def test_keep_nothing_that_is_a_default(self) -> None:
+        assert NewTimer.parse({**LEAST, "missed": "fire", "tags": [], "metadata": {}, "payload": None}).wishes() == {}
+
+    def test_hold_neither_identity_nor_due_time(self) -> None:
+        assert NewTimer.parse({**LEAST, "id": "a", "if_exists": "keep", "payload": 1}).wishes() == {"payload": 1}
+
+    def test_keep_false_values_of_a_payload(self) -> None:
+        empty: list[Any] = [False, 0, "", [], {}]
+        for payload in empty:
+            assert NewTimer.parse({**LEAST, "payload": payload}).wishes() == {"payload": payload}
+
+    @pytest.mark.parametrize(
+        ("given", "first"),
+        [
+            ({}, True),
+            ({"repeat": {"every": "1h"}}, True),
+            ({"delay": 0}, False),
+            ({"due_at": 0}, False),
+            ({"repeat": {"cron": "0 9 * * *"}}, False),
+        ],
+    )
+    def test_remember_whether_a_ladder_s_first_step_is_the_delay(self, given: dict[str, Any], *, first: bool) -> None:
+        new = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}, **given})
+        assert new.starts_with_ladder is first
+        assert ("ladder_first" in new.wishes()) is first
+
+    def test_a_cron_needs_no_due_time_and_an_interval_does(self) -> None:
+        assert NewTimer.parse({"prefix": "a", "repeat": {"cron": "0 9 * * *"}}).plans_itself
+        assert complaints({"prefix": "a", "repeat": {"every": "1d"}})[0][0] == "delay"
+        assert complaints({"prefix": "a", "retry": {"backoff": "fixed"}})[0][0] == "delay"
+
+
+CURRENT: dict[str, Any] = {"payload": 1, "tags": ["a"], "missed": "skip", "timeout": "5s"}
+
+
+class TestChange:
+    def test_changes_only_what_is_given(self) -> None:
+        change = TimerChange.parse({"payload": 2})
+        assert change.changed_wishes(CURRENT) == {**CURRENT, "payload": 2}
+        assert not change.moves_due
+
+    def test_null_and_empty_take_a_field_away(self) -> None:
+        change = TimerChange.parse({"payload": None, "tags": []})
+        assert change.changed_wishes(CURRENT) == {"missed": "skip", "timeout": "5s"}
+
+    def test_of_nothing_changes_nothing(self) -> None:
+        assert TimerChange.parse({}).changed_wishes(CURRENT) == CURRENT
+
+    @pytest.mark.parametrize("due", [{"delay": "1h"}, {"due_at": 5}])
+    def test_moves_the_due_time(self, due: dict[str, Any]) -> None:
+        assert TimerChange.parse(due).moves_due
+
+    @pytest.mark.parametrize("given", [{"delay": "1h"}, {"due_at": 5}, {"retry": {"backoff": ["1m"]}}, {"retry": None}])
+    def test_of_due_time_or_retry_makes_the_ladder_start_at_its_first_step(self, given: dict[str, Any]) -> None:
+        """The timer has a due time of its own then: without this its first step would be neither waited nor tried."""
+        current = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}}).wishes()
+        assert "ladder_first" not in TimerChange.parse(given).changed_wishes(current)
+        assert "ladder_first" in TimerChange.parse({"payload": 1}).changed_wishes(current)
+
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            ({"delay": "1h", "due_at": 5}, "delay"),
+            ({"payload": float("nan")}, "payload"),
+            ({"retry": {"backoff": ["5s", "x"]}}, "retry.backoff.1"),
+            ({"repeat": {"cron": "x"}}, "repeat.cron"),
+            ({"tags": None}, "tags"),
+            ({"prefix": "b"}, "prefix"),
+            ({"missed": "skip"}, "missed"),
+            ({"if_exists": "keep"}, "if_exists"),
+        ],
+    )
+    def test_refuses_what_a_new_timer_refuses_and_what_cannot_change(self, given: dict[str, Any], field: str) -> None:
+        ((found, _, _),) = complaints(given, TimerChange)
+        assert found == field
+
+
+class TestRetryPolicy:
+    def test_defaults(self) -> None:
+        assert RetryPolicy().to_json() == {
+            "max_attempts": 5,
+            "backoff": "exponential",
+            "base": "1s",
+            "cap": "1h",
+            "jitter": True,
+        }
+
+    def test_a_ladder_in_milliseconds_and_as_json(self) -> None:
+        policy = RetryPolicy.parse({"backoff": ["5s", 30, "2d"]})
+        assert policy.ladder_ms == (5_000, 30_000, 2 * DAY_MS)
+        assert policy.to_json() == {"backoff": ["5s", 30, "2d"]}
+        assert RetryPolicy().ladder_ms is None
+
+    def test_cannot_be_changed(self) -> None:
+        with pytest.raises(ValueError, match="frozen"):
+            RetryPolicy().max_attempts = 3  # type: ignore[misc]  # that is what is tested
+
+
+class TestRepeat:
+    def test_until_in_milliseconds_from_text_and_number(self) -> None:
+        assert Repeat(every="1d", until="2026-11-21T10:00:00Z").until_ms == at("10:00:00")
+        assert Repeat(every="1d", until=at("10:00:00")).until_ms == at("10:00:00")
+        assert Repeat(every="1d").until_ms is None
+
+    def test_a_moment_is_kept_as_a_whole_number(self) -> None:
+        for until in (float(at("10:00:00")), datetime(2026, 11, 21, 10, tzinfo=UTC)):
+            kept = Repeat.parse({"every": "1d", "until": until}).until
+            assert (type(kept), kept) == (int, at("10:00:00"))
+
+    def test_shows_what_was_given_with_zone_and_mode(self) -> None:
+        assert Repeat(cron="0 9 * * *").to_json() == {"cron": "0 9 * * *", "timezone": "UTC", "mode": "fixed_rate"}
+
+
+class TestIdentity:
+    def test_gives_back_what_is_good(self) -> None:
+        assert check_prefix("send-message") == "send-message"
+        assert check_id("user-42") == "user-42"
+
+    def test_the_reserved_prefix_is_so_only_as_a_whole(self) -> None:
+        assert check_prefix("timers-x") == "timers-x"
+
+    def test_names_the_field_it_is_told(self) -> None:
+        with pytest.raises(InvalidInput, match=r"^filter\.prefix: 'A'"):
+            check_prefix("A", "filter.prefix")
+        with pytest.raises(InvalidInput, match=r"^timers\.0\.id: '!'"):
+            check_id("!", "timers.0.id")
+
+
+class TestPayload:
+    def test_is_compact_and_not_escaped(self) -> None:
+        assert encode_payload({"a": [1, "ä"]}) == '{"a":[1,"ä"]}'
+
+    def test_the_limit_counts_bytes(self) -> None:
+        assert len(encode_payload("ä" * 32_767).encode()) == PAYLOAD_LIMIT_BYTES
+        with pytest.raises(InvalidInput, match="65538 bytes"):
+            encode_payload("ä" * 32_768)
