@@ -97,7 +97,7 @@ class TimerClient:
         """Close the connections."""
         await self._connections.close()
 
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:  # noqa: A002 (the JSON's name)
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
         """Arm a timer; the keywords are the fields of `POST /v1/timers`."""
         given = {"prefix": prefix, **({} if id is None else {"id": id}), **fields}
         return await self.arm(NewTimer.parse(given))
@@ -130,7 +130,7 @@ class TimerClient:
         answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms) if armings else ())
         return [_armed(next(answers)) if isinstance(p, Arming) else p for p in planned]
 
-    async def get(self, prefix: str, id: str) -> Timer:  # noqa: A002
+    async def get(self, prefix: str, id: str) -> Timer:
         """The timer. Raises NotFound."""
         store = await self._open()
         (timer,) = await store.get([(check_prefix(prefix), check_id(id))])
@@ -144,7 +144,7 @@ class TimerClient:
         id: str,
         *,
         version: int | None = None,
-        purge: bool = False,  # noqa: A002
+        purge: bool = False,
     ) -> Timer:
         """Cancel a scheduled timer: no run of it starts afterwards. `purge` also removes the record, of a finished one
         too. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
@@ -154,7 +154,7 @@ class TimerClient:
         )
         return _accepted(answer, prefix, id, ("cancelled", "purged"))
 
-    async def change(self, prefix: str, id: str, change: TimerChange, *, version: int | None = None) -> Timer:  # noqa: A002
+    async def change(self, prefix: str, id: str, change: TimerChange, *, version: int | None = None) -> Timer:
         """Change a scheduled timer's given fields. Raises as `cancel`."""
         store = await self._open()
         answer = await self._change(store, await self.get(prefix, id), change, version)
@@ -183,18 +183,18 @@ class TimerClient:
         id: str,
         *,
         version: int | None = None,
-        **due: Any,  # noqa: A002
+        **due: Any,
     ) -> Timer:
         """Move the due time: `delay=` or `due_at=`. Raises as `cancel`."""
         return await self.change(prefix, id, TimerChange.parse(due), version=version)
 
-    async def fire(self, prefix: str, id: str) -> Timer:  # noqa: A002
+    async def fire(self, prefix: str, id: str) -> Timer:
         """Make a scheduled timer due now, also inside the edit lock. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
         answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", note="fired by hand")
         return _accepted(answer, prefix, id, ("changed",))
 
-    async def retry(self, prefix: str, id: str) -> Timer:  # noqa: A002
+    async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
         answer = await store.revive(check_prefix(prefix), check_id(id), note="retried by hand")

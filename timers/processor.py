@@ -34,13 +34,13 @@ Result = Rearm | Done | None
 class Timers(Protocol):
     """What a processor can do with other timers; `timers.TimerClient` is one."""
 
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...  # noqa: A002 (the JSON's name)
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...
 
     async def arm(self, new: NewTimer) -> Timer: ...
 
-    async def get(self, prefix: str, id: str) -> Timer: ...  # noqa: A002
+    async def get(self, prefix: str, id: str) -> Timer: ...
 
-    async def cancel(self, prefix: str, id: str) -> Timer: ...  # noqa: A002
+    async def cancel(self, prefix: str, id: str) -> Timer: ...
 
 
 @dataclass(frozen=True, slots=True)
