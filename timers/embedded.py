@@ -190,7 +190,7 @@ class EmbeddedServer:
 
 
 async def running_url(data_dir: Path) -> str | None:
-    """The URL of the server that runs over this folder, whoever of this user's processes started it; None if none does."""
+    """The URL of the server that runs over this folder, started by any process of this user; None if none does."""
     socket = _socket_place(data_dir.absolute() / _FOLDER)
     if not socket.parent.is_dir() or not _is_private(socket.parent):
         return None  # or somebody else could listen there
