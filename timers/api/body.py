@@ -1,0 +1,96 @@
+"""Owns reading requests: JSON bodies within limits and without ambiguity, and query parameters."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api import strictjson
+from timers.errors import FieldError, InvalidInput, shown
+
+BODY_LIMIT_BYTES: Final = 128 * 1024
+"""One timer: a payload of 64 KiB, which escapes and spaces may double."""
+
+READ_SECONDS: Final = 20.0
+"""How long a body may take to arrive."""
+
+_JSON: Final = ("application/json",)
+
+
+async def read_json(
+    request: web.Request, *, types: tuple[str, ...] = _JSON, limit_bytes: int = BODY_LIMIT_BYTES
+) -> Any:
+    """The body as JSON. HTTP 400, 408, 413 or 415 for what is not JSON in time and size; InvalidInput for JSON that
+    programs read differently."""
+    _check_type(request, types)
+    raw = await read_bytes(request, limit_bytes)
+    try:
+        return strictjson.parse(raw)
+    except InvalidInput:
+        raise
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from None
+
+
+async def refuse_body(request: web.Request) -> None:
+    """For calls that take none: anything but an empty body or `{}` would be a wish that is not heard."""
+    raw = (await read_bytes(request, BODY_LIMIT_BYTES)).strip()
+    if raw not in (b"", b"{}"):
+        raise InvalidInput.of("", raw.decode(errors="replace"), "no body; this call takes no fields")
+
+
+async def read_bytes(request: web.Request, limit_bytes: int) -> bytes:
+    """The body, given up as soon as it passes the limit. HTTP 400, 408, 413."""
+    if (request.content_length or 0) > limit_bytes:
+        raise _too_large(limit_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > limit_bytes:
+                    raise _too_large(limit_bytes)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not arrive within {READ_SECONDS:g} seconds") from None
+    except (ConnectionError, web.RequestPayloadError) as error:
+        raise web.HTTPBadRequest(text=f"the body cannot be read: {error}") from None
+    return bytes(body)
+
+
+def _too_large(limit_bytes: int) -> web.HTTPException:
+    return web.HTTPRequestEntityTooLarge(limit_bytes, text=f"the body may have {limit_bytes} bytes at most")
+
+
+def _check_type(request: web.Request, types: tuple[str, ...]) -> None:
+    accepted = " or ".join(types)
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise web.HTTPUnsupportedMediaType(text="a compressed body is not accepted; send it as it is")
+    if request.content_type not in types or "Content-Type" not in request.headers:
+        given = request.headers.get("Content-Type", "nothing")
+        raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {shown(given)}; send {accepted}")
+    if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+        raise web.HTTPUnsupportedMediaType(text=f"charset {shown(request.charset)} is not accepted; JSON is UTF-8")
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """The value if it is a JSON object, else InvalidInput."""
+    if not isinstance(value, dict):
+        raise InvalidInput.of("", value, "a JSON object with the fields of a timer")
+    return value
+
+
+def read_query(request: web.Request, known: Iterable[str] = ()) -> Mapping[str, str]:
+    """The query parameters, each once. Raises InvalidInput for unknown ones: a misspelt wish must not go unheard."""
+    known = tuple(known)
+    errors = [
+        FieldError(name, shown(request.query[name]), _known(known)) for name in request.query if name not in known
+    ]
+    errors += [strictjson.given_twice(name) for name in known if len(request.query.getall(name, [])) > 1]
+    if errors:
+        raise InvalidInput(errors)
+    return request.query
+
+
+def _known(names: tuple[str, ...]) -> str:
+    return f"only the query parameters {', '.join(names)}" if names else "no query parameters at all"

@@ -1,0 +1,68 @@
+"""Owns what probes ask: whether the process lives, and whether it can do its work now."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api.problems import HTTP_KINDS, problem
+from timers.engine.worker import Worker
+from timers.errors import Unavailable
+from timers.store.store import Store
+
+ANSWER_SECONDS: Final = 0.9
+"""How long Redis may take to answer a probe: probes themselves usually give up after a second."""
+
+
+class HealthRoutes:
+    """`/healthz` and `/readyz` of one pod; `worker` is None where the pod has not that role."""
+
+    def __init__(self, store: Store, worker: Worker | None) -> None:
+        self._store, self._worker = store, worker
+        self._draining = False
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (web.get("/healthz", self.healthz), web.get("/readyz", self.readyz))
+
+    def drain(self) -> None:
+        """Say "not ready" from now on, so that no new work is sent here."""
+        self._draining = True
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """Whoever answers lives."""
+        return web.json_response({"status": "ok"})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """200 where Redis answers and every part works; else 503 with the reasons."""
+        redis = await self._redis()
+        state: dict[str, Any] = {"redis": redis or "ok", **self._worker_state()}
+        problems = [*([redis] if redis else []), *state.pop("problems", []), *(["draining"] if self._draining else [])]
+        state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
+        if problems:
+            return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
+        return web.json_response(state)
+
+    async def _redis(self) -> str | None:
+        """What is wrong with Redis, if anything."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._store.now_ms()
+        except TimeoutError:
+            return f"Redis does not answer within {ANSWER_SECONDS:g} seconds"
+        except Unavailable as error:
+            return str(error)
+        return None
+
+    def _worker_state(self) -> dict[str, Any]:
+        if self._worker is None:
+            return {}
+        health = self._worker.health()
+        return {
+            "notifications": health.notifications,
+            "services": dict(health.services),
+            "running": health.running,
+            "warnings": list(health.warnings),
+            "problems": list(health.problems),
+        }

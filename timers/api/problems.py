@@ -1,0 +1,146 @@
+"""Owns how errors leave: the one table from error class to HTTP status, and `application/problem+json` (RFC 9457)."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.errors import (
+    AlreadyExists,
+    EditLocked,
+    FieldError,
+    InvalidInput,
+    NoProcessor,
+    NotFound,
+    NotScheduled,
+    Refused,
+    Running,
+    TimersError,
+    Unavailable,
+    VersionMismatch,
+)
+from timers.logs import get_logger
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+TYPE_ROOT: Final = "urn:timers:problem:"
+CONTENT_TYPE: Final = "application/problem+json"
+RETRY_AFTER_SECONDS: Final = 1
+"""A pod looks for a Redis that went away at least this often, so it is not worth trying sooner."""
+
+ERRORS_TOLD: Final = 20
+"""Entries of `errors[]`: a body can hold thousands of mistakes, and the answer must not be larger than the request."""
+
+_log = get_logger("timers.api")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of problem: its HTTP status, the stable end of its `type`, and its `title`."""
+
+    status: int
+    slug: str
+    title: str
+
+
+KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
+    {
+        InvalidInput: Kind(422, "invalid-input", "Some values are not accepted"),
+        NoProcessor: Kind(422, "no-processor", "No processor serves the prefix"),
+        NotFound: Kind(404, "timer-not-found", "The timer does not exist"),
+        AlreadyExists: Kind(409, "already-exists", "The timer exists already"),
+        Running: Kind(409, "running", "The timer is running"),
+        NotScheduled: Kind(409, "not-scheduled", "The timer's status does not allow it"),
+        EditLocked: Kind(409, "edit-locked", "The timer is too close to due"),
+        VersionMismatch: Kind(412, "version-mismatch", "The timer has changed in the meantime"),
+        Refused: Kind(409, "refused", "The timer's state does not allow it"),
+        Unavailable: Kind(503, "redis-unavailable", "Redis is away"),
+        TimersError: Kind(500, "internal", "Something is wrong in the service"),
+    }
+)
+"""By class; an error that is not in it is of the kind of its nearest base."""
+
+HTTP_KINDS: Final[Mapping[int, Kind]] = MappingProxyType(
+    {
+        kind.status: kind
+        for kind in (
+            Kind(400, "malformed-request", "The request cannot be read"),
+            Kind(404, "no-such-address", "There is nothing at this address"),
+            Kind(405, "method-not-allowed", "The address does not take this method"),
+            Kind(408, "request-timeout", "The request took too long to arrive"),
+            Kind(413, "too-large", "The request is too large"),
+            Kind(415, "unsupported-media-type", "The body is not of a type that is read here"),
+            Kind(417, "expectation-failed", "The Expect header cannot be met"),
+            Kind(500, "internal", "Something is wrong in the service"),
+            Kind(503, "not-ready", "The pod is not ready"),
+        )
+    }
+)
+"""What HTTP itself refuses, whether aiohttp or a reader of this package noticed."""
+
+
+def kind_of(error: TimersError) -> Kind:
+    """The kind of an error."""
+    return next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
+
+
+def problem(kind: Kind, detail: str, **members: Any) -> web.Response:
+    """A problem as a response. `members` are further members of the JSON object."""
+    body = {"type": TYPE_ROOT + kind.slug, "title": kind.title, "status": kind.status, "detail": detail, **members}
+    response = web.Response(status=kind.status, body=json.dumps(body).encode(), content_type=CONTENT_TYPE)
+    if kind.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return response
+
+
+def field_json(error: FieldError) -> dict[str, str]:
+    """One entry of `errors[]`: dotted path, value as far as it is shown, what is accepted, and all that as a text."""
+    return {"field": error.field, "value": error.value, "accepted": error.accepted, "message": str(error)}
+
+
+def of_error(error: TimersError) -> web.Response:
+    """The problem for an error of this package."""
+    fields = error.errors if isinstance(error, InvalidInput) else _fields_in(error)
+    if not fields:
+        return problem(kind_of(error), str(error))
+    told = fields[:ERRORS_TOLD]
+    rest = f"; and {len(fields) - len(told)} more" if len(fields) > len(told) else ""
+    return problem(kind_of(error), "; ".join(map(str, told)) + rest, errors=[field_json(field) for field in told])
+
+
+def _fields_in(error: TimersError) -> tuple[FieldError, ...]:
+    """The fields of an error that was raised with a FieldError for its text."""
+    return tuple(field for field in error.args if isinstance(field, FieldError))
+
+
+def of_status(status: int, detail: str) -> web.Response:
+    """The problem for what HTTP itself refuses."""
+    unnamed = Kind(status, f"http-{status}", HTTPStatus(status).phrase)
+    return problem(HTTP_KINDS.get(status, unnamed), detail)
+
+
+def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
+    """The problem for an error of aiohttp; one that brings no words of its own is told where it happened."""
+    silent = not error.text or error.text == f"{error.status}: {error.reason}"
+    response = of_status(error.status, f"{request.method} {request.path}" if silent else str(error.text))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+@web.middleware
+async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error of a handler, foreseen or not, becomes a problem; an unforeseen one is told to the log only."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _of_http(request, error)
+    except TimersError as error:
+        return of_error(error)
+    except Exception:  # noqa: BLE001 (the connection must get an answer; the log gets the error)
+        _log.exception("request failed", method=request.method, path=request.path)
+        return of_status(500, "The log of this pod says what happened; repeating may help.")

@@ -1,0 +1,138 @@
+"""Owns the calls on single timers: from a request to a call of the client, from a timer to an answer."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api.body import as_object, read_json, read_query, refuse_body
+from timers.api.serving import Serving
+from timers.client import TimerClient
+from timers.errors import FieldError, InvalidInput, shown
+from timers.model import Timer
+from timers.spec import NewTimer, TimerChange
+
+_ONE: Final = "/v1/timers/{prefix}/{id}"
+_PATCH_TYPES: Final = ("application/json", "application/merge-patch+json")
+_NO_VERSION: Final = -1
+"""A version that no timer has, for an If-Match that names none of ours."""
+
+
+class TimerRoutes:
+    """Create, read, change, cancel, retry and fire one timer."""
+
+    def __init__(self, client: TimerClient, serving: Serving) -> None:
+        self._client, self._serving = client, serving
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            web.post("/v1/timers", self.create),
+            web.get(_ONE, self.get),
+            web.put(_ONE, self.put),
+            web.patch(_ONE, self.patch),
+            web.delete(_ONE, self.cancel),
+            web.post(_ONE + "/retry", self.retry),
+            web.post(_ONE + "/fire", self.fire),
+        )
+
+    async def create(self, request: web.Request) -> web.Response:
+        """201 the new timer, 200 one that was kept or replaced."""
+        read_query(request)
+        return await self._arm(as_object(await read_json(request)))
+
+    async def put(self, request: web.Request) -> web.Response:
+        """As create, with the identity from the address and whatever was there replaced."""
+        read_query(request)
+        _refuse_preconditions(request)
+        wishes = as_object(await read_json(request))
+        prefix, timer_id = _identity(request)
+        fixed = {"prefix": prefix, "id": timer_id, "if_exists": "replace"}
+        contradictions = [
+            FieldError(name, shown(wishes[name]), f"{value!r}, or the field left out of a PUT to this address")
+            for name, value in fixed.items()
+            if wishes.get(name, value) != value
+        ]
+        if contradictions:
+            raise InvalidInput(contradictions)
+        return await self._arm({**wishes, **fixed})
+
+    async def _arm(self, wishes: dict[str, Any]) -> web.Response:
+        new = NewTimer.parse(wishes)
+        await self._serving.require(new.prefix)
+        armed = await self._client.put(new)
+        return _shown(armed.timer, status=201 if armed.created else 200, located=True)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """200 the timer."""
+        read_query(request)
+        return _shown(await self._client.get(*_identity(request)))
+
+    async def patch(self, request: web.Request) -> web.Response:
+        """200 the changed timer."""
+        read_query(request)
+        wishes = as_object(await read_json(request, types=_PATCH_TYPES))
+        if not wishes:
+            raise InvalidInput.of("", wishes, f"at least one of {', '.join(TimerChange.model_fields)}")
+        change = TimerChange.parse(wishes)
+        version = await self._expected_version(request)
+        return _shown(await self._client.change(*_identity(request), change, version=version))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """200 the cancelled timer; with `?purge=true` its record is gone too."""
+        purge = _flag(read_query(request, ("purge",)).get("purge", "false"))
+        await refuse_body(request)
+        version = await self._expected_version(request)
+        return _shown(await self._client.cancel(*_identity(request), version=version, purge=purge))
+
+    async def retry(self, request: web.Request) -> web.Response:
+        """200 the timer, armed again for now."""
+        await _refuse_wishes(request)
+        return _shown(await self._client.retry(*_identity(request)))
+
+    async def fire(self, request: web.Request) -> web.Response:
+        """200 the timer, due now."""
+        await _refuse_wishes(request)
+        return _shown(await self._client.fire(*_identity(request)))
+
+    async def _expected_version(self, request: web.Request) -> int | None:
+        """The version that If-Match asks for; None where any will do."""
+        tags = request.if_match
+        if tags is None or any(tag.value == "*" for tag in tags):
+            return None
+        versions = [int(tag.value) for tag in tags if not tag.is_weak and tag.value.isdecimal() and len(tag.value) < 16]
+        if len(versions) > 1:
+            current = (await self._client.get(*_identity(request))).version
+            versions = [current] if current in versions else []
+        return versions[0] if versions else _NO_VERSION
+
+
+def _identity(request: web.Request) -> tuple[str, str]:
+    return request.match_info["prefix"], request.match_info["id"]
+
+
+def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Response:
+    headers = {"ETag": f'"{timer.version}"'}
+    if located:
+        # Every character of a prefix and an id may stand in a path as it is (RFC 3986 §3.3).
+        headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"
+    return web.json_response(timer.to_json(), status=status, headers=headers)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise InvalidInput.of("purge", text, "true or false")
+    return text == "true"
+
+
+async def _refuse_wishes(request: web.Request) -> None:
+    read_query(request)
+    _refuse_preconditions(request)
+    await refuse_body(request)
+
+
+def _refuse_preconditions(request: web.Request) -> None:
+    """A condition that is not checked must not look as if it was."""
+    for name in ("If-Match", "If-None-Match"):
+        if name in request.headers:
+            raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; PATCH and DELETE honour If-Match")

@@ -1,0 +1,86 @@
+"""Owns listening: the application with its routes, the address, and connections whose own errors are problems too."""
+
+import asyncio
+import errno
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final, Self, cast
+
+from aiohttp import web
+
+from timers.api.problems import answer_problems, of_status
+from timers.errors import ConfigurationError, FieldError, shown
+
+FINISH_SECONDS: Final = 5.0
+"""How long a stop waits for requests in progress: as long as Redis may take to answer one."""
+
+
+class _Connection(web.RequestHandler):
+    """One client's connection. What is not HTTP is answered in the same form as everything else."""
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to a request that never reached a handler."""
+        response = of_status(status, message or "the request is not HTTP that can be read")
+        response.force_close()
+        return response
+
+
+def application(routes: Iterable[web.AbstractRouteDef]) -> web.Application:
+    """An application of these routes."""
+    app = web.Application(middlewares=[answer_problems])
+    app.add_routes(routes)
+    return app
+
+
+class ApiServer:
+    """A listening API. `url` is where it is reached from this machine."""
+
+    def __init__(self, runner: web.AppRunner, listener: asyncio.Server, host: str) -> None:
+        self._runner, self._listener, self._host = runner, listener, host
+
+    @classmethod
+    async def start(cls, app: web.Application, host: str, port: int) -> Self:
+        """Listen. ConfigurationError where the address cannot be used; it names the setting."""
+        # No access log: at a thousand requests a second it would be the busiest part.
+        runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
+        await runner.setup()
+        connect = partial(
+            _Connection,
+            cast("web.Server", runner.server),
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # this is how aiohttp turns it off
+            auto_decompress=False,  # unpacking a small body could fill the memory
+        )
+        try:
+            listener = await asyncio.get_running_loop().create_server(connect, host, port)
+        except (OSError, UnicodeError) as error:
+            await runner.cleanup()
+            raise _unusable(host, port, error) from None
+        return cls(runner, listener, host)
+
+    @property
+    def url(self) -> str:
+        """With the port that was really taken, and an address that a client on this machine can use."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 (compared, not bound)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._address()[1]}"
+
+    def _address(self) -> tuple[Any, ...]:
+        address: tuple[Any, ...] = self._listener.sockets[0].getsockname()
+        return address
+
+    async def stop(self) -> None:
+        """Listen no more, finish the requests in progress, close the connections."""
+        self._listener.close()
+        await self._runner.cleanup()
+
+
+def _unusable(host: str, port: int, error: Exception) -> ConfigurationError:
+    """Says which of the two settings is wrong, as far as the system told."""
+    reason = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+        wrong = FieldError("TIMERS_HTTP_PORT", str(port), f"a port of {host} that is free to use ({reason})")
+    else:
+        wrong = FieldError("TIMERS_HTTP_HOST", shown(host), f"an address of this machine ({reason})")
+    return ConfigurationError(str(wrong))

@@ -1,0 +1,67 @@
+"""Owns reading JSON without ambiguity: RFC 8259, and nothing in it that programs read differently."""
+
+import json
+import math
+from collections import Counter
+from typing import Any, Final
+
+from timers.errors import FieldError, InvalidInput, shown
+
+DEPTH_LIMIT: Final = 64
+"""Levels of arrays and objects: far below where reading the record back would run out of stack."""
+
+
+def parse(raw: bytes) -> Any:
+    """The value. ValueError where it is not JSON; InvalidInput for JSON that programs read differently: a name given
+    twice, half a character, too many levels."""
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+    except RecursionError:
+        raise _too_deep() from None
+    _check(value, "", DEPTH_LIMIT)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise InvalidInput([given_twice(name) for name, count in counts.items() if count > 1])
+    return found
+
+
+def given_twice(name: str) -> FieldError:
+    """The mistake of a name that comes more than once."""
+    return FieldError(name, "a name given twice", "each name once")
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {shown(text)} is out of range")
+    return number
+
+
+def _check(value: Any, path: str, levels: int) -> None:
+    """Refuses deep nesting, and text that is no Unicode: JSON can write half of a surrogate pair."""
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, dict | list):
+        if levels == 0:
+            raise _too_deep()
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_text(str(name), path)
+            _check(inner, f"{path}.{name}" if path else str(name), levels - 1)
+
+
+def _check_text(text: str, path: str) -> None:
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidInput.of(path, text, "whole Unicode characters; a surrogate without its other half is none")
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput.of("", "deeper nesting", f"JSON with at most {DEPTH_LIMIT} levels of arrays and objects")
