@@ -1,0 +1,212 @@
+"""Owns putting a pod together: settings in; connections, worker and API out, started in order and ended in reverse."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from timers.api.health import HealthRoutes
+from timers.api.routes import TimerRoutes
+from timers.api.server import ApiServer, application
+from timers.api.serving import Serving
+from timers.client import TimerClient, open_store
+from timers.embedded import EmbeddedServer
+from timers.engine.worker import Worker, WorkerOptions
+from timers.errors import ConfigurationError, FieldError, Unavailable
+from timers.logs import get_logger
+from timers.processor import Registry, load
+from timers.settings import Settings, redacted
+from timers.store.connect import connect
+from timers.store.store import Store
+
+_LATER: Final = ("redis+sentinel://", "redis+cluster://")
+
+_log = get_logger("timers.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A pod that is up: where its API listens (None without that role), its Redis as it may be shown, and the embedded
+    server if that is what it is."""
+
+    api_url: str | None
+    redis: str
+    embedded: EmbeddedServer | None = None
+
+
+Announce = Callable[[Started], None]
+
+
+class Stopping:
+    """What signals ask for, each more than the last: an orderly end, one without waiting for runs, an end as it is."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self._main = asyncio.current_task()
+
+    def ask(self) -> None:
+        """One more signal has come."""
+        if not self.asked.is_set():
+            self.asked.set()
+        elif not self.hurried.is_set():
+            self.hurried.set()
+        elif self._main is not None:
+            self._main.cancel()
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[Stopping]:
+    """SIGTERM and SIGINT ask to stop for as long as the context lasts."""
+    loop, stopping = asyncio.get_running_loop(), Stopping()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.ask)
+    try:
+        yield stopping
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def open_redis(url: str, settings: Settings) -> Store:
+    """The timers of a db. ConfigurationError that names the setting where there is none to be had."""
+    if url.startswith(_LATER):
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
+    connections = connect(url)
+    try:
+        return await open_store(connections, shards=settings.shards)
+    except BaseException as error:
+        await connections.close()
+        if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
+            raise
+        raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
+
+
+async def serve(settings: Settings, announce: Announce) -> int:
+    """Run one pod against the configured Redis until a signal ends it; answers the exit code."""
+    if settings.redis_url is None:
+        raise ConfigurationError(
+            "TIMERS_REDIS_URL is not set; give a server, as in redis://127.0.0.1:6379/5, "
+            "or use `timers dev`, which brings its own"
+        )
+    with stopped_by_signals() as stopping:
+        return await _serve(settings, settings.redis_url, None, announce, stopping)
+
+
+async def dev(settings: Settings, announce: Announce) -> int:
+    """As `serve`, with an embedded server where none is configured."""
+    with stopped_by_signals() as stopping:
+        if settings.redis_url is not None:
+            return await _serve(settings, settings.redis_url, None, announce, stopping)
+        async with await EmbeddedServer.start(settings.data_dir, settings.server_binary) as server:
+            return await _serve(settings, server.url, server, announce, stopping)
+
+
+async def _serve(
+    settings: Settings, url: str, embedded: EmbeddedServer | None, announce: Announce, stopping: Stopping
+) -> int:
+    registry = load(settings.processors, only=settings.prefixes)
+    async with AsyncExitStack() as ends:
+        store = await open_redis(url, settings)
+        ends.push_async_callback(store.connections.close)
+        client = TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms)
+        worker = _worker(settings, store, registry, client)
+        health = HealthRoutes(store, worker)
+        api = await _api(settings, health, TimerRoutes(client, Serving(store, registry)))
+        if api is not None:
+            ends.push_async_callback(api.stop)
+        if worker is not None:
+            ends.push_async_callback(_drain, worker, stopping)
+            await _start(worker)
+        announce(Started(api.url if api is not None else None, redacted(url), embedded))
+        await stopping.asked.wait()
+        health.drain()
+        _log.info("stopping; a second signal hands running timers back at once")
+    return 0
+
+
+def _worker(settings: Settings, store: Store, registry: Registry, client: TimerClient) -> Worker | None:
+    if "worker" not in settings.roles:
+        return None
+    if settings.shard_subset and settings.shard_subset[-1] >= store.shards:
+        rule = f"shards of this db, 0 to {store.shards - 1}"
+        raise ConfigurationError(str(FieldError("TIMERS_SHARD_SUBSET", str(settings.shard_subset[-1]), rule)))
+    options = WorkerOptions(
+        pod=settings.pod,
+        concurrency=settings.concurrency,
+        lease_ms=settings.lease_ms,
+        retention_ms=settings.retention_ms,
+        drain_timeout_ms=settings.drain_timeout_ms,
+        shard_subset=settings.shard_subset or None,
+    )
+    return Worker(store, registry, client, options)
+
+
+async def _start(worker: Worker) -> None:
+    try:
+        await worker.start()
+    except Unavailable as error:
+        raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the worker started: {error}") from error
+
+
+async def _api(settings: Settings, health: HealthRoutes, timers: TimerRoutes) -> ApiServer | None:
+    if "api" not in settings.roles:
+        return None
+    routes = (*health.routes(), *timers.routes())
+    return await ApiServer.start(application(routes), settings.http_host, settings.http_port)
+
+
+async def _drain(worker: Worker, stopping: Stopping) -> None:
+    """Let the worker end in order, and faster if a second signal comes."""
+    hurrying = asyncio.create_task(_hurry(worker, stopping))
+    try:
+        await worker.drain()
+    finally:
+        hurrying.cancel()
+
+
+async def _hurry(worker: Worker, stopping: Stopping) -> None:
+    await stopping.hurried.wait()
+    _log.warning("handing running timers back at once; a third signal ends this process as it is")
+    await worker.runner.drain(0)
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run a pod in an event loop of its own, uvloop's where there is one; answers its exit code."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        code = runner.run(_to_the_end(main))
+        if asyncio.all_tasks(runner.get_loop()) or any(_holds_up(thread) for thread in threading.enumerate()):
+            _leave(code)
+    return code
+
+
+async def _to_the_end(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        return await main
+    except asyncio.CancelledError:
+        return 1
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 (not built for every platform)
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _holds_up(thread: threading.Thread) -> bool:
+    return thread is not threading.main_thread() and not thread.daemon
+
+
+def _leave(code: int) -> NoReturn:
+    """End without waiting for processors that hang: everything of ours is closed, and their timers are handed back."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
