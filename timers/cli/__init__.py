@@ -1,0 +1,64 @@
+"""The command line: `timers`. Data on stdout, all else on stderr; exit 0 fine, 1 refused or failed, 2 wrong usage."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from timers.cli import pods, single
+from timers.errors import FieldError, InvalidInput, TimersError
+
+_OPTIONS: Final = {
+    "prefix": "PREFIX",
+    "id": "ID",
+    "delay": "--in",
+    "due_at": "--at",
+    "payload": "--payload",
+    "if_exists": "--if-exists",
+}
+"""How a timer's fields are called on the command line."""
+
+app = typer.Typer(
+    name="timers",
+    help="A durable timer service for Redis.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+pods.add_to(app)
+single.add_to(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"timers {version('timers')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A durable timer service for Redis."""
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    try:
+        app()
+    except InvalidInput as error:
+        _fail("; ".join(str(_as_option(field)) for field in error.errors), 2)
+    except TimersError as error:
+        _fail(str(error), 1)
+
+
+def _as_option(error: FieldError) -> FieldError:
+    return FieldError(_OPTIONS.get(error.field, error.field), error.value, error.accepted)
+
+
+def _fail(reason: str, code: int) -> NoReturn:
+    typer.echo(f"timers: {' '.join(reason.split())}", err=True)
+    sys.exit(code)

@@ -1,0 +1,82 @@
+"""Owns the commands that run a pod: `timers dev` and `timers serve`."""
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Annotated, Final
+
+import typer
+
+from timers import logs
+from timers.app import Announce, Started, dev, run, serve
+from timers.logs import get_logger
+from timers.settings import Settings, load_settings
+
+_EXAMPLE: Final = (
+    '{"prefix": "send-message", "id": "hello", "delay": "5s", "if_exists": "replace", '
+    '"payload": {"email": "ada@example.org", "name": "Ada", "text": "Hello {name}, your timer has fired."}}'
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("dev")(run_dev)
+    app.command("serve")(run_serve)
+
+
+def run_dev() -> None:
+    """Run everything in one process: API, worker and, where no Redis is configured, a server of its own."""
+    settings = _settings(os.environ)
+    raise typer.Exit(run(dev(settings, _welcome(settings))))
+
+
+def run_serve(
+    roles: Annotated[
+        str | None, typer.Option(metavar="api,worker", help="What this pod does; else TIMERS_ROLES.")
+    ] = None,
+) -> None:
+    """Run one pod against the configured Redis."""
+    settings = _settings({**os.environ, **({} if roles is None else {"TIMERS_ROLES": roles})})
+    raise typer.Exit(run(serve(settings, _log_ready)))
+
+
+def _settings(environ: Mapping[str, str]) -> Settings:
+    settings = load_settings(environ)
+    logs.configure(settings.log_format, settings.log_level)
+    return settings
+
+
+def _log_ready(started: Started) -> None:
+    get_logger("timers").info("ready", api=started.api_url, redis=started.redis)
+
+
+def _welcome(settings: Settings) -> Announce:
+    def say(started: Started) -> None:
+        typer.echo("\n".join(_where(settings, started)))
+        if started.api_url is not None:
+            typer.echo("\n".join(_to_try(settings, started.api_url)))
+
+    return say
+
+
+def _where(settings: Settings, started: Started) -> list[str]:
+    server = started.embedded
+    redis = (
+        started.redis
+        if server is None
+        else f"{server.family} {server.version}, embedded, data in {settings.data_dir.absolute()}"
+    )
+    return [
+        f"timers {version('timers')} is running; Ctrl-C stops it",
+        f"  API    {started.api_url or 'not on this pod (TIMERS_ROLES)'}",
+        f"  Redis  {redis}",
+    ]
+
+
+def _to_try(settings: Settings, url: str) -> list[str]:
+    return [
+        "",
+        "Try it: a message, due in 5 seconds",
+        f"  curl -i {url}/v1/timers -H 'Content-Type: application/json' -d '{_EXAMPLE}'",
+        f"Then look at it with `timers get send-message hello`; what was sent is in {settings.outbox.absolute()}",
+    ]

@@ -1,0 +1,47 @@
+"""Owns reaching the timers from a command: the configured Redis, or the embedded server of a running `timers dev`."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from timers.app import open_redis
+from timers.client import TimerClient
+from timers.embedded import running_url
+from timers.errors import ConfigurationError
+from timers.settings import Settings, load_settings
+from timers.store.store import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command works with."""
+
+    store: Store
+    client: TimerClient
+
+
+def run(act: Callable[[Session], Awaitable[T]]) -> T:
+    """Do something with the timers and close the connections."""
+    return asyncio.run(_run(act))
+
+
+async def _run(act: Callable[[Session], Awaitable[T]]) -> T:
+    # The settings are read as a worker's: rules for the API are not this command's concern.
+    settings = load_settings({**os.environ, "TIMERS_ROLES": "worker"})
+    store = await open_redis(await _url(settings), settings)
+    async with TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms) as client:
+        return await act(Session(store, client))
+
+
+async def _url(settings: Settings) -> str:
+    url = settings.redis_url or await running_url(settings.data_dir)
+    if url is None:
+        raise ConfigurationError(
+            f"no Redis to speak to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {settings.data_dir} "
+            "(TIMERS_DATA_DIR)"
+        )
+    return url

@@ -1,0 +1,114 @@
+"""Owns the commands on one timer: create, get, cancel, reschedule, retry, fire."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import typer
+
+from timers.api import strictjson
+from timers.api.serving import live_workers, require_served
+from timers.cli.output import Format, Output, show_timer
+from timers.cli.session import Session, run
+from timers.errors import InvalidInput
+from timers.model import Timer
+from timers.spec import NewTimer, TimerChange
+
+Prefix = Annotated[str, typer.Argument(help="What kind of timer it is; finds the processor.", show_default=False)]
+Id = Annotated[str, typer.Argument(help="Which one.", show_default=False)]
+In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due after 90s, 15m, 24h, 7d, P1M …")]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Due at 2026-11-21T20:00:00Z, or epoch ms.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (create, get, cancel, reschedule, retry, fire):
+        app.command()(command)
+
+
+def create(
+    prefix: Prefix,
+    id: Annotated[str | None, typer.Argument(help="Which one; left out, one is made.")] = None,
+    *,
+    after: In = None,
+    at: At = None,
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="What the processor is given.")] = None,
+    if_exists: Annotated[str, typer.Option(metavar="error|replace|keep", help="If it is there.")] = "error",
+    output: Output = Format.TABLE,
+) -> None:
+    """Arm a timer."""
+    given = {"prefix": prefix, "id": id, "payload": _json(payload), "if_exists": if_exists, **_due(after, at)}
+    new = NewTimer.parse(given)
+
+    async def arm(session: Session) -> Timer:
+        await _require_served(session, prefix)
+        return await session.client.arm(new)
+
+    _show(arm, output)
+
+
+def get(prefix: Prefix, id: Id, output: Output = Format.TABLE) -> None:
+    """Show a timer."""
+    _show(lambda session: session.client.get(prefix, id), output)
+
+
+def cancel(
+    prefix: Prefix,
+    id: Id,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove its record too.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Cancel a scheduled timer: no run of it starts afterwards."""
+    _show(lambda session: session.client.cancel(prefix, id, purge=purge), output)
+
+
+def reschedule(prefix: Prefix, id: Id, after: In = None, at: At = None, output: Output = Format.TABLE) -> None:
+    """Move the due time of a scheduled timer."""
+    due = _due(after, at)
+    if not due:
+        raise InvalidInput.of("delay", None, "exactly one of --in and --at")
+    change = TimerChange.parse(due)
+    _show(lambda session: session.client.change(prefix, id, change), output)
+
+
+def retry(prefix: Prefix, id: Id, output: Output = Format.TABLE) -> None:
+    """Arm a failed, unhandled or cancelled timer again, now."""
+    _show(lambda session: session.client.retry(prefix, id), output)
+
+
+def fire(prefix: Prefix, id: Id, output: Output = Format.TABLE) -> None:
+    """Make a scheduled timer due now."""
+    _show(lambda session: session.client.fire(prefix, id), output)
+
+
+def _show(act: Callable[[Session], Awaitable[Timer]], output: Format) -> None:
+    show_timer(run(act).to_json(), output)
+
+
+def _json(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return strictjson.parse(text.encode(errors="surrogateescape"))
+    except InvalidInput as error:
+        raise error.under("payload") from None
+    except ValueError as error:
+        raise InvalidInput.of("payload", text, f"JSON ({error})") from None
+
+
+def _due(after: str | None, at: str | None) -> dict[str, str | int]:
+    given: dict[str, str | int] = {}
+    if after is not None:
+        given["delay"] = after
+    if at is not None:
+        # Epoch ms are a number in JSON; on a command line everything is text.
+        given["due_at"] = int(at) if at.isascii() and at.isdecimal() else at
+    return given
+
+
+async def _require_served(session: Session, prefix: str) -> None:
+    """As the API: refuse what no live pod serves. With no pod alive nobody knows, so it is armed and said."""
+    workers = await live_workers(session.store)
+    if workers:
+        require_served(prefix, workers)
+    else:
+        typer.echo(f"timers: no worker is running that could say whether it has a processor for {prefix!r}", err=True)
