@@ -31,7 +31,13 @@ class Canary:
         self._store, self._pod = store, pod
         self._heard = asyncio.Event()
         self._resubscribe = asyncio.Event()
+        self._sang = asyncio.Event()
         self.hearing = Hearing.OK
+        self.sang_at = float("-inf")
+        """Monotonic time at which the newest canary that was heard had been touched: whatever was announced before then
+        has been heard too."""
+        self.listening_since_ms = float("inf")
+        """The server's time at which the present subscription was confirmed."""
 
     def heard(self, pod: str) -> None:
         """A canary's event arrived."""
@@ -40,7 +46,13 @@ class Canary:
 
     def resubscribed(self) -> None:
         """A subscription was confirmed; judge anew."""
+        self.listening_since_ms = self._store.clock.now_ms()
         self._resubscribe.set()
+
+    async def next_song(self) -> None:
+        """Until another canary is heard."""
+        self._sang.clear()
+        await self._sang.wait()
 
     def is_deaf(self) -> bool:
         """Whether events must not be waited for."""
@@ -66,6 +78,8 @@ class Canary:
         except TimeoutError:
             self.hearing = Hearing.DEAF
             return
+        self.sang_at = touched
+        self._sang.set()
         self.hearing = Hearing.LATE if time.monotonic() - touched > LATE_SECONDS else Hearing.OK
 
     async def _pause(self) -> None:

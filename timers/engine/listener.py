@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import assert_never
 
+from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
@@ -10,6 +11,7 @@ from timers.engine.sweeper import Sweeper
 from timers.logs import get_logger
 from timers.store import server
 from timers.store.notifications import (
+    BareExpired,
     CanaryExpired,
     Gap,
     LeaseExpired,
@@ -18,7 +20,7 @@ from timers.store.notifications import (
     TriggerExpired,
     Wake,
 )
-from timers.store.store import Store
+from timers.store.store import Identity, Store
 
 _log = get_logger("timers.listener")
 
@@ -35,10 +37,11 @@ class Listener:
         sweeper: Sweeper,
         peers: Peers,
         canary: Canary,
+        announcer: Announcer,
         serves: Callable[[int, str], bool],
     ) -> None:
         self._store, self._intake, self._sweeper = store, intake, sweeper
-        self._peers, self._canary, self._serves = peers, canary, serves
+        self._peers, self._canary, self._announcer, self._serves = peers, canary, announcer, serves
         self.flags = server.FlagCheck(None, "not asked yet")
 
     async def run(self) -> None:
@@ -53,6 +56,8 @@ class Listener:
         match notification:
             case TriggerExpired(shard, prefix, timer_id):
                 self._trigger(shard, prefix, timer_id)
+            case BareExpired(prefix, timer_id):
+                self._bare((prefix, timer_id))
             case LeaseExpired(shard, prefix, timer_id):
                 if self._serves(shard, prefix) and self._peers.mine(shard, prefix, timer_id):
                     self._intake.mark_orphan(shard, (prefix, timer_id))
@@ -66,6 +71,11 @@ class Listener:
                 self._sweeper.sweep_everything()
             case _:
                 assert_never(notification)
+
+    def _bare(self, identity: Identity) -> None:
+        shard, prefix = self._store.shard_of(*identity), identity[0]
+        if self._serves(shard, prefix):
+            self._announcer.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:
         self._sweeper.heard(shard)

@@ -98,6 +98,9 @@ class _ShardSweep:
             if self._all.serves(self._shard, prefix):
                 self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
 
+        if nudged.bare_overdue and self._all.peers.rank(self._shard) == 0:
+            self._all.bare_overdue()
+
     def _plan(self, nudged: Nudged) -> None:
         """When to look again: at the next due, and soon where something due may have lost its event."""
         if nudged.due:
@@ -120,9 +123,10 @@ class Sweeper:
         shards: Sequence[int],
         serves: Callable[[int, str], bool],
         is_deaf: Callable[[], bool],
+        bare_overdue: Callable[[], None],
     ) -> None:
         self.store, self.intake, self.peers = store, intake, peers
-        self.serves, self.is_deaf = serves, is_deaf
+        self.serves, self.is_deaf, self.bare_overdue = serves, is_deaf, bare_overdue
         self._sweeps = {shard: _ShardSweep(shard, self) for shard in shards}
 
     async def run(self) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from timers.engine.adopter import Adopter
+from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
 from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
@@ -21,6 +23,7 @@ from timers.engine.undertaker import PATIENCE_MS, Undertaker
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Registry, Timers
+from timers.store.bare import BareKeys
 from timers.store.store import PodSign, Store
 
 WRITE_OUT_SECONDS: Final = 5.0
@@ -39,6 +42,7 @@ class WorkerOptions:
     retention_ms: int
     drain_timeout_ms: int
     shard_subset: tuple[int, ...] | None = None
+    adopt_every_ms: int = 10_000
     unhandled_after_ms: int = PATIENCE_MS
 
 
@@ -76,15 +80,22 @@ class Worker:
             store, self._registry, self._settler, runs, timers,
             pod=pod, concurrency=self._options.concurrency, lease_ms=lease_ms,
         )  # fmt: skip
-        sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf)
-        self._listener = Listener(store, intake, sweeper, self.peers, self._canary, self._serves)
+        bare = BareKeys(store)
+        announcer = Announcer(bare, intake)
+        adopter = Adopter(
+            bare, self.peers, self._canary, self._shards, self._serves, every_ms=self._options.adopt_every_ms
+        )
+        sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf, adopter.overdue)
+        self._listener = Listener(store, intake, sweeper, self.peers, self._canary, announcer, self._serves)
         self._claimer = Claimer(store, intake, self.runner, pod=pod, lease_ms=lease_ms)
         janitor = Janitor(store, self.peers, self._shards, retention_ms=self._options.retention_ms)
         heartbeat = Heartbeat(store, runs, self.runner, pod=pod, lease_ms=lease_ms)
         undertaker = Undertaker(
             store, self.peers, self._shards, self._serves, pod=pod, patience_ms=self._options.unhandled_after_ms
         )
-        self._taking = Supervisor([self._listener, sweeper, self._claimer, self._canary, janitor, undertaker])
+        self._taking = Supervisor(
+            [self._listener, sweeper, self._claimer, self._canary, announcer, adopter, janitor, undertaker]
+        )
         self._presence = Supervisor([self.peers])
         self._ending = Supervisor([heartbeat, self._settler])
 

@@ -1,5 +1,6 @@
 """Every key name that Python builds or reads; the scripts build the rest from the shard's root (lua/common.lua)."""
 
+import re
 import zlib
 from typing import Final
 
@@ -9,7 +10,8 @@ META: Final = "timers:meta"
 PODS_ROOT: Final = "timers:{pods}:"
 """Root of the registry of live pods."""
 
-LEASE_MARK: Final = ":lease:"
+BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
+"""A key that a client may have set by itself: `<prefix>:<id>`. A trigger key is none, because of its braces."""
 
 
 def root(shard: int) -> str:

@@ -41,6 +41,14 @@ class LeaseExpired:
 
 
 @dataclass(frozen=True, slots=True)
+class BareExpired:
+    """A key that a client set by itself expired; whether it is a timer depends on who serves its prefix."""
+
+    prefix: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """Somebody armed a timer that is due before a sweeper would look."""
 
@@ -60,7 +68,7 @@ class Gap:
     """A (re)subscription was confirmed: events before it may be lost."""
 
 
-Notification = TriggerExpired | LeaseExpired | Wake | CanaryExpired | Gap
+Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | CanaryExpired | Gap
 Sink = Callable[[Notification], None]
 
 GAP: Final = Gap()
@@ -81,7 +89,8 @@ def parse_expired(key: bytes) -> Notification | None:
         return None
     if trigger := _TRIGGER.fullmatch(key):
         return TriggerExpired(int(trigger[2]), trigger[1].decode(), trigger[3].decode())
-    return None
+    bare = keys.BARE.fullmatch(key)
+    return BareExpired(bare[1].decode(), bare[2].decode()) if bare else None
 
 
 class Notifications:

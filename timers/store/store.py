@@ -59,13 +59,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Nudged:
-    """When to look again (None: nothing planned), the queues with timers due and the earliest due of each, and the
-    runs whose lease has expired."""
+    """When to look again (None: nothing planned), the queues with timers due and the earliest due of each, the runs
+    whose lease has expired, and whether bare keys of adopted timers went without an event."""
 
     now_ms: int
     next_ms: int | None
     due: dict[str, int]
     orphans: list[Identity]
+    bare_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Store:
     async def _arm(self, shard: int, armings: Sequence[Arming], edit_lock_ms: int) -> list[Answer]:
         arguments: list[scripts.Argument] = [edit_lock_ms]
         arguments += [_arming(arming) for arming in armings]
-        reply = await self._run("arm", shard, arguments)
+        reply = await self.run("arm", shard, arguments)
         return [
             Answer(reply[2 * i].decode(), codec.decode(a.prefix, a.id, reply[2 * i + 1])) for i, a in enumerate(armings)
         ]
@@ -129,7 +130,7 @@ class Store:
         found: dict[Identity, Timer | None] = {}
         for shard, positions in self._by_shard(identities).items():
             chosen = [identities[position] for position in positions]
-            reply = await self._run("get", shard, [part for identity in chosen for part in identity])
+            reply = await self.run("get", shard, [part for identity in chosen for part in identity])
             now_ms = self.clock.now_ms()
             for i, identity in enumerate(chosen):
                 found[identity] = _read(identity, now_ms, *reply[3 * i : 3 * i + 3])
@@ -191,7 +192,7 @@ class Store:
         """Claim due timers of some queues, each (prefix, most to take), earliest first, within the queues' limits."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, self.shards]
         arguments += [_queue(prefix, most, limits.get(prefix, NO_LIMITS)) for prefix, most in wanted]
-        looked, claimed, bad = await self._run("claim", shard, arguments)
+        looked, claimed, bad = await self.run("claim", shard, arguments)
         found = {prefix: looked[2 * i : 2 * i + 2] for i, (prefix, _) in enumerate(wanted)}
         more = {prefix for prefix, most in wanted if found[prefix][0] >= most}
         waits_ms = {prefix: wait_ms for prefix, (_, wait_ms) in found.items() if wait_ms}
@@ -201,12 +202,12 @@ class Store:
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards or let it go on. True where that changed something."""
         word = "pause" if paused else "resume"
-        changed = [(await self._run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
+        changed = [(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
         return any(changed)
 
     async def abandon(self, shard: int, prefix: str, *, due_before_ms: int, most: int, pod: str) -> list[str]:
         """End overdue timers of a queue that no pod serves as `unhandled`. Answers their ids."""
-        (ids,) = await self._run("abandon", shard, [prefix, due_before_ms, most, pod])
+        (ids,) = await self.run("abandon", shard, [prefix, due_before_ms, most, pod])
         return [timer_id.decode() for timer_id in ids]
 
     async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> list[Timer]:
@@ -214,7 +215,7 @@ class Store:
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for identity in orphans:
             arguments += identity
-        (rescued,) = await self._run("rescue", shard, arguments)
+        (rescued,) = await self.run("rescue", shard, arguments)
         return self._claimed(rescued, pod, lease_ms)
 
     async def extend(self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int) -> list[Timer]:
@@ -222,25 +223,25 @@ class Store:
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for timer in timers:
             arguments += (timer.prefix, timer.id, timer.token)
-        (lost,) = await self._run("extend", shard, arguments, redis=self.connections.reserved)
+        (lost,) = await self.run("extend", shard, arguments, redis=self.connections.reserved)
         return [timers[int(index)] for index in lost]
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
         """End runs. Codes in order: settled, already, fenced, missing."""
         arguments: list[scripts.Argument] = [pod, retention_ms]
         arguments += [_settlement(settlement) for settlement in settlements]
-        return [code.decode() for code in await self._run("settle", shard, arguments)]
+        return [code.decode() for code in await self.run("settle", shard, arguments)]
 
     async def nudge(self, shard: int) -> Nudged:
         """Touch what is due so that its events come now, and learn when to look again."""
-        next_look, queues, orphans = await self._run("nudge", shard, [NUDGE_LIMIT])
+        next_look, queues, orphans, bare_overdue = await self.run("nudge", shard, [NUDGE_LIMIT])
         due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         members = [_identity(member.decode()) for member in orphans]
-        return Nudged(round(self.clock.now_ms()), int(next_look) if next_look else None, due, members)
+        return Nudged(round(self.clock.now_ms()), int(next_look) if next_look else None, due, members, bare_overdue > 0)
 
     async def expel(self, shard: int, *, retention_ms: int, most: int) -> int:
         """Remove finished records older than the retention; answers how many."""
-        (removed,) = await self._run("expel", shard, [retention_ms, most])
+        (removed,) = await self.run("expel", shard, [retention_ms, most])
         return int(removed)
 
     async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
@@ -265,10 +266,10 @@ class Store:
         return positions
 
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Answer:
-        code, raw = await self._run(name, self.shard_of(prefix, timer_id), arguments)
+        code, raw = await self.run(name, self.shard_of(prefix, timer_id), arguments)
         return Answer(code.decode(), codec.decode(prefix, timer_id, raw) if raw else None)
 
-    async def _run(
+    async def run(
         self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
     ) -> list[Any]:
         return await self._run_at(keys.root(shard), name, arguments, redis=redis)

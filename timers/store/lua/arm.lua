@@ -14,38 +14,16 @@ local function due_of(spec)
   return text(kind == '+' and now + ms or ms)
 end
 
-local function create(prefix, id, due, wishes, progress)
-  local r = {status = 's', version = '1', token = '0', attempt = '0', failures = '0', occurrence = '1', due = due,
-             created = text(now), entries = '0', rest = wishes .. '\n' .. progress}
-  schedule(prefix, id, due)
-  count('s', prefix, 1)
-  return 'created', write(member_of(prefix, id), r)
-end
-
--- A new life of the same identity. The token stays (it may only grow); an occurrence that has already started is not
--- taken up again, or its idempotency key would stand for two different runs.
-local function replace(prefix, id, r, due, wishes, progress, said)
-  local from = r.status
-  if from == 's' then unschedule(prefix, id) else redis.call('ZREM', finished_key(from, prefix), id) end
-  if r.attempt ~= '0' then r.occurrence = text(r.occurrence + 1) end
-  r.status, r.attempt, r.failures, r.due = 's', '0', '0', due
-  set_body(r, wishes, progress)
-  note(r, '-', '-', said)
-  schedule(prefix, id, due)
-  refresh_head(prefix)
-  recount(from, 's', prefix)
-  return 'replaced', write(member_of(prefix, id), r)
-end
-
 local function arm(prefix, id, if_exists, due, wishes, progress, said)
   local member = member_of(prefix, id)
   local r, _, raw = read(member)
-  if not r then return create(prefix, id, due, wishes, progress) end
-  if if_exists == 'keep' then return 'kept', raw end
-  if if_exists == 'error' then return 'exists', raw end
-  if r.status == 'r' then return 'running', raw end
-  if r.status == 's' and locked(r, edit_lock) then return 'locked', raw end
-  return replace(prefix, id, r, due, wishes, progress, said)
+  if r and if_exists == 'keep' then return 'kept', raw end
+  if r and if_exists == 'error' then return 'exists', raw end
+  if r and r.status == 'r' then return 'running', raw end
+  if r and r.status == 's' and locked(r, edit_lock) then return 'locked', raw end
+  if r then leave(prefix, id, r.status) end
+  schedule(prefix, id, due)
+  return r and 'replaced' or 'created', write(member, new_life(prefix, r, due, wishes, progress, said))
 end
 
 local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'

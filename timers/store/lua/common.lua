@@ -91,10 +91,26 @@ local function refresh_head(prefix)
   else redis.call('ZREM', root .. 'heads', prefix) end
 end
 
+-- A record that is armed anew: scheduled, with the identity's token, because tokens only grow, and the next occurrence
+-- where the last has started, or its idempotency key would stand for two different runs.
+local function new_life(prefix, r, due, wishes, progress, said)
+  if not r then
+    count('s', prefix, 1)
+    return {status = 's', version = '1', token = '0', attempt = '0', failures = '0', occurrence = '1', due = due,
+            created = text(now), entries = '0', rest = wishes .. '\n' .. progress}
+  end
+  if r.attempt ~= '0' then r.occurrence = text(r.occurrence + 1) end
+  recount(r.status, 's', prefix)
+  r.status, r.attempt, r.failures, r.due = 's', '0', '0', due
+  set_body(r, wishes, progress)
+  note(r, '-', '-', said)
+  return r
+end
+
 local earliest = nil
 
--- Into the due index, behind everything of the same millisecond; and the trigger key, never with a deadline in the past.
-local function schedule(prefix, id, due)
+-- Into the due index, behind everything of the same millisecond.
+local function enqueue(prefix, id, due)
   local queue = queue_key(prefix)
   local score = tonumber(due)
   local last = redis.call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
@@ -102,13 +118,31 @@ local function schedule(prefix, id, due)
   local exact = string.format('%.17g', score)
   redis.call('ZADD', queue, exact, id)
   redis.call('ZADD', root .. 'heads', 'LT', exact, prefix)
+end
+
+-- As above, with the trigger key, never with a deadline in the past.
+local function schedule(prefix, id, due)
+  enqueue(prefix, id, due)
   redis.call('SET', trigger_key(prefix, id), 1, 'PXAT', text(math.max(tonumber(due), now + 1)))
   if not earliest or tonumber(due) < earliest then earliest = tonumber(due) end
 end
 
+-- An adopted timer waits in `adopted` and not in the due index: its trigger is the caller's own bare key, which goes too.
 local function unschedule(prefix, id)
+  local member = member_of(prefix, id)
   redis.call('DEL', trigger_key(prefix, id))
   redis.call('ZREM', queue_key(prefix), id)
+  if redis.call('ZREM', root .. 'adopted', member) == 1 then redis.call('DEL', member) end
+end
+
+-- Out of the index that a scheduled or finished timer is found by.
+local function leave(prefix, id, status)
+  if status ~= 's' then
+    redis.call('ZREM', finished_key(status, prefix), id)
+    return
+  end
+  unschedule(prefix, id)
+  refresh_head(prefix)
 end
 
 -- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look.

@@ -1,11 +1,13 @@
 -- Touch what is due, so that Redis deletes the trigger and lease keys and publishes their `expired` events now, and tell
--- when to come again. Moves nothing: a timer leaves the due index only by being claimed.
+-- when to come again. A timer leaves the due index only by being claimed, never by being touched.
 --
 -- ARGV[2]  most keys to touch in each queue
--- Answer   {now, next, {prefix, due, prefix, due, …}, {member, …}}: the time to come again (or '' for nothing planned), the
---          queues with timers due and the earliest due of each, the leases that have expired
+-- Answer   {now, next, {prefix, due, prefix, due, …}, {member, …}, n}: the time to come again (or '' for nothing planned),
+--          the queues with timers due and the earliest due of each, the leases that have expired, and how many adopted timers
+--          are overdue by more than BARE_GRACE_MS: their keys went without an event
 
 local most = tonumber(ARGV[2])
+local STALE_MS = 50
 local next_look = nil
 local queues, orphans = {}, {}
 
@@ -21,7 +23,9 @@ local function touch(prefix)
   local triggers = {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
   -- Redis expires strictly after the deadline: a key of this very millisecond is still there and needs a second look.
-  if #triggers > 0 and redis.call('EXISTS', unpack(triggers)) > 0 then come_again(now + 1) end
+  -- One that is there long after is a stranger's doing and must not keep us busy.
+  local there = #triggers > 0 and redis.call('EXISTS', unpack(triggers)) or 0
+  if there > 0 and due[#due] + 0 > now - STALE_MS then come_again(now + 1) end
   local later = redis.call('ZRANGEBYSCORE', queue_key(prefix), text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   come_again(tonumber(later[2]))
   queues[#queues + 1] = prefix
@@ -37,4 +41,14 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(
   if redis.call('EXISTS', lease_key(member)) == 0 then orphans[#orphans + 1] = member end
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
-return {text(now), next_look and text(math.floor(next_look)) or '', queues, orphans}
+-- Adopted timers: their trigger is the caller's own key.
+local BARE_GRACE_MS, NO_TTL_MS = 1000, 10000
+local adopted = root .. 'adopted'
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', adopted, '-inf', '(' .. text(now + 1), 'LIMIT', 0, most)) do
+  local left = redis.call('PTTL', member)
+  -- Set again, or without a TTL now: the key says when to look; the adopter will bring the record up to date.
+  if left ~= -2 then redis.call('ZADD', adopted, text(now + (left >= 0 and left or NO_TTL_MS)), member) end
+end
+come_again(tonumber(redis.call('ZRANGEBYSCORE', adopted, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
+local overdue = redis.call('ZCOUNT', adopted, '-inf', text(now - BARE_GRACE_MS))
+return {text(now), next_look and text(math.floor(next_look)) or '', queues, orphans, overdue}

@@ -1,0 +1,116 @@
+"""Owns adoption: finds bare keys by scanning, copies them into durable records, and notices those that were deleted.
+
+Redis does not say that a key was deleted (`Ex` has no such event). A key that is missing before its due time was deleted.
+One that is missing after it either expired, and then every subscriber heard so, or was deleted in the last moment, and then
+nobody did. So whoever was listening all along, and has since heard something newer, may say "deleted"; where nobody
+was, the timer fires: better once too often than lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from timers.engine.canary import Canary
+from timers.engine.peers import Peers
+from timers.logs import get_logger
+from timers.store.bare import BareKeys, Gone
+from timers.store.store import Identity
+
+LOOK_BATCH: Final = 500
+DUTY: Final = 4
+"""A scan rests this many times as long as it works, so that it never takes more than a fifth of a core."""
+
+_log = get_logger("timers.adopter")
+
+
+class Adopter:
+    """Adopts for the shards of which this pod has rank 0; the pod with rank 0 of the first shard scans."""
+
+    name = "adopter"
+
+    def __init__(
+        self,
+        bare: BareKeys,
+        peers: Peers,
+        canary: Canary,
+        shards: Sequence[int],
+        serves: Callable[[int, str], bool],
+        *,
+        every_ms: int,
+    ) -> None:
+        self._bare, self._peers, self._canary, self._shards, self._serves = bare, peers, canary, shards, serves
+        self._every_seconds = every_ms / 1000
+        self._overdue = asyncio.Event()
+        self._doubtful: dict[Identity, float] = {}
+
+    def overdue(self) -> None:
+        """Keys of adopted timers went without an event: do not wait for the next round to look."""
+        self._overdue.set()
+
+    async def run(self) -> None:
+        """Scan and review now and then; review at once when something is overdue."""
+        scan_at = 0.0
+        while True:
+            if time.monotonic() >= scan_at:
+                await self._scan()
+                scan_at = time.monotonic() + self._every_seconds
+            for shard in self._shards:
+                if self._peers.rank(shard) == 0:
+                    await self._review(shard)
+            await self._pause(scan_at)
+
+    async def _pause(self, scan_at: float) -> None:
+        """Until the next scan. In doubt, until the canary has sung again; a new overdue key ends the rest early."""
+        self._overdue.clear()
+        try:
+            async with asyncio.timeout(max(scan_at - time.monotonic(), 0)):
+                await (self._canary.next_song() if self._doubtful else self._overdue.wait())
+        except TimeoutError:
+            return
+
+    async def _scan(self) -> None:
+        if self._peers.rank(0) != 0:
+            return
+        cursor = -1
+        while cursor != 0:
+            began = time.monotonic()
+            cursor, found = await self._bare.scan(max(cursor, 0))
+            await self._adopt([i for i in found if self._served(i)])
+            await asyncio.sleep((time.monotonic() - began) * DUTY)
+
+    def _served(self, identity: Identity) -> bool:
+        shard, prefix = self._bare.shard_of(identity), identity[0]
+        return self._serves(shard, prefix) or self._peers.serve(shard, prefix)
+
+    async def _adopt(self, identities: Sequence[Identity]) -> None:
+        values = await self._bare.values(identities)
+        for shard in {self._bare.shard_of(identity) for identity in values}:
+            some = {i: value for i, value in values.items() if self._bare.shard_of(i) == shard}
+            codes = await self._bare.adopt(shard, some)
+            for (prefix, timer_id), code in zip(some, codes, strict=True):
+                if code in ("adopted", "moved"):
+                    _log.info("bare key adopted", timer=f"{prefix}:{timer_id}", how=code)
+
+    async def _review(self, shard: int) -> None:
+        """Look at all adopted timers, in order of due time."""
+        start, looked, seen = 0, LOOK_BATCH, set[Identity]()
+        while looked == LOOK_BATCH:
+            began = time.monotonic()
+            gone, looked = await self._bare.look(shard, start, LOOK_BATCH)
+            start += LOOK_BATCH
+            seen.update((timer.prefix, timer.id) for timer in gone)
+            await self._judge(shard, gone, began)
+        for identity in [i for i in self._doubtful if self._bare.shard_of(i) == shard and i not in seen]:
+            del self._doubtful[identity]
+
+    async def _judge(self, shard: int, gone: Sequence[Gone], seen_at: float) -> None:
+        """Deleted, where this pod has listened since before the due time and has heard the canary since it first saw
+        the key missing; expired unheard, where it has not listened all along; else wait."""
+        unheard = [timer for timer in gone if self._canary.listening_since_ms >= timer.due_ms or self._canary.is_deaf()]
+        await self._bare.conclude(shard, unheard, deleted=False)
+        doubtful = [timer for timer in gone if timer not in unheard]
+        deleted = [t for t in doubtful if self._doubtful.setdefault((t.prefix, t.id), seen_at) < self._canary.sang_at]
+        await self._bare.conclude(shard, deleted, deleted=True)
+        for timer in (*unheard, *deleted):
+            self._doubtful.pop((timer.prefix, timer.id), None)

@@ -1,0 +1,101 @@
+"""Owns the calls about bare keys: plain `SET <prefix>:<id> <payload> PX <ms>` of any client in any language."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from timers.errors import InvalidInput
+from timers.spec import RESERVED_PREFIX, encode_payload
+from timers.store import codec, keys
+from timers.store.scripts import Argument, reachable
+from timers.store.store import Identity, Store
+
+SCAN_COUNT: Final = 500
+"""Keys one SCAN call looks at."""
+
+ANNOUNCE_BATCH: Final = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An adopted timer whose key is gone at or after its due time: expired unheard, or deleted just before."""
+
+    prefix: str
+    id: str
+    due_ms: int
+
+
+def payload_of(value: bytes) -> Any:
+    """A JSON value is given parsed, anything else as a string (undecodable bytes as U+FFFD); what passes the size of a
+    payload is dropped, as if the key had expired unseen."""
+    text = value.decode(errors="replace")
+    try:
+        payload = json.loads(text)
+        encode_payload(payload)
+    except (ValueError, RecursionError, InvalidInput):
+        payload = text
+    try:
+        encode_payload(payload)
+    except InvalidInput:
+        return None
+    return payload
+
+
+def wishes_of(value: bytes) -> Mapping[str, Any]:
+    """The wishes of a timer that is adopted from a key with this value."""
+    payload = payload_of(value)
+    return {} if payload is None else {"payload": payload}
+
+
+class BareKeys:
+    """The bare keys of one db."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._redis = store.connections.commands
+
+    def shard_of(self, identity: Identity) -> int:
+        """The shard of the timer that the key stands for."""
+        return self._store.shard_of(*identity)
+
+    async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
+        """The next keys of the form `<prefix>:<id>`, and the cursor to go on with; 0 begins and ends."""
+        async with reachable():
+            cursor, found = await self._redis.scan(cursor, count=SCAN_COUNT)
+        matches = [match for key in found if isinstance(key, bytes) and (match := keys.BARE.fullmatch(key))]
+        identities = [(match[1].decode(), match[2].decode()) for match in matches]
+        return cursor, [identity for identity in identities if identity[0] != RESERVED_PREFIX]
+
+    async def values(self, identities: Sequence[Identity]) -> dict[Identity, bytes]:
+        """The values of those that are strings and still there."""
+        if not identities:
+            return {}
+        async with reachable():
+            values = await self._redis.mget([f"{prefix}:{timer_id}" for prefix, timer_id in identities])
+        return {i: value for i, value in zip(identities, values, strict=True) if isinstance(value, bytes)}
+
+    async def adopt(self, shard: int, values: Mapping[Identity, bytes]) -> list[str]:
+        """Copy into records. Codes in order: adopted, moved, same, gone, running."""
+        arguments: list[Argument] = []
+        for (prefix, timer_id), value in values.items():
+            arguments += (prefix, timer_id, value, codec.encode_wishes(wishes_of(value)))
+        return [code.decode() for code in await self._store.run("adopt", shard, arguments)]
+
+    async def announce(self, shard: int, heard: Mapping[Identity, int]) -> list[str]:
+        """Make expired keys' timers due; the numbers say how often each was heard of late. Codes: due, known, running."""
+        arguments = [f"{prefix}\n{timer_id}\n{n}" for (prefix, timer_id), n in heard.items()]
+        return [code.decode() for code in await self._store.run("announce", shard, arguments)]
+
+    async def look(self, shard: int, start: int, most: int) -> tuple[list[Gone], int]:
+        """Look at adopted timers in order of due time. Those whose key was deleted before due are cancelled; answers
+        those whose key is gone since, and how many were looked at."""
+        gone, looked = await self._store.run("review", shard, ["look", start, most])
+        pairs = [(gone[i].decode().partition(":"), float(gone[i + 1])) for i in range(0, len(gone), 2)]
+        return [Gone(prefix, timer_id, int(due)) for (prefix, _, timer_id), due in pairs], int(looked)
+
+    async def conclude(self, shard: int, timers: Sequence[Gone], *, deleted: bool) -> None:
+        """End the doubt about timers whose keys are gone: cancel them, or make them due."""
+        if timers:
+            parts = [part for timer in timers for part in (timer.prefix, timer.id)]
+            await self._store.run("review", shard, ["deleted" if deleted else "expired", *parts])

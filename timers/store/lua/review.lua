@@ -1,0 +1,53 @@
+-- Look after adopted timers whose bare keys may be gone.
+--
+-- ARGV[2]  `look`: answer those whose key is gone; `deleted`: cancel those given; `expired`: make those given due
+-- ARGV[3…] for `look` two: the rank to begin at and the most to look at; else two for each timer: prefix, id
+-- Answer   {now, {member, due, …}, looked}: for `look` the timers whose key is gone though they are not due yet, or whose
+--          key has lost its TTL (both cancelled here), are left out; else the timers that were changed
+
+local gone = {}
+
+local function cancel(prefix, id, r, said)
+  r.status = 'x'
+  note(r, '-', '-', said)
+  redis.call('ZADD', finished_key('x', prefix), text(now), id)
+  recount('s', 'x', prefix)
+  write(member_of(prefix, id), r)
+end
+
+local function finish(member, said)
+  local prefix, id = string.match(member, '^([^:]*):(.*)$')
+  redis.call('ZREM', root .. 'adopted', member)
+  local r = read(member)
+  if not r or r.status ~= 's' then return end
+  if said then return cancel(prefix, id, r, said) end
+  enqueue(prefix, id, r.due)
+  earliest = now
+end
+
+local function look(member, due)
+  local left = redis.call('PTTL', member)
+  if left == -1 then return finish(member, 'its bare key lost its TTL') end
+  if left ~= -2 then return end
+  if tonumber(due) > now then return finish(member, 'its bare key was deleted') end
+  gone[#gone + 1] = member
+  gone[#gone + 1] = due
+end
+
+local looked = 0
+if ARGV[2] == 'look' then
+  local some = redis.call('ZRANGE', root .. 'adopted', ARGV[3], ARGV[3] + ARGV[4] - 1, 'WITHSCORES')
+  for i = 1, #some, 2 do look(some[i], some[i + 1]) end
+  looked = #some / 2
+else
+  for i = 3, #ARGV, 2 do
+    local member = member_of(ARGV[i], ARGV[i + 1])
+    if redis.call('ZSCORE', root .. 'adopted', member) and redis.call('EXISTS', member) == 0 then
+      finish(member, ARGV[2] == 'deleted' and 'its bare key was deleted' or nil)
+      gone[#gone + 1] = member
+      gone[#gone + 1] = '0'
+    end
+  end
+end
+conclude()
+return {text(now), gone, looked}
