@@ -34,6 +34,11 @@ def wake_channel(db: int) -> str:
     return f"timers:wake:{db}"
 
 
+def events_channel(db: int) -> str:
+    """Where every change of a timer is published while somebody listens."""
+    return f"timers:events:{db}"
+
+
 def canary_key(pod: str) -> str:
     """The small key whose expiry proves that notifications arrive."""
     return f"timers:canary:{pod}"

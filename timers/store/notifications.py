@@ -1,25 +1,13 @@
-"""Owns the subscriber: one connection of its own, whose every confirmation is reported as a gap.
+"""Owns what the server announces: expired keys and wake-ups, as values; a fresh subscription is reported as a gap."""
 
-Events are fire-and-forget and the server may cut a slow subscriber without a word. The only in-band sign is a fresh
-subscribe confirmation, so none is hidden: each says "anything may have been missed until now".
-"""
-
-import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from redis.asyncio.connection import AbstractConnection
-
-from timers.errors import Unavailable
 from timers.store import keys
 from timers.store.connect import Connections
-from timers.store.scripts import reachable
-
-SILENCE_SECONDS: Final = 5.0
-"""Silence after which the connection is asked for a sign of life; a second silence ends it. Half-open connections are
-found within twice this time."""
+from timers.store.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,55 +88,20 @@ class Notifications:
         self._connections = connections
         self._expired = keys.expired_channel(connections.db).encode()
         self._wake = keys.wake_channel(connections.db).encode()
-        self._replies = 0
 
     async def stream(self, sink: Sink) -> None:
-        """Subscribe and report until the connection breaks; then raise Unavailable. Never returns otherwise.
+        """Subscribe and report until the connection breaks; then raise Unavailable. Never returns otherwise."""
 
-        A fresh connection each time: there is nothing to be subscribed twice.
-        """
-        connection = self._connections.dial()
-        try:
-            async with reachable():
-                await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-                await connection.send_command("SUBSCRIBE", self._expired, self._wake)
-                await self._watched(connection, sink)
-        finally:
-            await connection.disconnect()
-
-    async def _watched(self, connection: AbstractConnection, sink: Sink) -> None:
-        """Pump, and look now and then whether anything came: a time-out on each read would cost more than the read."""
-        pump = asyncio.create_task(self._pump(connection, sink))
-        try:
-            asked_at = -1
-            while True:
-                before = self._replies
-                done, _ = await asyncio.wait({pump}, timeout=SILENCE_SECONDS)
-                if done:
-                    return await pump
-                if self._replies == before:
-                    if asked_at == before:
-                        raise Unavailable("the subscriber's connection gave no sign of life")
-                    asked_at = before
-                    await connection.send_command("PING")
-        finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-
-    async def _pump(self, connection: AbstractConnection, sink: Sink) -> None:
-        while True:
-            reply = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-            self._replies += 1
-            notification = self._parse(reply)
+        def take(channel: bytes, data: bytes | None) -> None:
+            notification = self._parse(channel, data)
             if notification is not None:
                 sink(notification)
 
-    def _parse(self, reply: Any) -> Notification | None:
-        if reply[0] == b"subscribe":
-            return GAP if reply[1] == self._expired else None
-        if reply[0] != b"message":
-            return None
-        _, channel, data = reply
+        await Subscription(self._connections, (self._expired, self._wake)).stream(take)
+
+    def _parse(self, channel: bytes, data: bytes | None) -> Notification | None:
+        if data is None:
+            return GAP if channel == self._expired else None
         if channel == self._expired:
             return parse_expired(data)
         wake = _WAKE.fullmatch(data)

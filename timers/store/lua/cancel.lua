@@ -25,6 +25,7 @@ local function remove()
   if r.status == 's' then unschedule(prefix, id) else redis.call('ZREM', finished_key(r.status, prefix), id) end
   refresh_head(prefix)
   count(r.status, prefix, -1)
+  tell(member, r, 'purged')
 end
 
 local function cancel()

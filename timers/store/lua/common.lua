@@ -46,10 +46,21 @@ local function read(member)
   return r, trouble, raw
 end
 
+-- Whoever watches hears of every change. The first PUBLISH of a script tells whether anybody does; if not, it is the last.
+local EVENTS = string.gsub(ARGV[1], 'wake', 'events', 1)
+local watched = true
+
+local function tell(member, r, what)
+  if not watched then return end
+  local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), what}, '\n')
+  watched = redis.call('PUBLISH', EVENTS, event) > 0
+end
+
 local function write(member, r)
   local raw = string.format('1 %s %s %s %s %s %s %s %s %s\n%s',
     r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
   redis.call('HSET', r.bucket or record_key(member), member, raw)
+  tell(member, r, r.said or 'created')
   return raw
 end
 
@@ -61,6 +72,7 @@ end
 
 -- One more entry; every change of a record goes through here, so the version grows with each.
 local function note(r, pod, lateness, said)
+  r.said = said
   r.version = text(r.version + 1)
   r.entries = text(r.entries + 1)
   if tonumber(r.entries) > HISTORY_STORED then

@@ -24,6 +24,7 @@ local function finish(e, r)
   if retention_ms == 0 then
     redis.call('HDEL', r.bucket, e.member)
     count('r', e.prefix, -1)
+    tell(e.member, r, e.said)
     return
   end
   redis.call('ZADD', finished_key(r.status, e.prefix), text(now), e.id)

@@ -1,0 +1,39 @@
+-- A page of timers from one index, in the order of (score, member), after a place in it. The place need not exist any
+-- more: it is found by its value, so pages neither skip nor repeat what stays where it is. O(log n + page).
+--
+-- ARGV[2]  index: `due`, `adopted` or the letter of a finished status
+-- ARGV[3]  prefix
+-- ARGV[4]  lowest and ARGV[5] highest score
+-- ARGV[6]  score of the place, or '' to begin   ARGV[7] its member
+-- ARGV[8]  most to answer
+-- Answer   {now, {id, score, record, …}}
+
+local prefix, most = ARGV[3], tonumber(ARGV[8])
+local index = ARGV[2] == 'due' and queue_key(prefix) or ARGV[2] == 'adopted' and root .. 'adopted'
+  or finished_key(ARGV[2], prefix)
+
+-- Members of one score are in the order of their bytes: a binary search among their ranks.
+local function rank_after(score, member)
+  local low = redis.call('ZCOUNT', index, '-inf', '(' .. score)
+  local high = redis.call('ZCOUNT', index, '-inf', score)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if redis.call('ZRANGE', index, middle, middle)[1] <= member then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+local start = ARGV[6] == '' and redis.call('ZCOUNT', index, '-inf', '(' .. ARGV[4]) or rank_after(ARGV[6], ARGV[7])
+local found = redis.call('ZRANGE', index, start, start + most - 1, 'WITHSCORES')
+local answer = {}
+for i = 1, #found, 2 do
+  local highest = ARGV[5] == '+inf' or tonumber(found[i + 1]) <= tonumber(ARGV[5])
+  local member = ARGV[2] == 'adopted' and found[i] or member_of(prefix, found[i])
+  local raw = highest and redis.call('HGET', record_key(member), member)
+  if raw then
+    answer[#answer + 1] = found[i]
+    answer[#answer + 1] = found[i + 1]
+    answer[#answer + 1] = raw
+  end
+end
+return {text(now), answer}

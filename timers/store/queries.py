@@ -1,0 +1,244 @@
+"""Owns reading many timers: pages of an index, counts, the oldest overdue, and the stream of changes. Changes nothing."""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from timers.errors import InvalidInput
+from timers.model import Status, Timer
+from timers.store import codec, keys
+from timers.store.scripts import Argument, reachable
+from timers.store.store import Store
+from timers.store.subscription import Subscription
+
+PAGE_LIMIT: Final = 1000
+LOOKS_PER_ITEM: Final = 10
+"""Records that a filter may reject for each place on a page; then the page ends early and its cursor goes on."""
+
+_ORDER: Final = (
+    Status.RUNNING,
+    Status.SCHEDULED,
+    Status.FAILED,
+    Status.UNHANDLED,
+    Status.COMPLETED,
+    Status.CANCELLED,
+)
+_ADOPTED: Final = "adopted"
+_SCORE: Final = re.compile(r"[0-9]{1,17}(\.[0-9]{1,17})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which timers. None means any; `due_after_ms` is inclusive, `due_before_ms` exclusive."""
+
+    prefix: str | None = None
+    status: Status | None = None
+    tag: str | None = None
+    due_after_ms: int | None = None
+    due_before_ms: int | None = None
+
+    def wants(self, timer: Timer) -> bool:
+        """Whether a timer passes."""
+        return (
+            (self.prefix is None or timer.prefix == self.prefix)
+            and (self.status is None or timer.status is self.status)
+            and (self.tag is None or self.tag in timer.tags)
+            and (self.due_after_ms is None or timer.due_ms >= self.due_after_ms)
+            and (self.due_before_ms is None or timer.due_ms < self.due_before_ms)
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Source:
+    """One index to read: by the place of its status in the order, its prefix, its name, its shard."""
+
+    place: int
+    prefix: str
+    index: str
+    shard: int
+
+    @property
+    def by_due(self) -> bool:
+        """Whether its scores are due times."""
+        return self.index in ("due", _ADOPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a listing has come: the last item read of a source."""
+
+    source: _Source
+    score: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Timers, and the cursor to go on with; None at the end."""
+
+    items: list[Timer]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A timer changed: what it is now, and why."""
+
+    prefix: str
+    id: str
+    status: Status
+    version: int
+    attempt: int
+    due_ms: int
+    at_ms: int
+    note: str
+
+
+class Queries:
+    """Reads of one db."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._redis = store.connections.commands
+
+    async def page(self, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
+        """The next timers that pass: by status (running first), then prefix, then due time or time of the end. Pages
+        cost the same however many timers there are. Raises InvalidInput for a cursor that this did not make."""
+        place = _read_cursor(cursor)
+        sources = [s for s in await self._sources(wanted) if place is None or s >= place.source]
+        items: list[Timer] = []
+        looks = limit * LOOKS_PER_ITEM
+        for source in sources:
+            after = place if place is not None and place.source == source else None
+            while True:
+                batch, after = await self._batch(source, wanted, after, min(limit, PAGE_LIMIT))
+                for timer, at in batch:
+                    looks -= 1
+                    if wanted.wants(timer):
+                        items.append(timer)
+                    if len(items) == limit or looks == 0:
+                        return Page(items, _write_cursor(at))
+                if after is None:
+                    break
+        return Page(items, None)
+
+    async def counts(self) -> dict[str, dict[Status, int]]:
+        """How many timers of each prefix are in each status; zeros left out."""
+        found: dict[str, dict[Status, int]] = {}
+        for shard in range(self._store.shards):
+            async with reachable():
+                counted: Any = await self._redis.hgetall(f"{keys.root(shard)}counts")
+            for field, n in counted.items():
+                letter, _, prefix = field.decode().partition(" ")
+                if int(n):
+                    statuses = found.setdefault(prefix, {})
+                    status = codec.STATUSES[letter]
+                    statuses[status] = statuses.get(status, 0) + int(n)
+        return found
+
+    async def oldest_due_ms(self) -> int | None:
+        """The earliest due time of all that is scheduled; None where nothing is."""
+        heads: list[float] = []
+        for shard in range(self._store.shards):
+            async with reachable():
+                for name in ("heads", _ADOPTED):
+                    first: Any = await self._redis.zrange(f"{keys.root(shard)}{name}", 0, 0, withscores=True)
+                    heads += [score for _, score in first]
+        return int(min(heads)) if heads else None
+
+    async def paused(self) -> list[str]:
+        """The paused prefixes."""
+        names: set[str] = set()
+        for shard in range(self._store.shards):
+            async with reachable():
+                members: Any = await self._redis.smembers(f"{keys.root(shard)}paused")
+            names.update(member.decode() for member in members)
+        return sorted(names)
+
+    async def changes(self, sink: Callable[[Change | None], None]) -> None:
+        """Pass on every change from now on, None at each (re)subscription. Raises Unavailable when the connection breaks."""
+        channel = keys.events_channel(self._store.connections.db).encode()
+        await Subscription(self._store.connections, (channel,)).stream(lambda _, data: sink(_change(data)))
+
+    async def _sources(self, wanted: Filter) -> list[_Source]:
+        """The indexes that may hold what is wanted, in listing order."""
+        prefixes = [wanted.prefix] if wanted.prefix is not None else list(await self.counts())
+        statuses = [status for status in _ORDER if wanted.status in (None, status)]
+        return sorted({source for status in statuses for source in self._of_status(status, prefixes)})
+
+    def _of_status(self, status: Status, prefixes: Sequence[str]) -> Iterator[_Source]:
+        place = _ORDER.index(status)
+        for shard in range(self._store.shards):
+            if status is Status.RUNNING:
+                yield _Source(place, "", "running", shard)
+                continue
+            if status is Status.SCHEDULED:
+                yield _Source(place, "", _ADOPTED, shard)
+            for prefix in prefixes:
+                yield _Source(place, prefix, "due" if status is Status.SCHEDULED else codec.LETTERS[status], shard)
+
+    async def _batch(
+        self, source: _Source, wanted: Filter, after: _Place | None, most: int
+    ) -> tuple[list[tuple[Timer, _Place]], _Place | None]:
+        """The next records of a source with their places, and the last place; None where the source is at its end."""
+        if source.index == "running":
+            return await self._running(source, after, most)
+        low, high = "-inf", "+inf"
+        if source.by_due:
+            low = "-inf" if wanted.due_after_ms is None else str(wanted.due_after_ms)
+            high = "+inf" if wanted.due_before_ms is None else str(wanted.due_before_ms)
+        score, member = (after.score, after.member) if after else ("", "")
+        arguments: list[Argument] = [source.index, source.prefix, low, high, score, member, most]
+        (found,) = await self._store.run("list", source.shard, arguments)
+        batch = [self._item(source, *found[i : i + 3]) for i in range(0, len(found), 3)]
+        return batch, batch[-1][1] if len(batch) == most else None
+
+    def _item(self, source: _Source, member: bytes, score: bytes, raw: bytes) -> tuple[Timer, _Place]:
+        name = member.decode()
+        prefix, timer_id = name.split(":", 1) if source.index == _ADOPTED else (source.prefix, name)
+        return codec.decode(prefix, timer_id, raw), _Place(source, score.decode(), name)
+
+    async def _running(
+        self, source: _Source, after: _Place | None, most: int
+    ) -> tuple[list[tuple[Timer, _Place]], _Place | None]:
+        """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
+        async with reachable():
+            members: Any = await self._redis.zrange(f"{keys.root(source.shard)}leases", 0, -1)
+        names = sorted(member.decode() for member in members)
+        chosen = [name for name in names if after is None or name > after.member][:most]
+        found = await self._store.get([(n.split(":", 1)[0], n.split(":", 1)[1]) for n in chosen])
+        batch = [(timer, _Place(source, "", timer.key)) for timer in found if timer is not None]
+        return batch, batch[-1][1] if batch and len(chosen) == most else None
+
+
+def _change(data: bytes | None) -> Change | None:
+    if data is None:
+        return None
+    member, letter, version, attempt, due, at, note = data.decode().split("\n", 6)
+    prefix, _, timer_id = member.partition(":")
+    return Change(prefix, timer_id, codec.STATUSES[letter], int(version), int(attempt), int(due), int(at), note)
+
+
+def _write_cursor(place: _Place) -> str:
+    source = place.source
+    parts = [source.place, source.prefix, source.index, source.shard, place.score, place.member]
+    return base64.urlsafe_b64encode(json.dumps(parts, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str | None) -> _Place | None:
+    if cursor is None:
+        return None
+    try:
+        parts: list[Any] = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        place, prefix, index, shard, score, member = parts
+        if [type(part) for part in parts] != [int, str, str, int, str, str]:
+            raise ValueError("parts of other types")
+        if score and not _SCORE.fullmatch(score):
+            raise ValueError("not a score")
+    except (ValueError, TypeError, binascii.Error, RecursionError):
+        raise InvalidInput.of("cursor", cursor, "a next_cursor that a list has answered") from None
+    return _Place(_Source(place, prefix, index, shard), score, member)
