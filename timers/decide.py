@@ -57,15 +57,21 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     """Whether the timer's `missed` policy forbids a run that would start now.
 
     Late counts from the due time, or from the last time it was armed where that was later: a timer armed with a due
-    time in the past was not missed.
+    time in the past was not missed. Nor was a run that is rescued: it had started, and would else end without a result
+    as if it had been skipped.
     """
     rule = timer.missed
-    if rule.policy not in ("skip", "grace"):
+    if rule.policy not in ("skip", "grace") or _is_rescued(timer):
         return None
     armed_ms = max((e.at_ms for e in timer.history if e.status is Status.SCHEDULED), default=timer.created_ms)
     lateness_ms = now_ms - max(timer.due_ms, armed_ms)
     allowed_ms = IN_TIME_MS if rule.policy == "skip" else max(rule.grace_ms, IN_TIME_MS)
     return Missed(lateness_ms) if lateness_ms > allowed_ms else None
+
+
+def _is_rescued(timer: Timer) -> bool:
+    """Whether the entry before the newest, which is this claim's, is a start too."""
+    return len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
 
 
 def exhausted(timer: Timer, policy: RetryPolicy) -> bool:

@@ -15,7 +15,7 @@ from timers.decide import DETAIL_LIMIT_CHARACTERS, IN_TIME_MS, Transition, decid
 from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.errors import InvalidInput
 from timers.model import HistoryEntry, Progress, Status, Timer
-from timers.outcome import Done, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
+from timers.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
 from timers.spec import NewTimer, RetryPolicy
 
 ENDED_MS = START_MS + 300
@@ -368,6 +368,23 @@ class TestExhausted:
         assert not exhausted(replace(armed({"delay": 0, "retry": {"backoff": ["5s", "30s"]}}), failures=2), STEADY)
 
 
+class TestGivenUpBeforeTheStart:
+    LOST = Exhausted("5 runs were lost with their pods")
+
+    def test_fails_with_the_reason_and_without_another_start(self) -> None:
+        decided = after(a_timer(attempt=6, failures=5), self.LOST)
+        assert (decided.status, decided.attempt, decided.failures) == (Status.FAILED, 5, 5)
+        assert decided.note == "gave up after 5 runs were lost with their pods"
+        error = decided.progress.last_error
+        assert error is not None
+        assert (error["type"], error["reason"]) == ("Lost", "5 runs were lost with their pods")
+
+    def test_of_a_repeat_goes_on_with_the_next_occurrence(self) -> None:
+        decided = after(replace(armed({"delay": 0, "repeat": {"every": "1h"}}), attempt=6, failures=5), self.LOST)
+        assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + HOUR_MS)
+        assert decided.progress.last_error is not None
+
+
 class TestMissed:
     def test_fire_latest_and_all_run_however_late(self) -> None:
         for policy in ("fire", "latest", "all"):
@@ -399,10 +416,18 @@ class TestMissed:
         timer = replace(armed({"delay": 0, "missed": "skip"}), history=(back, run))
         assert missed(timer, START_MS + HOUR_MS + 5) is None
 
-    def test_completes_with_the_reason_and_without_a_failure(self) -> None:
+    def test_a_run_that_died_with_its_pod_is_not_missed_when_it_is_rescued(self) -> None:
+        """Else a crash would end a timer as skipped, although its run had started in time."""
+        started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "claimed", 5)
+        rescued = HistoryEntry(START_MS + 30_000, Status.RUNNING, 2, "pod-2", "rescue", 30_000)
+        timer = armed({"delay": 0, "missed": "skip"})
+        assert missed(replace(timer, history=(started, rescued)), START_MS + 30_000) is None
+        assert missed(replace(timer, history=(rescued,)), START_MS + 30_000) == Missed(30_000)
+
+    def test_completes_with_the_reason_and_without_a_start_or_a_failure(self) -> None:
         timer = armed({"delay": 0, "missed": "skip"})
         decided = after(timer, Missed(5_000))
-        assert (decided.status, decided.failures) == (Status.COMPLETED, 0)
+        assert (decided.status, decided.attempt, decided.failures) == (Status.COMPLETED, 0, 0)
         assert decided.note == "skipped: 5000 ms late, missed policy skip"
 
     def test_of_a_repeat_goes_on_after_now(self) -> None:
