@@ -237,6 +237,7 @@ class TestOutbox:
         await outbox.send(a_message(text="second"))
         assert seen == ["first"]
         assert [m["text"] for m in sent(tmp_path)] == ["second"]
+        assert [path.name for path in tmp_path.iterdir()] == [file_name("a:b:1")]
 
     async def test_a_write_that_fails_leaves_nothing_behind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
