@@ -138,10 +138,11 @@ def processor(
 ) -> Callable[[Function], Processor]:
     """Make the function below a processor of `prefix` and of every longer prefix that starts with it.
 
-    Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means strict
-    order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over all pods.
-    Raises InvalidInput for a bad prefix, retry policy, timeout or limit. The function is not registered anywhere: a registry
-    finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
+    Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means
+    strict order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over
+    all pods. Raises InvalidInput for a bad prefix, retry policy, timeout or limit. The function is not registered
+    anywhere: a registry finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group
+    `timers.processors`.
     """
     policy = retry if isinstance(retry, RetryPolicy) else RetryPolicy.parse(dict(retry or {}))
     timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)
