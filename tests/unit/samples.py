@@ -43,16 +43,16 @@ def a_timer(*, due_ms: int = START_MS, wishes: dict[str, Any] | None = None, **c
 class NoTimers:
     """The client of a processor that must not touch other timers."""
 
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:  # noqa: A002 (the JSON's name)
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
         raise AssertionError("not to be called")
 
     async def arm(self, new: NewTimer) -> Timer:
         raise AssertionError("not to be called")
 
-    async def get(self, prefix: str, id: str) -> Timer:  # noqa: A002
+    async def get(self, prefix: str, id: str) -> Timer:
         raise AssertionError("not to be called")
 
-    async def cancel(self, prefix: str, id: str) -> Timer:  # noqa: A002
+    async def cancel(self, prefix: str, id: str) -> Timer:
         raise AssertionError("not to be called")
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.unit.samples import a_timer, run
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.model import Timer
 from timers.outcome import Done, Rearm
-from timers.processor import BUILT_IN, Context, Processor, Registry, load, processor
+from timers.processor import BUILT_IN, Context, Limits, Processor, Rate, Registry, load, processor
 from timers.spec import RetryPolicy
 
 WriteModule = Callable[..., str]
@@ -110,6 +111,42 @@ class TestDecorator:
     def test_refuses_a_bad_retry_policy_and_names_its_field(self) -> None:
         with pytest.raises(InvalidInput, match=r"^backoff\.1: 'soon'"):
             processor("a", retry={"backoff": ["5s", "soon"]})
+
+
+class TestLimits:
+    def test_there_are_none_unless_declared(self) -> None:
+        assert serving("a").limits == Limits(concurrency=None, pod_concurrency=None, rate=None)
+        assert not serving("a").limits.bounds_concurrency
+
+    def test_are_kept_as_declared(self) -> None:
+        @processor("a", concurrency=3, pod_concurrency=2, rate="50/s")
+        async def serve(timer: Timer, context: Context) -> None:
+            return None
+
+        assert serve.limits == Limits(concurrency=3, pod_concurrency=2, rate=Rate.parse("50/s"))
+        assert serve.limits.bounds_concurrency
+
+    @pytest.mark.parametrize(
+        ("rate", "interval_us"),
+        [("1/s", 1_000_000), ("50/s", 20_000), ("1000000/s", 1), ("100/m", 600_000), ("7/h", 514_285_714)],
+    )
+    def test_a_rate_is_the_time_between_two_starts(self, rate: str, interval_us: int) -> None:
+        assert Rate.parse(rate).interval_us == interval_us
+        assert Rate.parse(rate).burst >= 1
+
+    @pytest.mark.parametrize(
+        "rate", ["", "0/s", "50", "50/x", "-1/s", "1.5/s", "50/s ", "1000001/s", "9" * 5000 + "/s", 50]
+    )
+    def test_refuses_a_rate_that_is_none(self, rate: object) -> None:
+        with pytest.raises(InvalidInput, match=r"^rate: "):
+            Rate.parse(rate)
+
+    @pytest.mark.parametrize("name", ["concurrency", "pod_concurrency"])
+    @pytest.mark.parametrize("value", [0, -1, True, 1.5, "5"])
+    def test_refuses_a_concurrency_that_is_no_number_of_runs(self, name: str, value: object) -> None:
+        limits: Any = {name: value}
+        with pytest.raises(InvalidInput, match=rf"^{name}: .* expected a whole number from 1$"):
+            processor("a", **limits)
 
 
 class TestMatch:
