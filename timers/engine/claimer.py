@@ -5,6 +5,7 @@ import time
 from typing import Final
 
 from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
+from timers.engine.observer import Observer
 from timers.engine.runner import Runner
 from timers.logs import get_logger
 from timers.store.store import Identity, Store
@@ -21,8 +22,10 @@ class Claimer:
 
     name = "claimer"
 
-    def __init__(self, store: Store, intake: Intake, runner: Runner, *, pod: str, lease_ms: int) -> None:
-        self._store, self._intake, self._runner = store, intake, runner
+    def __init__(
+        self, store: Store, intake: Intake, runner: Runner, observer: Observer, *, pod: str, lease_ms: int
+    ) -> None:
+        self._store, self._intake, self._runner, self._observer = store, intake, runner, observer
         self._pod, self._lease_ms = pod, lease_ms
         self._asked = 0
         self._rounds: set[asyncio.Task[None]] = set()
@@ -87,6 +90,7 @@ class Claimer:
         asked_at = time.monotonic()
         rescued = await self._store.rescue(shard, orphans, pod=self._pod, lease_ms=self._lease_ms)
         for timer in rescued:
+            self._observer.rescued(timer.prefix)
             _log.warning("run rescued from an expired lease", timer=timer.key, attempt=timer.attempt)
         self._runner.start(shard, rescued, asked_at)
 

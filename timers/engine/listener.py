@@ -6,6 +6,7 @@ from typing import assert_never
 from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
 from timers.engine.intake import Intake
+from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.sweeper import Sweeper
 from timers.logs import get_logger
@@ -38,10 +39,12 @@ class Listener:
         peers: Peers,
         canary: Canary,
         announcer: Announcer,
+        observer: Observer,
         serves: Callable[[int, str], bool],
     ) -> None:
         self._store, self._intake, self._sweeper = store, intake, sweeper
-        self._peers, self._canary, self._announcer, self._serves = peers, canary, announcer, serves
+        self._peers, self._canary, self._announcer, self._observer = peers, canary, announcer, observer
+        self._serves = serves
         self.flags = server.FlagCheck(None, "not asked yet")
 
     async def run(self) -> None:
@@ -67,6 +70,7 @@ class Listener:
                 self._canary.heard(pod)
             case Gap():
                 _log.info("subscribed; looking at everything")
+                self._observer.resubscribed()
                 self._canary.resubscribed()
                 self._sweeper.sweep_everything()
             case _:

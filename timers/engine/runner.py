@@ -15,6 +15,7 @@ import structlog
 
 from timers.decide import Transition, decide, exhausted, missed
 from timers.durations import to_datetime
+from timers.engine.observer import Observer
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
 from timers.errors import InvalidInput
@@ -41,12 +42,20 @@ class Runner:
     """The runs of one pod. `room` is how many more it takes now."""
 
     def __init__(
-        self, store: Store, registry: Registry, settler: Settler, runs: Runs, timers: Timers, *,
-        pod: str, concurrency: int, lease_ms: int,
-    ) -> None:  # fmt: skip
-        self._clock, self._registry, self._settler, self._runs, self._timers = (
-            store.clock, registry, settler, runs, timers,
-        )  # fmt: skip
+        self,
+        store: Store,
+        registry: Registry,
+        settler: Settler,
+        runs: Runs,
+        timers: Timers,
+        observer: Observer,
+        *,
+        pod: str,
+        concurrency: int,
+        lease_ms: int,
+    ) -> None:
+        self._clock, self._registry, self._settler = store.clock, registry, settler
+        self._runs, self._timers, self._observer = runs, timers, observer
         self._pod, self._concurrency, self._lease_seconds = pod, concurrency, lease_ms / 1000
         self._executing = 0
         self._of_prefix: Counter[str] = Counter()
@@ -97,6 +106,8 @@ class Runner:
             self._executing += 1
             self._of_prefix[timer.prefix] += 1
             self._starting.append(run)
+            # The claim was the newest change; a due time before the creation (armed in the past) is not lateness.
+            self._observer.started(timer.prefix, timer.updated_ms - max(timer.due_ms, timer.created_ms))
         if self._starting:
             asyncio.get_running_loop().call_soon(self._start_some)
 
@@ -149,6 +160,8 @@ class Runner:
         self._executing -= 1
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
+        kind = "lost" if outcome is None else type(outcome).__name__.lower()
+        self._observer.ended(run.timer.prefix, kind, time.monotonic() - run.started)
         if outcome is None:
             self._runs.drop(run)
         else:

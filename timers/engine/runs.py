@@ -1,6 +1,7 @@
 """Owns one run: a claimed timer, its processor, and whether it still counts."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -15,13 +16,14 @@ StopReason = Failed | HandBack | Literal["lost"]
 class Run:
     """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain."""
 
-    __slots__ = ("coroutine", "ended", "lease_until", "processor", "shard", "stop", "timeout", "timer")
+    __slots__ = ("coroutine", "ended", "lease_until", "processor", "shard", "started", "stop", "timeout", "timer")
 
     def __init__(self, shard: int, timer: Timer, processor: Processor, lease_until: float) -> None:
         self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
         self.coroutine: asyncio.Task[None] | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.stop: StopReason | None = None
+        self.started = time.monotonic()
         self.ended = False
 
 

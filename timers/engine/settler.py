@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from timers.engine.observer import Observer
 from timers.engine.runs import Run, Runs
 from timers.logs import get_logger
 from timers.store.store import Settlement, Store
@@ -21,9 +22,16 @@ class Settler:
     name = "settler"
 
     def __init__(
-        self, store: Store, runs: Runs, *, pod: str, retention_ms: int, written: Callable[[Sequence[Run]], None]
+        self,
+        store: Store,
+        runs: Runs,
+        observer: Observer,
+        *,
+        pod: str,
+        retention_ms: int,
+        written: Callable[[Sequence[Run]], None],
     ) -> None:
-        self._runs, self._written = runs, written
+        self._runs, self._observer, self._written = runs, observer, written
         self._store, self._pod, self._retention_ms = store, pod, retention_ms
         self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
         self._something = asyncio.Event()
@@ -64,6 +72,7 @@ class Settler:
             self.waiting -= 1
             self._runs.drop(run)
             if code in ("fenced", "missing"):
+                self._observer.refused(run.timer.prefix)
                 _log.warning(
                     "late result refused",
                     timer=run.timer.key,

@@ -13,6 +13,7 @@ from timers.engine.heartbeat import Heartbeat
 from timers.engine.intake import Intake
 from timers.engine.janitor import Janitor
 from timers.engine.listener import Listener
+from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
@@ -61,7 +62,15 @@ class Health:
 class Worker:
     """One pod's worker."""
 
-    def __init__(self, store: Store, registry: Registry, timers: Timers, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        timers: Timers,
+        options: WorkerOptions,
+        observer: Observer | None = None,
+    ) -> None:
+        self._observer = observer or Observer()
         self._store, self._registry, self._options = store, registry, options
         self._shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
         self._draining = False
@@ -74,20 +83,34 @@ class Worker:
         self._intake = intake = Intake()
         runs = Runs()
         self._settler = Settler(
-            store, runs, pod=pod, retention_ms=self._options.retention_ms, written=self._ends_written
+            store,
+            runs,
+            self._observer,
+            pod=pod,
+            retention_ms=self._options.retention_ms,
+            written=self._ends_written,
         )
         self.runner = Runner(
-            store, self._registry, self._settler, runs, timers,
-            pod=pod, concurrency=self._options.concurrency, lease_ms=lease_ms,
-        )  # fmt: skip
+            store,
+            self._registry,
+            self._settler,
+            runs,
+            timers,
+            self._observer,
+            pod=pod,
+            concurrency=self._options.concurrency,
+            lease_ms=lease_ms,
+        )
         bare = BareKeys(store)
         announcer = Announcer(bare, intake)
         adopter = Adopter(
             bare, self.peers, self._canary, self._shards, self._serves, every_ms=self._options.adopt_every_ms
         )
         sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf, adopter.overdue)
-        self._listener = Listener(store, intake, sweeper, self.peers, self._canary, announcer, self._serves)
-        self._claimer = Claimer(store, intake, self.runner, pod=pod, lease_ms=lease_ms)
+        self._listener = Listener(
+            store, intake, sweeper, self.peers, self._canary, announcer, self._observer, self._serves
+        )
+        self._claimer = Claimer(store, intake, self.runner, self._observer, pod=pod, lease_ms=lease_ms)
         janitor = Janitor(store, self.peers, self._shards, retention_ms=self._options.retention_ms)
         heartbeat = Heartbeat(store, runs, self.runner, pod=pod, lease_ms=lease_ms)
         undertaker = Undertaker(
@@ -172,4 +195,6 @@ class Worker:
             "shards": self._options.shard_subset,
             "running": self.runner.executing,
             "concurrency": self._options.concurrency,
+            "notifications": self._canary.hearing.value,
+            "lateness": self._observer.lateness.counts(),
         }

@@ -1,0 +1,93 @@
+"""Owns what a pod can be watched by: the moments the engine reports, and the lateness of the last minutes."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+WINDOW_SECONDS: Final = 300
+SLICE_SECONDS: Final = 30
+STEPS_PER_OCTAVE: Final = 4
+"""Resolution of the lateness histogram: each doubling has four equal steps, so a bucket is at most 25 % wide."""
+
+
+def bucket_of(lateness_ms: int) -> int:
+    """The histogram bucket of a lateness: 0 for none, then four to each doubling."""
+    if lateness_ms <= 0:
+        return 0
+    octave = lateness_ms.bit_length() - 1
+    step = (lateness_ms - (1 << octave)) * STEPS_PER_OCTAVE >> octave
+    return 1 + octave * STEPS_PER_OCTAVE + step
+
+
+def bucket_ms(bucket: int) -> int:
+    """The largest lateness in a bucket, in ms."""
+    if bucket == 0:
+        return 0
+    octave, step = divmod(bucket - 1, STEPS_PER_OCTAVE)
+    return -((-(1 << octave) * (STEPS_PER_OCTAVE + step + 1)) // STEPS_PER_OCTAVE) - 1
+
+
+class LatenessWindow:
+    """How late the runs of the last five minutes started, as counts by bucket. Adding is O(1), memory bounded."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._slices: deque[tuple[float, Counter[int]]] = deque()
+
+    def add(self, lateness_ms: int) -> None:
+        """Count one start."""
+        now = self._monotonic()
+        if not self._slices or now - self._slices[-1][0] >= SLICE_SECONDS:
+            self._slices.append((now, Counter()))
+            self._forget(now)
+        self._slices[-1][1][bucket_of(lateness_ms)] += 1
+
+    def counts(self) -> dict[int, int]:
+        """Starts by bucket."""
+        self._forget(self._monotonic())
+        total: Counter[int] = Counter()
+        for _, counted in self._slices:
+            total.update(counted)
+        return dict(total)
+
+    def _forget(self, now: float) -> None:
+        while self._slices and now - self._slices[0][0] >= WINDOW_SECONDS:
+            self._slices.popleft()
+
+
+class Observer:
+    """Receives the engine's moments; keeps the recent lateness, which pods tell each other. Metrics count the rest."""
+
+    def __init__(self) -> None:
+        self.lateness = LatenessWindow()
+
+    def started(self, prefix: str, lateness_ms: int) -> None:
+        """A run starts, so late."""
+        self.lateness.add(lateness_ms)
+
+    def ended(self, prefix: str, outcome: str, seconds: float) -> None:
+        """A run ended after so many seconds; `outcome` is the kind of its end."""
+
+    def refused(self, prefix: str) -> None:
+        """A late result was refused by its token."""
+
+    def rescued(self, prefix: str) -> None:
+        """A run was taken over from an expired lease."""
+
+    def resubscribed(self) -> None:
+        """A subscription was confirmed."""
+
+
+def quantiles_ms(counts: Mapping[int, int]) -> dict[str, int | None]:
+    """`p50`, `p99` and `max` of counts by bucket, each as the upper end of its bucket; None without any start."""
+    total, seen = sum(counts.values()), 0
+    found: dict[str, int | None] = {"p50": None, "p99": None, "max": None}
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if found["p50"] is None and seen * 100 >= total * 50:
+            found["p50"] = bucket_ms(bucket)
+        if found["p99"] is None and seen * 100 >= total * 99:
+            found["p99"] = bucket_ms(bucket)
+        found["max"] = bucket_ms(bucket)
+    return found
