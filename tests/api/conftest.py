@@ -1,0 +1,38 @@
+"""What the tests of the API share: one server a file, emptied for each test, and an API over it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.harness import Api, running_api
+from tests.servers import start_server
+from timers.embedded import EmbeddedServer
+from timers.model import Timer
+from timers.processor import Context, processor
+
+
+@processor("test")
+async def done(_timer: Timer, _context: Context) -> None:
+    """Nothing to do."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
+    yield started
+    asyncio.run(started.stop())
+
+
+@pytest.fixture
+async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(server.url) as connection:
+        await connection.flushall()
+        yield connection
+
+
+@pytest.fixture
+async def api(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    async with running_api(server.url, [done]) as running:
+        yield running

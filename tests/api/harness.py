@@ -1,0 +1,105 @@
+"""A whole API over a real server: started in the test's own loop, spoken to over a real socket."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import ClientSession
+from multidict import CIMultiDictProxy
+
+from timers.api.health import HealthRoutes
+from timers.api.routes import TimerRoutes
+from timers.api.server import ApiServer, application
+from timers.api.serving import Serving
+from timers.client import TimerClient, open_store
+from timers.engine.worker import Worker, WorkerOptions
+from timers.processor import Processor, Registry
+from timers.store.connect import connect
+from timers.store.store import Store
+
+PROBLEM = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, read to its end."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: Any
+
+    def problem(self, status: int, kind: str) -> dict[str, Any]:
+        """The body of a problem of that status and kind; checks all that every problem has."""
+        assert self.status == status, self
+        assert self.headers["Content-Type"] == PROBLEM
+        assert self.body["type"] == f"urn:timers:problem:{kind}"
+        assert self.body["status"] == status
+        assert self.body["title"]
+        assert self.body["detail"]
+        body: dict[str, Any] = self.body
+        return body
+
+    def bad_fields(self, status: int = 422, kind: str = "invalid-input") -> list[str]:
+        """The names in `errors[]`, each of which says what was given and what would be accepted."""
+        errors = self.problem(status, kind)["errors"]
+        for error in errors:
+            assert set(error) == {"field", "value", "accepted", "message"}
+            assert all(error[name] for name in ("value", "accepted", "message"))
+        return [error["field"] for error in errors]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A running API and what stands behind it."""
+
+    server: ApiServer
+    session: ClientSession
+    store: Store
+    client: TimerClient
+    health: HealthRoutes
+
+    async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
+        """A request with a JSON body, if any; `data=` sends something else."""
+        if body is not None:
+            options["json"] = body
+        async with self.session.request(method, self.server.url + path, **options) as response:
+            text = await response.text()
+            return Reply(response.status, response.headers, json.loads(text) if text else None)
+
+    async def create(self, timer_id: str = "one", **fields: Any) -> Reply:
+        """A timer of the prefix `test`, due in an hour unless the fields say otherwise."""
+        due = {} if {"due_at", "delay", "retry", "repeat"} & set(fields) else {"delay": "1h"}
+        return await self.call("POST", "/v1/timers", {"prefix": "test", "id": timer_id, **due, **fields})
+
+
+@asynccontextmanager
+async def running_api(
+    url: str, processors: Sequence[Processor], *, works: bool = False, edit_lock_ms: int = 0
+) -> AsyncIterator[Api]:
+    """An API that has the processors, and runs their timers too where it `works`."""
+    async with AsyncExitStack() as ends:
+        store = await open_store(connect(url))
+        ends.push_async_callback(store.connections.close)
+        registry = Registry(processors)
+        client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
+        worker = await _worker(store, registry, client, ends) if works else None
+        health = HealthRoutes(store, worker)
+        routes = (*health.routes(), *TimerRoutes(client, Serving(store, registry)).routes())
+        server = await ApiServer.start(application(routes), "127.0.0.1", 0)
+        ends.push_async_callback(server.stop)
+        session = await ends.enter_async_context(ClientSession())
+        yield Api(server, session, store, client, health)
+
+
+async def _worker(store: Store, registry: Registry, client: TimerClient, ends: AsyncExitStack) -> Worker:
+    worker = Worker(store, registry, client, WorkerOptions("api-test", 10, 30_000, 3_600_000, 100))
+    await worker.start()
+    ends.push_async_callback(worker.drain)
+    return worker
+
+
+async def announce_pod(store: Store, name: str, info: Mapping[str, Any] | None) -> None:
+    """A sign of life of another pod; None signs it off."""
+    await store.beat(name, info, forget_after_ms=60_000)

@@ -1,0 +1,170 @@
+"""Hostile and broken bodies: always a problem that says why, never a 500, never half a timer."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.harness import PROBLEM, Api, Reply
+from timers.api.body import BODY_LIMIT_BYTES
+from timers.api.strictjson import DEPTH_LIMIT
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def post(api: Api, raw: bytes | AsyncIterator[bytes], headers: dict[str, str] | None = None) -> Reply:
+    return await api.call("POST", "/v1/timers", data=raw, headers=JSON if headers is None else headers)
+
+
+def timer(payload: str) -> bytes:
+    return b'{"prefix": "test", "id": "one", "delay": "1h", "payload": %s}' % payload.encode("utf-8", "surrogatepass")
+
+
+@pytest.fixture
+async def nothing_armed(redis: Redis) -> AsyncIterator[None]:
+    yield
+    assert await redis.keys("test:*") == []
+
+
+@pytest.mark.usefixtures("nothing_armed")
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"prefix=test&delay=1h",
+        timer("NaN"),
+        timer("-Infinity"),
+        timer("1e999"),
+        timer("9" * 5000),
+        timer("'single'"),
+        timer("[1,]"),
+        timer('"\n"'),
+        timer('"\ud800"'),  # as bytes: no UTF-8
+        b"\xef\xbb\xbf" + timer("1"),
+        timer("1").decode().encode("utf-16"),
+        timer("1") + timer("2"),
+    ],
+)
+async def test_what_is_not_json_is_malformed(api: Api, raw: bytes) -> None:
+    assert "not JSON" in (await post(api, raw)).problem(400, "malformed-request")["detail"]
+
+
+@pytest.mark.usefixtures("nothing_armed")
+@pytest.mark.parametrize(
+    ("raw", "fields"),
+    [
+        (b'{"prefix": "test", "delay": "1h", "delay": "2h", "id": "a", "id": "a"}', ["delay", "id"]),
+        (timer('{"a": {"b": 1, "b": 2}}'), ["b"]),
+        (timer('"\\ud800"'), ["payload"]),
+        (timer('["a", {"\\udfff": 1}]'), ["payload.1"]),
+        (b'{"prefix": "test", "delay": "1h", "metadata": {"a": "\\ud800"}}', ["metadata.a"]),
+        (timer("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT), [""]),
+        (timer("[" * 40_000 + "]" * 40_000), [""]),
+    ],
+)
+async def test_json_that_programs_read_differently_is_refused(api: Api, raw: bytes, fields: list[str]) -> None:
+    assert (await post(api, raw)).bad_fields() == fields
+
+
+async def test_the_deepest_payload_is_read_back(api: Api) -> None:
+    payload = "[" * (DEPTH_LIMIT - 1) + "]" * (DEPTH_LIMIT - 1)
+    assert (await post(api, timer(payload))).status == 201
+    assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == json.loads(payload)
+
+
+async def test_a_whole_character_in_two_escapes_and_a_huge_number_are_kept(api: Api) -> None:
+    assert (await post(api, timer('["\\ud83d\\ude00", "ä\\u0000", %s]' % ("9" * 400)))).status == 201
+    assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == ["😀", "ä\0", int("9" * 400)]
+
+
+@pytest.mark.usefixtures("nothing_armed")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": "application/merge-patch+json"},
+    ],
+)
+async def test_other_types_are_refused(api: Api, headers: dict[str, str]) -> None:
+    (await post(api, timer("1"), headers)).problem(415, "unsupported-media-type")
+
+
+@pytest.mark.usefixtures("nothing_armed")
+async def test_a_compressed_body_is_refused_unread(api: Api) -> None:
+    bomb = gzip.compress(timer('"%s"' % ("a" * 10_000_000)))
+    reply = await post(api, bomb, {**JSON, "Content-Encoding": "gzip"})
+    reply.problem(415, "unsupported-media-type")
+
+
+@pytest.mark.usefixtures("nothing_armed")
+async def test_a_body_announced_too_large_is_refused(api: Api) -> None:
+    (await post(api, timer('"%s"' % ("a" * BODY_LIMIT_BYTES)))).problem(413, "too-large")
+
+
+@pytest.mark.usefixtures("nothing_armed")
+async def test_a_body_that_grows_too_large_is_refused_while_it_comes(api: Api) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 65_536
+
+    (await post(api, endless())).problem(413, "too-large")
+
+
+async def test_the_largest_payload_is_taken_however_it_is_escaped(api: Api) -> None:
+    size = 64 * 1024 - 2
+    assert (await post(api, timer('"%s"' % ("a" * size)))).status == 201
+    assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == "a" * size
+
+
+async def test_retry_fire_and_delete_take_no_wishes(api: Api) -> None:
+    await api.create()
+    for method, path in (("POST", "/retry"), ("POST", "/fire"), ("DELETE", "")):
+        reply = await api.call(method, f"/v1/timers/test/one{path}", {"delay": "1h"})
+        assert reply.bad_fields() == [""]
+    assert (await api.call("POST", "/v1/timers/test/one/fire", {})).status == 200
+
+
+def raw_requests() -> Iterator[bytes]:
+    yield b"GARBAGE\r\n\r\n"
+    yield b"GET / HTTP/9.9\r\n\r\n"
+    yield b"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Length: minus\r\n\r\n"
+    yield b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n"
+    yield b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    yield (
+        b"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize("request_bytes", list(raw_requests()))
+async def test_what_is_not_http_is_a_problem_too(api: Api, request_bytes: bytes) -> None:
+    parts = urlsplit(api.server.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(request_bytes)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.split(b" ")[1] == b"400"
+    assert f"Content-Type: {PROBLEM}".encode() in head
+    assert json.loads(body)["type"] == "urn:timers:problem:malformed-request"
+
+
+async def test_a_client_that_leaves_in_mid_body_arms_nothing_and_harms_nobody(api: Api, redis: Redis) -> None:
+    parts = urlsplit(api.server.url)
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    raw = timer("1")
+    head = (
+        f"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    )
+    writer.write(head.encode() + raw[:-1])
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await api.call("GET", "/healthz")).status == 200
+    assert await redis.keys("test:*") == []

@@ -1,0 +1,184 @@
+"""POST and PUT: what is answered, what is refused and by which name."""
+
+import re
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.harness import Api, announce_pod
+
+
+async def test_a_created_timer_is_answered_with_its_address_and_version(api: Api) -> None:
+    reply = await api.create(payload={"email": "a@example.org"}, tags=["vip"], metadata={"order": "7"})
+    assert reply.status == 201
+    assert reply.headers["Content-Type"].startswith("application/json")
+    assert reply.headers["Location"] == "/v1/timers/test/one"
+    assert reply.headers["ETag"] == '"1"'
+    assert reply.body["status"] == "scheduled"
+    assert reply.body["payload"] == {"email": "a@example.org"}
+    assert reply.body["tags"] == ["vip"]
+    assert reply.body["metadata"] == {"order": "7"}
+    got = await api.call("GET", reply.headers["Location"])
+    assert (got.status, got.body, got.headers["ETag"]) == (200, reply.body, '"1"')
+
+
+async def test_an_armed_timer_has_its_record_and_its_trigger_key(api: Api, redis: Redis) -> None:
+    await api.create()
+    assert 3_590_000 < await redis.pttl("test:{0}:one") <= 3_600_000
+
+
+async def test_every_member_of_a_timer_is_there(api: Api) -> None:
+    reply = await api.create()
+    assert list(reply.body) == [
+        *("prefix", "id", "status", "due_at", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata"),
+        *("version", "token", "attempt", "failures", "occurrence", "created_at", "updated_at", "lease", "last_error"),
+        "history",
+    ]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", reply.body["due_at"])
+    assert [entry["note"] for entry in reply.body["history"]] == ["created"]
+
+
+async def test_an_id_is_made_where_none_is_given(api: Api) -> None:
+    reply = await api.call("POST", "/v1/timers", {"prefix": "test", "delay": "1h"})
+    assert reply.status == 201
+    assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", reply.body["id"])
+    assert (await api.call("GET", reply.headers["Location"])).body == reply.body
+
+
+async def test_an_id_of_every_allowed_character_is_found_under_its_location(api: Api) -> None:
+    reply = await api.create("Az09_.:@~+=-")
+    assert reply.status == 201
+    assert (await api.call("GET", reply.headers["Location"])).body["id"] == "Az09_.:@~+=-"
+
+
+async def test_a_taken_identity_is_a_conflict(api: Api) -> None:
+    await api.create()
+    assert "keep" in (await api.create()).problem(409, "already-exists")["detail"]
+
+
+async def test_keep_answers_what_is_there(api: Api) -> None:
+    first = await api.create(payload=1, if_exists="keep")
+    again = await api.create(payload=2, if_exists="keep")
+    assert (first.status, again.status) == (201, 200)
+    assert again.body == first.body
+    assert again.headers["ETag"] == first.headers["ETag"]
+    assert again.headers["Location"] == first.headers["Location"]
+
+
+async def test_replace_arms_anew(api: Api) -> None:
+    first = await api.create(payload=1, if_exists="replace")
+    again = await api.create(payload=2, if_exists="replace")
+    assert (first.status, again.status) == (201, 200)
+    assert again.body["payload"] == 2
+    assert again.body["version"] > first.body["version"]
+
+
+async def test_put_creates_then_replaces(api: Api) -> None:
+    first = await api.call("PUT", "/v1/timers/test/one", {"delay": "1h", "payload": 1})
+    again = await api.call("PUT", "/v1/timers/test/one", {"delay": "2h", "payload": 2})
+    assert (first.status, again.status) == (201, 200)
+    assert first.headers["Location"] == again.headers["Location"] == "/v1/timers/test/one"
+    assert again.body["payload"] == 2
+    assert again.headers["ETag"] == f'"{again.body["version"]}"'
+
+
+async def test_put_takes_the_identity_of_its_address_only(api: Api) -> None:
+    same = {"prefix": "test", "id": "one", "if_exists": "replace", "delay": "1h"}
+    assert (await api.call("PUT", "/v1/timers/test/one", same)).status == 201
+    other = await api.call("PUT", "/v1/timers/test/one", {**same, "prefix": "else", "id": "two", "if_exists": "keep"})
+    assert other.bad_fields() == ["prefix", "id", "if_exists"]
+
+
+async def test_a_condition_that_put_does_not_check_is_refused(api: Api) -> None:
+    reply = await api.call("PUT", "/v1/timers/test/one", {"delay": "1h"}, headers={"If-Match": '"1"'})
+    assert "If-Match" in reply.problem(400, "malformed-request")["detail"]
+
+
+HOUR = {"prefix": "test", "id": "one", "delay": "1h"}
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ({}, ["prefix"]),
+        ({"prefix": "test"}, ["delay"]),
+        ({**HOUR, "due_at": "2027-01-01T00:00:00Z"}, ["delay"]),
+        ({**HOUR, "prefix": "timers"}, ["prefix"]),
+        ({**HOUR, "prefix": "Test"}, ["prefix"]),
+        ({**HOUR, "prefix": "a" * 65}, ["prefix"]),
+        ({**HOUR, "prefix": 7}, ["prefix"]),
+        ({**HOUR, "id": "a b"}, ["id"]),
+        ({**HOUR, "id": "a/b"}, ["id"]),
+        ({**HOUR, "id": ""}, ["id"]),
+        ({**HOUR, "id": "a" * 201}, ["id"]),
+        ({**HOUR, "delay": "soon"}, ["delay"]),
+        ({**HOUR, "delay": -1}, ["delay"]),
+        ({**HOUR, "delay": True}, ["delay"]),
+        ({**HOUR, "delay": 10**400}, ["delay"]),
+        ({**HOUR, "delay": "11y"}, ["delay"]),
+        ({"prefix": "test", "due_at": "2027-01-01T00:00:00"}, ["due_at"]),
+        ({"prefix": "test", "due_at": 10**400}, ["due_at"]),
+        ({"prefix": "test", "due_at": "2046-01-01T00:00:00Z"}, ["due_at"]),
+        ({**HOUR, "payload": "x" * (64 * 1024)}, ["payload"]),
+        ({**HOUR, "retry": {"max_attempts": 0}}, ["retry.max_attempts"]),
+        ({**HOUR, "retry": {"max_tries": 3}}, ["retry.max_tries"]),
+        ({**HOUR, "retry": {"backoff": ["5s", "soon"]}}, ["retry.backoff.1"]),
+        ({**HOUR, "repeat": {"cron": "0 9 * * MON-FRI", "timezone": "Mars/Phobos"}}, ["repeat.timezone"]),
+        ({**HOUR, "missed": "ignore"}, ["missed"]),
+        ({**HOUR, "timeout": "P1M"}, ["timeout"]),
+        ({**HOUR, "tags": ["x"] * 17}, ["tags"]),
+        ({**HOUR, "metadata": {"": "x"}}, ["metadata"]),
+        ({**HOUR, "if_exists": "overwrite"}, ["if_exists"]),
+        ({**HOUR, "paylod": 1, "status": "running"}, ["paylod", "status"]),
+        ([HOUR], [""]),
+        ("one", [""]),
+        (3, [""]),
+    ],
+)
+async def test_bad_values_are_named(api: Api, redis: Redis, body: Any, fields: list[str]) -> None:
+    reply = await api.call("POST", "/v1/timers", body)
+    assert reply.bad_fields() == fields
+    assert await redis.keys("test:*") == []
+
+
+async def test_thousands_of_mistakes_are_not_all_told(api: Api) -> None:
+    reply = await api.call("POST", "/v1/timers", {**HOUR, **{f"wrong{n}": n for n in range(2000)}})
+    assert len(reply.bad_fields()) == 20
+    assert reply.body["detail"].endswith("and 1980 more")
+
+
+async def test_unknown_query_parameters_are_refused(api: Api) -> None:
+    assert (await api.call("POST", "/v1/timers?if_exists=keep", HOUR)).bad_fields() == ["if_exists"]
+    assert (await api.call("GET", "/v1/timers/test/one?verbose=1")).bad_fields() == ["verbose"]
+
+
+async def test_a_prefix_without_a_processor_is_refused_by_name(api: Api, redis: Redis) -> None:
+    reply = await api.call("POST", "/v1/timers", {**HOUR, "prefix": "nobody"})
+    assert reply.bad_fields(422, "no-processor") == ["prefix"]
+    assert "test" in reply.body["detail"]
+    assert await redis.keys("nobody*") == []
+    put = await api.call("PUT", "/v1/timers/nobody/one", {"delay": "1h"})
+    assert put.bad_fields(422, "no-processor") == ["prefix"]
+
+
+async def test_a_longer_prefix_than_the_processors_is_served(api: Api) -> None:
+    assert (await api.call("POST", "/v1/timers", {**HOUR, "prefix": "test-24h-after"})).status == 201
+
+
+async def test_a_prefix_that_only_another_live_pod_serves_is_accepted(api: Api) -> None:
+    await announce_pod(api.store, "other", {"roles": ["worker"], "serves": ["mail"], "only": []})
+    assert (await api.call("POST", "/v1/timers", {**HOUR, "prefix": "mail-welcome"})).status == 201
+
+
+async def test_a_pod_serves_only_what_it_is_limited_to(api: Api) -> None:
+    await announce_pod(api.store, "other", {"roles": ["worker"], "serves": ["mail"], "only": ["mail-vip"]})
+    assert (await api.call("POST", "/v1/timers", {**HOUR, "prefix": "mail-vip-1"})).status == 201
+    reply = await api.call("POST", "/v1/timers", {**HOUR, "prefix": "mail-welcome"})
+    assert reply.bad_fields(422, "no-processor") == ["prefix"]
+
+
+async def test_a_pod_that_runs_no_timers_serves_nothing(api: Api) -> None:
+    await announce_pod(api.store, "other", {"roles": ["api"], "serves": ["mail"]})
+    reply = await api.call("POST", "/v1/timers", {**HOUR, "prefix": "mail"})
+    assert reply.bad_fields(422, "no-processor") == ["prefix"]

@@ -1,0 +1,77 @@
+"""Probes, and the API while Redis is away."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.api.conftest import done
+from tests.api.harness import Api, Reply, running_api
+from tests.servers import start_server
+from tests.waiting import eventually
+from timers.embedded import EmbeddedServer
+
+
+async def until_ready(api: Api) -> Reply:
+    async def look() -> Reply | None:
+        reply = await api.call("GET", "/readyz")
+        return reply if reply.status == 200 else None
+
+    return await eventually(look, "the pod is ready")
+
+
+async def test_a_pod_without_workers_is_ready_when_redis_answers(api: Api) -> None:
+    reply = await api.call("GET", "/readyz")
+    assert (reply.status, reply.body) == (200, {"ready": True, "redis": "ok", "problems": []})
+    assert (await api.call("GET", "/healthz")).body == {"status": "ok"}
+
+
+async def test_a_working_pod_tells_the_state_of_its_parts(server: EmbeddedServer) -> None:
+    async with running_api(server.url, [done], works=True) as api:
+        body = (await until_ready(api)).body
+        assert body["notifications"] == "ok"
+        assert set(body["services"].values()) == {"running"}
+        assert body["running"] == 0
+
+
+async def test_a_draining_pod_is_alive_and_not_ready(api: Api) -> None:
+    api.health.drain()
+    reply = await api.call("GET", "/readyz")
+    assert reply.problem(503, "not-ready")["problems"] == ["draining"]
+    assert (await api.call("GET", "/healthz")).status == 200
+    assert (await api.create()).status == 201
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["api", "api and worker"])
+async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_path: Path, works: bool) -> None:
+    server = await start_server("redis", tmp_path, "--appendfsync", "always")
+    async with running_api(server.url, [done], works=works) as api:
+        await until_ready(api)
+        assert (await api.create("before")).status == 201
+        server.kill()
+        calls = [
+            ("POST", "/v1/timers", {"prefix": "test", "id": "during", "delay": "1h"}),
+            ("POST", "/v1/timers", {"prefix": "unknown-here", "id": "during", "delay": "1h"}),
+            ("PUT", "/v1/timers/test/during", {"delay": "1h"}),
+            ("GET", "/v1/timers/test/before", None),
+            ("PATCH", "/v1/timers/test/before", {"payload": 1}),
+            ("DELETE", "/v1/timers/test/before", None),
+            ("POST", "/v1/timers/test/before/fire", None),
+        ]
+        for method, path, body in calls:
+            reply = await api.call(method, path, body)
+            reply.problem(503, "redis-unavailable")
+            assert reply.headers["Retry-After"] == "1"
+        unready = await api.call("GET", "/readyz")
+        assert unready.problem(503, "not-ready")["ready"] is False
+        assert unready.headers["Retry-After"] == "1"
+        assert (await api.call("GET", "/healthz")).status == 200
+
+        server = await start_server("redis", tmp_path)
+        try:
+            await until_ready(api)
+            before = await api.call("GET", "/v1/timers/test/before")
+            assert (before.status, before.body["version"]) == (200, 1)
+            (await api.call("GET", "/v1/timers/test/during")).problem(404, "timer-not-found")
+            assert (await api.create("after")).status == 201
+        finally:
+            server.kill()

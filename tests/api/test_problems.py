@@ -1,0 +1,66 @@
+"""The table of problems, and the answers that no handler gives."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from aiohttp import web
+
+from tests.api.harness import Api
+from timers import errors
+from timers.api.problems import KINDS, answer_problems, kind_of, of_error
+
+
+def every_error() -> Iterator[type[errors.TimersError]]:
+    found = [errors.TimersError]
+    while found:
+        kind = found.pop()
+        yield kind
+        found += kind.__subclasses__()
+
+
+@pytest.mark.parametrize("error", list(every_error()))
+def test_every_error_has_its_line_in_the_table(error: type[errors.TimersError]) -> None:
+    assert error in KINDS or error is errors.ConfigurationError
+
+
+def test_no_two_kinds_share_a_type() -> None:
+    slugs = [kind.slug for kind in KINDS.values()]
+    assert len(slugs) == len(set(slugs))
+
+
+def test_an_error_that_is_not_in_the_table_is_of_its_base() -> None:
+    class Odd(errors.Refused):
+        pass
+
+    assert kind_of(Odd("x")) is KINDS[errors.Refused]
+
+
+def test_away_says_when_to_come_back() -> None:
+    response = of_error(errors.Unavailable("gone"))
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/timers/test", "/v1/timers/test/one/two", "/v2/timers"])
+async def test_an_unknown_address_is_a_problem(api: Api, path: str) -> None:
+    (await api.call("GET", path)).problem(404, "no-such-address")
+
+
+async def test_a_method_that_is_not_taken_is_a_problem_and_says_what_is(api: Api) -> None:
+    reply = await api.call("PUT", "/v1/timers", {})
+    reply.problem(405, "method-not-allowed")
+    assert "POST" in reply.headers["Allow"]
+
+
+async def test_an_unforeseen_error_tells_the_log_and_not_the_client() -> None:
+    async def broken(_request: web.Request) -> web.Response:
+        raise RuntimeError("the password is hunter2")
+
+    from aiohttp.test_utils import make_mocked_request
+
+    response = await answer_problems(make_mocked_request("GET", "/x"), broken)
+    assert isinstance(response, web.Response)
+    assert response.status == 500
+    assert isinstance(response.body, bytes)
+    assert json.loads(response.body)["type"] == "urn:timers:problem:internal"
+    assert b"hunter2" not in response.body

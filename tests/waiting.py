@@ -1,0 +1,23 @@
+"""How tests wait for what another process does: by looking until it is so, with a deadline that fails the test."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+DEADLINE_SECONDS: Final = 30.0
+"""Only a failing test waits this long; generous, because the machine may be busy with other tests."""
+
+_LOOK_SECONDS: Final = 0.01
+
+
+async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = DEADLINE_SECONDS) -> T:
+    """The first true answer of `look`. Fails the test where there is none in time, saying `what` did not happen."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not (answer := await look()):  # noqa: ASYNC110 (another process sets no event here)
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"not within {seconds:g} seconds: {what}") from None
+    return answer
