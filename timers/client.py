@@ -235,7 +235,7 @@ def _first_due(new: NewTimer, now_ms: float) -> str:
         return f"@{_within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
     if new.delay is not None:
         return _after(Duration.parse(new.delay, "delay"), now_ms, "delay", new.delay)
-    if new.repeat is not None:
+    if new.repeat is not None and new.repeat.cron is not None:
         return f"@{calendar.first_slot(new.repeat, round(now_ms))}"
     ladder_ms = new.retry.ladder_ms if new.retry is not None else None
     if ladder_ms is None:

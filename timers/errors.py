@@ -43,7 +43,7 @@ def shown(value: object) -> str:
     """The value as it may appear in an error: its repr, shortened so that a huge input cannot flood a log."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints, or a nesting without end
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 

@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -213,12 +215,18 @@ class Registry:
 
 def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:
     """The built-in processors, the installed entry points, and those at `paths` (`package.module` or
-    `package.module:object`). Raises ConfigurationError naming the path that cannot be loaded."""
+    `package.module:object`; the working directory is searched too). A processor of your own takes the place of a
+    built-in one with the same prefix. Raises ConfigurationError naming the path that cannot be loaded."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     found: dict[int, Processor] = {}
-    for path in (*BUILT_IN, *paths):
+    for path in paths:
         found |= {id(p): p for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         found |= {id(p): p for p in _at(point.value, f"the entry point {point.name!r} is {point.value!r}")}
+    own = {p.prefix for p in found.values()}
+    for path in BUILT_IN:
+        found |= {id(p): p for p in _at(path, f"the built-in {path!r}") if p.prefix not in own}
     return Registry(found.values(), only)
 
 

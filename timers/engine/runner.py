@@ -21,9 +21,8 @@ from timers.engine.settler import Settler
 from timers.errors import InvalidInput
 from timers.logs import get_logger
 from timers.model import Timer
-from timers.outcome import UNSET, Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
+from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.processor import Context, Limits, Registry, Timers
-from timers.spec import encode_payload
 from timers.store.store import Settlement, Store
 
 THREADS_LIMIT: Final = 64
@@ -173,8 +172,6 @@ class Runner:
         if isinstance(outcome, Failed):
             self._report(run, outcome)
         try:
-            if isinstance(outcome, Rearm) and outcome.payload is not UNSET:
-                encode_payload(outcome.payload)
             return decide(run.timer, outcome, now_ms, policy, self._rng)
         except InvalidInput as error:
             failed = Failed("InvalidInput", str(error))

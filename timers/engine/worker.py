@@ -15,6 +15,7 @@ from timers.engine.janitor import Janitor
 from timers.engine.listener import Listener
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
+from timers.engine.pulse import Pulse
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler

@@ -1,0 +1,75 @@
+"""Owns noticing a blocked event loop: a processor that computes or waits without `await` stops leases, API and all.
+
+A thread watches a beat of the loop, because the loop itself cannot tell while it is blocked; it names the timer and the place.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Final
+
+from timers.engine.runs import Runs
+from timers.logs import get_logger
+
+BEAT_SECONDS: Final = 0.1
+BLOCKED_SECONDS: Final = 0.5
+FRAMES_SHOWN: Final = 6
+
+_log = get_logger("timers.pulse")
+
+
+class Pulse:
+    """Beats on the loop, watched from a thread."""
+
+    name = "pulse"
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._beat_at = time.monotonic()
+        self._blocked_for = 0.0
+        self._stopped = threading.Event()
+
+    @property
+    def blocked_seconds(self) -> float:
+        """The longest time that the loop was blocked so far; 0 for never noticeably."""
+        return self._blocked_for
+
+    async def run(self) -> None:
+        """Beat, with the watching thread beside."""
+        loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._beat_at = time.monotonic()
+        self._stopped = threading.Event()
+        watcher = threading.Thread(
+            target=self._watch, args=(loop, thread_id, self._stopped), name="timers.pulse", daemon=True
+        )
+        watcher.start()
+        try:
+            while True:
+                self._take(time.monotonic() - self._beat_at)
+                self._beat_at = time.monotonic()
+                await asyncio.sleep(BEAT_SECONDS)
+        finally:
+            self._stopped.set()
+
+    def _take(self, since: float) -> None:
+        if since > BLOCKED_SECONDS:
+            self._blocked_for = max(self._blocked_for, since)
+            _log.error("event loop was blocked", seconds=round(since, 3))
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int, stopped: threading.Event) -> None:
+        """In the thread: report once for each blockade, while it lasts."""
+        reported = 0.0
+        while not stopped.wait(BEAT_SECONDS):
+            beat_at = self._beat_at
+            if time.monotonic() - beat_at > BLOCKED_SECONDS and beat_at != reported:
+                reported = beat_at
+                self._report(loop, sys._current_frames().get(thread_id))
+
+    def _report(self, loop: asyncio.AbstractEventLoop, frame: FrameType | None) -> None:
+        current = asyncio.current_task(loop)
+        timers = [run.timer.key for run in self._runs if run.coroutine is current and current is not None]
+        where = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_stack(frame)[-FRAMES_SHOWN:]]
+        _log.error("event loop blocked", timer=timers[0] if timers else None, where=where)

@@ -1,0 +1,75 @@
+"""Owns the story of a timer in words: why it was late, ran twice, or did not run, from its record alone. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from timers.durations import format_time
+from timers.model import HistoryEntry, Status, Timer
+
+PUNCTUAL_MS: Final = 100
+"""Lateness that needs no explanation."""
+
+_CAUSES: Final = {
+    "event": "its expired event was heard",
+    "late look": "the pod whose event it was had not claimed it, another looked 50 ms later",
+    "sweep": "no event was heard, or nobody had room; the sweep of the due index found it",
+    "room": "its queue runs only so many at once, and a run before it had ended",
+    "rate": "its queue's rate allowed it then",
+    "rescue": "the lease of the run before had expired: its pod died, hung or could not reach Redis",
+}
+
+
+def explain(timer: Timer, now_ms: int) -> list[str]:
+    """The timer's life, a line each, then the answers to what its record makes one ask."""
+    lines = [_entry(entry) for entry in timer.history]
+    return [*lines, *_answers(timer, now_ms)]
+
+
+def _entry(entry: HistoryEntry) -> str:
+    where = f" on {entry.pod}" if entry.pod else ""
+    attempt = f", attempt {entry.attempt}" if entry.status is Status.RUNNING else ""
+    cause = _CAUSES.get(entry.note, entry.note)
+    late = "" if entry.lateness_ms is None else f" ({entry.lateness_ms} ms after due)"
+    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}: {cause}{late}"
+
+
+def _answers(timer: Timer, now_ms: int) -> Iterator[str]:
+    yield from _not_run(timer, now_ms)
+    starts = [entry for entry in timer.history if entry.status is Status.RUNNING]
+    for entry in starts:
+        if entry.lateness_ms is not None and entry.lateness_ms > PUNCTUAL_MS and entry.note != "rescue":
+            yield f"late by {entry.lateness_ms} ms at attempt {entry.attempt}: {_CAUSES.get(entry.note, entry.note)}"
+    if timer.attempt > 1:
+        yield from _more_than_once(timer, starts)
+
+
+def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
+    match timer.status:
+        case Status.SCHEDULED if timer.due_ms > now_ms:
+            yield f"not run yet: due in {timer.due_ms - now_ms} ms"
+        case Status.SCHEDULED:
+            yield (
+                f"due for {now_ms - timer.due_ms} ms and not claimed: no pod with room serves {timer.prefix!r}, "
+                "or the prefix is paused or at its limit"
+            )
+        case Status.UNHANDLED:
+            yield f"not run: no live pod served {timer.prefix!r}; start one and retry it"
+        case Status.CANCELLED:
+            yield "not run: it was cancelled"
+        case Status.FAILED:
+            reason = (timer.last_error or {}).get("reason", "unknown")
+            yield f"given up after {timer.failures} failed attempts; the last error: {reason}"
+        case Status.RUNNING:
+            yield (
+                f"running on {timer.lease.pod}" if timer.lease else "running, but its lease has expired; rescue follows"
+            )
+        case Status.COMPLETED:
+            return
+
+
+def _more_than_once(timer: Timer, starts: list[HistoryEntry]) -> Iterator[str]:
+    rescued = sum(entry.note == "rescue" for entry in starts)
+    yield (
+        f"started {timer.attempt} times in this occurrence: {timer.failures} failed attempts, {rescued} of the starts "
+        "shown were rescues; the others were handed back or snoozed"
+    )
