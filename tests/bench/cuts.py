@@ -1,0 +1,68 @@
+"""Measures what is lost and how late the rest is while every subscription is cut ten times a second."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from tests.bench.report import Benchmark, Column, Row, worst
+from tests.bench.stage import Stage
+from tests.bench.starts import Lateness, Tally
+
+CUT_EVERY_S: Final = 0.1
+
+_COLUMNS: Final = (
+    Column("subscriptions"),
+    Column("cuts"),
+    worst("lost"),
+    worst("twice"),
+    Column("start p50 ms", 1),
+    Column("p99", 1),
+    worst("max", 1),
+)
+
+
+def benchmark(timers: int, over_s: float) -> Benchmark:
+    """The benchmark for so many timers over a time."""
+    return Benchmark(
+        "cuts",
+        f"{timers:,} timers over {over_s:g} s, 1 pod; again with CLIENT KILL TYPE pubsub every {CUT_EVERY_S:g} s",
+        _COLUMNS,
+        partial(_measure, timers, over_s),
+        "half-open connections, a subscriber that is cut because it is slow",
+    )
+
+
+async def _measure(timers: int, over_s: float, stage: Stage) -> list[Row]:
+    async with stage.pods(1):
+        return [await _fired(stage, timers, over_s, cut=False), await _fired(stage, timers, over_s, cut=True)]
+
+
+async def _fired(stage: Stage, timers: int, over_s: float, *, cut: bool) -> Row:
+    prefix = stage.fresh("timed")
+    await stage.spread(prefix, timers, over_s)
+    async with _cutting(stage, cut=cut) as cuts:
+        await stage.completed(prefix, timers, timeout_s=over_s + 60)
+    starts = stage.starts(prefix)
+    tally = Tally.of(starts, timers)
+    late = Lateness.of((start.start_late_ms for start in starts), timers)
+    return "cut" if cut else "kept", len(cuts), tally.lost, tally.again, late.p50_ms, late.p99_ms, late.max_ms
+
+
+@asynccontextmanager
+async def _cutting(stage: Stage, *, cut: bool) -> AsyncIterator[list[int]]:
+    """Cuts for as long as the block lasts. What it gives has an entry for each cut that hit a subscription."""
+    cuts: list[int] = []
+
+    async def again_and_again() -> None:
+        while cut:
+            if hit := await stage.redis.client_kill_filter(_type="pubsub"):
+                cuts.append(int(hit))
+            await asyncio.sleep(CUT_EVERY_S)
+
+    cutting = asyncio.create_task(again_and_again())
+    try:
+        yield cuts
+    finally:
+        cutting.cancel()

@@ -1,0 +1,72 @@
+"""One pod of a benchmark as a process of its own: a real worker with the benchmarks' processors.
+
+Run as `python -m tests.bench.pod URL NAME FOLDER LEASE_MS`. Each line on its input is answered with the CPU seconds it
+has used; the end of the input drains it, so that no pod outlives who started it.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from tests.bench.starts import line_of
+from timers import Context, Timer, TimerClient, processor
+from timers.client import open_store
+from timers.engine.worker import Worker, WorkerOptions
+from timers.logs import configure
+from timers.processor import Processor, Registry
+from timers.store.connect import connect
+
+CONCURRENCY: Final = 1000
+RETENTION_MS: Final = 24 * 3600 * 1000
+DRAIN_TIMEOUT_MS: Final = 2000
+
+
+@processor("bench-noop")
+async def noop(timer: Timer, context: Context) -> None:
+    """Does nothing: what is left is the service's own cost."""
+
+
+def witnessed(starts: Path) -> tuple[Processor, Processor]:
+    """Processors that write each start to a file before anything else, so that a `kill -9` loses none."""
+    descriptor = os.open(starts, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    @processor("bench-timed")
+    async def timed(timer: Timer, context: Context) -> None:
+        os.write(descriptor, line_of(timer, time.time() * 1000))
+
+    @processor("bench-hang")
+    async def hang(timer: Timer, context: Context) -> None:
+        """Its first attempt lasts until its pod is killed."""
+        os.write(descriptor, line_of(timer, time.time() * 1000))
+        if timer.attempt == 1:
+            await asyncio.Event().wait()
+
+    return timed, hang
+
+
+async def _serve(url: str, name: str, folder: Path, lease_ms: int) -> None:
+    store = await open_store(connect(url))
+    registry = Registry([noop, *witnessed(folder / f"{name}.starts")])
+    options = WorkerOptions(name, CONCURRENCY, lease_ms, RETENTION_MS, DRAIN_TIMEOUT_MS)
+    worker = Worker(store, registry, TimerClient.over(store), options)
+    await worker.start()
+    await _answer()
+    await worker.drain()
+    await store.connections.close()
+
+
+async def _answer() -> None:
+    questions = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(questions), sys.stdin)
+    async for _ in questions:
+        print(time.process_time(), flush=True)
+
+
+if __name__ == "__main__":
+    configure("json", "warning")
+    uvloop.run(_serve(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))
