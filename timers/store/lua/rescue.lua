@@ -4,7 +4,7 @@
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
 -- ARGV[4…] two for each run: prefix, id
--- Answer   {now, {prefix, id, record, …}}; a run that is leased again or has ended is left out
+-- Answer   {now, {prefix, id, record, …}}; a run that is leased again, has ended, or whose prefix is paused is left out
 
 local pod, lease_ms = ARGV[2], ARGV[3]
 local rescued = {}
@@ -17,6 +17,7 @@ local function rescue(prefix, id)
     return
   end
   if redis.call('EXISTS', lease_key(member)) == 1 then return end
+  if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
   local token = text(take_tokens(1))
   redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms)
   r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
