@@ -121,7 +121,7 @@ class Worker:
             [self._listener, sweeper, self._claimer, self._canary, announcer, adopter, janitor, undertaker]
         )
         self._presence = Supervisor([self.peers])
-        self._ending = Supervisor([heartbeat, self._settler])
+        self._ending = Supervisor([heartbeat, self._settler, Pulse(runs)])
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for."""
