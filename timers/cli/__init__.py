@@ -56,7 +56,8 @@ def main() -> None:
 
 
 def _as_option(error: FieldError) -> FieldError:
-    return FieldError(_OPTIONS.get(error.field, error.field), error.value, error.accepted)
+    field, dot, rest = error.field.partition(".")
+    return FieldError(_OPTIONS.get(field, field) + dot + rest, error.value, error.accepted)
 
 
 def _fail(reason: str, code: int) -> NoReturn:

@@ -18,6 +18,12 @@ _EXAMPLE: Final = (
 )
 
 
+def _check_roles(given: str | None) -> str | None:
+    if given is not None and not {"api", "worker"}.issuperset(given.split(",")):
+        raise typer.BadParameter(f"{given!r} is not accepted; expected api, worker, or both with a comma")
+    return given
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("dev")(run_dev)
@@ -32,7 +38,8 @@ def run_dev() -> None:
 
 def run_serve(
     roles: Annotated[
-        str | None, typer.Option(metavar="api,worker", help="What this pod does; else TIMERS_ROLES.")
+        str | None,
+        typer.Option(metavar="api,worker", help="What this pod does; else TIMERS_ROLES.", callback=_check_roles),
     ] = None,
 ) -> None:
     """Run one pod against the configured Redis."""

@@ -1,0 +1,96 @@
+"""Running the command line in this process, as `main` would be run, and as a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from timers.cli import main
+
+END_SECONDS = 30.0
+"""Only a failing test waits this long for a process to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def refusal(self, code: int = 1) -> str:
+        """The one line on stderr with which a command refuses; nothing is on stdout."""
+        assert (self.code, self.out) == (code, ""), self
+        (line,) = self.err.splitlines()
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The `timers` command in this process."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str) -> Ended:
+        self.monkeypatch.setattr(sys, "argv", ["timers", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = self.capsys.readouterr()
+        return Ended(ended.value.code if isinstance(ended.value.code, int) else 0, captured.out, captured.err)
+
+
+def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without its TIMERS_ settings, and with those given."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("TIMERS_")}, **extra}
+
+
+class Process:
+    """The `timers` command in a process of its own; its output goes to files that may be read while it runs."""
+
+    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
+        self._out, self._err = folder / "stdout", folder / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "timers", *arguments],
+                cwd=folder,
+                env=clean_environment({"PYTHONPATH": str(Path(__file__).parents[2]), **settings}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> Ended:
+        """Wait for it to end by itself."""
+        return Ended(self._process.wait(END_SECONDS), self.out, self.err)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,63 @@
+"""What the tests of the command line share: one server a file, emptied for each test, and settings of nobody else."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from tests.cli.commands import CommandLine, Process
+from tests.servers import start_server
+from timers.embedded import EmbeddedServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
+    yield started
+    asyncio.run(started.stop())
+
+
+@pytest.fixture
+def redis(server: EmbeddedServer) -> Iterator[Redis]:
+    with Redis.from_url(server.url, decode_responses=True) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
+    """The command with no setting at all, in an empty folder."""
+    for name in os.environ:
+        if name.startswith("TIMERS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "200")
+    return CommandLine(monkeypatch, capsys)
+
+
+@pytest.fixture
+def timers(bare: CommandLine, server: EmbeddedServer, redis: Redis) -> CommandLine:
+    """The command against the file's server."""
+    redis.ping()
+    bare.monkeypatch.setenv("TIMERS_REDIS_URL", server.url)
+    return bare
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts the command as a process; what still runs when the test ends is killed."""
+    started: list[Process] = []
+
+    def begin(*arguments: str, **settings: str) -> Process:
+        folder = tmp_path / f"process-{len(started)}"
+        folder.mkdir()
+        started.append(Process(folder, *arguments, **settings))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()

@@ -1,0 +1,18 @@
+"""Processors that the pods of these tests load by name."""
+
+import asyncio
+import time
+
+from timers import Context, Timer, processor
+
+
+@processor("hold")
+async def hold(_timer: Timer, _context: Context) -> None:
+    """Runs longer than any test."""
+    await asyncio.sleep(3600)
+
+
+@processor("hang")
+def hang(_timer: Timer, _context: Context) -> None:
+    """Cannot be stopped: a plain function in a thread."""
+    time.sleep(3600)

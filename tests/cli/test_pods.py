@@ -1,0 +1,253 @@
+"""`timers dev` and `timers serve` as processes: what they print, what they serve, how they end."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from redis import Redis
+
+from tests.cli.commands import Process
+from tests.waiting import eventually
+from timers.app import stopped_by_signals
+from timers.client import TimerClient
+from timers.embedded import EmbeddedServer
+from timers.model import Timer
+
+Start = Callable[..., Process]
+
+OURS = {"TIMERS_PROCESSORS": "tests.cli.processors_for_pods", "TIMERS_HTTP_PORT": "0", "TIMERS_LOG_FORMAT": "json"}
+
+
+async def url_of(process: Process) -> str:
+    """Where the pod's API listens, once it does."""
+
+    async def look() -> re.Match[str] | None:
+        assert process.alive, process.err
+        return re.search(r"http://127\.0\.0\.1:\d+", process.out + process.err)
+
+    return (await eventually(look, "the pod tells its address"))[0]
+
+
+async def until_ready(url: str) -> None:
+    async with ClientSession() as session:
+
+        async def look() -> bool:
+            async with session.get(f"{url}/readyz") as answer:
+                return answer.status == 200
+
+        await eventually(look, "the pod is ready")
+
+
+async def until_status(client: TimerClient, prefix: str, status: str) -> Timer:
+    async def look() -> Timer | None:
+        timer = await client.get(prefix, "one")
+        return timer if timer.status == status else None
+
+    return await eventually(look, f"{prefix}:one is {status}")
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_dev_runs_everything_and_its_curl_line_works(start: Start, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = {**OURS, "TIMERS_DATA_DIR": str(data)}
+    dev = start("dev", **settings)
+    url = await url_of(dev)
+    await until_ready(url)
+    assert str(data) in dev.out
+    assert re.search(r"(redis|valkey) \d+\.\d+", dev.out)
+    (curl,) = [line for line in dev.out.splitlines() if line.strip().startswith("curl")]
+    words = shlex.split(curl)
+    async with ClientSession() as session:
+        body, address = words[words.index("-d") + 1], next(word for word in words if word.startswith("http"))
+        name, _, value = words[words.index("-H") + 1].partition(": ")
+        async with session.post(address, data=body, headers={name: value}) as answer:
+            assert answer.status == 201
+            made = await answer.json()
+
+    # Another terminal reaches the same server through the data folder.
+    got = start("get", made["prefix"], made["id"], "-o", "json", **settings).end()
+    assert got.json["status"] == "scheduled"
+    fired = start("fire", made["prefix"], made["id"], **settings).end()
+    assert fired.code == 0
+    (message,) = await eventually(lambda: _files(data / "outbox"), "the message is in the outbox")
+    assert json.loads(message.read_text())["to"] == json.loads(body)["payload"]["email"]
+
+    server_pid = int((data / "server" / "server.lock").read_text())
+    dev.signal(signal.SIGINT)
+    assert dev.end().code == 0
+    assert gone(server_pid)
+    assert "TIMERS_REDIS_URL" in start("get", "send-message", "x", **settings).end().refusal()
+
+    # What was armed before is still there afterwards.
+    again = start("dev", **settings)
+    await until_ready(await url_of(again))
+    kept = start("get", made["prefix"], made["id"], "-o", "json", **settings).end()
+    assert kept.json["status"] == "completed"
+    again.signal(signal.SIGTERM)
+    assert again.end().code == 0
+
+
+async def _files(folder: Path) -> list[Path]:
+    return list(folder.glob("*.json"))
+
+
+async def test_dev_with_a_url_starts_nothing(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    redis.ping()
+    data = tmp_path / "data"
+    dev = start("dev", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_DATA_DIR=str(data))
+    await until_ready(await url_of(dev))
+    assert redis.exists("timers:{pods}:seen")
+    assert not data.exists()
+    dev.signal(signal.SIGTERM)
+    assert dev.end().code == 0
+
+
+async def test_serve_writes_nothing_but_data_to_stdout(start: Start, server: EmbeddedServer, redis: Redis) -> None:
+    redis.ping()
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)
+    await until_ready(await url_of(pod))
+    pod.signal(signal.SIGTERM)
+    ended = pod.end()
+    assert (ended.code, ended.out) == (0, "")
+    assert [json.loads(line)["level"] for line in ended.err.splitlines()] == ["info"] * len(ended.err.splitlines())
+
+
+async def test_an_api_pod_arms_what_a_worker_pod_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:
+    redis.ping()
+    plain = {**OURS, "TIMERS_REDIS_URL": server.url, "TIMERS_PROCESSORS": ""}
+    api = start("serve", "--roles", "api", **plain)
+    url = await url_of(api)
+    await until_ready(url)
+    due_now = {"prefix": "hold", "id": "one", "delay": 0}
+    async with ClientSession() as session:
+        async with session.post(f"{url}/v1/timers", json=due_now) as answer:
+            assert answer.status == 422
+        worker = start("serve", "--roles", "worker", **{**OURS, "TIMERS_REDIS_URL": server.url})
+
+        async def armed() -> bool:
+            async with session.post(f"{url}/v1/timers", json=due_now) as answer:
+                return answer.status == 201
+
+        await eventually(armed, "the worker's prefixes are known")
+    async with TimerClient(server.url) as client:
+        await until_status(client, "hold", "running")
+    assert "http://" not in worker.err
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["after the drain time", "at once on the second signal"])
+async def test_a_stopped_pod_hands_back_what_it_runs(
+    start: Start, server: EmbeddedServer, redis: Redis, signals: int
+) -> None:
+    redis.ping()
+    drain = "1h" if signals == 2 else "50ms"
+    pod = start("serve", "--roles", "worker", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_DRAIN_TIMEOUT=drain)
+    async with TimerClient(server.url) as client:
+        await client.create("hold", "one", delay=0)
+        await until_status(client, "hold", "running")
+        pod.signal(signal.SIGTERM)
+        await eventually(_said(pod, "stopping"), "the first signal is heard")
+        if signals == 2:
+            assert pod.alive
+            pod.signal(signal.SIGTERM)
+        assert (await asyncio.to_thread(pod.end)).code == 0
+        timer = await client.get("hold", "one")
+    assert (timer.status, timer.failures, timer.lease) == ("scheduled", 0, None)
+    assert redis.zcard("timers:{pods}:seen") == 0
+
+
+def _said(pod: Process, event: str) -> Callable[[], Any]:
+    async def look() -> bool:
+        return event in pod.err
+
+    return look
+
+
+async def test_each_further_signal_asks_for_more() -> None:
+    stopped = asyncio.Event()
+
+    async def main() -> None:
+        with stopped_by_signals() as stopping:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stopping.asked.wait()
+            assert not stopping.hurried.is_set()
+            os.kill(os.getpid(), signal.SIGINT)
+            await stopping.hurried.wait()
+            stopped.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(main())
+    assert stopped.is_set()
+
+
+async def test_a_function_that_hangs_in_its_thread_keeps_no_pod_alive(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    redis.ping()
+    pod = start("serve", "--roles", "worker", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_DRAIN_TIMEOUT="50ms")
+    async with TimerClient(server.url) as client:
+        await client.create("hang", "one", delay=0)
+        await until_status(client, "hang", "running")
+        pod.signal(signal.SIGTERM)
+        assert (await asyncio.to_thread(pod.end)).code == 0
+        assert (await client.get("hang", "one")).status == "scheduled"
+
+
+def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        pod = start("serve", TIMERS_REDIS_URL=server.url, TIMERS_HTTP_PORT=str(port))
+        line = pod.end().refusal()
+    assert "TIMERS_HTTP_PORT" in line
+    assert str(port) in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"TIMERS_REDIS_URL": "redis://127.0.0.1:1/0"}, "TIMERS_REDIS_URL"),
+        ({}, "TIMERS_REDIS_URL"),
+        ({"TIMERS_REDIS_URL": "redis+cluster://127.0.0.1:1"}, "TIMERS_REDIS_URL"),
+        ({"TIMERS_PROCESSORS": "no.such.module"}, "TIMERS_PROCESSORS"),
+        ({"TIMERS_HTTP_HOST": "host.invalid", "TIMERS_INSECURE": "1"}, "TIMERS_HTTP_HOST"),
+        ({"TIMERS_HTTP_HOST": "0.0.0.0"}, "TIMERS_API_KEYS"),
+        ({"TIMERS_SHARD_SUBSET": "5"}, "TIMERS_SHARD_SUBSET"),
+        ({"TIMERS_SHARDS": "7"}, "TIMERS_SHARDS"),
+        ({"TIMERS_COLOUR": "blue"}, "TIMERS_COLOUR"),
+    ],
+)
+def test_what_cannot_be_used_at_the_start_is_one_line(
+    start: Start, server: EmbeddedServer, redis: Redis, settings: dict[str, str], named: str
+) -> None:
+    redis.hset("timers:meta", mapping={"format": "1", "shards": "1"})
+    needs_server = {"TIMERS_HTTP_HOST", "TIMERS_SHARD_SUBSET", "TIMERS_SHARDS", "TIMERS_PROCESSORS"} & set(settings)
+    url = {"TIMERS_REDIS_URL": server.url} if needs_server else {}
+    pod = start("serve", TIMERS_HTTP_PORT="0" if "TIMERS_HTTP_PORT" not in settings else "", **url, **settings)
+    assert named in pod.end().refusal()
+
+
+def test_unknown_roles_are_wrong_usage(start: Start) -> None:
+    ended = start("serve", "--roles", "api,cook").end()
+    assert (ended.code, ended.out) == (2, "")
+    assert "cook" in ended.err
