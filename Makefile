@@ -21,7 +21,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(PYTEST_SPREAD)
+	@$(MAKE) test
 
 format: setup
 	$(BIN)/ruff format .
