@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from structlog.typing import FilteringBoundLogger
@@ -217,8 +217,9 @@ def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:
     """The built-in processors, the installed entry points, and those at `paths` (`package.module` or
     `package.module:object`; the working directory is searched too). A processor of your own takes the place of a
     built-in one with the same prefix. Raises ConfigurationError naming the path that cannot be loaded."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     found: dict[int, Processor] = {}
     for path in paths:
         found |= {id(p): p for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}

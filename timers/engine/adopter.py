@@ -1,18 +1,19 @@
 """Owns adoption: finds bare keys by scanning, copies them into durable records, and notices those that were deleted.
 
-Redis does not say that a key was deleted (`Ex` has no such event). A key that is missing before its due time was deleted.
-One that is missing after it either expired, and then every subscriber heard so, or was deleted in the last moment, and then
-nobody did. So whoever was listening all along, and has since heard something newer, may say "deleted"; where nobody
-was, the timer fires: better once too often than lost.
+Redis does not say that a key was deleted (`Ex` has no such event). A key that is missing before its due time was
+deleted. One that is missing after it either expired, and then every subscriber heard so, or was deleted in the last
+moment, and then nobody did. So whoever was listening all along, and has since heard something newer, may say
+"deleted"; where nobody was, the timer fires: better once too often than lost.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from timers.engine.canary import Canary
 from timers.engine.peers import Peers
+from timers.engine.pod import Pod
 from timers.logs import get_logger
 from timers.store.bare import BareKeys, Gone
 from timers.store.store import Identity
@@ -29,17 +30,8 @@ class Adopter:
 
     name = "adopter"
 
-    def __init__(
-        self,
-        bare: BareKeys,
-        peers: Peers,
-        canary: Canary,
-        shards: Sequence[int],
-        serves: Callable[[int, str], bool],
-        *,
-        every_ms: int,
-    ) -> None:
-        self._bare, self._peers, self._canary, self._shards, self._serves = bare, peers, canary, shards, serves
+    def __init__(self, pod: Pod, bare: BareKeys, peers: Peers, canary: Canary, *, every_ms: int) -> None:
+        self._pod, self._bare, self._peers, self._canary = pod, bare, peers, canary
         self._every_seconds = every_ms / 1000
         self._overdue = asyncio.Event()
         self._doubtful: dict[Identity, float] = {}
@@ -55,7 +47,7 @@ class Adopter:
             if time.monotonic() >= scan_at:
                 await self._scan()
                 scan_at = time.monotonic() + self._every_seconds
-            for shard in self._shards:
+            for shard in self._pod.shards:
                 if self._peers.rank(shard) == 0:
                     await self._review(shard)
             await self._pause(scan_at)
@@ -81,7 +73,7 @@ class Adopter:
 
     def _served(self, identity: Identity) -> bool:
         shard, prefix = self._bare.shard_of(identity), identity[0]
-        return self._serves(shard, prefix) or self._peers.serve(shard, prefix)
+        return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)
 
     async def _adopt(self, identities: Sequence[Identity]) -> None:
         values = await self._bare.values(identities)

@@ -1,4 +1,4 @@
-"""Owns expired bare keys: counts what this pod hears and makes their timers due, in batches; then they are claimed like any."""
+"""Owns expired bare keys: counts what this pod hears and makes their timers due; then they are claimed like any."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from timers.store.bare import ANNOUNCE_BATCH, BareKeys
 from timers.store.store import Identity
 
 MEMORY_SECONDS: Final = 5.0
-"""How long expiries of a key are counted together: the life of the lock that they are compared with (lua/announce.lua)."""
+"""How long expiries of a key are counted together: the life of the lock they are compared with (lua/announce.lua)."""
 
 REMEMBERED_LIMIT: Final = 100_000
 AGAIN_SECONDS: Final = 0.5

@@ -69,6 +69,7 @@ class Canary:
         redis = self._store.connections.commands
         await server.set_canary(redis, self._pod, LIFE_MS)
         await asyncio.sleep(LIFE_MS / 1000)
+        # Redis expires strictly after the deadline, so the first touch may come a moment too soon.
         while await server.touch_canary(redis, self._pod):
             await asyncio.sleep(0.001)
         touched = time.monotonic()

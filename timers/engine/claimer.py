@@ -5,10 +5,10 @@ import time
 from typing import Final
 
 from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
-from timers.engine.observer import Observer
+from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.logs import get_logger
-from timers.store.store import Identity, Store
+from timers.store.store import Identity
 
 _log = get_logger("timers.claimer")
 
@@ -22,11 +22,8 @@ class Claimer:
 
     name = "claimer"
 
-    def __init__(
-        self, store: Store, intake: Intake, runner: Runner, observer: Observer, *, pod: str, lease_ms: int
-    ) -> None:
-        self._store, self._intake, self._runner, self._observer = store, intake, runner, observer
-        self._pod, self._lease_ms = pod, lease_ms
+    def __init__(self, pod: Pod, intake: Intake, runner: Runner) -> None:
+        self._pod, self._intake, self._runner = pod, intake, runner
         self._asked = 0
         self._rounds: set[asyncio.Task[None]] = set()
 
@@ -69,11 +66,11 @@ class Claimer:
     async def _claim(self, wanted: Wanted) -> None:
         asked_at = time.monotonic()
         queues = [(ask.prefix, min(ask.most, self._runner.room_of(ask.prefix))) for ask in wanted.asks]
-        claimed = await self._store.claim(
+        claimed = await self._pod.store.claim(
             wanted.shard,
             queues,
-            pod=self._pod,
-            lease_ms=self._lease_ms,
+            pod=self._pod.name,
+            lease_ms=self._pod.lease_ms,
             cause=wanted.cause,
             limits={prefix: self._runner.limits_of(prefix) for prefix, _ in queues},
         )
@@ -88,9 +85,9 @@ class Claimer:
 
     async def _rescue(self, shard: int, orphans: list[Identity]) -> None:
         asked_at = time.monotonic()
-        rescued = await self._store.rescue(shard, orphans, pod=self._pod, lease_ms=self._lease_ms)
+        rescued = await self._pod.store.rescue(shard, orphans, pod=self._pod.name, lease_ms=self._pod.lease_ms)
         for timer in rescued:
-            self._observer.rescued(timer.prefix)
+            self._pod.observer.rescued(timer.prefix)
             _log.warning("run rescued from an expired lease", timer=timer.key, attempt=timer.attempt)
         self._runner.start(shard, rescued, asked_at)
 

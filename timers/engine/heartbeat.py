@@ -4,9 +4,9 @@ import asyncio
 from itertools import groupby
 from typing import Final
 
+from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
-from timers.store.store import Store
 
 EXTEND_BATCH: Final = 250
 BEATS_PER_LEASE: Final = 3
@@ -18,15 +18,14 @@ class Heartbeat:
 
     name = "heartbeat"
 
-    def __init__(self, store: Store, runs: Runs, runner: Runner, *, pod: str, lease_ms: int) -> None:
-        self._store, self._runs, self._runner = store, runs, runner
-        self._pod, self._lease_ms = pod, lease_ms
+    def __init__(self, pod: Pod, runs: Runs, runner: Runner) -> None:
+        self._pod, self._runs, self._runner = pod, runs, runner
 
     async def run(self) -> None:
         """Beat at once (the last beat may have failed), then regularly."""
         while True:
             await self._beat()
-            await asyncio.sleep(self._lease_ms / BEATS_PER_LEASE / 1000)
+            await asyncio.sleep(self._pod.lease_ms / BEATS_PER_LEASE / 1000)
 
     async def _beat(self) -> None:
         by_shard = sorted(self._runs, key=lambda run: run.shard)
@@ -37,7 +36,7 @@ class Heartbeat:
 
     async def _extend(self, shard: int, runs: list[Run]) -> None:
         timers = [run.timer for run in runs]
-        lost = await self._store.extend(shard, timers, pod=self._pod, lease_ms=self._lease_ms)
+        lost = await self._pod.store.extend(shard, timers, pod=self._pod.name, lease_ms=self._pod.lease_ms)
         tokens = {timer.token for timer in lost}
         for run in runs:
             if run.timer.token in tokens and not run.ended:

@@ -1,13 +1,12 @@
 """Owns hearing: keeps a subscription alive and turns each notification into a mark. O(1) an event; awaits nothing."""
 
-from collections.abc import Callable
 from typing import assert_never
 
 from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
 from timers.engine.intake import Intake
-from timers.engine.observer import Observer
 from timers.engine.peers import Peers
+from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
 from timers.logs import get_logger
 from timers.store import server
@@ -21,38 +20,29 @@ from timers.store.notifications import (
     TriggerExpired,
     Wake,
 )
-from timers.store.store import Identity, Store
+from timers.store.store import Identity
 
 _log = get_logger("timers.listener")
 
 
 class Listener:
-    """Hears events. `serves(shard, prefix)` says whether this pod runs the queue."""
+    """Hears events."""
 
     name = "listener"
 
     def __init__(
-        self,
-        store: Store,
-        intake: Intake,
-        sweeper: Sweeper,
-        peers: Peers,
-        canary: Canary,
-        announcer: Announcer,
-        observer: Observer,
-        serves: Callable[[int, str], bool],
+        self, pod: Pod, intake: Intake, sweeper: Sweeper, *, peers: Peers, canary: Canary, announcer: Announcer
     ) -> None:
-        self._store, self._intake, self._sweeper = store, intake, sweeper
-        self._peers, self._canary, self._announcer, self._observer = peers, canary, announcer, observer
-        self._serves = serves
+        self._pod, self._intake, self._sweeper = pod, intake, sweeper
+        self._peers, self._canary, self._announcer = peers, canary, announcer
         self.flags = server.FlagCheck(None, "not asked yet")
 
     async def run(self) -> None:
         """One subscription's life. The flags are looked after first: a restarted server has forgotten a CONFIG SET."""
-        self.flags = await server.ensure_notifications(self._store.connections.commands)
+        self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
         if not self.flags.ok:
             _log.warning("notification flags unknown", said=self.flags.said)
-        await Notifications(self._store.connections).stream(self.hear)
+        await Notifications(self._pod.store.connections).stream(self.hear)
 
     def hear(self, notification: Notification) -> None:
         """Take one notification."""
@@ -62,7 +52,7 @@ class Listener:
             case BareExpired(prefix, timer_id):
                 self._bare((prefix, timer_id))
             case LeaseExpired(shard, prefix, timer_id):
-                if self._serves(shard, prefix) and self._peers.mine(shard, prefix, timer_id):
+                if self._pod.serves(shard, prefix) and self._peers.mine(shard, prefix, timer_id):
                     self._intake.mark_orphan(shard, (prefix, timer_id))
             case Wake(shard, due_ms):
                 self._sweeper.wake(shard, due_ms)
@@ -70,20 +60,20 @@ class Listener:
                 self._canary.heard(pod)
             case Gap():
                 _log.info("subscribed; looking at everything")
-                self._observer.resubscribed()
+                self._pod.observer.resubscribed()
                 self._canary.resubscribed()
                 self._sweeper.sweep_everything()
             case _:
                 assert_never(notification)
 
     def _bare(self, identity: Identity) -> None:
-        shard, prefix = self._store.shard_of(*identity), identity[0]
-        if self._serves(shard, prefix):
+        shard, prefix = self._pod.store.shard_of(*identity), identity[0]
+        if self._pod.serves(shard, prefix):
             self._announcer.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:
         self._sweeper.heard(shard)
-        if not self._serves(shard, prefix):
+        if not self._pod.serves(shard, prefix):
             return
         if self._peers.mine(shard, prefix, timer_id):
             self._intake.mark(shard, prefix)

@@ -1,7 +1,8 @@
 """Owns who else is alive: the pod's signs of life, and whose event an event is (rendezvous hashing).
 
-Every pod hears every event, but not every pod should ask. The pod that an event hashes to claims at once; the rest look a
-little later and normally find nothing. Source: Thaler, Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996).
+Every pod hears every event, but not every pod should ask. The pod that an event hashes to claims at once; the rest look
+a little later and normally find nothing. Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous",
+1996.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Owns noticing a blocked event loop: a processor that computes or waits without `await` stops leases, API and all.
 
-A thread watches a beat of the loop, because the loop itself cannot tell while it is blocked; it names the timer and the place.
+A thread watches a beat of the loop, because the loop itself cannot tell while it is blocked; it names the timer and the
+place.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Owns running: calls processors within the pod's concurrency, under their time-outs, and turns every end into an outcome."""
+"""Owns running: calls processors within the pod's concurrency and their time-outs; every end becomes an outcome."""
 
 import asyncio
 import contextvars
@@ -15,15 +15,15 @@ import structlog
 
 from timers.decide import Transition, decide, exhausted, missed
 from timers.durations import to_datetime
-from timers.engine.observer import Observer
+from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
 from timers.errors import InvalidInput
 from timers.logs import get_logger
 from timers.model import Timer
 from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
-from timers.processor import Context, Limits, Registry, Timers
-from timers.store.store import Settlement, Store
+from timers.processor import Context, Limits, Timers
+from timers.store.store import Settlement
 
 THREADS_LIMIT: Final = 64
 """Plain functions that run at once; further ones wait for a thread."""
@@ -40,22 +40,10 @@ _log = get_logger("timers.runner")
 class Runner:
     """The runs of one pod. `room` is how many more it takes now."""
 
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        settler: Settler,
-        runs: Runs,
-        timers: Timers,
-        observer: Observer,
-        *,
-        pod: str,
-        concurrency: int,
-        lease_ms: int,
-    ) -> None:
-        self._clock, self._registry, self._settler = store.clock, registry, settler
-        self._runs, self._timers, self._observer = runs, timers, observer
-        self._pod, self._concurrency, self._lease_seconds = pod, concurrency, lease_ms / 1000
+    def __init__(self, pod: Pod, settler: Settler, runs: Runs, timers: Timers, *, concurrency: int) -> None:
+        self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
+        self._clock, self._observer = pod.store.clock, pod.observer
+        self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
         self._executing = 0
         self._of_prefix: Counter[str] = Counter()
         self._starting: deque[Run] = deque()
@@ -79,7 +67,7 @@ class Runner:
 
     def limits_of(self, prefix: str) -> Limits:
         """The limits of a queue."""
-        return self._registry.require(prefix).limits
+        return self._pod.registry.require(prefix).limits
 
     def room_of(self, prefix: str) -> int:
         """How many more of a queue this pod takes now."""
@@ -100,7 +88,7 @@ class Runner:
             _log.warning("claim answered after its lease; nothing started", timers=len(timers))
             return
         for timer in timers:
-            run = Run(shard, timer, self._registry.require(timer.prefix), lease_until)
+            run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until)
             self._runs.add(run)
             self._executing += 1
             self._of_prefix[timer.prefix] += 1
@@ -183,7 +171,7 @@ class Runner:
             "attempt failed",
             timer=run.timer.key,
             attempt=run.timer.attempt,
-            pod=self._pod,
+            pod=self._pod.name,
             error=failed.error,
             reason=failed.reason,
         )
@@ -200,11 +188,14 @@ class Runner:
         outcome = await self._called(run)
         if run.stop == "lost":
             return None
-        # A run that finished properly while the pod was already taking it back has finished.
-        return run.stop if isinstance(run.stop, Failed) or isinstance(outcome, Failed) and run.stop else outcome
+        if run.stop is None:
+            return outcome
+        # A run that finished while the pod was already taking it back has finished; one that timed out has not.
+        stopped = isinstance(run.stop, Failed) or isinstance(outcome, Failed)
+        return run.stop if stopped else outcome
 
     async def _called(self, run: Run) -> Outcome:
-        structlog.contextvars.bind_contextvars(timer=run.timer.key, attempt=run.timer.attempt, pod=self._pod)
+        structlog.contextvars.bind_contextvars(timer=run.timer.key, attempt=run.timer.attempt, pod=self._pod.name)
         try:
             return _meaning(await self._result(run))
         except Retry as asked:
@@ -252,7 +243,7 @@ class Runner:
         asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
 
     def _end_without(self, run: Run) -> None:
-        """The processor did not obey: its slot and its timer are freed; what it still does, it does without the token."""
+        """The processor did not obey: its slot and its timer are freed; what it still does is without the token."""
         if run.ended:
             return
         _log.error("processor ignores its cancellation", timer=run.timer.key, processor=run.processor.origin)

@@ -1,13 +1,15 @@
 """Owns one run: a claimed timer, its processor, and whether it still counts."""
 
-import asyncio
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from timers.model import Timer
 from timers.outcome import Failed, HandBack
 from timers.processor import Processor
+
+if TYPE_CHECKING:
+    import asyncio
 
 StopReason = Failed | HandBack | Literal["lost"]
 """Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from timers.engine.observer import Observer
+from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs
 from timers.logs import get_logger
-from timers.store.store import Settlement, Store
+from timers.store.store import Settlement
 
 SETTLE_BATCH: Final = 500
 """Ends one script writes: a few milliseconds of the server's time."""
@@ -21,18 +21,8 @@ class Settler:
 
     name = "settler"
 
-    def __init__(
-        self,
-        store: Store,
-        runs: Runs,
-        observer: Observer,
-        *,
-        pod: str,
-        retention_ms: int,
-        written: Callable[[Sequence[Run]], None],
-    ) -> None:
-        self._runs, self._observer, self._written = runs, observer, written
-        self._store, self._pod, self._retention_ms = store, pod, retention_ms
+    def __init__(self, pod: Pod, runs: Runs, *, retention_ms: int, written: Callable[[Sequence[Run]], None]) -> None:
+        self._pod, self._runs, self._retention_ms, self._written = pod, runs, retention_ms, written
         self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
         self._something = asyncio.Event()
         self._empty = asyncio.Event()
@@ -64,15 +54,15 @@ class Settler:
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]
-        codes = await self._store.settle(
-            shard, [settlement for _, settlement in batch], pod=self._pod, retention_ms=self._retention_ms
+        codes = await self._pod.store.settle(
+            shard, [settlement for _, settlement in batch], pod=self._pod.name, retention_ms=self._retention_ms
         )
         for (run, settlement), code in zip(batch, codes, strict=True):
             queue.popleft()
             self.waiting -= 1
             self._runs.drop(run)
             if code in ("fenced", "missing"):
-                self._observer.refused(run.timer.prefix)
+                self._pod.observer.refused(run.timer.prefix)
                 _log.warning(
                     "late result refused",
                     timer=run.timer.key,

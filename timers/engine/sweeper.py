@@ -1,16 +1,18 @@
-"""Owns keeping time: sleeps to the next due, touches what is due so that Redis announces it, and finds what no event told.
+"""Owns keeping time: sleeps to the next due, touches what is due so that Redis announces it, finds what no event told.
 
-Everything an event does the sweep can do alone, later by at most `INTERVAL_MS`. With several pods one of them (rank 0 of a
-shard) does the touching; the others look now and then, and at once when they do not hear it do its work.
+Everything an event does the sweep can do alone, later by at most `INTERVAL_MS`. With several pods one of them (rank 0
+of a shard) does the touching; the others look now and then, and at once when they do not hear it do its work.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
+from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
-from timers.store.store import Nudged, Store
+from timers.engine.pod import Pod
+from timers.store.store import Nudged
 
 INTERVAL_MS: Final = 1000
 """Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""
@@ -35,6 +37,7 @@ class _ShardSweep:
         self._heard_ms = 0.0
         self._everything = True
         self._nearer = asyncio.Event()
+        self.left_to_others: set[str] = set()
 
     def heard(self, now_ms: float) -> None:
         self._heard_ms = now_ms
@@ -58,7 +61,7 @@ class _ShardSweep:
 
     async def _sleep(self) -> None:
         """Until the time to look, which may come nearer meanwhile."""
-        clock = self._all.store.clock
+        clock = self._all.pod.store.clock
         while (seconds := clock.seconds_until(self._look_ms)) > 0 and clock.known:
             self._nearer.clear()
             try:
@@ -71,7 +74,7 @@ class _ShardSweep:
         """True where an event since the due time shows that another pod touches; then trust it for a while."""
         if self._everything or self._all.is_deaf() or self._all.peers.rank(self._shard) == 0:
             return False
-        now_ms = self._all.store.clock.now_ms()
+        now_ms = self._all.pod.store.clock.now_ms()
         if self._heard_ms < now_ms - TRUST_MS or self._looked_ms < now_ms - TRUST_MS:
             return False
         self._look_ms = self._looked_ms + TRUST_MS
@@ -80,9 +83,9 @@ class _ShardSweep:
     async def _look(self) -> None:
         everything, self._everything = self._everything, False
         # Set before the call: a nearer due announced while it is under way must not be overwritten by its answer.
-        self._look_ms = self._all.store.clock.now_ms() + INTERVAL_MS
+        self._look_ms = self._all.pod.store.clock.now_ms() + INTERVAL_MS
         try:
-            nudged = await self._all.store.nudge(self._shard)
+            nudged = await self._all.pod.store.nudge(self._shard)
         except BaseException:
             self._everything = everything
             raise
@@ -91,11 +94,13 @@ class _ShardSweep:
         self._plan(nudged)
 
     def _mark(self, nudged: Nudged, *, everything: bool) -> None:
-        for prefix, due_ms in nudged.due.items():
-            if self._all.serves(self._shard, prefix) and (everything or due_ms < nudged.now_ms - GRACE_MS):
+        own = [prefix for prefix in nudged.due if self._all.pod.serves(self._shard, prefix)]
+        self.left_to_others = nudged.due.keys() - own
+        for prefix in own:
+            if everything or nudged.due[prefix] < nudged.now_ms - GRACE_MS:
                 self._all.intake.mark_all(self._shard, prefix, "sweep")
         for prefix, timer_id in nudged.orphans:
-            if self._all.serves(self._shard, prefix):
+            if self._all.pod.serves(self._shard, prefix):
                 self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
 
         if nudged.bare_overdue and self._all.peers.rank(self._shard) == 0:
@@ -116,18 +121,11 @@ class Sweeper:
     name = "sweeper"
 
     def __init__(
-        self,
-        store: Store,
-        intake: Intake,
-        peers: Peers,
-        shards: Sequence[int],
-        serves: Callable[[int, str], bool],
-        is_deaf: Callable[[], bool],
-        bare_overdue: Callable[[], None],
+        self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, bare_overdue: Callable[[], None]
     ) -> None:
-        self.store, self.intake, self.peers = store, intake, peers
-        self.serves, self.is_deaf, self.bare_overdue = serves, is_deaf, bare_overdue
-        self._sweeps = {shard: _ShardSweep(shard, self) for shard in shards}
+        self.pod, self.intake, self.peers = pod, intake, peers
+        self.is_deaf, self.bare_overdue = canary.is_deaf, bare_overdue
+        self._sweeps = {shard: _ShardSweep(shard, self) for shard in pod.shards}
 
     async def run(self) -> None:
         """Sweep all shards side by side until one fails."""
@@ -143,7 +141,12 @@ class Sweeper:
     def heard(self, shard: int) -> None:
         """A trigger of the shard was announced: somebody touches."""
         if shard in self._sweeps:
-            self._sweeps[shard].heard(self.store.clock.now_ms())
+            self._sweeps[shard].heard(self.pod.store.clock.now_ms())
+
+    def unserved(self) -> list[str]:
+        """The prefixes with timers due, at the last look, that no live pod serves."""
+        found = ((shard, prefix) for shard, sweep in self._sweeps.items() for prefix in sweep.left_to_others)
+        return sorted({prefix for shard, prefix in found if not self.peers.serve(shard, prefix)})
 
     def sweep_everything(self) -> None:
         """After a gap: look at all shards at once and mark whatever is due."""

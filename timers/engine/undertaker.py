@@ -1,12 +1,11 @@
 """Owns timers that nobody serves: overdue ones of a prefix without any live processor become `unhandled`, visibly."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Final
 
 from timers.engine.peers import Peers
+from timers.engine.pod import Pod
 from timers.logs import get_logger
-from timers.store.store import Store
 
 EVERY_SECONDS: Final = 5.0
 PATIENCE_MS: Final = 60_000
@@ -22,31 +21,21 @@ class Undertaker:
 
     name = "undertaker"
 
-    def __init__(
-        self,
-        store: Store,
-        peers: Peers,
-        shards: Sequence[int],
-        serves: Callable[[int, str], bool],
-        *,
-        pod: str,
-        patience_ms: int = PATIENCE_MS,
-    ) -> None:
-        self._store, self._peers, self._shards, self._serves = store, peers, shards, serves
-        self._pod, self._patience_ms = pod, patience_ms
+    def __init__(self, pod: Pod, peers: Peers, *, patience_ms: int = PATIENCE_MS) -> None:
+        self._pod, self._peers, self._patience_ms = pod, peers, patience_ms
         self._unserved_since: dict[tuple[int, str], float] = {}
 
     async def run(self) -> None:
         """Look now and then."""
         while True:
-            for shard in self._shards:
+            for shard in self._pod.shards:
                 if self._peers.rank(shard) == 0:
                     await self._look(shard)
             await asyncio.sleep(min(EVERY_SECONDS, self._patience_ms / 2000))
 
     async def _look(self, shard: int) -> None:
         """A queue that is served again, or has nothing overdue, starts its patience anew."""
-        nudged = await self._store.nudge(shard)
+        nudged = await self._pod.store.nudge(shard)
         unserved = {prefix for prefix in nudged.due if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
             del self._unserved_since[queue]
@@ -56,9 +45,9 @@ class Undertaker:
                 await self._abandon(shard, prefix, nudged.now_ms - self._patience_ms)
 
     def _served(self, shard: int, prefix: str) -> bool:
-        return self._serves(shard, prefix) or self._peers.serve(shard, prefix)
+        return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)
 
     async def _abandon(self, shard: int, prefix: str, due_before_ms: int) -> None:
-        ids = await self._store.abandon(shard, prefix, due_before_ms=due_before_ms, most=BATCH, pod=self._pod)
+        ids = await self._pod.store.abandon(shard, prefix, due_before_ms=due_before_ms, most=BATCH, pod=self._pod.name)
         if ids:
             _log.error("timers unhandled: no live pod serves the prefix", prefix=prefix, count=len(ids), first=ids[0])

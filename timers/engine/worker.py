@@ -15,6 +15,7 @@ from timers.engine.janitor import Janitor
 from timers.engine.listener import Listener
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
+from timers.engine.pod import Pod
 from timers.engine.pulse import Pulse
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
@@ -30,6 +31,9 @@ from timers.store.store import PodSign, Store
 
 WRITE_OUT_SECONDS: Final = 5.0
 """How long a drain waits for the last ends to be written; what is not by then is rescued by another pod."""
+
+PREFIXES_SHOWN: Final = 20
+"""Prefixes that a warning names; anybody may invent more."""
 
 _log = get_logger("timers.worker")
 
@@ -50,7 +54,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pod is. `problems` says in words why it is not ready; `warnings` what it can work with but should be seen."""
+    """How a pod is. `problems` says why it is not ready; `warnings` what it can work with but should be seen."""
 
     ready: bool
     notifications: str
@@ -71,57 +75,38 @@ class Worker:
         options: WorkerOptions,
         observer: Observer | None = None,
     ) -> None:
-        self._observer = observer or Observer()
-        self._store, self._registry, self._options = store, registry, options
-        self._shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
+        shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
+        self._pod = Pod(options.pod, store, registry, shards, options.lease_ms, observer or Observer())
+        self._options = options
         self._draining = False
         self.peers = Peers(store, options.pod, self._info)
         self._canary = Canary(store, options.pod)
-        self._build(timers)
+        self._intake = Intake()
+        self._build_ending(timers)
+        self._build_taking()
 
-    def _build(self, timers: Timers) -> None:
-        store, pod, lease_ms = self._store, self._options.pod, self._options.lease_ms
-        self._intake = intake = Intake()
-        runs = Runs()
-        self._settler = Settler(
-            store,
-            runs,
-            self._observer,
-            pod=pod,
-            retention_ms=self._options.retention_ms,
-            written=self._ends_written,
-        )
-        self.runner = Runner(
-            store,
-            self._registry,
-            self._settler,
-            runs,
-            timers,
-            self._observer,
-            pod=pod,
-            concurrency=self._options.concurrency,
-            lease_ms=lease_ms,
-        )
-        bare = BareKeys(store)
-        announcer = Announcer(bare, intake)
-        adopter = Adopter(
-            bare, self.peers, self._canary, self._shards, self._serves, every_ms=self._options.adopt_every_ms
-        )
-        sweeper = Sweeper(store, intake, self.peers, self._shards, self._serves, self._canary.is_deaf, adopter.overdue)
-        self._listener = Listener(
-            store, intake, sweeper, self.peers, self._canary, announcer, self._observer, self._serves
-        )
-        self._claimer = Claimer(store, intake, self.runner, self._observer, pod=pod, lease_ms=lease_ms)
-        janitor = Janitor(store, self.peers, self._shards, retention_ms=self._options.retention_ms)
-        heartbeat = Heartbeat(store, runs, self.runner, pod=pod, lease_ms=lease_ms)
-        undertaker = Undertaker(
-            store, self.peers, self._shards, self._serves, pod=pod, patience_ms=self._options.unhandled_after_ms
-        )
-        self._taking = Supervisor(
-            [self._listener, sweeper, self._claimer, self._canary, announcer, adopter, janitor, undertaker]
-        )
+    def _build_ending(self, timers: Timers) -> None:
+        """What runs until the last end is written."""
+        pod, runs = self._pod, Runs()
+        self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
+        self.runner = Runner(pod, self._settler, runs, timers, concurrency=self._options.concurrency)
+        self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, Pulse(runs)])
         self._presence = Supervisor([self.peers])
-        self._ending = Supervisor([heartbeat, self._settler, Pulse(runs)])
+
+    def _build_taking(self) -> None:
+        """What finds and claims timers; stopped first."""
+        pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
+        bare = BareKeys(pod.store)
+        announcer = Announcer(bare, intake)
+        adopter = Adopter(pod, bare, peers, canary, every_ms=self._options.adopt_every_ms)
+        self._sweeper = Sweeper(pod, intake, peers, canary, adopter.overdue)
+        self._listener = Listener(pod, intake, self._sweeper, peers=peers, canary=canary, announcer=announcer)
+        self._claimer = Claimer(pod, intake, self.runner)
+        janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
+        undertaker = Undertaker(pod, peers, patience_ms=self._options.unhandled_after_ms)
+        self._taking = Supervisor(
+            [self._listener, self._sweeper, self._claimer, canary, announcer, adopter, janitor, undertaker]
+        )
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for."""
@@ -129,7 +114,7 @@ class Worker:
         self._ending.start()
         self._presence.start()
         self._taking.start()
-        _log.info("worker started", pod=self._options.pod, prefixes=list(self._registry.prefixes))
+        _log.info("worker started", pod=self._options.pod, prefixes=list(self._pod.registry.prefixes))
 
     async def drain(self) -> None:
         """Stop claiming at once, let runs finish within the drain time-out, hand the rest back, write every end."""
@@ -170,8 +155,11 @@ class Worker:
 
     def _warnings(self) -> tuple[str, ...]:
         """What no pod covers."""
-        uncovered = self.peers.uncovered(self._store.shards, self._shards)
-        return (f"no live pod takes the shards {', '.join(map(str, uncovered))}",) if uncovered else ()
+        uncovered = self.peers.uncovered(self._pod.store.shards, self._pod.shards)
+        unserved = self._sweeper.unserved()
+        shards = f"no live pod takes the shards {', '.join(map(str, uncovered))}"
+        prefixes = f"timers are due that no live pod serves, of the prefixes {', '.join(unserved[:PREFIXES_SHOWN])}"
+        return (*([shards] if uncovered else ()), *([prefixes] if unserved else ()))
 
     async def pods(self) -> list[PodSign]:
         """All live pods."""
@@ -184,18 +172,15 @@ class Worker:
         for shard, prefix in limited:
             self._intake.mark_all(shard, prefix, "room")
 
-    def _serves(self, shard: int, prefix: str) -> bool:
-        return self._registry.match(prefix) is not None and shard in self._shards
-
     def _info(self) -> Mapping[str, Any]:
         """What this pod says of itself in the registry."""
         return {
             "roles": ["worker"],
-            "serves": self._registry.prefixes,
-            "only": self._registry.only,
+            "serves": self._pod.registry.prefixes,
+            "only": self._pod.registry.only,
             "shards": self._options.shard_subset,
             "running": self.runner.executing,
             "concurrency": self._options.concurrency,
             "notifications": self._canary.hearing.value,
-            "lateness": self._observer.lateness.counts(),
+            "lateness": self._pod.observer.lateness.counts(),
         }

@@ -83,7 +83,7 @@ class BareKeys:
         return [code.decode() for code in await self._store.run("adopt", shard, arguments)]
 
     async def announce(self, shard: int, heard: Mapping[Identity, int]) -> list[str]:
-        """Make expired keys' timers due; the numbers say how often each was heard of late. Codes: due, known, running."""
+        """Make expired keys' timers due; the numbers say how often each was heard of. Codes: due, known, running."""
         arguments = [f"{prefix}\n{timer_id}\n{n}" for (prefix, timer_id), n in heard.items()]
         return [code.decode() for code in await self._store.run("announce", shard, arguments)]
 

@@ -1,4 +1,4 @@
-"""Owns the record's form in Redis: text that a script can take apart without decoding JSON, and the Timer it stands for.
+"""Owns the record's form in Redis: text that a script can take apart without decoding JSON, and the Timer behind it.
 
 A record is lines: a head of ten fields, the wishes (JSON), the progress (JSON or nothing), the history, oldest first.
 PROTOCOL.md gives the fields.

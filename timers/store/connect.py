@@ -1,5 +1,7 @@
 """Owns connections: one place where a URL becomes clients, with timeouts and retries said explicitly."""
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +24,7 @@ _NEVER: Final = Retry(NoBackoff(), 0)
 @dataclass(frozen=True, slots=True)
 class Connections:
     """The ways to one db: `commands` is a bounded pool; `reserved` is a single connection that only the heartbeat uses,
-    so that leases are extended however busy the pool is; `dial` opens a fresh connection of its own for a subscriber."""
+    so that leases are extended however busy the pool is; `dial` makes a connection of its own for a subscriber."""
 
     commands: Redis
     reserved: Redis
@@ -59,4 +61,23 @@ def _client(url: str, size: int) -> Redis:
         retry=_NEVER,
         protocol=2,
     )
+    pool.connection_class = _obedient(pool.connection_class)
     return Redis.from_pool(pool)
+
+
+def _obedient(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    return type(f"Obedient{kind.__name__}", (_Obedient, kind), {})
+
+
+class _Obedient(AbstractConnection):
+    """Ends when it is cancelled. redis-py sends through `asyncio.wait_for`, which before Python 3.12 swallows a
+    cancellation that comes as the send ends, and makes a task of every send. A drain hung so."""
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """As redis-py's, under the same limit of time."""
+        seconds, self.socket_timeout = self.socket_timeout, None
+        try:
+            async with asyncio.timeout(seconds):
+                await super().send_packed_command(command, check_health)
+        finally:
+            self.socket_timeout = seconds

@@ -1,4 +1,4 @@
-"""Owns the Lua scripts: loading them from `lua/`, and running them by digest with the errors in this project's words."""
+"""Owns the Lua scripts: loading them from `lua/`, running them by digest, with errors in this project's words."""
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence

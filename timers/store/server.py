@@ -50,8 +50,8 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
 
 
 async def fix_shards(redis: Redis, wanted: int | None, default: int = 1) -> int:
-    """The number of shards of this db, fixed by whoever comes first. Raises ConfigurationError for a pod that disagrees,
-    and for a db written in another record format."""
+    """The number of shards of this db, fixed by whoever comes first. Raises ConfigurationError for a pod that
+    disagrees, and for a db written in another record format."""
     async with reachable():
         await redis.hsetnx(keys.META, "format", RECORD_FORMAT)
         await redis.hsetnx(keys.META, "shards", str(wanted or default))

@@ -245,7 +245,7 @@ class Store:
         return int(removed)
 
     async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
-        """Register a sign of life (None: leave), and learn who is alive. Not of a shard: the registry has its own slot."""
+        """Register a sign of life (None: leave), and learn who is alive. The registry has a slot of its own."""
         said = "" if info is None else json.dumps(info, separators=(",", ":"))
         (signs,) = await self._run_at(keys.PODS_ROOT, "beat", [pod, said, forget_after_ms])
         return [

@@ -1,7 +1,7 @@
 """Owns a subscriber's connection: one of its own, whose every confirmation is passed on.
 
-Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only in-band sign is a
-fresh subscribe confirmation, so none is hidden: each says "anything may have been missed until now".
+Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only in-band sign
+is a fresh subscribe confirmation, so none is hidden: each says "anything may have been missed until now".
 """
 
 import asyncio
