@@ -28,5 +28,6 @@ class Janitor:
 
     async def _clean(self, shard: int) -> None:
         """Batch after batch; other callers get their turn between two."""
-        while await self._pod.store.expel(shard, retention_ms=self._retention_ms, most=BATCH) == BATCH:
-            await asyncio.sleep(0)
+        removed = BATCH
+        while removed == BATCH:
+            removed = await self._pod.store.expel(shard, retention_ms=self._retention_ms, most=BATCH)
