@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
@@ -24,7 +25,7 @@ class HealthRoutes:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
-        return (web.get("/healthz", self.healthz), web.get("/readyz", self.readyz))
+        return (route("getHealth", self.healthz), route("getReadiness", self.readyz))
 
     def drain(self) -> None:
         """Say "not ready" from now on, so that no new work is sent here."""

@@ -6,14 +6,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.body import as_object, read_json, read_query, refuse_body
+from timers.api.operations import JSON, MERGE_PATCH, route
 from timers.api.serving import Serving
 from timers.client import TimerClient
 from timers.errors import FieldError, InvalidInput, shown
 from timers.model import Timer
 from timers.spec import NewTimer, TimerChange
 
-_ONE: Final = "/v1/timers/{prefix}/{id}"
-_PATCH_TYPES: Final = ("application/json", "application/merge-patch+json")
+_PATCH_TYPES: Final = (JSON, MERGE_PATCH)
 _NO_VERSION: Final = -1
 """A version that no timer has, for an If-Match that names none of ours."""
 
@@ -27,13 +27,13 @@ class TimerRoutes:
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
         return (
-            web.post("/v1/timers", self.create),
-            web.get(_ONE, self.get),
-            web.put(_ONE, self.put),
-            web.patch(_ONE, self.patch),
-            web.delete(_ONE, self.cancel),
-            web.post(_ONE + "/retry", self.retry),
-            web.post(_ONE + "/fire", self.fire),
+            route("createTimer", self.create),
+            route("getTimer", self.get),
+            route("putTimer", self.put),
+            route("changeTimer", self.patch),
+            route("cancelTimer", self.cancel),
+            route("retryTimer", self.retry),
+            route("fireTimer", self.fire),
         )
 
     async def create(self, request: web.Request) -> web.Response:

@@ -1,0 +1,219 @@
+"""Owns the shapes of the answers as models, for the OpenAPI document; the tests hold real answers against them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from timers.model import Status
+from timers.spec import (
+    AnyDuration,
+    Id,
+    MissedInput,
+    NewTimer,
+    Prefix,
+    Repeat,
+    RetryPolicy,
+    Time,
+    Timeout,
+    TimerChange,
+)
+
+Instant = Annotated[
+    str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})
+]
+"""RFC 3339 in UTC, with milliseconds."""
+
+Count = Annotated[int, Field(ge=0)]
+Milliseconds = Annotated[int, Field(ge=0)]
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LeaseAnswer(_Shape):
+    """Who runs the timer, and until when if nothing extends it."""
+
+    pod: str
+    expires_at: Instant
+
+
+class HistoryAnswer(_Shape):
+    """One transition; `pod` is null for a caller's, `lateness_ms` is set where a run started."""
+
+    at: Instant
+    status: Status
+    attempt: Count
+    pod: str | None
+    note: str
+    lateness_ms: int | None
+
+
+class TimerAnswer(_Shape):
+    """A timer as it was when it was read. `version` is its ETag; `token` only ever grows for an identity."""
+
+    prefix: Prefix
+    id: Id
+    status: Status
+    due_at: Instant
+    payload: Any
+    repeat: Repeat | None
+    retry: RetryPolicy | None
+    missed: MissedInput
+    timeout: str | int | float | None
+    tags: list[str]
+    metadata: dict[str, str]
+    version: Count
+    token: Count
+    attempt: Count
+    failures: Count
+    occurrence: Count
+    created_at: Instant
+    updated_at: Instant
+    lease: LeaseAnswer | None
+    last_error: dict[str, Any] | None
+    history: Annotated[list[HistoryAnswer], Field(max_length=50)]
+
+
+class BadField(_Shape):
+    """One field that is not accepted: its path, what was given, what would be accepted, and all that as a text."""
+
+    field: str
+    value: str
+    accepted: str
+    message: str
+
+
+class Problem(BaseModel):
+    """RFC 9457. `type` is stable; `detail` says what to do; `errors` names each bad field."""
+
+    type: str
+    title: str
+    status: Annotated[int, Field(ge=400, le=599)]
+    detail: str
+    request_id: str | None = None
+    errors: list[BadField] | None = None
+
+
+class PageAnswer(_Shape):
+    """Timers, and where to go on; null at the end."""
+
+    items: list[TimerAnswer]
+    next_cursor: str | None
+
+
+class Batch(_Shape):
+    """Up to 1,000 timers to arm."""
+
+    timers: Annotated[list[NewTimer], Field(max_length=1000)]
+
+
+class BatchArmed(_Shape):
+    """A timer of a batch that is there now."""
+
+    status: Literal[200, 201]
+    timer: TimerAnswer
+
+
+class BatchRefused(_Shape):
+    """A timer of a batch that was refused, and why."""
+
+    status: Annotated[int, Field(ge=400, le=599)]
+    problem: Problem
+
+
+class BatchAnswer(_Shape):
+    """One result for each timer, in order."""
+
+    results: list[BatchArmed | BatchRefused]
+
+
+class HealthAnswer(_Shape):
+    """The process lives."""
+
+    status: Literal["ok"]
+
+
+class ReadyAnswer(_Shape):
+    """Every part works. The parts of a worker are told only by a pod that is one."""
+
+    ready: Literal[True]
+    redis: Literal["ok"]
+    notifications: Literal["ok", "late", "deaf"] | None = None
+    services: dict[str, str] | None = None
+    running: Count | None = None
+    warnings: list[str] | None = None
+    problems: Annotated[list[str], Field(max_length=0)]
+
+
+class Document(BaseModel):
+    """An OpenAPI document."""
+
+    model_config = ConfigDict(extra="allow")
+
+    openapi: str
+
+
+class PutTimer(TimerChange):
+    """A timer to arm at an address: as NewTimer, with the identity from the address."""
+
+    missed: MissedInput = "fire"
+    timeout: Timeout | None = None
+
+
+class TimerFilter(_Shape):
+    """Which timers, as in a list; all of them must hold."""
+
+    prefix: Prefix | None = None
+    status: Status | None = None
+    tag: str | None = None
+    due_after: Time | None = None
+    due_before: Time | None = None
+
+
+class Action(_Shape):
+    """What to do with all timers that pass a filter; with `dry_run` only count them."""
+
+    action: Literal["cancel", "retry", "reschedule", "purge"]
+    filter: TimerFilter
+    dry_run: bool = False
+    delay: AnyDuration | None = None
+    due_at: Time | None = None
+
+
+class ActionAnswer(_Shape):
+    """How many timers passed the filter, how many were acted on, how many refused."""
+
+    matched: Count
+    done: Count
+    refused: Count
+
+
+class StatsAnswer(_Shape):
+    """The state of the whole service."""
+
+    by_status: dict[str, Count]
+    by_prefix: dict[str, dict[str, Count]]
+    lateness_ms: dict[str, Milliseconds | None]
+    overdue_ms: Milliseconds
+    notifications: Literal["ok", "late", "deaf"]
+    pods: list[dict[str, Any]]
+
+
+class PrefixesAnswer(_Shape):
+    """The prefixes that have timers or a processor."""
+
+    items: list[dict[str, Any]]
+
+
+class PausedAnswer(_Shape):
+    """Whether a prefix is paused."""
+
+    prefix: Prefix
+    paused: bool
+
+
+class PodsAnswer(_Shape):
+    """The pods that are alive."""
+
+    items: list[dict[str, Any]]
