@@ -19,61 +19,23 @@ from pydantic import (
     model_validator,
 )
 
+from timers import shapes
 from timers.cron import Cron, parse_timezone
-from timers.durations import NAMED_INTERVALS, Duration, parse_interval, parse_ms, parse_time
+from timers.durations import Duration, parse_interval, parse_ms, parse_time
 from timers.errors import FieldError, InvalidInput, shown
+from timers.shapes import ID_PATTERN, LADDER_LIMIT, PREFIX_PATTERN, RESERVED_PREFIX
 
-PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
-ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
-LADDER_LIMIT: Final = 50
-"""Steps of a ladder: as many as the history can show."""
 
 _PREFIX = re.compile(PREFIX_PATTERN)
 _ID = re.compile(ID_PATTERN)
 # What JSON can name and UTF-8 cannot hold.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-RESERVED_PREFIX: Final = "timers"
 
 DurationInput = str | int | float
 TimeInput = str | int
-
-_DURATION_SCHEMA: Final[dict[str, Any]] = {
-    "anyOf": [{"type": "string", "maxLength": 64}, {"type": "number", "minimum": 0}],
-    "description": "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`, `P1M`)",
-    "examples": ["24h"],
-}
-_INTERVAL_SCHEMA: Final = {
-    "anyOf": [{"type": "string", "enum": list(NAMED_INTERVALS)}, *_DURATION_SCHEMA["anyOf"]],
-    "description": "a named interval or a duration above zero",
-    "examples": ["1d"],
-}
-_TIME_SCHEMA: Final = {
-    "anyOf": [{"type": "string", "format": "date-time"}, {"type": "integer", "minimum": 0}],
-    "description": "RFC 3339 with an offset, or epoch milliseconds",
-    "examples": ["2026-11-21T20:00:00.000Z"],
-}
-_BACKOFF_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string", "enum": ["exponential", "fixed"]},
-        {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": _DURATION_SCHEMA},
-    ],
-    "default": "exponential",
-}
-_MISSED_SCHEMA: Final = {
-    "anyOf": [
-        {"type": "string", "enum": ["fire", "skip", "latest", "all"]},
-        {
-            "type": "object",
-            "properties": {"grace": _DURATION_SCHEMA},
-            "required": ["grace"],
-            "additionalProperties": False,
-        },
-    ],
-    "default": "fire",
-}
 
 
 def _checked_duration(value: object) -> DurationInput:
@@ -122,12 +84,17 @@ def _step(position: int, step: object) -> DurationInput:
         raise error.under(str(position)) from None
 
 
-AnyDuration = Annotated[DurationInput, PlainValidator(_checked_duration), WithJsonSchema(_DURATION_SCHEMA)]
-ExactDuration = Annotated[DurationInput, PlainValidator(_checked_exact), WithJsonSchema(_DURATION_SCHEMA)]
-Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(_INTERVAL_SCHEMA)]
-Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(_DURATION_SCHEMA)]
-Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(_TIME_SCHEMA)]
-Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(_BACKOFF_SCHEMA)]
+AnyDuration = Annotated[DurationInput, PlainValidator(_checked_duration), WithJsonSchema(shapes.DURATION)]
+ExactDuration = Annotated[DurationInput, PlainValidator(_checked_exact), WithJsonSchema(shapes.EXACT_DURATION)]
+Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(shapes.INTERVAL)]
+Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(shapes.TIMEOUT)]
+Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(shapes.TIME)]
+Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
+CronText = Annotated[StrictStr, WithJsonSchema(shapes.CRON)]
+Zone = Annotated[StrictStr, WithJsonSchema(shapes.ZONE)]
+Payload = Annotated[Any, WithJsonSchema(shapes.PAYLOAD)]
+Tags = Annotated[tuple[StrictStr, ...], WithJsonSchema(shapes.TAGS)]
+Metadata = Annotated[dict[StrictStr, StrictStr], WithJsonSchema(shapes.METADATA)]
 
 
 def check_prefix(value: object, field: str = "prefix") -> str:
@@ -205,6 +172,8 @@ class RetryPolicy(_Model):
     try. `max_attempts` is the number of failed attempts after which the timer has failed; a ladder brings its own.
     """
 
+    model_config = ConfigDict(json_schema_extra=shapes.LADDER_HAS_ITS_MAXIMUM)
+
     max_attempts: int = Field(default=5, ge=1, le=1000, strict=True)
     backoff: Backoff = "exponential"
     base: ExactDuration = "1s"
@@ -241,9 +210,11 @@ class Repeat(_Model):
     the run.
     """
 
+    model_config = ConfigDict(json_schema_extra=shapes.EVERY_OR_CRON)
+
     every: Interval | None = None
-    cron: StrictStr | None = None
-    timezone: StrictStr = "UTC"
+    cron: CronText | None = None
+    timezone: Zone = "UTC"
     count: StrictInt | None = Field(default=None, ge=1, le=1_000_000_000)
     until: Time | None = None
     mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
@@ -312,14 +283,14 @@ def _checked_missed(value: object) -> str | dict[str, DurationInput]:
 Prefix = Annotated[
     str,
     PlainValidator(lambda value: check_prefix(value, "")),
-    WithJsonSchema({"type": "string", "pattern": f"^{PREFIX_PATTERN}$", "examples": ["send-message-24h-after-signup"]}),
+    WithJsonSchema(shapes.PREFIX),
 ]
 Id = Annotated[
     str,
     PlainValidator(lambda value: check_id(value, "")),
-    WithJsonSchema({"type": "string", "pattern": f"^{ID_PATTERN}$", "examples": ["user-42"]}),
+    WithJsonSchema(shapes.ID),
 ]
-MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(_MISSED_SCHEMA)]
+MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(shapes.MISSED)]
 
 
 def _check_tags(tags: tuple[str, ...]) -> None:
@@ -340,11 +311,11 @@ class _Wishes(_Model):
 
     delay: AnyDuration | None = None
     due_at: Time | None = None
-    payload: Any = None
+    payload: Payload = None
     repeat: Repeat | None = None
     retry: RetryPolicy | None = None
-    tags: tuple[StrictStr, ...] = ()
-    metadata: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    tags: Tags = ()
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _common(self) -> Self:
@@ -373,6 +344,8 @@ class _Wishes(_Model):
 
 class NewTimer(_Wishes):
     """A timer to arm, as `POST /v1/timers` takes it."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
 
     prefix: Prefix
     id: Id | None = None
@@ -417,6 +390,8 @@ class NewTimer(_Wishes):
 
 class TimerChange(_Wishes):
     """A change to a scheduled timer, as `PATCH` takes it: only the fields that were given change."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_CHANGE)
 
     def changed_wishes(self, current: Mapping[str, Any]) -> dict[str, Any]:
         """The record's wishes with this change applied."""

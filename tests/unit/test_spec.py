@@ -10,8 +10,8 @@ from tests.unit.samples import a_timer, at
 from timers.durations import DAY_MS
 from timers.errors import InvalidInput
 from timers.model import Timer
+from timers.shapes import LADDER_LIMIT
 from timers.spec import (
-    LADDER_LIMIT,
     PAYLOAD_LIMIT_BYTES,
     MissedPolicy,
     NewTimer,

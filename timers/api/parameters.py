@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from timers import shapes
 from timers.model import Status
-from timers.spec import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
 from timers.store.queries import PAGE_LIMIT
 
-PREFIX_SCHEMA: Final = {"type": "string", "pattern": f"^{PREFIX_PATTERN}$", "not": {"const": RESERVED_PREFIX}}
-TIME_SCHEMA: Final = {"type": "string", "format": "timer-time"}
-ID_SCHEMA: Final = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
+_TIME: Final = {"type": "string", "format": "timer-time-text", "description": "RFC 3339 with an offset, or epoch ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +27,17 @@ class Parameter:
         return self.where == "path"
 
 
-PREFIX_IN_PATH: Final = Parameter("prefix", "path", "The timer's prefix.", PREFIX_SCHEMA, "send-message")
-ID_IN_PATH: Final = Parameter("id", "path", "The timer's id.", ID_SCHEMA, "user-42")
+PREFIX_IN_PATH: Final = Parameter("prefix", "path", "The timer's prefix.", shapes.PREFIX, "send-message")
+ID_IN_PATH: Final = Parameter("id", "path", "The timer's id.", shapes.ID, "user-42")
 
 PURGE: Final = Parameter("purge", "query", "Remove the record too.", {"type": "boolean", "default": False}, "true")
-PREFIX: Final = Parameter("prefix", "query", "Only timers of this prefix.", PREFIX_SCHEMA, "send-message")
+PREFIX: Final = Parameter("prefix", "query", "Only timers of this prefix.", shapes.PREFIX, "send-message")
 STATUS: Final = Parameter(
     "status", "query", "Only timers of this status.", {"type": "string", "enum": [*Status]}, "scheduled"
 )
-TAG: Final = Parameter(
-    "tag", "query", "Only timers with this tag.", {"type": "string", "minLength": 1, "maxLength": 64}, "vip"
-)
-DUE_AFTER: Final = Parameter(
-    "due_after", "query", "Only timers due then or later.", TIME_SCHEMA, "2026-11-21T20:00:00Z"
-)
-DUE_BEFORE: Final = Parameter("due_before", "query", "Only timers due earlier.", TIME_SCHEMA, "2026-11-28T20:00:00Z")
+TAG: Final = Parameter("tag", "query", "Only timers with this tag.", shapes.TAG, "vip")
+DUE_AFTER: Final = Parameter("due_after", "query", "Only timers due then or later.", _TIME, "2026-11-21T20:00:00Z")
+DUE_BEFORE: Final = Parameter("due_before", "query", "Only timers due earlier.", _TIME, "2026-11-28T20:00:00Z")
 LIMIT: Final = Parameter(
     "limit",
     "query",

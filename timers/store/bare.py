@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.errors import InvalidInput
-from timers.spec import RESERVED_PREFIX, encode_payload
+from timers.shapes import RESERVED_PREFIX
+from timers.spec import encode_payload
 from timers.store import codec, keys
 from timers.store.scripts import Argument, reachable
 from timers.store.store import Identity, Store

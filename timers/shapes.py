@@ -1,0 +1,160 @@
+"""Owns the JSON Schemas of what callers write: the same rules as in `spec`, in words that other programs read.
+
+What JSON Schema cannot say is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, …
+"""
+
+from typing import Any, Final
+
+from timers.durations import MAX_MS, MAX_TIME_MS, NAMED_INTERVALS
+
+Schema = dict[str, Any]
+
+PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
+ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
+RESERVED_PREFIX: Final = "timers"
+LADDER_LIMIT: Final = 50
+"""Steps of a ladder: as many as the history can show."""
+
+PREFIX: Final[Schema] = {
+    "type": "string",
+    "pattern": f"^{PREFIX_PATTERN}$",
+    "not": {"const": RESERVED_PREFIX},
+    "examples": ["send-message-24h-after-signup"],
+}
+ID: Final[Schema] = {"type": "string", "pattern": f"^{ID_PATTERN}$", "examples": ["user-42"]}
+
+_SECONDS: Final = {"type": "number", "minimum": 0, "maximum": MAX_MS / 1000}
+_SOME_SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_MS / 1000}
+
+
+def _duration(kind: str, seconds: Schema, description: str) -> Schema:
+    text = {"type": "string", "format": kind, "minLength": 1, "maxLength": 64}
+    return {"anyOf": [text, seconds], "description": description, "examples": ["24h"]}
+
+
+DURATION: Final = _duration(
+    "timer-duration",
+    _SECONDS,
+    "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`, `P1M`); at most 10 years",
+)
+EXACT_DURATION: Final = _duration(
+    "timer-exact-duration",
+    _SECONDS,
+    "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`); no months or years",
+)
+TIMEOUT: Final = _duration("timer-timeout", _SOME_SECONDS, "an exact duration above zero")
+_NAMED: Final = {"type": "string", "enum": list(NAMED_INTERVALS)}
+INTERVAL: Final = _duration("timer-interval", _SOME_SECONDS, "a named interval or a duration above zero")
+INTERVAL["anyOf"].insert(0, _NAMED)
+
+TIME: Final[Schema] = {
+    "anyOf": [
+        {"type": "string", "format": "timer-time"},
+        {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS},
+    ],
+    "description": "RFC 3339 with an offset, or epoch milliseconds; a due time at most 10 years ahead",
+    "examples": ["2026-11-21T20:00:00.000Z"],
+}
+CRON: Final[Schema] = {
+    "type": "string",
+    "format": "timer-cron",
+    "maxLength": 256,
+    "description": "five cron fields, or `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`",
+    "examples": ["0 9 * * MON-FRI"],
+}
+ZONE: Final[Schema] = {
+    "type": "string",
+    "format": "timer-zone",
+    "description": "an IANA time zone",
+    "examples": ["Europe/Berlin"],
+}
+BACKOFF: Final[Schema] = {
+    "anyOf": [
+        {"type": "string", "enum": ["exponential", "fixed"]},
+        {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": EXACT_DURATION},
+    ],
+    "default": "exponential",
+    "description": "a formula, or a ladder: the waits before the tries, one after the other",
+}
+MISSED: Final[Schema] = {
+    "anyOf": [
+        {"type": "string", "enum": ["fire", "skip", "latest", "all"]},
+        {
+            "type": "object",
+            "properties": {"grace": EXACT_DURATION},
+            "required": ["grace"],
+            "additionalProperties": False,
+        },
+    ],
+    "default": "fire",
+    "description": "what to do when it could not run in time; `latest` and `all` for repeats only",
+}
+TAG: Final[Schema] = {
+    "type": "string",
+    "format": "timer-tag",
+    "minLength": 1,
+    "maxLength": 64,
+    "description": "printable characters",
+}
+TAGS: Final[Schema] = {"type": "array", "maxItems": 16, "items": TAG, "examples": [["vip"]]}
+METADATA: Final[Schema] = {
+    "type": "object",
+    "maxProperties": 32,
+    "propertyNames": {"minLength": 1, "maxLength": 64},
+    "additionalProperties": {"type": "string", "maxLength": 512},
+    "examples": [{"campaign": "autumn"}],
+}
+
+_ABSENT: Final[Schema] = {"type": "null"}
+
+
+def _only(**properties: Schema) -> Schema:
+    """Where the named properties are there and of these schemas."""
+    return {"required": [name for name, schema in properties.items() if schema != _ABSENT], "properties": properties}
+
+
+def _excluding(schema: Schema) -> Schema:
+    return {"not": schema}
+
+
+PAYLOAD: Final[Schema] = {
+    "description": "any JSON, at most 64 KiB encoded",
+    "examples": [{"email": "ada@example.org"}],
+}
+
+LADDER_HAS_ITS_MAXIMUM: Final[Schema] = {
+    "anyOf": [
+        {"properties": {"backoff": {"type": "string"}}},
+        {"properties": {"max_attempts": False}},
+    ]
+}
+"""`max_attempts` only where `backoff` is a formula."""
+
+EVERY_OR_CRON: Final[Schema] = {
+    "oneOf": [
+        _only(every=_excluding(_ABSENT), cron=_ABSENT),
+        _only(cron=_excluding(_ABSENT), every=_ABSENT),
+    ]
+}
+
+NOT_TWO_DUE_TIMES: Final[Schema] = {"anyOf": [{"properties": {"delay": _ABSENT}}, {"properties": {"due_at": _ABSENT}}]}
+
+ONE_DUE_TIME: Final[Schema] = {
+    "anyOf": [
+        _only(delay=_excluding(_ABSENT), due_at=_ABSENT),
+        _only(due_at=_excluding(_ABSENT), delay=_ABSENT),
+        _only(retry={"type": "object", **_only(backoff={"type": "array"})}, delay=_ABSENT, due_at=_ABSENT),
+        _only(repeat={"type": "object", **_only(cron={"type": "string"})}, delay=_ABSENT, due_at=_ABSENT),
+    ]
+}
+"""Exactly one of delay and due_at, or neither with a ladder or a cron."""
+
+LATEST_AND_ALL_ARE_FOR_REPEATS: Final[Schema] = {
+    "anyOf": [
+        {"properties": {"missed": {"not": {"enum": ["latest", "all"]}}}},
+        _only(repeat={"type": "object"}),
+    ]
+}
+
+ALL_OF_NEW_TIMER: Final[Schema] = {"allOf": [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS]}
+ALL_OF_CHANGE: Final[Schema] = {**NOT_TWO_DUE_TIMES, "minProperties": 1}
