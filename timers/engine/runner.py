@@ -35,6 +35,7 @@ STARTS_PER_TURN: Final = 20
 """Runs started in one turn of the event loop: about half a millisecond of it where processors do nothing."""
 
 _log = get_logger("timers.runner")
+_processors_log = get_logger("timers.processor")
 
 
 class Runner:
@@ -222,7 +223,7 @@ class Runner:
             token=timer.token,
             idempotency_key=f"{timer.prefix}:{timer.id}:{timer.occurrence}",
             deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
-            log=get_logger("timers.processor"),
+            log=_processors_log,
             timers=self._timers,
         )
 
