@@ -22,6 +22,8 @@ STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LE
 
 NOTE_LIMIT_CHARACTERS: Final = 200
 
+_DECODER: Final = json.JSONDecoder()
+
 
 class CorruptRecord(ValueError):
     """A record that this version cannot read."""
@@ -75,7 +77,7 @@ def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -
             occurrence=int(occurrence),
             created_ms=created_ms,
             updated_ms=int(lines[-1].partition(" ")[0]) if lines else created_ms,
-            wishes=json.loads(wishes),
+            wishes=_wishes(wishes),
             progress=_progress(progress) if progress else NO_PROGRESS,
             lease=lease,
             history=StoredHistory(created_ms, int(entries), lines),
@@ -122,6 +124,14 @@ def _entry(line: str) -> HistoryEntry:
         note,
         None if lateness == "-" else int(lateness),
     )
+
+
+def _wishes(text: str) -> Any:
+    """As `json.loads`, without its search for space around the value, which takes longer than the value itself."""
+    wishes, end = _DECODER.raw_decode(text)
+    if end != len(text):
+        raise ValueError("something follows the wishes")
+    return wishes
 
 
 def _progress(text: str) -> Progress:
