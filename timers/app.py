@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from timers.api.docs import DocsRoutes
 from timers.api.health import HealthRoutes
 from timers.api.routes import TimerRoutes
 from timers.api.server import ApiServer, application
@@ -158,7 +159,7 @@ async def _start(worker: Worker) -> None:
 async def _api(settings: Settings, health: HealthRoutes, timers: TimerRoutes) -> ApiServer | None:
     if "api" not in settings.roles:
         return None
-    routes = (*health.routes(), *timers.routes())
+    routes = (*health.routes(), *timers.routes(), *DocsRoutes().routes())
     return await ApiServer.start(application(routes), settings.http_host, settings.http_port)
 
 

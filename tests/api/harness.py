@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import ClientSession
 from multidict import CIMultiDictProxy
 
+from timers.api.docs import DocsRoutes
 from timers.api.health import HealthRoutes
 from timers.api.routes import TimerRoutes
 from timers.api.server import ApiServer, application
@@ -86,7 +87,8 @@ async def running_api(
         client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
         worker = await _worker(store, registry, client, ends) if works else None
         health = HealthRoutes(store, worker)
-        routes = (*health.routes(), *TimerRoutes(client, Serving(store, registry)).routes())
+        timers = TimerRoutes(client, Serving(store, registry))
+        routes = (*health.routes(), *timers.routes(), *DocsRoutes().routes())
         server = await ApiServer.start(application(routes), "127.0.0.1", 0)
         ends.push_async_callback(server.stop)
         session = await ends.enter_async_context(ClientSession())

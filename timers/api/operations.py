@@ -23,6 +23,8 @@ NDJSON: Final = "application/x-ndjson"
 EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain"
 HTML: Final = "text/html"
+CSS: Final = "text/css"
+JAVASCRIPT: Final = "text/javascript"
 
 _ONE: Final = "/v1/timers/{prefix}/{id}"
 
@@ -40,8 +42,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call. `right` is what a key must have for it, None where everybody may. `body` maps media types to models.
-    `problems` are the statuses that this call can refuse with beside those that every call of its kind has."""
+    """One call. `right` is what a key must have for it, None where everybody may. `body` maps media types to models,
+    None for text. `problems` are the types this call can answer beside those that every call of its kind can."""
 
     id: str
     method: str
@@ -51,7 +53,7 @@ class Operation:
     summary: str
     answers: tuple[Answer, ...]
     parameters: tuple[given.Parameter, ...] = ()
-    body: Mapping[str, type[BaseModel]] = field(default_factory=dict)
+    body: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -160,7 +162,7 @@ MANY_OPERATIONS: Final = (
         "Arm up to 1,000 timers; each has its own result",
         (Answer(200, "A result for each timer, in order.", schemas.BatchAnswer),),
         (given.TRACEPARENT,),
-        {JSON: schemas.Batch, NDJSON: NewTimer},
+        {JSON: schemas.Batch, NDJSON: None},
     ),
     Operation(
         "actOnTimers",
@@ -280,6 +282,33 @@ PROBE_OPERATIONS: Final = (
         "probes",
         "This document as a page",
         (Answer(200, "The page.", None, media_type=HTML),),
+    ),
+    Operation(
+        "getDocsStyle",
+        "GET",
+        "/docs/swagger-ui.css",
+        None,
+        "probes",
+        "The page's style",
+        (Answer(200, "Swagger UI's.", None, media_type=CSS),),
+    ),
+    Operation(
+        "getDocsProgram",
+        "GET",
+        "/docs/swagger-ui-bundle.js",
+        None,
+        "probes",
+        "The page's program",
+        (Answer(200, "Swagger UI's.", None, media_type=JAVASCRIPT),),
+    ),
+    Operation(
+        "getDocsStart",
+        "GET",
+        "/docs/start.js",
+        None,
+        "probes",
+        "What sets the page's program going",
+        (Answer(200, "A call of the program.", None, media_type=JAVASCRIPT),),
     ),
 )
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from timers import shapes
 from timers.model import Status
 from timers.spec import (
     AnyDuration,
@@ -91,8 +92,8 @@ class Problem(BaseModel):
     title: str
     status: Annotated[int, Field(ge=400, le=599)]
     detail: str
-    request_id: str | None = None
-    errors: list[BadField] | None = None
+    request_id: str = ""
+    errors: list[BadField] = []
 
 
 class PageAnswer(_Shape):
@@ -139,10 +140,10 @@ class ReadyAnswer(_Shape):
 
     ready: Literal[True]
     redis: Literal["ok"]
-    notifications: Literal["ok", "late", "deaf"] | None = None
-    services: dict[str, str] | None = None
-    running: Count | None = None
-    warnings: list[str] | None = None
+    notifications: Literal["ok", "late", "deaf"] = "ok"
+    services: dict[str, str] = {}
+    running: Count = 0
+    warnings: list[str] = []
     problems: Annotated[list[str], Field(max_length=0)]
 
 
@@ -156,6 +157,8 @@ class Document(BaseModel):
 
 class PutTimer(TimerChange):
     """A timer to arm at an address: as NewTimer, with the identity from the address."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
 
     missed: MissedInput = "fire"
     timeout: Timeout | None = None

@@ -1,0 +1,97 @@
+"""Owns the document as served: `/openapi.json`, and a page of it that asks no other host for anything."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from timers.api.body import read_query
+from timers.api.openapi import document
+from timers.api.operations import CSS, HTML, JAVASCRIPT, route
+
+_VENDOR: Final = Path(__file__).parent / "vendor"
+
+_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+)
+
+_PAGE: Final = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>timers · HTTP API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body>
+<div id="page"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+
+_START: Final = """\
+SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: null});
+"""
+
+
+class DocsRoutes:
+    """The document for programs and for people."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            route("getDocument", self.document),
+            route("getDocs", self.page),
+            route("getDocsStyle", self.style),
+            route("getDocsProgram", self.program),
+            route("getDocsStart", self.start),
+        )
+
+    async def document(self, request: web.Request) -> web.Response:
+        """200 OpenAPI 3.1."""
+        read_query(request)
+        return web.Response(body=_document(), content_type="application/json")
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 the page."""
+        return _text(request, _PAGE, HTML)
+
+    async def style(self, request: web.Request) -> web.Response:
+        """200 the page's style."""
+        return _text(request, _vendored("swagger-ui.css"), CSS)
+
+    async def program(self, request: web.Request) -> web.Response:
+        """200 the page's program."""
+        return _text(request, _vendored("swagger-ui-bundle.js"), JAVASCRIPT)
+
+    async def start(self, request: web.Request) -> web.Response:
+        """200 what sets the program going."""
+        return _text(request, _START, JAVASCRIPT)
+
+
+@cache
+def _document() -> bytes:
+    return json.dumps(document(), separators=(",", ":")).encode()
+
+
+@cache
+def _vendored(name: str) -> str:
+    return (_VENDOR / name).read_text("utf-8")
+
+
+def _text(request: web.Request, text: str, media_type: str) -> web.Response:
+    read_query(request)
+    return web.Response(text=text, content_type=media_type, charset="utf-8", headers=_HEADERS)
