@@ -1,15 +1,10 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
-from uuid import UUID
 
-from timers import calendar
-from timers.durations import Duration, parse_time
 from timers.errors import (
     AlreadyExists,
     EditLocked,
@@ -20,14 +15,12 @@ from timers.errors import (
     Running,
     VersionMismatch,
 )
-from timers.model import NO_PROGRESS, Progress, Timer
+from timers.model import Timer
+from timers.planning import changed_progress, due_of_change, new_id, plan
 from timers.spec import NewTimer, TimerChange, check_id, check_prefix
 from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.store import Answer, Arming, Store
-
-FURTHEST_MS: Final = 10 * 366 * 24 * 3600 * 1000
-"""How far ahead a timer may be due: ten years."""
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -50,14 +43,6 @@ class Armed:
     def created(self) -> bool:
         """True where the identity was free."""
         return self.how == "created"
-
-
-def new_id() -> str:
-    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix ms, then random; so ids sort by the time they were made."""
-    millis = time.time_ns() // 1_000_000
-    random = int.from_bytes(os.urandom(10), "big")
-    value = (millis << 80) | (0x7 << 76) | (((random >> 62) & 0xFFF) << 64) | (0b10 << 62) | (random & ((1 << 62) - 1))
-    return str(UUID(int=value))
 
 
 class TimerClient:
@@ -171,7 +156,7 @@ class TimerClient:
             current.id,
             due="" if due_ms is None else f"@{due_ms}",
             wishes=change.changed_wishes(current.wishes),
-            progress=_changed_progress(current, change, due_ms),
+            progress=changed_progress(current, change, due_ms),
             edit_lock_ms=self._edit_lock_ms,
             version=current.version if version is None else version,
             note="rescheduled" if due_ms is not None else "changed",
@@ -221,60 +206,6 @@ def _planned(new: NewTimer, now_ms: float) -> Arming | InvalidInput:
         return error
 
 
-def plan(new: NewTimer, now_ms: float) -> Arming:
-    """Where a new timer's due time and first progress come from. Raises InvalidInput."""
-    due, progress = _first_due(new, now_ms), NO_PROGRESS
-    if new.repeat is not None:
-        due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
-        due, progress = f"@{due_ms}", calendar.start(due_ms)
-    return Arming(new.prefix, new.id or new_id(), due, new.wishes(), progress, new.if_exists)
-
-
-def _first_due(new: NewTimer, now_ms: float) -> str:
-    if new.due_at is not None:
-        return f"@{_within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
-    if new.delay is not None:
-        return _after(Duration.parse(new.delay, "delay"), now_ms, "delay", new.delay)
-    if new.repeat is not None and new.repeat.cron is not None:
-        return f"@{calendar.first_slot(new.repeat, round(now_ms))}"
-    ladder_ms = new.retry.ladder_ms if new.retry is not None else None
-    if ladder_ms is None:
-        raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
-    return f"+{ladder_ms[0]}"
-
-
-def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
-    if delay.months:
-        return f"@{_within_reach(delay.add_to(round(now_ms)), now_ms, field, given)}"
-    _within_reach(round(now_ms) + delay.exact_ms, now_ms, field, given)
-    return f"+{delay.exact_ms}"
-
-
-def _within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
-    if due_ms > now_ms + FURTHEST_MS:
-        raise InvalidInput.of(field, given, "a time at most 10 years ahead")
-    return due_ms
-
-
-def due_of_change(change: TimerChange, now_ms: float) -> int | None:
-    """The new due time of a change in epoch ms; None where it does not move."""
-    if change.due_at is not None:
-        return _within_reach(parse_time(change.due_at, "due_at"), now_ms, "due_at", change.due_at)
-    if change.delay is not None:
-        due_ms = Duration.parse(change.delay, "delay").add_to(round(now_ms))
-        return _within_reach(due_ms, now_ms, "delay", change.delay)
-    return None
-
-
-def _changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:
-    """A moved due time or another cycle starts the plan anew from there; what was counted stays counted."""
-    repeats = change.repeat is not None if "repeat" in change.model_fields_set else current.repeat is not None
-    if not repeats or (due_ms is None and "repeat" not in change.model_fields_set):
-        return None
-    started = calendar.start(current.due_ms if due_ms is None else due_ms)
-    return Progress(current.last_error, started.slot_ms, started.anchor_ms, 0, current.progress.occurrences)
-
-
 def _armed(answer: Answer) -> Armed | Refused:
     timer = answer.timer
     if timer is None:
@@ -309,4 +240,4 @@ def _refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refu
     return NotScheduled(f"{name} is {status}, and this is not possible then")
 
 
-__all__ = ["Armed", "TimerClient", "new_id", "open_store", "plan"]
+__all__ = ["Armed", "TimerClient", "due_of_change", "new_id", "open_store", "plan"]

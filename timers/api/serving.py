@@ -5,22 +5,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from timers.engine.peers import FORGET_AFTER_MS, serves
 from timers.errors import FieldError, NoProcessor, shown
+from timers.fleet import live_workers, serves
 from timers.processor import Registry
 from timers.store.store import PodSign, Store
 
 FRESH_SECONDS: Final = 1.0
 """How long the list of pods is believed: as long as a pod takes between two signs of life."""
-
-_NOBODY: Final = ""
-"""No pod can have this name: who signs off with it only asks who is there."""
-
-
-async def live_workers(store: Store) -> list[PodSign]:
-    """The worker pods that gave a sign of life lately. Raises Unavailable."""
-    pods = await store.beat(_NOBODY, None, forget_after_ms=FORGET_AFTER_MS)
-    return [pod for pod in pods if "worker" in pod.info.get("roles", ())]
 
 
 def require_served(prefix: str, workers: Sequence[PodSign], own: Sequence[str] = ()) -> None:

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from timers.api import strictjson
-from timers.api.serving import live_workers, require_served
+from timers.api.serving import require_served
 from timers.cli.output import Format, Output, show_timer
 from timers.cli.session import Session, run
 from timers.errors import InvalidInput
+from timers.fleet import live_workers
 from timers.model import Timer
 from timers.spec import NewTimer, TimerChange
 

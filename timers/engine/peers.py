@@ -10,12 +10,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from timers.fleet import FORGET_AFTER_MS, serves
 from timers.store.store import PodSign, Store
 
 BEAT_SECONDS: Final = 1.0
-FORGET_AFTER_MS: Final = 4000
-"""A pod silent for four beats counts as gone; until then its share of events costs the others a late look."""
-
 _MASK: Final = 0xFFFFFFFF
 
 
@@ -87,12 +85,6 @@ class Peers:
             rivals = [s for s in self._others if _takes_shard(s, shard) and serves(s.info, prefix)]
             self._seeds[queue] = [zlib.crc32(s.pod.encode()) for s in rivals]
         return self._seeds[queue]
-
-
-def serves(info: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a pod that says this of itself runs timers of the prefix."""
-    only = tuple(info.get("only", ()))
-    return prefix.startswith(tuple(info.get("serves", ()))) and (not only or prefix.startswith(only))
 
 
 def _takes_shard(sign: PodSign, shard: int) -> bool:

@@ -149,6 +149,17 @@ class Queries:
                     heads += [score for _, score in first]
         return int(min(heads)) if heads else None
 
+    async def heads(self) -> dict[str, int]:
+        """The earliest due time of each prefix that has any scheduled; adopted bare keys not counted."""
+        found: dict[str, int] = {}
+        for shard in range(self._store.shards):
+            async with reachable():
+                heads: Any = await self._redis.zrange(f"{keys.root(shard)}heads", 0, -1, withscores=True)
+            for member, score in heads:
+                prefix = member.decode()
+                found[prefix] = min(int(score), found.get(prefix, int(score)))
+        return found
+
     async def paused(self) -> list[str]:
         """The paused prefixes."""
         names: set[str] = set()
