@@ -1,10 +1,12 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
+from timers.actions import Act, Counts, act_on_all, check_action
 from timers.errors import (
     AlreadyExists,
     EditLocked,
@@ -15,11 +17,14 @@ from timers.errors import (
     Running,
     VersionMismatch,
 )
+from timers.feed import Event, Feed
+from timers.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
 from timers.model import Timer
 from timers.planning import changed_progress, due_of_change, new_id, plan
 from timers.spec import NewTimer, TimerChange, check_id, check_prefix
 from timers.store import server
 from timers.store.connect import Connections, connect
+from timers.store.queries import PAGE_LIMIT, Change, Filter, Page, Queries
 from timers.store.store import Answer, Arming, Store
 
 BATCH_LIMIT: Final = 1000
@@ -27,6 +32,9 @@ BATCH_LIMIT: Final = 1000
 
 SCRIPT_BATCH: Final = 250
 """Timers armed by one script call: it must not hold the server up."""
+
+LIST_LIMIT: Final = 100
+"""Timers on a page where nothing else is asked for."""
 
 _CHANGE_TRIES: Final = 10
 """A change reads, edits and compares versions; this many writers in a row would have to come between."""
@@ -45,6 +53,10 @@ class Armed:
         return self.how == "created"
 
 
+Results = list[Armed | Refused | InvalidInput]
+"""What came of each timer of a batch."""
+
+
 class TimerClient:
     """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
 
@@ -57,6 +69,7 @@ class TimerClient:
         self._connections = connect(url)
         self._store: Store | None = None
         self._edit_lock_ms = edit_lock_ms
+        self._feed: Feed | None = None
 
     @classmethod
     def from_url(cls, url: str, *, edit_lock_ms: int = 0) -> Self:
@@ -68,6 +81,7 @@ class TimerClient:
         """A client over a store that is open already; closing it closes the store's connections."""
         client = cls.__new__(cls)
         client._connections, client._store, client._edit_lock_ms = store.connections, store, edit_lock_ms
+        client._feed = None
         return client
 
     async def __aenter__(self) -> Self:
@@ -79,7 +93,9 @@ class TimerClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """End the listeners and close the connections."""
+        if self._feed is not None:
+            await self._feed.close()
         await self._connections.close()
 
     async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
@@ -98,18 +114,18 @@ class TimerClient:
             raise result
         return result
 
-    async def batch(self, news: Sequence[NewTimer]) -> list[Armed | Refused | InvalidInput]:
+    async def batch(self, news: Sequence[NewTimer]) -> Results:
         """Arm up to 1,000 timers; each has its own result, in order. Raises Unavailable for the whole batch: what was
         armed before stays, so repeat it with ids and `if_exists: keep`."""
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         store = await self._open()
-        results: list[Armed | Refused | InvalidInput] = []
+        results: Results = []
         for start in range(0, len(news), SCRIPT_BATCH):
             results += await self._arm_some(store, news[start : start + SCRIPT_BATCH])
         return results
 
-    async def _arm_some(self, store: Store, news: Sequence[NewTimer]) -> list[Armed | Refused | InvalidInput]:
+    async def _arm_some(self, store: Store, news: Sequence[NewTimer]) -> Results:
         planned = [_planned(new, store.clock.now_ms()) for new in news]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms) if armings else ())
@@ -185,6 +201,96 @@ class TimerClient:
         answer = await store.revive(check_prefix(prefix), check_id(id), note="retried by hand")
         return _accepted(answer, prefix, id, ("changed",))
 
+    async def list(
+        self,
+        *,
+        limit: int = LIST_LIMIT,
+        cursor: str | None = None,
+        **wanted: Any,
+    ) -> Page:
+        """A page of timers: by status (running first), then prefix, then due time or time of the end. `wanted` are the
+        fields of `Filter.parse`; `cursor` is the `next_cursor` of the page before. Pages cost the same however many
+        timers there are, and neither skip nor repeat what stays where it is."""
+        if not 1 <= limit <= PAGE_LIMIT:
+            raise InvalidInput.of("limit", limit, f"a whole number from 1 to {PAGE_LIMIT}")
+        return await Queries(await self._open()).page(Filter.parse(**wanted), limit=limit, cursor=cursor)
+
+    async def iterate(self, **wanted: Any) -> AsyncIterator[Timer]:
+        """All timers that pass, read page by page."""
+        cursor: str | None = None
+        while True:
+            page = await self.list(limit=PAGE_LIMIT, cursor=cursor, **wanted)
+            for timer in page.items:
+                yield timer
+            if page.next_cursor is None:
+                return
+            cursor = page.next_cursor
+
+    async def act(self, action: str, filter: Filter, *, dry_run: bool = False, **due: Any) -> Counts:  # noqa: A002
+        """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
+        `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone."""
+        statuses = check_action(action, filter)
+        change = TimerChange.parse(due) if due else None
+        if (action == "reschedule") != (change is not None and change.moves_due):
+            rule = (
+                "exactly one of delay and due_at" if action == "reschedule" else "no due time; only reschedule has one"
+            )
+            raise InvalidInput.of("delay", due or None, rule)
+        store = await self._open()
+        since_ms = await store.now_ms()
+        due_ms = None if change is None else due_of_change(change, since_ms)
+        return await act_on_all(
+            Queries(store),
+            filter,
+            statuses,
+            skip=lambda timer: timer.updated_ms > since_ms or timer.due_ms == due_ms,
+            act=None if dry_run else self._act_of(action, due_ms),
+        )
+
+    def _act_of(self, action: str, due_ms: int | None) -> Act:
+        def act(timer: Timer) -> Awaitable[Timer]:
+            prefix, id, version = timer.prefix, timer.id, timer.version
+            if action == "retry":
+                return self.retry(prefix, id)
+            if due_ms is not None:
+                return self.reschedule(prefix, id, due_at=due_ms, version=version)
+            return self.cancel(prefix, id, version=version, purge=action == "purge")
+
+        return act
+
+    async def stats(self) -> Stats:
+        """Counts, lateness, what is overdue, and how notifications arrive."""
+        return await read_stats(await self._open())
+
+    async def prefixes(self) -> Sequence[PrefixView]:
+        """The prefixes that have timers or a processor, or are paused."""
+        return await read_prefixes(await self._open())
+
+    async def pods(self) -> Sequence[PodView]:
+        """The pods that are alive."""
+        return await read_pods(await self._open())
+
+    async def pause(self, prefix: str) -> bool:
+        """Start no more timers of a prefix; those that run go on. True where that changed something."""
+        return await (await self._open()).pause(check_prefix(prefix), paused=True)
+
+    async def resume(self, prefix: str) -> bool:
+        """Start timers of a prefix again. True where that changed something."""
+        return await (await self._open()).pause(check_prefix(prefix), paused=False)
+
+    async def events(self, prefix: str | None = None) -> AsyncIterator[Event]:
+        """The timers' life from now on: changes, and what one must know of those that were missed. Ends when the client
+        is closed."""
+        wants = None if prefix is None else partial(_is_of, check_prefix(prefix))
+        async for event in (await self.feed()).events(wants):
+            yield event
+
+    async def feed(self) -> Feed:
+        """The one subscription behind all `events` of this client."""
+        if self._feed is None:
+            self._feed = Feed(Queries(await self._open()))
+        return self._feed
+
     async def _open(self) -> Store:
         """The store, opened at the first call; its clock is read once, because plans need the server's time."""
         if self._store is None:
@@ -192,6 +298,10 @@ class TimerClient:
         if not self._store.clock.known:
             await self._store.now_ms()
         return self._store
+
+
+def _is_of(prefix: str, change: Change) -> bool:
+    return change.prefix == prefix
 
 
 async def open_store(connections: Connections, *, shards: int | None = None) -> Store:

@@ -28,6 +28,7 @@ from timers.shapes import ID_PATTERN, LADDER_LIMIT, PREFIX_PATTERN, RESERVED_PRE
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
+TAG_LIMIT_CHARACTERS: Final = 64
 
 _PREFIX = re.compile(PREFIX_PATTERN)
 _ID = re.compile(ID_PATTERN)
@@ -294,7 +295,7 @@ MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_
 
 
 def _check_tags(tags: tuple[str, ...]) -> None:
-    if len(tags) > 16 or any(not 1 <= len(tag) <= 64 or not tag.isprintable() for tag in tags):
+    if len(tags) > 16 or any(not 1 <= len(tag) <= TAG_LIMIT_CHARACTERS or not tag.isprintable() for tag in tags):
         raise InvalidInput.of("tags", tags, "up to 16 strings of 1 to 64 printable characters")
 
 

@@ -4,11 +4,14 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Self
 
+from timers.durations import parse_time
 from timers.errors import InvalidInput
 from timers.model import Status, Timer
+from timers.spec import TAG_LIMIT_CHARACTERS, TimeInput, check_prefix
 from timers.store import codec, keys
 from timers.store.scripts import Argument, reachable
 from timers.store.store import Store
@@ -32,18 +35,51 @@ _SCORE: Final = re.compile(r"[0-9]{1,17}(\.[0-9]{1,17})?")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which timers. None means any; `due_after_ms` is inclusive, `due_before_ms` exclusive."""
+    """Which timers. None means any; `due_after_ms` is inclusive, `due_before_ms` exclusive. `visible` leaves out whole
+    prefixes that the asker is not to see."""
 
     prefix: str | None = None
     status: Status | None = None
     tag: str | None = None
     due_after_ms: int | None = None
     due_before_ms: int | None = None
+    visible: Callable[[str], bool] | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        prefix: str | None = None,
+        status: str | None = None,
+        tag: str | None = None,
+        due_after: TimeInput | datetime | None = None,
+        due_before: TimeInput | datetime | None = None,
+        visible: Callable[[str], bool] | None = None,
+    ) -> Self:
+        """From what a caller gives. Raises InvalidInput."""
+        return cls(
+            None if prefix is None else check_prefix(prefix),
+            None if status is None else _checked_status(status),
+            None if tag is None else _checked_tag(tag),
+            None if due_after is None else parse_time(due_after, "due_after"),
+            None if due_before is None else parse_time(due_before, "due_before"),
+            visible,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every timer that the asker may see passes."""
+        return replace(self, visible=None) == Filter()
+
+    def sees(self, prefix: str) -> bool:
+        """Whether timers of a prefix may pass."""
+        return self.visible is None or self.visible(prefix)
 
     def wants(self, timer: Timer) -> bool:
         """Whether a timer passes."""
         return (
             (self.prefix is None or timer.prefix == self.prefix)
+            and self.sees(timer.prefix)
             and (self.status is None or timer.status is self.status)
             and (self.tag is None or self.tag in timer.tags)
             and (self.due_after_ms is None or timer.due_ms >= self.due_after_ms)
@@ -176,7 +212,8 @@ class Queries:
 
     async def _sources(self, wanted: Filter) -> list[_Source]:
         """The indexes that may hold what is wanted, in listing order."""
-        prefixes = [wanted.prefix] if wanted.prefix is not None else list(await self.counts())
+        known = [wanted.prefix] if wanted.prefix is not None else await self.counts()
+        prefixes = [prefix for prefix in known if wanted.sees(prefix)]
         statuses = [status for status in _ORDER if wanted.status in (None, status)]
         return sorted({source for status in statuses for source in self._of_status(status, prefixes)})
 
@@ -223,6 +260,18 @@ class Queries:
         found = await self._store.get([(n.split(":", 1)[0], n.split(":", 1)[1]) for n in chosen])
         batch = [(timer, _Place(source, "", timer.key)) for timer in found if timer is not None]
         return batch, batch[-1][1] if batch and len(chosen) == most else None
+
+
+def _checked_status(value: object) -> Status:
+    if isinstance(value, str) and value in list(Status):
+        return Status(value)
+    raise InvalidInput.of("status", value, "one of " + ", ".join(status.value for status in Status))
+
+
+def _checked_tag(value: object) -> str:
+    if isinstance(value, str) and 1 <= len(value) <= TAG_LIMIT_CHARACTERS and value.isprintable():
+        return value
+    raise InvalidInput.of("tag", value, f"1 to {TAG_LIMIT_CHARACTERS} printable characters")
 
 
 def _change(data: bytes | None) -> Change | None:

@@ -1,0 +1,282 @@
+"""TimerClient on many timers: lists, actions, stats, prefixes, pods, pause, events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.harness import announce_pod
+from timers.client import TimerClient, open_store
+from timers.embedded import EmbeddedServer
+from timers.errors import InvalidInput
+from timers.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed, Listener
+from timers.model import Status
+from timers.spec import NewTimer
+from timers.store.queries import Change, Filter, Queries
+
+
+@pytest.fixture
+async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerClient]:
+    await redis.ping()
+    async with TimerClient(server.url) as client:
+        yield client
+
+
+async def arm(client: TimerClient, number: int, prefix: str = "test") -> None:
+    news = [
+        NewTimer(prefix=prefix, id=f"t{i:04}", delay=f"{i + 1}h", tags=["even"] * (i % 2 == 0)) for i in range(number)
+    ]
+    for start in range(0, number, 1000):
+        await client.batch(news[start : start + 1000])
+
+
+async def test_pages_join_to_the_whole_list(client: TimerClient) -> None:
+    await arm(client, 25)
+    first = await client.list(limit=10)
+    second = await client.list(limit=10, cursor=first.next_cursor)
+    assert [timer.id for timer in (*first.items, *second.items)] == [f"t{i:04}" for i in range(20)]
+    assert [timer.id async for timer in client.iterate()] == [f"t{i:04}" for i in range(25)]
+
+
+async def test_a_list_is_stable_while_timers_come_and_go(client: TimerClient) -> None:
+    await arm(client, 20)
+    first = await client.list(limit=10)
+    for gone in ("t0003", "t0009", "t0012"):
+        await client.cancel("test", gone, purge=True)
+    await client.create("test", "early", delay="1m")
+    second = await client.list(limit=10, cursor=first.next_cursor)
+    assert [timer.id for timer in second.items] == [f"t{i:04}" for i in range(10, 20) if i != 12]
+
+
+async def test_filters_narrow_a_list(client: TimerClient) -> None:
+    await arm(client, 6)
+    await client.create("other", "x", delay="1h")
+    await client.cancel("test", "t0005")
+    assert [t.id async for t in client.iterate(prefix="test", status="scheduled", tag="even")] == [
+        "t0000",
+        "t0002",
+        "t0004",
+    ]
+    assert [t.id async for t in client.iterate(status="cancelled")] == ["t0005"]
+    edge = (await client.get("test", "t0002")).due_at
+    assert [t.id async for t in client.iterate(prefix="test", status="scheduled", due_after=edge)] == [
+        "t0002",
+        "t0003",
+        "t0004",
+    ]
+    assert [t.id async for t in client.iterate(prefix="test", due_before=edge)] == ["t0000", "t0001"]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"limit": 0},
+        {"limit": 1001},
+        {"status": "late"},
+        {"prefix": "A"},
+        {"tag": ""},
+        {"due_after": "x"},
+        {"cursor": "?"},
+    ],
+)
+async def test_a_bad_wish_for_a_list_is_named(client: TimerClient, wanted: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput) as error:
+        await client.list(**wanted)  # type: ignore[arg-type]  # wrong on purpose
+    assert [field.field for field in error.value.errors] == list(wanted)
+
+
+async def test_a_dry_run_counts_and_changes_nothing(client: TimerClient) -> None:
+    await arm(client, 5)
+    counts = await client.act("cancel", Filter(prefix="test"), dry_run=True)
+    assert counts.to_json() == {"matched": 5, "done": 0, "refused": {}}
+    assert (await client.stats()).to_json()["by_status"]["scheduled"] == 5
+
+
+async def test_an_action_reaches_all_that_pass_over_many_pages(client: TimerClient) -> None:
+    await arm(client, 600)
+    await client.create("other", "x", delay="1h")
+    assert (await client.act("cancel", Filter(prefix="test", tag="even"))).to_json() == {
+        "matched": 300,
+        "done": 300,
+        "refused": {},
+    }
+    by_prefix = (await client.stats()).to_json()["by_prefix"]
+    assert (by_prefix["test"]["scheduled"], by_prefix["test"]["cancelled"]) == (300, 300)
+    assert by_prefix["other"]["scheduled"] == 1
+
+
+async def test_retrying_a_whole_status_arms_each_once(client: TimerClient) -> None:
+    await arm(client, 30)
+    await client.act("cancel", Filter(prefix="test"))
+    assert (await client.act("retry", Filter(prefix="test", status=Status.CANCELLED))).done == 30
+    assert [timer.version async for timer in client.iterate(prefix="test")] == [3] * 30
+
+
+async def test_a_rescheduled_timer_is_not_found_again_at_its_new_time(client: TimerClient) -> None:
+    await arm(client, 400)
+    counts = await client.act("reschedule", Filter(prefix="test"), delay="200h")
+    moved = [timer async for timer in client.iterate(prefix="test")]
+    assert (counts.matched, counts.done) == (400, 400)
+    assert {timer.version for timer in moved} == {2}
+    assert len({timer.due_ms for timer in moved}) == 1
+
+
+async def test_purge_leaves_nothing(client: TimerClient, redis: Redis) -> None:
+    await arm(client, 40)
+    await client.act("cancel", Filter(prefix="test", tag="even"))
+    assert (await client.act("purge", Filter(prefix="test"))).done == 40
+    assert [timer async for timer in client.iterate()] == []
+    assert await redis.keys("test:*") == []
+
+
+async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    async with TimerClient(server.url, edit_lock_ms=3_600_000) as client:
+        await client.create("test", "soon", delay="1m")
+        await client.create("test", "later", delay="9h")
+        counts = await client.act("cancel", Filter(prefix="test"))
+    assert counts.to_json() == {"matched": 2, "done": 1, "refused": {"edit-locked": 1}}
+
+
+@pytest.mark.parametrize(
+    ("action", "wanted", "due", "field"),
+    [
+        ("explode", Filter(prefix="test"), {}, "action"),
+        ("cancel", Filter(), {}, "filter"),
+        ("retry", Filter(status=Status.COMPLETED), {}, "filter.status"),
+        ("reschedule", Filter(prefix="test"), {}, "delay"),
+        ("cancel", Filter(prefix="test"), {"delay": "1h"}, "delay"),
+    ],
+)
+async def test_an_action_that_makes_no_sense_is_refused(
+    client: TimerClient, action: str, wanted: Filter, due: dict[str, str], field: str
+) -> None:
+    with pytest.raises(InvalidInput) as error:
+        await client.act(action, wanted, **due)
+    assert [bad.field for bad in error.value.errors] == [field]
+
+
+async def test_stats_of_an_empty_db_have_every_member(client: TimerClient) -> None:
+    stats = (await client.stats()).to_json()
+    assert stats == {
+        "by_status": dict.fromkeys([status.value for status in Status], 0),
+        "by_prefix": {},
+        "lateness_ms": {"p50": None, "p99": None, "max": None},
+        "overdue_ms": 0,
+        "notifications": "deaf",
+        "pods": [],
+    }
+
+
+async def test_the_worst_pod_tells_how_notifications_arrive(client: TimerClient) -> None:
+    store = await open_store(client._connections)
+    for name, hearing in (("a", "ok"), ("b", "late")):
+        info = {"roles": ["worker"], "serves": ["test"], "notifications": hearing, "lateness": {"0": 99, "9": 1}}
+        await announce_pod(store, name, info)
+    stats = (await client.stats()).to_json()
+    assert stats["notifications"] == "late"
+    assert [pod["pod"] for pod in stats["pods"]] == ["a", "b"]
+    assert stats["lateness_ms"] == {"p50": 0, "p99": 0, "max": 4}
+
+
+async def test_overdue_is_how_long_the_oldest_has_waited(client: TimerClient) -> None:
+    await client.create("test", "past", due_at=1_000)
+    assert (await client.stats()).overdue_ms > 1_000_000
+
+
+async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerClient) -> None:
+    await client.create("test-long", "x", delay="1h")
+    store = await open_store(client._connections)
+    await announce_pod(store, "a", {"roles": ["worker"], "serves": ["test", "idle"]})
+    assert await client.pause("test-long")
+    assert not await client.pause("test-long")
+    shown = {view.prefix: view.to_json() for view in await client.prefixes()}
+    assert set(shown) == {"test-long", "test", "idle"}
+    assert shown["test-long"]["processor"] == "test"
+    assert shown["test-long"]["pods"] == ["a"]
+    assert shown["test-long"]["paused"] is True
+    assert shown["test-long"]["counts"]["scheduled"] == 1
+    assert shown["test-long"]["next_due_at"] == (await client.get("test-long", "x")).to_json()["due_at"]
+    assert shown["idle"]["next_due_at"] is None
+    assert await client.resume("test-long")
+
+
+async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis: Redis) -> None:
+    heard: list[object] = []
+    async with asyncio.timeout(20):
+        async for event in client.events("test"):
+            heard.append(event)
+            if event == OPEN:
+                await client.create("other", "x", delay="1h")
+                await client.create("test", "x", delay="1h")
+                await client.cancel("test", "x")
+            if isinstance(event, Change) and event.status is Status.CANCELLED:
+                break
+    assert [(e.prefix, e.status, e.note) if isinstance(e, Change) else e for e in heard] == [
+        OPEN,
+        ("test", Status.SCHEDULED, "created"),
+        ("test", Status.CANCELLED, "cancelled"),
+    ]
+
+
+async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
+    client: TimerClient, redis: Redis
+) -> None:
+    feed = await client.feed()
+    listeners = [feed.join() for _ in range(50)]
+    async with asyncio.timeout(20):
+        assert [await listener.next() for listener in listeners] == [OPEN] * 50
+        assert await redis.pubsub_numsub("timers:events:0") == [(b"timers:events:0", 1)]
+        for listener in listeners:
+            await feed.leave(listener)
+        while await redis.pubsub_numsub("timers:events:0") != [(b"timers:events:0", 0)]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_broken_subscription_is_told_as_a_gap(client: TimerClient, redis: Redis) -> None:
+    feed = await client.feed()
+    listener = feed.join()
+    async with asyncio.timeout(20):
+        assert await listener.next() == OPEN
+        await redis.client_kill_filter(_type="pubsub")
+        assert await listener.next() == GAP
+    await feed.leave(listener)
+
+
+async def test_a_closed_feed_ends_its_listeners(client: TimerClient) -> None:
+    feed = await client.feed()
+    listener = feed.join()
+    async with asyncio.timeout(20):
+        assert await listener.next() == OPEN
+        await feed.close()
+        assert await listener.next() is None
+        assert await feed.join().next() is None
+
+
+def change(version: int) -> Change:
+    return Change("test", "x", Status.SCHEDULED, version, 0, 0, 0, "changed")
+
+
+async def test_a_full_queue_tells_how_much_it_lost_and_where() -> None:
+    listener = Listener(None)
+    for version in range(QUEUE_LIMIT + 7):
+        listener.offer(change(version))
+    kept = [await listener.next() for _ in range(QUEUE_LIMIT)]
+    assert kept == [change(version) for version in range(QUEUE_LIMIT)]
+    assert await listener.next() == Dropped(7)
+    listener.offer(change(5000))
+    assert await listener.next() == change(5000)
+
+
+async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient) -> None:
+    queries = Queries(await open_store(client._connections))
+    feed = Feed(queries)
+    slow, quick = feed.join(), feed.join()
+    async with asyncio.timeout(20):
+        assert await quick.next() == OPEN
+        await arm(client, QUEUE_LIMIT * 2)
+        assert isinstance(await quick.next(), Change)
+    assert len(slow._waiting) <= QUEUE_LIMIT + 1
+    await feed.leave(slow)
+    await feed.leave(quick)
