@@ -106,15 +106,13 @@ METADATA: Final[Schema] = {
 }
 
 _ABSENT: Final[Schema] = {"type": "null"}
+_LENGTH: Final[Schema] = {"type": ["string", "number"]}
+_MOMENT: Final[Schema] = {"type": ["string", "integer"]}
 
 
 def _only(**properties: Schema) -> Schema:
     """Where the named properties are there and of these schemas."""
     return {"required": [name for name, schema in properties.items() if schema != _ABSENT], "properties": properties}
-
-
-def _excluding(schema: Schema) -> Schema:
-    return {"not": schema}
 
 
 PAYLOAD: Final[Schema] = {
@@ -132,8 +130,8 @@ LADDER_HAS_ITS_MAXIMUM: Final[Schema] = {
 
 EVERY_OR_CRON: Final[Schema] = {
     "oneOf": [
-        _only(every=_excluding(_ABSENT), cron=_ABSENT),
-        _only(cron=_excluding(_ABSENT), every=_ABSENT),
+        _only(every=_LENGTH, cron=_ABSENT),
+        _only(cron={"type": "string"}, every=_ABSENT),
     ]
 }
 
@@ -141,8 +139,8 @@ NOT_TWO_DUE_TIMES: Final[Schema] = {"anyOf": [{"properties": {"delay": _ABSENT}}
 
 ONE_DUE_TIME: Final[Schema] = {
     "anyOf": [
-        _only(delay=_excluding(_ABSENT), due_at=_ABSENT),
-        _only(due_at=_excluding(_ABSENT), delay=_ABSENT),
+        _only(delay=_LENGTH, due_at=_ABSENT),
+        _only(due_at=_MOMENT, delay=_ABSENT),
         _only(retry={"type": "object", **_only(backoff={"type": "array"})}, delay=_ABSENT, due_at=_ABSENT),
         _only(repeat={"type": "object", **_only(cron={"type": "string"})}, delay=_ABSENT, due_at=_ABSENT),
     ]

@@ -1,0 +1,26 @@
+"""Owns the command: a long run with its seed, everything schemathesis prints, its exit code."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.fuzz.run import fuzz
+
+
+def main() -> int:
+    """Run for so many seconds; 0 without a finding."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    wanted = parser.parse_args()
+    options = ["--seed", str(wanted.seed), "--max-time", str(wanted.seconds), "--max-examples", "100000"]
+    with tempfile.TemporaryDirectory() as folder:
+        ran = asyncio.run(fuzz(Path(folder), options))
+    print(ran.output)
+    return ran.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Owns a run: a server, an API with a worker and processors for every prefix, and schemathesis as a process."""
+
+import asyncio
+import os
+import string
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.api.harness import running_api
+from tests.servers import start_server
+from timers.model import Timer
+from timers.processor import Context, Processor, processor
+
+_HERE: Final = Path(__file__).parent
+_ROOT: Final = _HERE.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How schemathesis ended: 0 without a finding, and what it printed."""
+
+    code: int
+    output: str
+
+    @property
+    def summary(self) -> str:
+        """The end of what it printed."""
+        return self.output[self.output.rfind("= SUMMARY =") :]
+
+
+def _processors() -> Sequence[Processor]:
+    """One for every first character, so that every prefix has its processor."""
+
+    async def done(_timer: Timer, _context: Context) -> None:
+        """Nothing to do."""
+
+    return [processor(character)(done) for character in string.ascii_lowercase + string.digits]
+
+
+async def fuzz(folder: Path, options: Sequence[str]) -> Ran:
+    """Run schemathesis with these options over everything that the document names."""
+    server = await start_server("redis", folder)
+    try:
+        async with running_api(server.url, _processors(), works=True) as api:
+            return await _run(f"{api.server.url}/openapi.json", folder, options)
+    finally:
+        await server.stop()
+
+
+async def _run(document: str, folder: Path, options: Sequence[str]) -> Ran:
+    command = [str(Path(sys.executable).with_name("st")), "--config-file", str(_HERE / "schemathesis.toml"), "run"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        document,
+        "--no-color",
+        "--generation-database=none",
+        "--continue-on-failure",
+        *options,
+        cwd=folder,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.fuzz.values", "PYTHONPATH": str(_ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return Ran(process.returncode or 0, output.decode(errors="replace"))

@@ -1,0 +1,68 @@
+"""Owns what schemathesis cannot know: values of our own formats, and which numbers JSON readers tell apart.
+
+Schemathesis imports this by the name in SCHEMATHESIS_HOOKS.
+"""
+
+from typing import Any
+
+import schemathesis
+from hypothesis import strategies as st
+
+from timers.durations import MAX_TIME_MS
+
+IN_REACH_MS = 2_000_000_000_000
+"""In 2033."""
+
+_numbers = st.integers(1, 300)
+_exact = st.builds("{}{}".format, _numbers, st.sampled_from(["ms", "s", "m", "h", "d", "w"])) | st.builds(
+    "PT{}{}".format, _numbers, st.sampled_from("HMS")
+)
+_lengths = _exact | st.builds("P{}{}".format, st.integers(1, 100), st.sampled_from("DWM"))
+_times = st.builds(
+    "20{:02}-{:02}-{:02}T{:02}:{:02}:00{}".format,
+    st.integers(0, 35),
+    st.integers(1, 12),
+    st.integers(1, 28),
+    st.integers(0, 23),
+    st.integers(0, 59),
+    st.sampled_from(["Z", ".5Z", "+01:00", "-08:00"]),
+)
+_crons = st.builds(
+    "{} {} * {} {}".format,
+    st.integers(0, 59) | st.sampled_from(["*", "*/7", "0-30"]),
+    st.integers(0, 23) | st.just("*"),
+    st.integers(1, 12) | st.sampled_from(["*", "JAN"]),
+    st.integers(0, 6) | st.sampled_from(["*", "MON-FRI"]),
+) | st.sampled_from(["@hourly", "@daily", "@weekly", "@monthly", "@yearly"])
+
+for name, values in {
+    "timer-duration": _lengths,
+    "timer-interval": _lengths,
+    "timer-exact-duration": _exact,
+    "timer-timeout": _exact,
+    "timer-time": _times,
+    "timer-time-text": _times | st.integers(0, 2_000_000_000_000).map(str),
+    "timer-cron": _crons,
+    "timer-zone": st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Pacific/Apia"]),
+    "timer-tag": st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=64),
+}.items():
+    schemathesis.openapi.format(name, values)
+
+
+@schemathesis.hook
+def map_body(_context: schemathesis.HookContext, body: Any) -> Any:
+    """The body with integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), and
+    with due times within reach of now, which is what no schema can say."""
+    body = _plain(body)
+    due_at = body.get("due_at") if isinstance(body, dict) else None
+    if isinstance(due_at, int) and IN_REACH_MS < due_at <= MAX_TIME_MS:
+        return {**body, "due_at": due_at % IN_REACH_MS}
+    return body
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
