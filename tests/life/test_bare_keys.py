@@ -1,11 +1,28 @@
 """Bare keys as the scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
 
-from tests.engine.fleet import Fleet
+from tests.engine.fleet import Calls, Fleet, notes
+from tests.waiting import eventually
+from timers.model import Status, Timer
 from timers.spec import TimerChange
 from timers.store.bare import BareKeys
 
 HOUR_MS = 3_600_000
+OFTEN_MS = 50
+"""A scan so often that tests need not wait for it."""
+
 X = ("note", "x")
+
+
+async def adopted(fleet: Fleet, key: str, prefix: str = "note") -> Timer:
+    """The timer of a bare key, once a pod has adopted it."""
+
+    async def look() -> Timer | None:
+        (timer,) = await fleet.store.get([(prefix, key)])
+        return timer if timer is not None and timer.status is Status.SCHEDULED else None
+
+    timer = await eventually(look, f"{prefix}:{key} is adopted")
+    assert timer is not None
+    return timer
 
 
 class TestChanges:
@@ -18,3 +35,15 @@ class TestChanges:
         timer = await fleet.client.get("note", "x")
         assert (timer.payload, timer.due_ms, timer.version) == ("from the API", changed.due_ms, changed.version)
         assert await fleet.redis.pttl("note:{0}:x") > 0
+
+    async def test_an_expiry_told_late_does_not_fire_the_key_that_was_set_since(self, fleet: Fleet) -> None:
+        """SET over a key that is due but not yet deleted announces the old one; the scan may be faster than the event."""
+        bare = BareKeys(fleet.store)
+        await fleet.redis.set("note:x", "1", px=HOUR_MS)
+        assert await bare.adopt(0, {X: b"1"}) == ["adopted"]
+        await fleet.redis.set("note:x", "2", px=2 * HOUR_MS)
+        assert await bare.adopt(0, {X: b"2"}) == ["moved"]
+        assert await bare.announce(0, {X: 1}) == ["known"]
+        timer = await fleet.client.get("note", "x")
+        assert (timer.status, timer.payload, notes(timer)[-1]) == (Status.SCHEDULED, 2, "its bare key was set again")
+        assert await fleet.redis.zcard("timers:{0}:due:note") == 0

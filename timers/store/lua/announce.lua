@@ -4,6 +4,7 @@
 -- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (the last run is under way; try again)
 
 local BARE_MS = 5000
+local CLOCK_MS = 10     -- as in adopt.lua
 local answer = {text(now)}
 
 -- The lock of a bare key: SET … PX with the number of expiries that have been answered. A pod that has heard no more of
@@ -16,14 +17,31 @@ local function first(member, heard)
   return true
 end
 
+-- The key is there again, and the record is of that newer one: the timer was rescheduled before this expiry was told.
+local function set_again(member, r)
+  local left = redis.call('PTTL', member)
+  return left > 0 and math.abs(now + left - r.due) <= CLOCK_MS
+end
+
+local function due_now(prefix, id, member, r)
+  if r.due - now > CLOCK_MS then
+    r.due = text(now)
+    note(r, '-', '-', 'its bare key was set again and expired')
+    write(member, r)
+  end
+  enqueue(prefix, id, r.due)
+end
+
 local function announce(prefix, id, heard)
   local member = member_of(prefix, id)
   local r = read(member)
   if r and r.status == 'r' then return 'running' end
-  local adopted = redis.call('ZREM', root .. 'adopted', member) == 1
+  local adopted = r and r.status == 's' and redis.call('ZSCORE', root .. 'adopted', member)
+  if adopted and set_again(member, r) then return 'known' end
+  redis.call('ZREM', root .. 'adopted', member)
   if not first(member, heard) and not adopted then return 'known' end
-  if adopted and r and r.status == 's' then
-    enqueue(prefix, id, r.due)
+  if adopted then
+    due_now(prefix, id, member, r)
     return 'due'
   end
   if r then leave(prefix, id, r.status) end
