@@ -156,3 +156,34 @@ LATEST_AND_ALL_ARE_FOR_REPEATS: Final[Schema] = {
 
 ALL_OF_NEW_TIMER: Final[Schema] = {"allOf": [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS]}
 ALL_OF_CHANGE: Final[Schema] = {**NOT_TWO_DUE_TIMES, "minProperties": 1}
+
+_FILTERS: Final[dict[str, Schema]] = {
+    "prefix": {"type": "string"},
+    "status": {"type": "string"},
+    "tag": {"type": "string"},
+    "due_after": _MOMENT,
+    "due_before": _MOMENT,
+}
+SOME_FILTER: Final[Schema] = {"anyOf": [_only(**{name: schema}) for name, schema in _FILTERS.items()]}
+
+
+def _action(name: str, *statuses: str, **due: Schema) -> Schema:
+    """An action, the statuses that its filter may ask for, and its due time."""
+    status: Schema = {"enum": [*statuses, None]} if statuses else {}
+    properties = {"status": status}
+    return _only(action={"const": name}, filter={"properties": properties}, **due)
+
+
+_NEVER_DUE: Final = {"delay": _ABSENT, "due_at": _ABSENT}
+_WAITING: Final = ("scheduled", "running")
+
+ALL_OF_ACTION: Final[Schema] = {
+    "oneOf": [
+        _action("cancel", *_WAITING, **_NEVER_DUE),
+        _action("retry", "failed", "unhandled", "cancelled", **_NEVER_DUE),
+        _action("purge", **_NEVER_DUE),
+        _action("reschedule", *_WAITING, delay=_LENGTH, due_at=_ABSENT),
+        _action("reschedule", *_WAITING, delay=_ABSENT, due_at=_MOMENT),
+    ]
+}
+"""Which statuses an action takes, and that only `reschedule` has a due time, exactly one."""

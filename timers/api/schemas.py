@@ -25,7 +25,10 @@ Instant = Annotated[
 """RFC 3339 in UTC, with milliseconds."""
 
 Count = Annotated[int, Field(ge=0)]
-Milliseconds = Annotated[int, Field(ge=0)]
+Hearing = Literal["ok", "late", "deaf"]
+"""How notifications arrive."""
+
+Tag = Annotated[str, WithJsonSchema(shapes.TAG)]
 
 
 class _Shape(BaseModel):
@@ -74,6 +77,7 @@ class TimerAnswer(_Shape):
     lease: LeaseAnswer | None
     last_error: dict[str, Any] | None
     history: Annotated[list[HistoryAnswer], Field(max_length=50)]
+    traceparent: str | None = None
 
 
 class BadField(_Shape):
@@ -104,9 +108,9 @@ class PageAnswer(_Shape):
 
 
 class Batch(_Shape):
-    """Up to 1,000 timers to arm."""
+    """Up to 1,000 timers to arm. Each is judged alone, so that a bad one spoils no other."""
 
-    timers: Annotated[list[NewTimer], Field(max_length=1000)]
+    timers: Annotated[list[NewTimer | Any], Field(max_length=1000)]
 
 
 class BatchArmed(_Shape):
@@ -140,7 +144,7 @@ class ReadyAnswer(_Shape):
 
     ready: Literal[True]
     redis: Literal["ok"]
-    notifications: Literal["ok", "late", "deaf"] = "ok"
+    notifications: Hearing = "ok"
     services: dict[str, str] = {}
     running: Count = 0
     warnings: list[str] = []
@@ -165,17 +169,21 @@ class PutTimer(TimerChange):
 
 
 class TimerFilter(_Shape):
-    """Which timers, as in a list; all of them must hold."""
+    """Which timers, as in a list: all that is given must hold, and something must be given."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.SOME_FILTER)
 
     prefix: Prefix | None = None
     status: Status | None = None
-    tag: str | None = None
+    tag: Tag | None = None
     due_after: Time | None = None
     due_before: Time | None = None
 
 
 class Action(_Shape):
-    """What to do with all timers that pass a filter; with `dry_run` only count them."""
+    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_ACTION)
 
     action: Literal["cancel", "retry", "reschedule", "purge"]
     filter: TimerFilter
@@ -185,28 +193,73 @@ class Action(_Shape):
 
 
 class ActionAnswer(_Shape):
-    """How many timers passed the filter, how many were acted on, how many refused."""
+    """How many timers passed the filter, how many were acted on, and how many refused it, by reason."""
 
     matched: Count
     done: Count
-    refused: Count
+    refused: dict[str, Count]
+
+
+class ByStatus(_Shape):
+    """How many timers are in each status."""
+
+    scheduled: Count
+    running: Count
+    completed: Count
+    failed: Count
+    unhandled: Count
+    cancelled: Count
+
+
+class Lateness(_Shape):
+    """From due to start, in milliseconds, over the last minutes; null where nothing started."""
+
+    p50: Count | None
+    p99: Count | None
+    max: Count | None
+
+
+class PodAnswer(_Shape):
+    """A live pod. `shards` is null where it takes all, `notifications` where it runs no timers."""
+
+    pod: str
+    seen_at: Instant
+    roles: list[str]
+    serves: list[str]
+    only: list[str]
+    shards: list[Count] | None
+    running: Count
+    concurrency: Count
+    notifications: Hearing | None
+    lateness_ms: Lateness
 
 
 class StatsAnswer(_Shape):
-    """The state of the whole service."""
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed."""
 
-    by_status: dict[str, Count]
-    by_prefix: dict[str, dict[str, Count]]
-    lateness_ms: dict[str, Milliseconds | None]
-    overdue_ms: Milliseconds
-    notifications: Literal["ok", "late", "deaf"]
-    pods: list[dict[str, Any]]
+    by_status: ByStatus
+    by_prefix: dict[str, ByStatus]
+    lateness_ms: Lateness
+    overdue_ms: Count
+    notifications: Hearing
+    pods: list[PodAnswer]
+
+
+class PrefixAnswer(_Shape):
+    """A prefix that has timers, a processor, or is paused. `processor` is the prefix that its processor declared."""
+
+    prefix: Prefix
+    processor: str | None
+    pods: list[str]
+    paused: bool
+    counts: ByStatus
+    next_due_at: Instant | None
 
 
 class PrefixesAnswer(_Shape):
-    """The prefixes that have timers or a processor."""
+    """The prefixes, by name."""
 
-    items: list[dict[str, Any]]
+    items: list[PrefixAnswer]
 
 
 class PausedAnswer(_Shape):
@@ -217,6 +270,6 @@ class PausedAnswer(_Shape):
 
 
 class PodsAnswer(_Shape):
-    """The pods that are alive."""
+    """The pods that are alive, by name."""
 
-    items: list[dict[str, Any]]
+    items: list[PodAnswer]
