@@ -68,10 +68,10 @@ class Counts:
         return {"matched": self.matched, "done": self.done, "refused": dict(self.refused)}
 
 
-def check_action(action: str, wanted: Filter) -> Sequence[Status]:
+def check_action(action: object, wanted: Filter) -> Sequence[Status]:
     """The statuses to look at. Raises InvalidInput for an unknown action, one on everything, and one on a status that
     it does not take."""
-    if action not in TAKES:
+    if not isinstance(action, str) or action not in TAKES:
         raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
     if wanted.is_empty:
         raise InvalidInput.of("filter", {}, "at least one of prefix, status, tag, due_after and due_before")

@@ -6,14 +6,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from timers.api.docs import DocsRoutes
+from aiohttp import web
+
+from timers.api.assembly import all_routes
 from timers.api.health import HealthRoutes
-from timers.api.routes import TimerRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
@@ -21,6 +22,7 @@ from timers.embedded import EmbeddedServer
 from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
+from timers.metrics import Metrics
 from timers.processor import Registry, load
 from timers.settings import Settings, redacted
 from timers.store.connect import connect
@@ -117,11 +119,15 @@ async def _serve(
         store = await open_redis(url, settings)
         ends.push_async_callback(store.connections.close)
         client = TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms)
-        worker = _worker(settings, store, registry, client)
+        metrics = Metrics()
+        worker = _worker(settings, store, registry, client, metrics)
         health = HealthRoutes(store, worker)
-        api = await _api(settings, health, TimerRoutes(client, Serving(store, registry)))
+        routes = all_routes(client, Serving(store, registry), health, metrics, worker)
+        api = await _api(settings, routes)
         if api is not None:
             ends.push_async_callback(api.stop)
+            # Before it, because an API waits for its answers, and event streams have no end of their own.
+            ends.push_async_callback(client.end_events)
         if worker is not None:
             ends.push_async_callback(_drain, worker, stopping)
             await _start(worker)
@@ -132,7 +138,9 @@ async def _serve(
     return 0
 
 
-def _worker(settings: Settings, store: Store, registry: Registry, client: TimerClient) -> Worker | None:
+def _worker(
+    settings: Settings, store: Store, registry: Registry, client: TimerClient, metrics: Metrics
+) -> Worker | None:
     if "worker" not in settings.roles:
         return None
     if settings.shard_subset and settings.shard_subset[-1] >= store.shards:
@@ -145,8 +153,9 @@ def _worker(settings: Settings, store: Store, registry: Registry, client: TimerC
         retention_ms=settings.retention_ms,
         drain_timeout_ms=settings.drain_timeout_ms,
         shard_subset=settings.shard_subset or None,
+        adopt_every_ms=settings.adopt_every_ms,
     )
-    return Worker(store, registry, client, options)
+    return Worker(store, registry, client, options, metrics)
 
 
 async def _start(worker: Worker) -> None:
@@ -156,10 +165,9 @@ async def _start(worker: Worker) -> None:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the worker started: {error}") from error
 
 
-async def _api(settings: Settings, health: HealthRoutes, timers: TimerRoutes) -> ApiServer | None:
+async def _api(settings: Settings, routes: Sequence[web.RouteDef]) -> ApiServer | None:
     if "api" not in settings.roles:
         return None
-    routes = (*health.routes(), *timers.routes(), *DocsRoutes().routes())
     return await ApiServer.start(application(routes), settings.http_host, settings.http_port)
 
 

@@ -1,6 +1,6 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -19,9 +19,9 @@ from timers.errors import (
 )
 from timers.feed import Event, Feed
 from timers.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
-from timers.model import Timer
+from timers.model import Status, Timer
 from timers.planning import changed_progress, due_of_change, new_id, plan
-from timers.spec import NewTimer, TimerChange, check_id, check_prefix
+from timers.spec import NewTimer, TimerChange, check_id, check_prefix, check_traceparent
 from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.queries import PAGE_LIMIT, Change, Filter, Page, Queries
@@ -94,39 +94,48 @@ class TimerClient:
 
     async def close(self) -> None:
         """End the listeners and close the connections."""
-        if self._feed is not None:
-            await self._feed.close()
+        await self.end_events()
         await self._connections.close()
 
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
-        """Arm a timer; the keywords are the fields of `POST /v1/timers`."""
+    async def end_events(self) -> None:
+        """End whoever listens to `events`, and take no more listeners."""
+        if self._store is not None:
+            await self._feed_of(self._store).close()
+
+    async def create(
+        self, prefix: str, id: str | None = None, *, traceparent: str | None = None, **fields: Any
+    ) -> Timer:
+        """Arm a timer; the keywords are the fields of `POST /v1/timers`. `traceparent` is the W3C trace that its runs
+        belong to."""
         given = {"prefix": prefix, **({} if id is None else {"id": id}), **fields}
-        return await self.arm(NewTimer.parse(given))
+        return await self.arm(NewTimer.parse(given), traceparent=traceparent)
 
-    async def arm(self, new: NewTimer) -> Timer:
+    async def arm(self, new: NewTimer, *, traceparent: str | None = None) -> Timer:
         """Arm a timer and return what is now there."""
-        return (await self.put(new)).timer
+        return (await self.put(new, traceparent=traceparent)).timer
 
-    async def put(self, new: NewTimer) -> Armed:
+    async def put(self, new: NewTimer, *, traceparent: str | None = None) -> Armed:
         """As `arm`, and say whether it was created, replaced or kept."""
-        (result,) = await self.batch([new])
+        (result,) = await self.batch([new], traceparent=traceparent)
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def batch(self, news: Sequence[NewTimer]) -> Results:
+    async def batch(self, news: Sequence[NewTimer], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers; each has its own result, in order. Raises Unavailable for the whole batch: what was
         armed before stays, so repeat it with ids and `if_exists: keep`."""
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
+        if traceparent is not None:
+            check_traceparent(traceparent)
         store = await self._open()
         results: Results = []
         for start in range(0, len(news), SCRIPT_BATCH):
-            results += await self._arm_some(store, news[start : start + SCRIPT_BATCH])
+            results += await self._arm_some(store, news[start : start + SCRIPT_BATCH], traceparent)
         return results
 
-    async def _arm_some(self, store: Store, news: Sequence[NewTimer]) -> Results:
-        planned = [_planned(new, store.clock.now_ms()) for new in news]
+    async def _arm_some(self, store: Store, news: Sequence[NewTimer], traceparent: str | None) -> Results:
+        planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms) if armings else ())
         return [_armed(next(answers)) if isinstance(p, Arming) else p for p in planned]
@@ -262,6 +271,10 @@ class TimerClient:
         """Counts, lateness, what is overdue, and how notifications arrive."""
         return await read_stats(await self._open())
 
+    async def counts(self) -> Mapping[str, Mapping[Status, int]]:
+        """How many timers of each prefix are in each status; zeros left out."""
+        return await Queries(await self._open()).counts()
+
     async def prefixes(self) -> Sequence[PrefixView]:
         """The prefixes that have timers or a processor, or are paused."""
         return await read_prefixes(await self._open())
@@ -287,8 +300,11 @@ class TimerClient:
 
     async def feed(self) -> Feed:
         """The one subscription behind all `events` of this client."""
+        return self._feed_of(await self._open())
+
+    def _feed_of(self, store: Store) -> Feed:
         if self._feed is None:
-            self._feed = Feed(Queries(await self._open()))
+            self._feed = Feed(Queries(store))
         return self._feed
 
     async def _open(self) -> Store:
@@ -309,9 +325,9 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
     return Store(connections, shards=await server.fix_shards(connections.commands, shards))
 
 
-def _planned(new: NewTimer, now_ms: float) -> Arming | InvalidInput:
+def _planned(new: NewTimer, now_ms: float, traceparent: str | None) -> Arming | InvalidInput:
     try:
-        return plan(new, now_ms)
+        return plan(new, now_ms, traceparent)
     except InvalidInput as error:
         return error
 

@@ -98,6 +98,12 @@ class Listener:
         dropped, self._dropped = self._dropped, 0
         return Dropped(dropped) if dropped else None
 
+    def waiting(self) -> list[Event]:
+        """What could be taken without waiting."""
+        events = list(self._waiting)
+        self._waiting.clear()
+        return events
+
 
 class Feed:
     """The changes of one db."""

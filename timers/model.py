@@ -187,6 +187,12 @@ class Timer:
         return value
 
     @property
+    def traceparent(self) -> str | None:
+        """The W3C trace that the caller armed it in."""
+        value: str | None = self.wishes.get("traceparent")
+        return value
+
+    @property
     def last_error(self) -> Mapping[str, Json] | None:
         """Why the newest failed attempt failed: `type`, `reason`, `detail`, `at`, `attempt`."""
         return self.progress.last_error
@@ -214,6 +220,7 @@ class Timer:
     def to_json(self) -> dict[str, Json]:
         """The timer as the HTTP API shows it."""
         retry, repeat = self.retry, self.repeat
+        traced = {} if self.traceparent is None else {"traceparent": self.traceparent}
         return {
             "prefix": self.prefix,
             "id": self.id,
@@ -236,4 +243,5 @@ class Timer:
             "lease": None if self.lease is None else self.lease.to_json(),
             "last_error": None if self.last_error is None else dict(self.last_error),
             "history": [entry.to_json() for entry in self.history],
+            **traced,
         }

@@ -24,13 +24,15 @@ def new_id() -> str:
     return str(UUID(int=value))
 
 
-def plan(new: NewTimer, now_ms: float) -> Arming:
-    """Where a new timer's due time and first progress come from. Raises InvalidInput."""
+def plan(new: NewTimer, now_ms: float, traceparent: str | None = None) -> Arming:
+    """Where a new timer's due time and first progress come from. The trace is kept beside the wishes. Raises
+    InvalidInput."""
     due, progress = _first_due(new, now_ms), NO_PROGRESS
     if new.repeat is not None:
         due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
         due, progress = f"@{due_ms}", calendar.start(due_ms)
-    return Arming(new.prefix, new.id or new_id(), due, new.wishes(), progress, new.if_exists)
+    wishes = new.wishes() if traceparent is None else {**new.wishes(), "traceparent": traceparent}
+    return Arming(new.prefix, new.id or new_id(), due, wishes, progress, new.if_exists)
 
 
 def _first_due(new: NewTimer, now_ms: float) -> str:

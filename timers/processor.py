@@ -51,7 +51,7 @@ class Context:
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
     act twice. `idempotency_key` (`prefix:id:occurrence`) is the same on every try. `deadline` is when the run times
-    out, None if never.
+    out, None if never. `traceparent` is the W3C trace in which the timer was armed, to link the run to it.
     """
 
     token: int
@@ -59,6 +59,7 @@ class Context:
     deadline: datetime | None
     log: FilteringBoundLogger
     timers: Timers
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ ID_RULE: Final = f"an id like {ID_PATTERN}"
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
 
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context §3.2: version, trace, parent, flags."""
+
 _PREFIX = re.compile(PREFIX_PATTERN)
 _ID = re.compile(ID_PATTERN)
 # What JSON can name and UTF-8 cannot hold.
@@ -110,6 +113,13 @@ def check_id(value: object, field: str = "id") -> str:
     if isinstance(value, str) and _ID.fullmatch(value):
         return value
     raise InvalidInput.of(field, value, ID_RULE)
+
+
+def check_traceparent(value: object, field: str = "traceparent") -> str:
+    """The trace if it is one; else InvalidInput."""
+    if isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+        return value
+    raise InvalidInput.of(field, value, "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal")
 
 
 def encode_payload(payload: object) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 from aiohttp import ClientSession
 from multidict import CIMultiDictProxy
 
-from timers.api.docs import DocsRoutes
+from timers.api.assembly import all_routes
 from timers.api.health import HealthRoutes
-from timers.api.routes import TimerRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
 from timers.engine.worker import Worker, WorkerOptions
+from timers.metrics import Metrics
 from timers.processor import Processor, Registry
 from timers.store.connect import connect
 from timers.store.store import Store
@@ -85,18 +85,21 @@ async def running_api(
         ends.push_async_callback(store.connections.close)
         registry = Registry(processors)
         client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
-        worker = await _worker(store, registry, client, ends) if works else None
+        metrics = Metrics()
+        worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker)
-        timers = TimerRoutes(client, Serving(store, registry))
-        routes = (*health.routes(), *timers.routes(), *DocsRoutes().routes())
+        routes = all_routes(client, Serving(store, registry), health, metrics, worker)
         server = await ApiServer.start(application(routes), "127.0.0.1", 0)
         ends.push_async_callback(server.stop)
+        ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())
         yield Api(server, session, store, client, health)
 
 
-async def _worker(store: Store, registry: Registry, client: TimerClient, ends: AsyncExitStack) -> Worker:
-    worker = Worker(store, registry, client, WorkerOptions("api-test", 10, 30_000, 3_600_000, 100))
+async def _worker(
+    store: Store, registry: Registry, client: TimerClient, metrics: Metrics, ends: AsyncExitStack
+) -> Worker:
+    worker = Worker(store, registry, client, WorkerOptions("api-test", 10, 30_000, 3_600_000, 100), metrics)
     await worker.start()
     ends.push_async_callback(worker.drain)
     return worker

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -25,7 +26,7 @@ async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerCli
 
 async def arm(client: TimerClient, number: int, prefix: str = "test") -> None:
     news = [
-        NewTimer(prefix=prefix, id=f"t{i:04}", delay=f"{i + 1}h", tags=["even"] * (i % 2 == 0)) for i in range(number)
+        NewTimer(prefix=prefix, id=f"t{i:04}", delay=f"{i + 1}h", tags=("even",) * (i % 2 == 0)) for i in range(number)
     ]
     for start in range(0, number, 1000):
         await client.batch(news[start : start + 1000])
@@ -150,7 +151,7 @@ async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServ
     ],
 )
 async def test_an_action_that_makes_no_sense_is_refused(
-    client: TimerClient, action: str, wanted: Filter, due: dict[str, str], field: str
+    client: TimerClient, action: str, wanted: Filter, due: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as error:
         await client.act(action, wanted, **due)

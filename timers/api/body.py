@@ -12,6 +12,9 @@ from timers.errors import FieldError, InvalidInput, shown
 BODY_LIMIT_BYTES: Final = 128 * 1024
 """One timer: a payload of 64 KiB, which escapes and spaces may double."""
 
+BATCH_LIMIT_BYTES: Final = 8 * 1024 * 1024
+"""A batch: 8 KiB for each of 1,000 timers."""
+
 READ_SECONDS: Final = 20.0
 """How long a body may take to arrive."""
 
@@ -23,7 +26,7 @@ async def read_json(
 ) -> Any:
     """The body as JSON. HTTP 400, 408, 413 or 415 for what is not JSON in time and size; InvalidInput for JSON that
     programs read differently."""
-    _check_type(request, types)
+    media_type(request, types)
     raw = await read_bytes(request, limit_bytes)
     try:
         return strictjson.parse(raw)
@@ -31,6 +34,21 @@ async def read_json(
         raise
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from None
+
+
+async def read_lines(request: web.Request, limit_bytes: int) -> list[Any]:
+    """The body as JSON values, one a line (NDJSON); a line that is none is the InvalidInput that says so. Empty lines
+    are passed over. HTTP 400, 408, 413."""
+    return [_line(line) for line in (await read_bytes(request, limit_bytes)).split(b"\n") if line.strip()]
+
+
+def _line(raw: bytes) -> Any:
+    try:
+        return strictjson.parse(raw)
+    except InvalidInput as error:
+        return error
+    except ValueError as error:
+        return InvalidInput.of("", raw.decode(errors="replace"), f"one JSON object a line ({error})")
 
 
 async def refuse_body(request: web.Request) -> None:
@@ -62,7 +80,8 @@ def _too_large(limit_bytes: int) -> web.HTTPException:
     return web.HTTPRequestEntityTooLarge(limit_bytes, text=f"the body may have {limit_bytes} bytes at most")
 
 
-def _check_type(request: web.Request, types: tuple[str, ...]) -> None:
+def media_type(request: web.Request, types: tuple[str, ...]) -> str:
+    """The body's type, one of those accepted. HTTP 415."""
     accepted = " or ".join(types)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise web.HTTPUnsupportedMediaType(text="a compressed body is not accepted; send it as it is")
@@ -71,6 +90,7 @@ def _check_type(request: web.Request, types: tuple[str, ...]) -> None:
         raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {shown(given)}; send {accepted}")
     if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
         raise web.HTTPUnsupportedMediaType(text=f"charset {shown(request.charset)} is not accepted; JSON is UTF-8")
+    return request.content_type
 
 
 def as_object(value: Any) -> dict[str, Any]:

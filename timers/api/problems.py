@@ -1,7 +1,7 @@
 """Owns how errors leave: the one table from error class to HTTP status, and `application/problem+json` (RFC 9457)."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.tracing import Handler, current_request_id
 from timers.errors import (
     AlreadyExists,
     EditLocked,
@@ -24,8 +25,6 @@ from timers.errors import (
     VersionMismatch,
 )
 from timers.logs import get_logger
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 TYPE_ROOT: Final = "urn:timers:problem:"
 CONTENT_TYPE: Final = "application/problem+json"
@@ -90,9 +89,18 @@ def kind_of(error: TimersError) -> Kind:
 
 def problem(kind: Kind, detail: str, **members: Any) -> web.Response:
     """A problem as a response. `members` are further members of the JSON object."""
-    body = {"type": TYPE_ROOT + kind.slug, "title": kind.title, "status": kind.status, "detail": detail, **members}
-    response = web.Response(status=kind.status, body=json.dumps(body).encode(), content_type=CONTENT_TYPE)
-    if kind.status == HTTPStatus.SERVICE_UNAVAILABLE:
+    return _response(_body(kind, detail, **members))
+
+
+def _body(kind: Kind, detail: str, **members: Any) -> dict[str, Any]:
+    return {"type": TYPE_ROOT + kind.slug, "title": kind.title, "status": kind.status, "detail": detail, **members}
+
+
+def _response(body: dict[str, Any]) -> web.Response:
+    request_id = current_request_id()
+    told = body if request_id is None else {**body, "request_id": request_id}
+    response = web.Response(status=body["status"], body=json.dumps(told).encode(), content_type=CONTENT_TYPE)
+    if body["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     return response
 
@@ -104,12 +112,17 @@ def field_json(error: FieldError) -> dict[str, str]:
 
 def of_error(error: TimersError) -> web.Response:
     """The problem for an error of this package."""
+    return _response(problem_body(error))
+
+
+def problem_body(error: TimersError) -> dict[str, Any]:
+    """The problem for an error of this package, as the JSON object."""
     fields = error.errors if isinstance(error, InvalidInput) else _fields_in(error)
     if not fields:
-        return problem(kind_of(error), str(error))
+        return _body(kind_of(error), str(error))
     told = fields[:ERRORS_TOLD]
     rest = f"; and {len(fields) - len(told)} more" if len(fields) > len(told) else ""
-    return problem(kind_of(error), "; ".join(map(str, told)) + rest, errors=[field_json(field) for field in told])
+    return _body(kind_of(error), "; ".join(map(str, told)) + rest, errors=[field_json(field) for field in told])
 
 
 def _fields_in(error: TimersError) -> tuple[FieldError, ...]:

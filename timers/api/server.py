@@ -9,7 +9,11 @@ from typing import Any, Final, Self, cast
 from aiohttp import web
 
 from timers.api.problems import answer_problems, of_status
+from timers.api.tracing import REQUEST_ID, follow, name_answer, new_request
 from timers.errors import ConfigurationError, FieldError, shown
+from timers.logs import get_logger
+
+_log = get_logger("timers.api")
 
 FINISH_SECONDS: Final = 5.0
 """How long a stop waits for requests in progress: as long as Redis may take to answer one."""
@@ -22,14 +26,18 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """The answer to a request that never reached a handler."""
-        response = of_status(status, message or "the request is not HTTP that can be read")
+        with new_request() as request_id:
+            _log.info("request cannot be read", status=status, reason=message or repr(exc))
+            response = of_status(status, message or "the request is not HTTP that can be read")
+        response.headers[REQUEST_ID] = request_id
         response.force_close()
         return response
 
 
 def application(routes: Iterable[web.AbstractRouteDef]) -> web.Application:
     """An application of these routes."""
-    app = web.Application(middlewares=[answer_problems])
+    app = web.Application(middlewares=[follow, answer_problems])
+    app.on_response_prepare.append(name_answer)
     app.add_routes(routes)
     return app
 

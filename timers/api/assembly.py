@@ -1,0 +1,30 @@
+"""Owns which calls an API has: everything in the table of operations, over one pod's parts."""
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from timers.api.docs import DocsRoutes
+from timers.api.health import HealthRoutes
+from timers.api.many import ManyRoutes
+from timers.api.operating import OperatingRoutes
+from timers.api.routes import TimerRoutes
+from timers.api.serving import Serving
+from timers.api.stream import EventRoutes
+from timers.client import TimerClient
+from timers.engine.worker import Worker
+from timers.metrics import Metrics
+
+
+def all_routes(
+    client: TimerClient, serving: Serving, health: HealthRoutes, metrics: Metrics, worker: Worker | None
+) -> Sequence[web.RouteDef]:
+    """What to add to an application; paths without braces come before those with them."""
+    return (
+        *health.routes(),
+        *DocsRoutes().routes(),
+        *OperatingRoutes(client, metrics, worker).routes(),
+        *EventRoutes(client).routes(),
+        *ManyRoutes(client, serving).routes(),
+        *TimerRoutes(client, serving).routes(),
+    )

@@ -1,0 +1,132 @@
+"""Owns the calls on many timers at once: lists, batches, actions by filter."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
+from timers.api.operations import JSON, NDJSON, route
+from timers.api.problems import problem_body
+from timers.api.scope import Visible, require_visible, visible_to
+from timers.api.serving import Serving
+from timers.api.tracing import traceparent_of
+from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
+from timers.errors import FieldError, InvalidInput, TimersError, shown
+from timers.spec import NewTimer
+from timers.store.queries import PAGE_LIMIT, Filter
+
+_FILTERS: Final = ("prefix", "status", "tag", "due_after", "due_before")
+_ACTION: Final = ("action", "filter", "dry_run", "delay", "due_at")
+
+Wish = NewTimer | TimersError
+"""A timer of a batch, or why it is none."""
+
+
+class ManyRoutes:
+    """List, create and change many timers."""
+
+    def __init__(self, client: TimerClient, serving: Serving) -> None:
+        self._client, self._serving = client, serving
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            route("listTimers", self.list),
+            route("createTimers", self.create),
+            route("actOnTimers", self.act),
+        )
+
+    async def list(self, request: web.Request) -> web.Response:
+        """200 a page."""
+        query = read_query(request, (*_FILTERS, "limit", "cursor"))
+        page = await self._client.list(
+            limit=_limit(query.get("limit")),
+            cursor=query.get("cursor"),
+            visible=visible_to(request),
+            **{name: query[name] for name in _FILTERS if name in query},
+        )
+        return web.json_response({"items": [timer.to_json() for timer in page.items], "next_cursor": page.next_cursor})
+
+    async def create(self, request: web.Request) -> web.Response:
+        """200 a result for each timer, in order."""
+        read_query(request)
+        wishes = [await self._wish(request, value) for value in await _read_batch(request)]
+        news = [wish for wish in wishes if isinstance(wish, NewTimer)]
+        came = iter(await self._client.batch(news, traceparent=traceparent_of(request)) if news else ())
+        results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
+        return web.json_response({"results": results})
+
+    async def _wish(self, request: web.Request, value: Any) -> Wish:
+        if isinstance(value, TimersError):
+            return value
+        try:
+            new = NewTimer.parse(as_object(value))
+            require_visible(request, new.prefix)
+            await self._serving.require(new.prefix)
+        except TimersError as error:
+            return error
+        return new
+
+    async def act(self, request: web.Request) -> web.Response:
+        """200 the counts."""
+        read_query(request)
+        wishes = as_object(await read_json(request))
+        _refuse_unknown(wishes, _ACTION)
+        counts = await self._client.act(
+            wishes.get("action", ""),
+            _filter(wishes.get("filter", {}), visible_to(request)),
+            dry_run=_dry_run(wishes.get("dry_run", False)),
+            **{name: wishes[name] for name in ("delay", "due_at") if name in wishes},
+        )
+        return web.json_response(counts.to_json())
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return LIST_LIMIT
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(PAGE_LIMIT))):
+        raise InvalidInput.of("limit", text, f"a whole number from 1 to {PAGE_LIMIT}")
+    return int(text)
+
+
+async def _read_batch(request: web.Request) -> Sequence[Any]:
+    """The timers as they were sent; a line that is not JSON is its error."""
+    if media_type(request, (JSON, NDJSON)) == NDJSON:
+        values: Any = await read_lines(request, BATCH_LIMIT_BYTES)
+    else:
+        wishes = as_object(await read_json(request, limit_bytes=BATCH_LIMIT_BYTES))
+        _refuse_unknown(wishes, ("timers",))
+        values = wishes.get("timers")
+    if not isinstance(values, list) or len(values) > BATCH_LIMIT:
+        given = f"{len(values)} timers" if isinstance(values, list) else values
+        raise InvalidInput.of("timers", given, f"a list of at most {BATCH_LIMIT} timers")
+    return values
+
+
+def _result(came: Armed | TimersError) -> dict[str, Any]:
+    if isinstance(came, TimersError):
+        body = problem_body(came)
+        return {"status": body["status"], "problem": body}
+    return {"status": 201 if came.created else 200, "timer": came.timer.to_json()}
+
+
+def _refuse_unknown(wishes: Mapping[str, Any], known: Sequence[str]) -> None:
+    unknown = [FieldError(name, shown(wishes[name]), "no field of that name") for name in wishes if name not in known]
+    if unknown:
+        raise InvalidInput(unknown)
+
+
+def _filter(wishes: Any, visible: Visible | None) -> Filter:
+    try:
+        given = as_object(wishes)
+        _refuse_unknown(given, _FILTERS)
+        return Filter.parse(**given, visible=visible)
+    except InvalidInput as error:
+        raise error.under("filter") from None
+
+
+def _dry_run(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput.of("dry_run", value, "true or false")
+    return value

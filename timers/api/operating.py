@@ -1,0 +1,92 @@
+"""Owns the calls for whoever keeps the service running: stats, prefixes, pods, pause and resume, metrics."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from aiohttp import web
+
+from timers.api.body import read_query, refuse_body
+from timers.api.operations import route
+from timers.api.scope import require_visible, visible_to
+from timers.client import TimerClient
+from timers.engine.worker import Worker
+from timers.errors import Unavailable
+from timers.metrics import Metrics
+from timers.model import Status
+
+COUNTS_SECONDS: Final = 2.0
+"""How long a scrape waits for Redis; without it the pod's own metrics are answered alone."""
+
+
+class OperatingRoutes:
+    """The service seen as a whole. `worker` is None where this pod has not that role."""
+
+    def __init__(self, client: TimerClient, metrics: Metrics, worker: Worker | None) -> None:
+        self._client, self._metrics, self._worker = client, metrics, worker
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            route("getStats", self.stats),
+            route("listPrefixes", self.prefixes),
+            route("pausePrefix", self.pause),
+            route("resumePrefix", self.resume),
+            route("listPods", self.pods),
+            route("getMetrics", self.metrics),
+        )
+
+    async def stats(self, request: web.Request) -> web.Response:
+        """200 the state of the whole service; of timers only what the asker may see."""
+        read_query(request)
+        stats, visible = await self._client.stats(), visible_to(request)
+        if visible is not None:
+            stats = replace(stats, counts={prefix: n for prefix, n in stats.counts.items() if visible(prefix)})
+        return web.json_response(stats.to_json())
+
+    async def prefixes(self, request: web.Request) -> web.Response:
+        """200 the prefixes that the asker may see."""
+        read_query(request)
+        visible = visible_to(request)
+        views = [view for view in await self._client.prefixes() if visible is None or visible(view.prefix)]
+        return web.json_response({"items": [view.to_json() for view in views]})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """200 the prefix, paused."""
+        prefix = await _prefix(request)
+        await self._client.pause(prefix)
+        return web.json_response({"prefix": prefix, "paused": True})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """200 the prefix, no longer paused."""
+        prefix = await _prefix(request)
+        await self._client.resume(prefix)
+        return web.json_response({"prefix": prefix, "paused": False})
+
+    async def pods(self, request: web.Request) -> web.Response:
+        """200 the live pods."""
+        read_query(request)
+        return web.json_response({"items": [pod.to_json() for pod in await self._client.pods()]})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """200 the exposition text."""
+        read_query(request)
+        health = None if self._worker is None else self._worker.health()
+        return web.Response(body=self._metrics.render(await self._counts(), health), content_type="text/plain")
+
+    async def _counts(self) -> Mapping[str, Mapping[Status, int]]:
+        """The timers by prefix and status; none while Redis is away, which is when a pod is looked at most."""
+        try:
+            async with asyncio.timeout(COUNTS_SECONDS):
+                return await self._client.counts()
+        except (Unavailable, TimeoutError):
+            return {}
+
+
+async def _prefix(request: web.Request) -> str:
+    read_query(request)
+    await refuse_body(request)
+    prefix = request.match_info["prefix"]
+    require_visible(request, prefix)
+    return prefix

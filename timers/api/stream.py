@@ -1,0 +1,99 @@
+"""Owns the server-sent events (WHATWG HTML §9.2): the timers' life, to each listener as fast as it reads."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api.body import read_query
+from timers.api.operations import EVENTS, route
+from timers.api.scope import Visible, visible_to
+from timers.client import TimerClient
+from timers.feed import Dropped, Event, Gap, Listener, Wants, change_json
+from timers.spec import check_prefix
+from timers.store.queries import Change
+
+HEARTBEAT_SECONDS: Final = 15.0
+"""Silence after which a comment is sent: it keeps proxies from closing, and finds listeners that are gone."""
+
+STALL_SECONDS: Final = 30.0
+"""A listener that takes nothing for so long is cut off."""
+
+
+class EventRoutes:
+    """`/v1/events`."""
+
+    def __init__(self, client: TimerClient, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._client, self._heartbeat_seconds = client, heartbeat_seconds
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (route("streamEvents", self.stream),)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """200 events until one of the two sides closes."""
+        wants = _wants(read_query(request, ("prefix",)).get("prefix"), visible_to(request))
+        feed = await self._client.feed()
+        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        response.content_type = EVENTS
+        await response.prepare(request)
+        listener = feed.join(wants)
+        try:
+            await self._pass_on(listener, response)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # it has gone: there is nobody to tell
+        finally:
+            await feed.leave(listener)
+        return response
+
+    async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
+        """Write what happens, all that waits at a time, until the feed ends."""
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_seconds):
+                    event = await listener.next()
+            except TimeoutError:
+                await _write(response, b": still here\n\n")
+                continue
+            if event is None:
+                await response.write_eof()
+                return
+            await _write(response, b"".join(map(_encoded, (event, *listener.waiting()))))
+
+
+def _wants(prefix: str | None, visible: Visible | None) -> Wants | None:
+    if prefix is not None:
+        check_prefix(prefix)
+    if prefix is None and visible is None:
+        return None
+
+    def wants(change: Change) -> bool:
+        return (prefix is None or change.prefix == prefix) and (visible is None or visible(change.prefix))
+
+    return wants
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(STALL_SECONDS):
+        await response.write(data)
+
+
+def _encoded(event: Event) -> bytes:
+    name, data = _told(event)
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def _told(event: Event) -> tuple[str, dict[str, Any]]:
+    match event:
+        case Change():
+            return "change", change_json(event)
+        case Dropped(count):
+            return "dropped", {"count": count}
+        case Gap():
+            return "gap", {}
+    return "open", {}

@@ -1,0 +1,66 @@
+"""Owns how a request is followed: its id on every log line, answer and problem, and the trace that it belongs to."""
+
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from aiohttp import web
+from structlog.contextvars import bind_contextvars, reset_contextvars
+
+from timers.errors import InvalidInput
+from timers.planning import new_id
+from timers.spec import check_traceparent
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUEST_ID: Final = "X-Request-Id"
+
+_SANE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+=-]{0,127}")
+
+_ID: Final = web.RequestKey("request_id", str)
+
+_current: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+
+def current_request_id() -> str | None:
+    """The id of the request that is being answered; None outside of one."""
+    return _current.get()
+
+
+@contextmanager
+def new_request(request_id: str | None = None) -> Iterator[str]:
+    """A request with that id, or a new one, as long as the context lasts: the next request of the same connection runs
+    in the same context."""
+    known = request_id or new_id()
+    token, bound = _current.set(known), bind_contextvars(request_id=known)
+    try:
+        yield known
+    finally:
+        reset_contextvars(**bound)
+        _current.reset(token)
+
+
+@web.middleware
+async def follow(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request the id that it brings, if that is sane, or a new one."""
+    given = request.headers.get(REQUEST_ID, "")
+    with new_request(given if _SANE.fullmatch(given) else None) as request_id:
+        request[_ID] = request_id
+        return await handler(request)
+
+
+async def name_answer(request: web.Request, response: web.StreamResponse) -> None:
+    """A signal of aiohttp: put the id on an answer before its headers are sent."""
+    if _ID in request:
+        response.headers[REQUEST_ID] = request[_ID]
+
+
+def traceparent_of(request: web.Request) -> str | None:
+    """The trace of the request (W3C Trace Context §3.2). One that is malformed counts as none, as the standard asks."""
+    given = request.headers.getall("traceparent", [])
+    try:
+        return check_traceparent(given[0]) if len(given) == 1 else None
+    except InvalidInput:
+        return None
