@@ -3,6 +3,8 @@
 Schemathesis imports this by the name in SCHEMATHESIS_HOOKS.
 """
 
+import json
+from base64 import b64encode
 from typing import Any
 
 import schemathesis
@@ -35,6 +37,14 @@ _crons = st.builds(
     st.integers(0, 6) | st.sampled_from(["*", "MON-FRI"]),
 ) | st.sampled_from(["@hourly", "@daily", "@weekly", "@monthly", "@yearly"])
 
+_cursors = st.builds(
+    lambda place, prefix, index, score: b64encode(json.dumps([place, prefix, index, 0, score, "x"]).encode()).decode(),
+    st.integers(0, 5),
+    st.sampled_from(["a", "send-message"]),
+    st.sampled_from(["due", "f", "leases"]),
+    st.integers(0, 10**14).map(str),
+).map(lambda text: text.rstrip("=").translate(str.maketrans("+/", "-_")))
+
 for name, values in {
     "timer-duration": _lengths,
     "timer-interval": _lengths,
@@ -43,6 +53,7 @@ for name, values in {
     "timer-time": _times,
     "timer-time-text": _times | st.integers(0, 2_000_000_000_000).map(str),
     "timer-cron": _crons,
+    "timer-cursor": _cursors,
     "timer-zone": st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Pacific/Apia"]),
     "timer-tag": st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=64),
 }.items():

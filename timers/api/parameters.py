@@ -11,6 +11,9 @@ from timers.store.queries import PAGE_LIMIT
 _TIME: Final = {"type": "string", "format": "timer-time-text", "description": "RFC 3339 with an offset, or epoch ms"}
 
 
+_CURSOR: Final = "WzEsInNlbmQtbWVzc2FnZSIsImR1ZSIsMCwiMTc5NTI5MTIwMDAwMCIsInVzZXItNDIiXQ"
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter outside the body, as OpenAPI describes it."""
@@ -46,7 +49,11 @@ LIMIT: Final = Parameter(
     100,
 )
 CURSOR: Final = Parameter(
-    "cursor", "query", "Where to go on: the `next_cursor` of the page before.", {"type": "string"}, "WzEsInRlc3QiXQ"
+    "cursor",
+    "query",
+    "Where to go on: the `next_cursor` of the page before.",
+    {"type": "string", "format": "timer-cursor"},
+    _CURSOR,
 )
 
 IF_MATCH: Final = Parameter(
