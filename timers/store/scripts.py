@@ -1,8 +1,9 @@
 """Owns the Lua scripts: loading them from `lua/`, running them by digest, with errors in this project's words."""
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -39,17 +40,32 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """Raises a cancellation that came meanwhile, also where it got lost. redis-py sends under `asyncio.wait_for`, which
+    before Python 3.12 drops a cancellation that meets the end of what it waits for: the caller would go on as if
+    nothing had happened, and whoever stops it would wait for ever."""
+    current = asyncio.current_task()
+    before = current.cancelling() if current else 0
+    try:
+        yield
+    finally:
+        if current and current.cancelling() > before:
+            raise asyncio.CancelledError
+
+
 @asynccontextmanager
 async def reachable() -> AsyncIterator[None]:
     """Turns the errors of a server that is away, loading, full or read-only into Unavailable."""
-    try:
-        yield
-    except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError) as error:
-        raise Unavailable(f"Redis is not available: {error}") from error
-    except ResponseError as error:
-        if str(error).startswith(PASSING_TROUBLES):
-            raise Unavailable(f"Redis cannot do this now: {error}") from error
-        raise
+    with _cancellable():
+        try:
+            yield
+        except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError) as error:
+            raise Unavailable(f"Redis is not available: {error}") from error
+        except ResponseError as error:
+            if str(error).startswith(PASSING_TROUBLES):
+                raise Unavailable(f"Redis cannot do this now: {error}") from error
+            raise
 
 
 async def run(redis: Redis, name: str, root: str, arguments: Sequence[Argument]) -> Any:

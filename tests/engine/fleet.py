@@ -1,0 +1,188 @@
+"""Pods in the test's own process, each with connections of its own, so that one can be killed beside the others."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Self
+
+from redis.asyncio import Redis
+
+from tests.conservation import conserved
+from tests.waiting import eventually
+from timers.client import TimerClient, open_store
+from timers.engine.supervisor import Supervisor
+from timers.engine.worker import Worker, WorkerOptions
+from timers.model import Status, Timer
+from timers.processor import Context, Processor, Registry, Result, processor
+from timers.store.connect import connect
+from timers.store.store import Store
+
+CALM_LEASE_MS: Final = 30_000
+"""A lease that no busy machine can let expire; tests about leases choose their own."""
+
+DAY_MS: Final = 86_400_000
+
+Act = Callable[[Timer, Context], Awaitable[Result]]
+
+
+class Calls:
+    """A processor that remembers what it was called with. `act` says how a call goes; without it each is done."""
+
+    def __init__(self, prefix: str = "note", act: Act | None = None, **options: Any) -> None:
+        self.timers: list[Timer] = []
+        self.contexts: list[Context] = []
+        self._act = act
+        self.processor: Processor = processor(prefix, **options)(self._call)
+
+    async def _call(self, timer: Timer, context: Context) -> Result:
+        self.timers.append(timer)
+        self.contexts.append(context)
+        return None if self._act is None else await self._act(timer, context)
+
+    def __len__(self) -> int:
+        return len(self.timers)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids in the order of the calls."""
+        return [timer.id for timer in self.timers]
+
+    @property
+    def attempts(self) -> list[int]:
+        """The attempt numbers in the order of the calls."""
+        return [timer.attempt for timer in self.timers]
+
+
+class Held(Calls):
+    """A processor whose calls go on until the test lets them: `release.set()`."""
+
+    def __init__(self, prefix: str = "note", **options: Any) -> None:
+        super().__init__(prefix, self._hold, **options)
+        self.release = asyncio.Event()
+        self.cancelled = 0
+
+    async def _hold(self, _timer: Timer, _context: Context) -> None:
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+class Pod:
+    """One pod: a worker with connections of its own."""
+
+    def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
+        self.name, self.store = options.pod, store
+        self.client = TimerClient.over(store)
+        self.worker = Worker(store, registry, self.client, options)
+
+    async def drain(self) -> None:
+        """End in order."""
+        await self.worker.drain()
+        await self.store.connections.close()
+
+    async def freeze(self) -> None:
+        """Nothing of this pod reaches Redis any more, as under SIGSTOP; its processors only wait."""
+        for services in self._services:
+            await services.stop()
+
+    def thaw(self) -> None:
+        """Go on as after SIGCONT."""
+        for services in self._services:
+            services.start()
+
+    async def kill(self) -> None:
+        """End as under SIGKILL: nothing is finished, handed back or signed off."""
+        runner, rounds = self.worker.runner, self.worker._claimer._rounds
+        for claiming in list(rounds):
+            claiming.cancel()
+        await self.freeze()
+        runner._starting.clear()
+        executing = [run.coroutine for run in runner._runs if run.coroutine is not None]
+        for coroutine in executing:
+            coroutine.cancel()
+        await asyncio.gather(*executing, *rounds, return_exceptions=True)
+        runner.close()
+        await self.store.connections.close()
+
+    @property
+    def _services(self) -> list[Supervisor]:
+        """What writes ends first, so that no end slips out while the rest is being stopped."""
+        return [self.worker._ending, self.worker._taking, self.worker._presence]
+
+
+class Fleet:
+    """The pods of one test and, beside them, a client and a store that belong to none."""
+
+    def __init__(self, url: str, store: Store) -> None:
+        self.url, self.store = url, store
+        self.client = TimerClient.over(store)
+        self._alive: list[Pod] = []
+
+    @classmethod
+    async def over(cls, url: str, *, shards: int = 1) -> Self:
+        """A fleet without pods."""
+        return cls(url, await open_store(connect(url), shards=shards))
+
+    @property
+    def redis(self) -> Redis:
+        """The test's own connection; it answers bytes."""
+        return self.store.connections.commands
+
+    async def pod(self, *calls: Calls | Processor, name: str = "a", **options: Any) -> Pod:
+        """Start a pod with these processors."""
+        registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls])
+        defaults = {"concurrency": 100, "lease_ms": CALM_LEASE_MS, "retention_ms": DAY_MS, "drain_timeout_ms": 10_000}
+        pod = Pod(await open_store(connect(self.url)), registry, WorkerOptions(pod=name, **{**defaults, **options}))
+        self._alive.append(pod)
+        await pod.worker.start()
+        return pod
+
+    async def drain(self, pod: Pod) -> None:
+        """End a pod in order."""
+        self._alive.remove(pod)
+        await pod.drain()
+
+    async def kill(self, pod: Pod) -> None:
+        """End a pod at once."""
+        self._alive.remove(pod)
+        await pod.kill()
+
+    async def reached(self, status: Status, timer_id: str, prefix: str = "note") -> Timer:
+        """The timer, once it has that status."""
+
+        async def look() -> Timer | None:
+            (timer,) = await self.store.get([(prefix, timer_id)])
+            return timer if timer is not None and timer.status is status else None
+
+        timer = await eventually(look, f"{prefix}:{timer_id} is {status}")
+        assert timer is not None
+        return timer
+
+    async def completed(self, timer_id: str, prefix: str = "note") -> Timer:
+        """The timer, once it is completed."""
+        return await self.reached(Status.COMPLETED, timer_id, prefix)
+
+    async def failed(self, timer_id: str, prefix: str = "note") -> Timer:
+        """The timer, once it has failed."""
+        return await self.reached(Status.FAILED, timer_id, prefix)
+
+    async def close(self) -> None:
+        """Drain the pods that are left and check that nothing is."""
+        await asyncio.gather(*[self.drain(pod) for pod in list(self._alive)])
+        await conserved(self.store)
+        await self.store.connections.close()
+
+
+async def until(so: Callable[[], object], what: str) -> None:
+    """Returns once `so` answers something true. Fails the test where it never does, saying `what` did not happen."""
+
+    async def look() -> bool:
+        return bool(so())
+
+    await eventually(look, what)
+
+
+def notes(timer: Timer) -> list[str]:
+    """What the timer's history says, oldest first."""
+    return [entry.note for entry in timer.history]

@@ -1,0 +1,95 @@
+"""Stopping: every service ends when it is told to, at whatever moment that is."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, until
+from timers.errors import Unavailable
+from timers.store.scripts import reachable
+
+ROUNDS = 40
+
+
+async def _drops_cancellation(failure: Exception | None) -> None:
+    """What `asyncio.wait_for` of Python 3.11 makes of a cancellation that meets the end of what it waits for."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        if failure is not None:
+            raise failure from None
+
+
+@pytest.mark.parametrize("failure", [None, ConnectionError("gone"), ValueError("odd")])
+async def test_a_service_whose_cancellation_got_lost_in_a_redis_call_ends(failure: Exception | None) -> None:
+    async def service() -> None:
+        while True:
+            async with reachable():
+                await _drops_cancellation(failure)
+
+    running = asyncio.create_task(service())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_redis_call_under_a_time_out_of_its_caller_tells_the_caller() -> None:
+    async def call() -> None:
+        async with asyncio.timeout(0), reachable():
+            await _drops_cancellation(None)
+
+    with pytest.raises(TimeoutError):
+        await call()
+
+
+async def test_a_redis_call_in_the_clean_up_after_a_cancellation_goes_through() -> None:
+    cleaned = False
+
+    async def service() -> None:
+        nonlocal cleaned
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            async with reachable():
+                await asyncio.sleep(0)
+            cleaned = True
+
+    running = asyncio.create_task(service())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert cleaned
+
+
+async def test_a_redis_that_is_away_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="gone"):
+        async with reachable():
+            raise ConnectionError("gone")
+
+
+async def test_a_pod_drains_at_whatever_moment_of_its_start(fleet: Fleet) -> None:
+    for turns in range(ROUNDS):
+        pod = await fleet.pod(Calls())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await fleet.drain(pod)
+
+
+async def test_a_pod_drains_in_the_middle_of_its_work(fleet: Fleet) -> None:
+    chance = Random(11)
+    calls = Calls()
+    number = 0
+    for _ in range(ROUNDS // 2):
+        pod = await fleet.pod(calls)
+        for _ in range(5):
+            await fleet.client.create("note", f"n{number}", delay=0)
+            number += 1
+        for _ in range(chance.randrange(30)):
+            await asyncio.sleep(0)
+        await fleet.drain(pod)
+    await fleet.pod(calls)
+    await until(lambda: len(set(calls.ids)) == number, "all have fired")
+    assert sorted(calls.ids) == sorted(f"n{i}" for i in range(number))
