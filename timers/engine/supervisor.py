@@ -46,15 +46,18 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Cancel all and wait until they have ended."""
-        for watched in self._watched:
+        stopping = self._watched
+        for watched in stopping:
             watched.cancel()
-        await asyncio.gather(*self._watched, return_exceptions=True)
-        self._watched = []
-        self._states.update(dict.fromkeys(self._states, "stopped"))
+        await asyncio.gather(*stopping, return_exceptions=True)
+        # Of two stops at once the second to return may find services that were started since: those are not its own.
+        if self._watched is stopping:
+            self._watched = []
+            self._states.update(dict.fromkeys(self._states, "stopped"))
 
     async def _watch(self, service: Service) -> None:
         pause = FIRST_PAUSE_SECONDS
-        while True:
+        while not _is_cancelled():
             started = asyncio.get_running_loop().time()
             self._states[service.name] = "running"
             reason = await self._once(service)
@@ -71,6 +74,13 @@ class Supervisor:
             return _told(service.name, _first(error))
         _log.error("service ended and is started again", service=service.name)
         return "it ended"
+
+
+def _is_cancelled() -> bool:
+    """Whether this service is to end, however it ended: a `TaskGroup` that fails in the moment of its cancellation
+    raises the failure, and a service may answer its cancellation by returning."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 def _first(error: Exception) -> Exception:
