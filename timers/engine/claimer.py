@@ -8,7 +8,7 @@ from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.logs import get_logger
-from timers.store.store import Identity
+from timers.store.store import Claimed, Identity
 
 _log = get_logger("timers.claimer")
 
@@ -74,19 +74,19 @@ class Claimer:
             cause=wanted.cause,
             limits={prefix: self._runner.limits_of(prefix) for prefix, _ in queues},
         )
-        for member, reason in claimed.quarantined.items():
-            _log.error("timer quarantined", timer=member, reason=reason)
+        _tell_quarantined(claimed)
         for ask, (prefix, most) in zip(wanted.asks, queues, strict=True):
             if prefix in claimed.waits_ms:
                 self._intake.mark_after(wanted.shard, prefix, claimed.waits_ms[prefix] / 1000)
             elif most == ask.most:
                 self._follow_up(wanted, ask, has_more=prefix in claimed.more)
-        self._runner.start(wanted.shard, claimed.timers, asked_at)
+        self._runner.start(wanted.shard, claimed, asked_at)
 
     async def _rescue(self, shard: int, orphans: list[Identity]) -> None:
         asked_at = time.monotonic()
         rescued = await self._pod.store.rescue(shard, orphans, pod=self._pod.name, lease_ms=self._pod.lease_ms)
-        for timer in rescued:
+        _tell_quarantined(rescued)
+        for timer in rescued.timers:
             self._pod.observer.rescued(timer.prefix)
             _log.warning("run rescued from an expired lease", timer=timer.key, attempt=timer.attempt)
         self._runner.start(shard, rescued, asked_at)
@@ -98,3 +98,8 @@ class Claimer:
             self._intake.emptied(wanted.shard, ask)
         elif ask.most >= CLAIM_BATCH or wanted.cause != "event":
             self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=ask.most >= CLAIM_BATCH)
+
+
+def _tell_quarantined(claimed: Claimed) -> None:
+    for member, reason in claimed.quarantined.items():
+        _log.error("timer quarantined", timer=member, reason=reason)

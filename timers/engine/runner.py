@@ -6,7 +6,6 @@ import inspect
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any, Final
@@ -23,7 +22,7 @@ from timers.logs import get_logger
 from timers.model import Timer
 from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.processor import Context, Limits, Timers
-from timers.store.store import Settlement
+from timers.store.store import Claimed, Settlement
 
 THREADS_LIMIT: Final = 64
 """Plain functions that run at once; further ones wait for a thread."""
@@ -81,23 +80,28 @@ class Runner:
             self._changed.clear()
             await self._changed.wait()
 
-    def start(self, shard: int, timers: Sequence[Timer], asked_at: float) -> None:
+    def start(self, shard: int, claimed: Claimed, asked_at: float) -> None:
         """Run claimed timers. `asked_at` is the monotonic time at which the claim was sent: the leases are certain from
         then on for their length, and an answer that took longer than that starts nothing."""
         lease_until = asked_at + self._lease_seconds
         if time.monotonic() >= lease_until:
-            _log.warning("claim answered after its lease; nothing started", timers=len(timers))
+            _log.warning("claim answered after its lease; nothing started", timers=len(claimed.timers))
             return
-        for timer in timers:
-            run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until)
-            self._runs.add(run)
-            self._executing += 1
-            self._of_prefix[timer.prefix] += 1
-            self._starting.append(run)
+        for timer in claimed.timers:
+            self._starting.append(self._begin(shard, timer, lease_until))
             # The claim was the newest change; a due time before the creation (armed in the past) is not lateness.
             self._observer.started(timer.prefix, timer.updated_ms - max(timer.due_ms, timer.created_ms))
+        for timer, reason in claimed.unreadable:
+            self._end(self._begin(shard, timer, lease_until), Failed("CorruptRecord", reason, final=True))
         if self._starting:
             asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _begin(self, shard: int, timer: Timer, lease_until: float) -> Run:
+        run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until)
+        self._runs.add(run)
+        self._executing += 1
+        self._of_prefix[timer.prefix] += 1
+        return run
 
     def _start_some(self) -> None:
         """A few runs a turn of the loop, so that in a burst claims, settlements and heartbeats get their turns too."""

@@ -6,9 +6,12 @@ PROTOCOL.md gives the fields.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, overload
 
+from timers.durations import parse_ms
 from timers.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.spec import MissedPolicy, Repeat, RetryPolicy
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",
@@ -23,10 +26,17 @@ STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LE
 NOTE_LIMIT_CHARACTERS: Final = 200
 
 _DECODER: Final = json.JSONDecoder()
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
 
 
 class CorruptRecord(ValueError):
-    """A record that this version cannot read."""
+    """A record that this version cannot read. `timer` is what could be read of it, with the reason as its last error;
+    None where not even the head can be."""
+
+    def __init__(self, text: str, timer: Timer | None) -> None:
+        super().__init__(text)
+        self.timer = timer
 
 
 def encode_wishes(wishes: Mapping[str, Any]) -> str:
@@ -46,44 +56,74 @@ def encode_progress(progress: Progress) -> str:
         "occurrences": progress.occurrences,
     }
     kept = {k: v for k, v in fields.items() if v}
-    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+    text = json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+    return _encodable(text)
+
+
+def _encodable(text: str) -> str:
+    """Without half characters, which an exception of a processor may bring along and UTF-8 does not know."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def clean_note(note: str) -> str:
-    """One line, bounded: what a history entry can hold."""
+    """One line, bounded, without control characters (Lua's format ends at a NUL): what a history entry can hold."""
     if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
         return note
-    return " ".join(note.split())[:NOTE_LIMIT_CHARACTERS] or "-"
+    shown = note if note.isprintable() else "".join(c if c.isprintable() else " " for c in note)
+    return " ".join(shown.split())[:NOTE_LIMIT_CHARACTERS] or "-"
 
 
 def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -> Timer:
-    """The timer of a record. Raises CorruptRecord."""
+    """The timer of a record. Raises CorruptRecord, also for wishes that are no longer valid (a time zone can be
+    abolished): what the policy must read after a run has to be known as unreadable before it."""
     try:
-        head, wishes, rest = raw.decode().split("\n", 2)
-        progress, *lines = rest.split("\n")
-        form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
-        if form != "1":
-            raise CorruptRecord(f"record format {form}, this service knows 1")
-        created_ms = int(created)
-        return Timer(
-            prefix=prefix,
-            id=timer_id,
-            status=STATUSES[status],
-            due_ms=int(due),
-            version=int(version),
-            token=int(token),
-            attempt=int(attempt),
-            failures=int(failures),
-            occurrence=int(occurrence),
-            created_ms=created_ms,
-            updated_ms=int(lines[-1].partition(" ")[0]) if lines else created_ms,
-            wishes=_wishes(wishes),
-            progress=_progress(progress) if progress else NO_PROGRESS,
-            lease=lease,
-            history=StoredHistory(created_ms, int(entries), lines),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptRecord(f"{prefix}:{timer_id} has an unreadable record: {error}") from error
+        return _decoded(prefix, timer_id, raw, lease)
+    except _UNREADABLE as error:
+        reason = " ".join(f"unreadable record: {error}".split())
+        raise CorruptRecord(reason, _salvaged(prefix, timer_id, raw, lease, reason)) from error
+
+
+def readable(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -> Timer | None:
+    """As `decode`, for showing: of an unreadable record what can be read; None where not even the head can be."""
+    try:
+        return decode(prefix, timer_id, raw, lease)
+    except CorruptRecord as corrupt:
+        return corrupt.timer
+
+
+def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Timer:
+    head, wishes, rest = raw.decode().split("\n", 2)
+    progress, *lines = rest.split("\n")
+    form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
+    if form != "1":
+        raise ValueError(f"format {form}, this service knows 1")
+    created_ms = int(created)
+    return Timer(
+        prefix=prefix,
+        id=timer_id,
+        status=STATUSES[status],
+        due_ms=int(due),
+        version=int(version),
+        token=int(token),
+        attempt=int(attempt),
+        failures=int(failures),
+        occurrence=int(occurrence),
+        created_ms=created_ms,
+        updated_ms=int(lines[-1].partition(" ")[0]) if lines else created_ms,
+        wishes=_wishes(wishes),
+        progress=_progress(progress) if progress else NO_PROGRESS,
+        lease=lease,
+        history=StoredHistory(created_ms, int(entries), lines),
+    )
+
+
+def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
+    """The timer of a record's head alone."""
+    error = encode_progress(Progress(last_error={"type": "CorruptRecord", "reason": reason, "detail": ""}))
+    try:
+        return _decoded(prefix, timer_id, raw.partition(b"\n")[0] + f"\n{{}}\n{error}".encode(), lease)
+    except _UNREADABLE:
+        return None
 
 
 class StoredHistory(Sequence[HistoryEntry]):
@@ -98,13 +138,19 @@ class StoredHistory(Sequence[HistoryEntry]):
     def __len__(self) -> int:
         return len(self._lines) + 1
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
     @overload
     def __getitem__(self, index: int) -> HistoryEntry: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[HistoryEntry]: ...
     def __getitem__(self, index: int | slice) -> HistoryEntry | Sequence[HistoryEntry]:
         if self._read is None:
-            self._read = (self._first(), *[_entry(line) for line in self._lines])
+            self._read = (self._first(), *map(self._entry, self._lines))
         return self._read[index]
 
     def _first(self) -> HistoryEntry:
@@ -112,6 +158,13 @@ class StoredHistory(Sequence[HistoryEntry]):
         dropped = self._entries - len(self._lines)
         note = f"{dropped + 1} older entries dropped" if self._entries >= HISTORY_LIMIT else "created"
         return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, note)
+
+    def _entry(self, line: str) -> HistoryEntry:
+        """History is for people: what cannot be read of it says so and stops nothing."""
+        try:
+            return _entry(line)
+        except (ValueError, KeyError):
+            return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "unreadable entry")
 
 
 def _entry(line: str) -> HistoryEntry:
@@ -126,20 +179,44 @@ def _entry(line: str) -> HistoryEntry:
     )
 
 
-def _wishes(text: str) -> Any:
+def _wishes(text: str) -> dict[str, Any]:
     """As `json.loads`, without its search for space around the value, which takes longer than the value itself."""
     wishes, end = _DECODER.raw_decode(text)
-    if end != len(text):
-        raise ValueError("something follows the wishes")
+    if end != len(text) or not isinstance(wishes, dict):
+        raise ValueError("the wishes are not one object")
+    if not _CHECKED.isdisjoint(wishes):
+        _check({name: wishes[name] for name in _CHECKED if name in wishes})
     return wishes
+
+
+def _check(wishes: Mapping[str, Any]) -> None:
+    if not isinstance(wishes.get("tags", []), list):
+        raise TypeError("the tags are not a list")
+    _check_policy(json.dumps({name: wishes[name] for name in sorted(wishes) if name != "tags"}))
+
+
+@lru_cache(maxsize=4096)
+def _check_policy(text: str) -> None:
+    """Raises ValueError unless the policy can read these wishes. Cached: thousands of timers share a few policies."""
+    wishes = json.loads(text)
+    if "retry" in wishes:
+        RetryPolicy.model_validate(wishes["retry"])
+    if "repeat" in wishes:
+        Repeat.model_validate(wishes["repeat"])
+    if "timeout" in wishes:
+        parse_ms(wishes["timeout"], "timeout")
+    MissedPolicy.parse(wishes.get("missed", "fire"))
 
 
 def _progress(text: str) -> Progress:
     fields = json.loads(text)
+    numbers = {name: fields[name] for name in ("slot", "anchor", "step", "occurrences") if name in fields}
+    if not all(isinstance(number, int) for number in numbers.values()):
+        raise TypeError(f"progress with {numbers}")
     return Progress(
         fields.get("last_error"),
-        fields.get("slot"),
-        fields.get("anchor"),
-        fields.get("step", 0),
-        fields.get("occurrences", 0),
+        numbers.get("slot"),
+        numbers.get("anchor"),
+        numbers.get("step", 0),
+        numbers.get("occurrences", 0),
     )

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -48,12 +48,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Claimed timers, the queues that may have more due, those whose rate makes the next wait (ms), and what was
-    quarantined (member → reason)."""
+    """Timers to run; `unreadable` ones with the reason, which are leased as well but must be ended without a run; what
+    was quarantined (member → reason); the queues that may have more due, and those whose rate makes the next wait."""
 
     timers: list[Timer]
-    more: set[str]
+    unreadable: list[tuple[Timer, str]]
     quarantined: dict[str, str]
+    more: set[str] = field(default_factory=set)
     waits_ms: dict[str, int] = field(default_factory=dict)
 
 
@@ -122,7 +123,8 @@ class Store:
         arguments += [_arming(arming) for arming in armings]
         reply = await self.run("arm", shard, arguments)
         return [
-            Answer(reply[2 * i].decode(), codec.decode(a.prefix, a.id, reply[2 * i + 1])) for i, a in enumerate(armings)
+            Answer(reply[2 * i].decode(), codec.readable(a.prefix, a.id, reply[2 * i + 1]))
+            for i, a in enumerate(armings)
         ]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
@@ -196,8 +198,7 @@ class Store:
         found = {prefix: looked[2 * i : 2 * i + 2] for i, (prefix, _) in enumerate(wanted)}
         more = {prefix for prefix, most in wanted if found[prefix][0] >= most}
         waits_ms = {prefix: wait_ms for prefix, (_, wait_ms) in found.items() if wait_ms}
-        quarantined = {bad[i].decode(): bad[i + 1].decode() for i in range(0, len(bad), 2)}
-        return Claimed(self._claimed(claimed, pod, lease_ms), more, quarantined, waits_ms)
+        return replace(self._claimed(claimed, bad, pod, lease_ms), more=more, waits_ms=waits_ms)
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards or let it go on. True where that changed something."""
@@ -210,13 +211,13 @@ class Store:
         (ids,) = await self.run("abandon", shard, [prefix, due_before_ms, most, pod])
         return [timer_id.decode() for timer_id in ids]
 
-    async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> list[Timer]:
+    async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> Claimed:
         """Take over runs whose lease has expired; those that were not are left out."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for identity in orphans:
             arguments += identity
-        (rescued,) = await self.run("rescue", shard, arguments)
-        return self._claimed(rescued, pod, lease_ms)
+        rescued, bad = await self.run("rescue", shard, arguments)
+        return self._claimed(rescued, bad, pod, lease_ms)
 
     async def extend(self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int) -> list[Timer]:
         """Extend leases over the reserved connection. Answers the timers whose lease is lost to a newer token."""
@@ -253,11 +254,17 @@ class Store:
             for i in range(0, len(signs), 3)
         ]
 
-    def _claimed(self, parts: Sequence[bytes], pod: str, lease_ms: int) -> list[Timer]:
+    def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
-        return [
-            codec.decode(parts[i].decode(), parts[i + 1].decode(), parts[i + 2], lease) for i in range(0, len(parts), 3)
-        ]
+        claimed = Claimed([], [], {bad[i].decode(): bad[i + 1].decode() for i in range(0, len(bad), 2)})
+        for i in range(0, len(parts), 3):
+            prefix, timer_id = parts[i].decode(), parts[i + 1].decode()
+            try:
+                claimed.timers.append(codec.decode(prefix, timer_id, parts[i + 2], lease))
+            except codec.CorruptRecord as corrupt:
+                if corrupt.timer is not None:  # the script has written the head
+                    claimed.unreadable.append((corrupt.timer, str(corrupt)))
+        return claimed
 
     def _by_shard(self, identities: Iterable[Identity]) -> dict[int, list[int]]:
         positions: dict[int, list[int]] = {}
@@ -267,7 +274,7 @@ class Store:
 
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Answer:
         code, raw = await self.run(name, self.shard_of(prefix, timer_id), arguments)
-        return Answer(code.decode(), codec.decode(prefix, timer_id, raw) if raw else None)
+        return Answer(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
 
     async def run(
         self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
@@ -303,7 +310,7 @@ def _read(identity: Identity, now_ms: float, raw: bytes | None, held: bytes, lef
     if raw is None:
         return None
     lease = Lease(held.decode().partition(" ")[0], round(now_ms) + left_ms) if held else None
-    return codec.decode(*identity, raw, lease)
+    return codec.readable(*identity, raw, lease)
 
 
 def _arming(a: Arming) -> str:

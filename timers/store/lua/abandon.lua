@@ -10,7 +10,8 @@ local prefix, pod = ARGV[2], ARGV[5]
 local ids = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. ARGV[3], 'LIMIT', 0, ARGV[4])
 for _, id in ipairs(ids) do
   local member = member_of(prefix, id)
-  local r = read(member)
+  local r, trouble, raw = read(member)
+  if not r then quarantine(prefix, id, trouble, raw) end
   unschedule(prefix, id)
   if r and r.status == 's' then
     r.status = 'u'

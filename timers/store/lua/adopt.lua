@@ -11,7 +11,7 @@ local function adopt(prefix, id, value, wishes)
   local member = member_of(prefix, id)
   local left = redis.call('PTTL', member)
   if left <= 0 or redis.call('GET', member) ~= value then return 'gone' end
-  local r, due = read(member), now + left
+  local r, due = read_or_clear(prefix, id), now + left
   if r and r.status == 'r' then return 'running' end
   local adopted = r and redis.call('ZSCORE', root .. 'adopted', member)
   if adopted and math.abs(due - r.due) <= CLOCK_MS and string.match(r.rest, '^[^\n]*') == wishes then return 'same' end

@@ -16,7 +16,7 @@ end
 
 local function arm(prefix, id, if_exists, due, wishes, progress, said)
   local member = member_of(prefix, id)
-  local r, _, raw = read(member)
+  local r, raw = read_or_clear(prefix, id)
   if r and if_exists == 'keep' then return 'kept', raw end
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end

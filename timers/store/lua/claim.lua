@@ -19,13 +19,16 @@ local leases = {}
 
 local function claim_one(prefix, id, token)
   local member = member_of(prefix, id)
-  local r, reason = read(member)
-  if not r or r.status ~= 's' then
-    reason = reason or ('in the due index with status ' .. r.status)
-    quarantine(member, reason)
+  local r, trouble, raw = read(member)
+  if not r then
+    quarantine(prefix, id, trouble, raw)
     bad[#bad + 1] = member
-    bad[#bad + 1] = reason
-    return true
+    bad[#bad + 1] = trouble
+    return false
+  end
+  if r.status ~= 's' then
+    redis.call('ZREM', queue_key(prefix), id)
+    return false
   end
   if not redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms) then return false end
   r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
@@ -77,7 +80,7 @@ local function pick(queue, most, in_order)
 end
 
 local function take(prefix, ids)
-  local triggers, gone, before = {}, {}, #claimed
+  local triggers, gone = {}, {}
   leases = {}
   -- Freeing first: a script whose first write frees memory is let through when the server is at maxmemory.
   for i, id in ipairs(ids) do triggers[i] = trigger_key(prefix, id) end
@@ -89,10 +92,9 @@ local function take(prefix, ids)
   if #gone > 0 then redis.call('ZREM', queue_key(prefix), unpack(gone)) end
   if #leases > 0 then redis.call('ZADD', root .. 'leases', unpack(leases)) end
   refresh_head(prefix)
-  local n = (#claimed - before) / 3
   count('s', prefix, -#gone)
-  count('r', prefix, n)
-  return n
+  count('r', prefix, #gone)
+  return #gone
 end
 
 local function claim_queue(prefix, most, concurrency, interval, burst)

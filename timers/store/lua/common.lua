@@ -31,7 +31,7 @@ local function parse(raw)
   local r = {}
   local format
   format, r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest =
-    string.match(raw, '^(%d+) (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
+    string.match(raw, '^(%d+) ([srcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
   if not format then return nil, 'not a record' end
   if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows 1' end
   return r
@@ -40,7 +40,12 @@ end
 -- A parsed record keeps the bucket it came from: hashing a member costs as much as a command.
 local function read(member)
   local bucket = record_key(member)
-  local raw = redis.call('HGET', bucket, member)
+  local raw = redis.pcall('HGET', bucket, member)
+  if type(raw) == 'table' then
+    -- A stranger's value in place of the bucket. It is moved aside: the timers that were there are lost, not all others.
+    redis.call('RENAME', bucket, root .. 'displaced:' .. bucket)
+    raw = false
+  end
   local r, trouble = parse(raw)
   if r then r.bucket = bucket end
   return r, trouble, raw
@@ -128,7 +133,8 @@ local function enqueue(prefix, id, due)
   local last = redis.call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
   if last[2] then score = math.min(tonumber(last[2]) + 1 / ORDINALS, score + 1 - 1 / ORDINALS) end
   local exact = string.format('%.17g', score)
-  redis.call('ZADD', queue, exact, id)
+  -- An entry that is there already is that of a lost record, and was counted with it.
+  if redis.call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
   redis.call('ZADD', root .. 'heads', 'LT', exact, prefix)
 end
 
@@ -175,6 +181,25 @@ local function take_tokens(n)
   return top
 end
 
-local function quarantine(member, reason)
-  redis.call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason)
+-- What cannot be read leaves every index and count and is kept aside with the reason: one bad record stops nothing else.
+local function quarantine(prefix, id, reason, raw)
+  local member = member_of(prefix, id)
+  local function out(index, name, status)
+    if redis.call('ZREM', index, name) == 1 then count(status, prefix, -1) end
+  end
+  redis.call('DEL', trigger_key(prefix, id), lease_key(member))
+  out(queue_key(prefix), id, 's')
+  out(root .. 'adopted', member, 's')
+  out(root .. 'leases', member, 'r')
+  for status in string.gmatch('cfux', '.') do out(finished_key(status, prefix), id, status) end
+  refresh_head(prefix)
+  redis.call('HDEL', record_key(member), member)
+  redis.call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
+end
+
+-- The record of a timer that is armed anew; one that cannot be read makes way.
+local function read_or_clear(prefix, id)
+  local r, trouble, raw = read(member_of(prefix, id))
+  if raw and not r then quarantine(prefix, id, trouble, raw) end
+  return r, raw
 end

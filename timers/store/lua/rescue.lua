@@ -4,20 +4,28 @@
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
 -- ARGV[4…] two for each run: prefix, id
--- Answer   {now, {prefix, id, record, …}}; a run that is leased again, has ended, or whose prefix is paused is left out
+-- Answer   {now, {prefix, id, record, …}, {member, reason, …}}: what was taken over, what was quarantined; a run that is leased
+--          again, has ended, or whose prefix is paused is left out
 
 local pod, lease_ms = ARGV[2], ARGV[3]
-local rescued = {}
+local rescued, bad = {}, {}
 
 local function rescue(prefix, id)
   local member = member_of(prefix, id)
-  local r = read(member)
-  if not r or r.status ~= 'r' then
-    redis.call('ZREM', root .. 'leases', member)
+  local r, trouble, raw = read(member)
+  if not r then
+    if redis.call('ZSCORE', root .. 'leases', member) then
+      quarantine(prefix, id, trouble, raw)
+      bad[#bad + 1] = member
+      bad[#bad + 1] = trouble
+    end
     return
   end
   if redis.call('EXISTS', lease_key(member)) == 1 then return end
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
+  -- Freeing first, as in claim: it comes back below with its new end.
+  redis.call('ZREM', root .. 'leases', member)
+  if r.status ~= 'r' then return end
   local token = text(take_tokens(1))
   redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms)
   r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
@@ -29,4 +37,5 @@ local function rescue(prefix, id)
 end
 
 for i = 4, #ARGV, 2 do rescue(ARGV[i], ARGV[i + 1]) end
-return {text(now), rescued}
+conclude()
+return {text(now), rescued, bad}

@@ -17,9 +17,10 @@ end
 
 local function finish(member, said)
   local prefix, id = string.match(member, '^([^:]*):(.*)$')
+  local r, trouble, raw = read(member)
+  if not r then return quarantine(prefix, id, trouble, raw) end
   redis.call('ZREM', root .. 'adopted', member)
-  local r = read(member)
-  if not r or r.status ~= 's' then return end
+  if r.status ~= 's' then return end
   if said then return cancel(prefix, id, r, said) end
   enqueue(prefix, id, r.due)
   earliest = now

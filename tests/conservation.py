@@ -1,0 +1,187 @@
+"""Conservation (fault property P11): at a quiet point counts, indexes and records agree, and nothing is left over."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from timers.model import Status, Timer
+from timers.store import codec
+from timers.store.store import Identity, Store
+
+_SHARD_KEY: Final = re.compile(r"timers:\{(\d+)\}:(\w+)(?::(.+))?", re.DOTALL)
+_TRIGGER_KEY: Final = re.compile(r"([a-z0-9][a-z0-9_.-]*):\{(\d+)\}:(.+)")
+_DB_WIDE: Final = re.compile(r"timers:(meta|canary:.+|rate:.+|\{pods\}:(seen|info))")
+
+
+@dataclass(slots=True)
+class ShardState:
+    """All that a shard holds, as it lies in Redis. Scores and times in epoch ms."""
+
+    records: dict[Identity, Timer] = field(default_factory=dict)
+    unreadable: dict[Identity, str] = field(default_factory=dict)
+    due: dict[Identity, float] = field(default_factory=dict)
+    heads: dict[str, float] = field(default_factory=dict)
+    triggers: set[Identity] = field(default_factory=set)
+    leases: dict[Identity, float] = field(default_factory=dict)
+    held: dict[Identity, str] = field(default_factory=dict)
+    finished: dict[tuple[Status, Identity], float] = field(default_factory=dict)
+    adopted: dict[Identity, float] = field(default_factory=dict)
+    counts: dict[tuple[Status, str], int] = field(default_factory=dict)
+    quarantine: dict[Identity, str] = field(default_factory=dict)
+    token: int = 0
+    unknown: list[str] = field(default_factory=list)
+    now_ms: int = 0
+
+
+async def state_of(store: Store, shard: int = 0) -> ShardState:
+    """Read a shard, key by key: for quiet points only. `now_ms` is the server's time when all was read."""
+    redis, state = store.connections.commands, ShardState()
+    async for raw in redis.scan_iter(count=1000):
+        key = raw.decode(errors="replace")
+        if mine := _SHARD_KEY.fullmatch(key):
+            if int(mine[1]) == shard:
+                await _read_key(redis, state, key, mine[2], mine[3] or "")
+        elif trigger := _TRIGGER_KEY.fullmatch(key):
+            if int(trigger[2]) == shard:
+                state.triggers.add((trigger[1], trigger[3]))
+        elif key.startswith("timers:") and not _DB_WIDE.fullmatch(key):
+            state.unknown.append(key)
+    state.now_ms = await store.now_ms()
+    return state
+
+
+async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: str) -> None:
+    if kind == "rec":
+        for member, record in (await _fields(redis, key)).items():
+            _read_record(state, _identity(member), record)
+    elif kind in ("counts", "quarantine"):
+        _read_fields(state, kind, await _fields(redis, key))
+    elif kind in ("due", "heads", "leases", "adopted", "finished"):
+        _read_index(state, kind, rest, await _scores(redis, key))
+    elif kind == "lease":
+        held: Any = await redis.get(key)
+        if held is not None:
+            state.held[_identity(rest)] = held.decode()
+    elif kind == "token":
+        state.token = int(await redis.get(key) or 0)
+    elif kind not in ("paused", "bare", "displaced"):
+        state.unknown.append(key)
+
+
+async def _fields(redis: Redis, key: str) -> dict[str, bytes]:
+    found: Any = await redis.hgetall(key)
+    return {name.decode(): value for name, value in found.items()}
+
+
+async def _scores(redis: Redis, key: str) -> dict[str, float]:
+    found: Any = await redis.zrange(key, 0, -1, withscores=True)
+    return {name.decode(): score for name, score in found}
+
+
+def _read_record(state: ShardState, identity: Identity, record: bytes) -> None:
+    try:
+        state.records[identity] = codec.decode(*identity, record)
+    except codec.CorruptRecord as error:
+        state.unreadable[identity] = str(error)
+
+
+def _read_fields(state: ShardState, kind: str, fields: Mapping[str, bytes]) -> None:
+    for name, value in fields.items():
+        if kind == "quarantine":
+            state.quarantine[_identity(name)] = value.decode(errors="replace")
+        else:
+            letter, _, prefix = name.partition(" ")
+            state.counts[codec.STATUSES[letter], prefix] = int(value)
+
+
+def _read_index(state: ShardState, kind: str, rest: str, scores: Mapping[str, float]) -> None:
+    for name, score in scores.items():
+        match kind:
+            case "due":
+                state.due[rest, name] = score
+            case "heads":
+                state.heads[name] = score
+            case "leases":
+                state.leases[_identity(name)] = score
+            case "adopted":
+                state.adopted[_identity(name)] = score
+            case "finished":
+                letter, _, prefix = rest.partition(":")
+                state.finished[codec.STATUSES[letter], (prefix, name)] = score
+
+
+def _identity(member: str) -> Identity:
+    prefix, _, timer_id = member.partition(":")
+    return prefix, timer_id
+
+
+def disorder(state: ShardState) -> list[str]:
+    """What contradicts itself or is left over, as sentences; empty where all is conserved."""
+    return [
+        *(f"{name} has a record that cannot be read: {why}" for name, why in state.unreadable.items()),
+        *(f"{key} is no key of the protocol" for key in state.unknown),
+        *_wrong_counts(state),
+        *_wrong_due(state),
+        *_wrong_running(state),
+        *_wrong_finished(state),
+    ]
+
+
+def _wrong_counts(state: ShardState) -> Iterator[str]:
+    there = Counter((timer.status, timer.prefix) for timer in state.records.values())
+    for kind in sorted({*there, *state.counts}):
+        if there[kind] != state.counts.get(kind, 0):
+            yield f"{kind[1]} counts {state.counts.get(kind, 0)} {kind[0]}, there are {there[kind]}"
+
+
+def _wrong_due(state: ShardState) -> Iterator[str]:
+    scheduled = {name: timer.due_ms for name, timer in state.records.items() if timer.status is Status.SCHEDULED}
+    waiting = {name: scheduled.get(name, int(score)) for name, score in state.adopted.items()}
+    yield from _differences("due index", {**waiting, **{n: int(score) for n, score in state.due.items()}}, scheduled)
+    earliest: dict[str, float] = {}
+    for (prefix, _), score in state.due.items():
+        earliest[prefix] = min(score, earliest.get(prefix, score))
+    yield from _differences("heads", state.heads, earliest)
+    for name in sorted(state.triggers - set(state.due)):
+        yield f"{name} has a trigger key and is not in the due index"
+    for name, score in state.due.items():
+        if score > state.now_ms and name not in state.triggers:
+            yield f"{name} is due later and has no trigger key"
+    for name in sorted(set(state.due) & set(state.adopted)):
+        yield f"{name} is in the due index and adopted"
+
+
+def _wrong_running(state: ShardState) -> Iterator[str]:
+    running = {name: timer.token for name, timer in state.records.items() if timer.status is Status.RUNNING}
+    yield from _differences("leases", dict.fromkeys(state.leases), dict.fromkeys(running))
+    for name, held in state.held.items():
+        if held.rpartition(" ")[2] != str(running.get(name)):
+            yield f"{name} has a lease {held!r}, its running token is {running.get(name)}"
+    for name, timer in state.records.items():
+        if timer.token > state.token:
+            yield f"{name} has token {timer.token}, the shard gave only {state.token}"
+
+
+def _wrong_finished(state: ShardState) -> Iterator[str]:
+    finished = {(timer.status, name) for name, timer in state.records.items() if timer.status.finished}
+    yield from _differences("finished index", dict.fromkeys(state.finished), dict.fromkeys(finished))
+
+
+def _differences(what: str, index: Mapping[Any, object], wanted: Mapping[Any, object]) -> Iterator[str]:
+    for name in sorted({*index, *wanted}, key=str):
+        if name not in wanted:
+            yield f"{what}: {name} is left over"
+        elif name not in index:
+            yield f"{what}: {name} is missing"
+        elif index[name] != wanted[name]:
+            yield f"{what}: {name} has {index[name]}, its record says {wanted[name]}"
+
+
+async def conserved(store: Store) -> None:
+    """AssertionError with every contradiction, in all shards of the store. For quiet points."""
+    found = [f"shard {n}: {said}" for n in range(store.shards) for said in disorder(await state_of(store, n))]
+    assert not found, "\n".join(["not conserved:", *found])

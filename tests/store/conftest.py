@@ -1,0 +1,52 @@
+"""Fixtures of the store's suite: `store` over every back end, `real` over real servers, `frozen` on a set clock."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import time_machine
+
+from tests.conftest import SharedServers
+from tests.servers import FAMILIES
+from tests.store.backends import BACKENDS, Backend, open_store
+from timers.embedded import Family
+from timers.store.store import Store
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found: Backend = request.param
+    return found
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture
+async def store(servers: SharedServers, backend: Backend) -> AsyncIterator[Store]:
+    """An empty store of one shard, over each back end."""
+    async with open_store(servers, backend) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def real(servers: SharedServers, family: Family) -> AsyncIterator[Store]:
+    """An empty store of one shard, over each real server."""
+    async with open_store(servers, family) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock() -> Iterator[time_machine.Traveller]:
+    """A clock that only the test moves: `clock.shift(seconds)`. Real servers do not see it."""
+    with time_machine.travel(1_795_000_000, tick=False) as traveller:
+        yield traveller
+
+
+@pytest.fixture
+async def frozen(servers: SharedServers, clock: time_machine.Traveller) -> AsyncIterator[Store]:
+    """An empty store on the fake server, whose time is the set clock's."""
+    async with open_store(servers, "fake") as opened:
+        yield opened
