@@ -12,6 +12,11 @@
     │   ├── EditLocked              too close to due
     │   ├── VersionMismatch         somebody else changed it first
     │   └── NoProcessor             nothing serves the prefix
+    ├── Denied                      the timer is not the matter, the caller is
+    │   ├── Unauthorized            no key, a wrong one, or a signature that does not hold
+    │   ├── Forbidden               the key has not the right
+    │   ├── RateLimited             more calls than the key's rate allows
+    │   └── TooManyPending          more timers waiting than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
 """
@@ -97,6 +102,30 @@ class VersionMismatch(Refused):
 
 class NoProcessor(Refused):
     """No processor serves the prefix."""
+
+
+class Denied(TimersError):
+    """The caller may not do this, or not now."""
+
+
+class Unauthorized(Denied):
+    """Nobody that is known asks."""
+
+
+class Forbidden(Denied):
+    """The caller is known and has not the right."""
+
+
+class RateLimited(Denied):
+    """Too many calls; the next is allowed in `retry_after_ms`."""
+
+    def __init__(self, text: str, retry_after_ms: int) -> None:
+        self.retry_after_ms = retry_after_ms
+        super().__init__(text)
+
+
+class TooManyPending(Denied):
+    """So many timers wait that no more are taken until some have ended."""
 
 
 class Unavailable(TimersError):

@@ -34,6 +34,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from timers.access import ENTRY_RULE, read_entries
 from timers.durations import DAY_MS, parse_ms
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 from timers.spec import PREFIX_RULE, check_prefix
@@ -141,6 +142,11 @@ def _check_signing_secrets(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...
     return given
 
 
+def _check_api_keys(given: SecretStr) -> SecretStr:
+    read_entries(given.get_secret_value())
+    return given
+
+
 def redacted(url: str) -> str:
     """The URL as it may be shown: passwords, before the host and in the query, are `***`."""
     shown_account = re.sub(r"//([^/?#@:]*):.*@", r"//\1:***@", url)
@@ -217,8 +223,8 @@ class Settings(BaseSettings):
         default=None, repr=False, description="sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/database"
     )
     """Confidential; show `redacted_ledger_url` instead."""
-    api_keys: SecretStr | None = Field(default=None, description="API keys, hashed")
-    """The text as it was given; the API's authentication reads it."""
+    api_keys: Annotated[SecretStr, AfterValidator(_check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
+    """The text as it was given; `access.read_entries` reads it."""
     signing_secrets: Annotated[
         tuple[SecretStr, ...], BeforeValidator(_listed), AfterValidator(_check_signing_secrets)
     ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")

@@ -209,12 +209,13 @@ def test_secrets_are_shown_nowhere() -> None:
     settings = load(
         REDIS_URL="rediss://user:hid@host:1/0?ssl_password=hid&db=0",
         LEDGER_URL="postgresql+asyncpg://user:hi@d@host/db",
-        API_KEYS="hidden",
+        API_KEYS=f"k1:{'0123456789abcdef' * 4}:*:read",
         SIGNING_SECRETS=SECRET,
     )
     shown = f"{settings!r} {settings} {settings.redacted_redis_url} {settings.redacted_ledger_url}"
     assert "hi" not in shown
     assert SECRET not in shown
+    assert "0123456789abcdef" not in shown
     assert settings.redacted_redis_url == "rediss://user:***@host:1/0?ssl_password=***&db=0"
     assert settings.redacted_ledger_url == "postgresql+asyncpg://user:***@host/db"
     assert load().redacted_redis_url is None
@@ -276,12 +277,11 @@ def test_lists_in_the_file_have_commas_too(tmp_path: Path) -> None:
 
 def test_the_file_may_refer_to_variables_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("TIMERS_POD=pod-${ORDINAL}\nTIMERS_API_KEYS=$argon2id$v=19$m=65536\n")
+    file.write_text("TIMERS_POD=pod-${ORDINAL}\nTIMERS_DATA_DIR=a$b$c=19\n")
     monkeypatch.setenv("ORDINAL", "7")
     settings = load_settings({}, file)
     assert settings.pod == "pod-7"
-    assert settings.api_keys is not None
-    assert settings.api_keys.get_secret_value() == "$argon2id$v=19$m=65536"
+    assert settings.data_dir == Path("a$b$c=19")
 
 
 def refused_in(file: Path, environ: dict[str, str]) -> str:
@@ -337,7 +337,7 @@ def test_an_open_api_may_not_listen_elsewhere(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "also", [{"API_KEYS": "k"}, {"SIGNING_SECRETS": SECRET}, {"INSECURE": "1"}, {"ROLES": "worker"}]
+    "also", [{"API_KEYS": "stored"}, {"SIGNING_SECRETS": SECRET}, {"INSECURE": "1"}, {"ROLES": "worker"}]
 )
 def test_what_lets_the_api_listen_elsewhere(also: dict[str, str]) -> None:
     assert load(HTTP_HOST="0.0.0.0", **also).http_host == "0.0.0.0"
@@ -347,3 +347,9 @@ def test_a_subset_must_lie_within_the_shards() -> None:
     assert load(SHARDS="4", SHARD_SUBSET="0-3").shard_subset == (0, 1, 2, 3)
     line = refusal(SHARDS="4", SHARD_SUBSET="0-4")
     assert line == "TIMERS_SHARD_SUBSET: 4 is not accepted; expected numbers below TIMERS_SHARDS, which is 4"
+
+
+def test_an_entry_that_is_no_key_is_refused_unshown() -> None:
+    line = refusal(API_KEYS="tmk_abc_thesecretitself")
+    assert line.startswith("TIMERS_API_KEYS: the given value is not accepted; expected entries as `timers keys make`")
+    assert "thesecretitself" not in line

@@ -66,6 +66,16 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
             "a fault of the service; its log has the reason",
             "The log of this pod says what happened; repeating may help.",
         ),
+        "unauthorized": Told(
+            "no key, a wrong or revoked one, or a signature that does not hold",
+            "a key is needed: Authorization: Bearer KEY, or a request signed with the Standard Webhooks headers",
+        ),
+        "forbidden": Told("the key has not the right that the call needs", "this call needs the right 'write'"),
+        "denied": Told("the caller may not do this, for another reason", "this is not allowed"),
+        "rate-limited": Told("more calls than the key's rate allows", "the key may make 100/s"),
+        "too-many-pending": Told(
+            "more timers waiting than the key's quota allows", "the prefixes of the key may have 100000 timers waiting"
+        ),
         "redis-unavailable": Told(
             "Redis is away, slow or takes no writes; nothing was half done", "Redis does not answer"
         ),

@@ -12,15 +12,20 @@ from aiohttp import web
 from timers.api.tracing import Handler, current_request_id
 from timers.errors import (
     AlreadyExists,
+    Denied,
     EditLocked,
     FieldError,
+    Forbidden,
     InvalidInput,
     NoProcessor,
     NotFound,
     NotScheduled,
+    RateLimited,
     Refused,
     Running,
     TimersError,
+    TooManyPending,
+    Unauthorized,
     Unavailable,
     VersionMismatch,
 )
@@ -30,6 +35,9 @@ TYPE_ROOT: Final = "urn:timers:problem:"
 CONTENT_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = 1
 """A pod looks for a Redis that went away at least this often, so it is not worth trying sooner."""
+
+PENDING_RETRY_AFTER_SECONDS: Final = 60
+"""Nobody knows when some of the waiting timers will have ended; asking once a minute costs nothing."""
 
 ERRORS_TOLD: Final = 20
 """Entries of `errors[]`: a body can hold thousands of mistakes, and the answer must not be larger than the request."""
@@ -57,6 +65,11 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
         EditLocked: Kind(409, "edit-locked", "The timer is too close to due"),
         VersionMismatch: Kind(412, "version-mismatch", "The timer has changed in the meantime"),
         Refused: Kind(409, "refused", "The timer's state does not allow it"),
+        Unauthorized: Kind(401, "unauthorized", "Nobody that is known asks"),
+        Forbidden: Kind(403, "forbidden", "The key has not the right"),
+        RateLimited: Kind(429, "rate-limited", "Too many calls"),
+        TooManyPending: Kind(429, "too-many-pending", "Too many timers are waiting"),
+        Denied: Kind(403, "denied", "The caller may not do this"),
         Unavailable: Kind(503, "redis-unavailable", "Redis is away"),
         TimersError: Kind(500, "internal", "Something is wrong in the service"),
     }
@@ -112,7 +125,15 @@ def field_json(error: FieldError) -> dict[str, str]:
 
 def of_error(error: TimersError) -> web.Response:
     """The problem for an error of this package."""
-    return _response(problem_body(error))
+    response = _response(problem_body(error))
+    match error:
+        case Unauthorized():
+            response.headers["WWW-Authenticate"] = 'Bearer realm="timers"'
+        case RateLimited():
+            response.headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+        case TooManyPending():
+            response.headers["Retry-After"] = str(PENDING_RETRY_AFTER_SECONDS)
+    return response
 
 
 def problem_body(error: TimersError) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""API keys: what is kept of them, what they cover, and that nothing but the right key is found."""
+
+import hashlib
+
+import pytest
+
+from timers.access import ALL_PREFIXES, ApiKey, KeyRing, Scope, make_key, parse_rights, read_entries
+from timers.errors import InvalidInput
+from timers.processor import Rate
+
+READ = parse_rights(["read"])
+DIGEST = hashlib.sha256(b"x").hexdigest()
+
+
+def test_a_key_is_kept_without_its_secret_and_read_back_the_same() -> None:
+    secret, kept = make_key(
+        Scope.parse(["orders", "send-*"]), READ, rate="100/s", pending=5, name="x", made="2026-11-21"
+    )
+    assert secret.startswith(f"tmk_{kept.id}_")
+    assert len(secret.split("_")[2]) * 5.95 > 250  # bits, 62 characters to choose from
+    assert secret.split("_")[2] not in kept.entry + repr(kept)
+    assert kept.digest.hex() not in repr(kept)
+    assert ApiKey.parse(kept.entry) == kept
+    assert kept.caller.rate == Rate.parse("100/s")
+    assert kept.caller.pending == 5
+
+
+def test_no_two_keys_are_alike() -> None:
+    made = [make_key(Scope.parse(["*"]), READ) for _ in range(100)]
+    assert len({secret for secret, _ in made}) == len({kept.id for _, kept in made}) == 100
+
+
+@pytest.mark.parametrize(
+    ("patterns", "prefix", "covered"),
+    [
+        (["orders"], "orders", True),
+        (["orders"], "orders-eu", False),
+        (["orders-eu"], "orders", False),
+        (["orders*"], "orders", True),
+        (["orders*"], "orders-eu", True),
+        (["orders-*"], "orders", False),
+        (["a", "b*"], "bc", True),
+        (["*"], "anything", True),
+    ],
+)
+def test_a_prefix_covers_itself_and_with_a_star_what_starts_so(patterns: list[str], prefix: str, covered: bool) -> None:
+    assert Scope.parse(patterns).covers(prefix) is covered
+    assert Scope.parse(patterns).is_everything is (patterns == [ALL_PREFIXES])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "k1",
+        f"k1:{DIGEST[:-1]}:*:read",
+        f"K 1:{DIGEST}:*:read",
+        f":{DIGEST}:*:read",
+        f"k1:{DIGEST}::read",
+        f"k1:{DIGEST}:a*b:read",
+        f"k1:{DIGEST}:timers:read",
+        f"k1:{DIGEST}:*:admin",
+        f"k1:{DIGEST}:*:",
+        f"k1:{DIGEST}:*:read:rate=fast",
+        f"k1:{DIGEST}:*:read:pending=0",
+        f"k1:{DIGEST}:*:read:pending=-1",
+        f"k1:{DIGEST}:*:read:pending={'9' * 5000}",
+        f"k1:{DIGEST}:*:read:colour=red",
+        f"k1:{DIGEST}:*:read,k1:{DIGEST}:*:write",
+    ],
+)
+def test_what_is_no_entry_is_refused(entry: str) -> None:
+    with pytest.raises(InvalidInput):
+        read_entries(entry)
+
+
+def test_entries_are_parted_by_commas_and_spaces() -> None:
+    text = f"k1:{DIGEST}:*:read, k2:{DIGEST}:a+b*:read+write:pending=7\nstored"
+    assert [key.id for key in read_entries(text)] == ["k1", "k2"]
+
+
+def test_only_the_whole_key_is_found() -> None:
+    secret, kept = make_key(Scope.parse(["*"]), READ)
+    other, other_kept = make_key(Scope.parse(["*"]), READ)
+    ring = KeyRing([kept, other_kept])
+    found = ring.find(secret.encode())
+    assert found is not None
+    assert found.id == kept.id
+    wrong = [
+        b"", b"tmk", b"tmk_", b"tmk__", b"\xff\xfe", "tmk_ä_ö".encode(), secret[:-1].encode(), secret.encode() + b"x",
+        secret.upper().encode(), secret.replace(kept.id, other_kept.id).encode(), f"tmk_{kept.id}_".encode(),
+        f"tmk_{kept.id}_{kept.digest.hex()}".encode(), kept.entry.encode(), f" {secret}".encode(),
+    ]  # fmt: skip
+    assert [ring.find(given) for given in wrong] == [None] * len(wrong)
+    assert ring.find(other.encode()) is not None
+
+
+def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparison goes through compare_digest on bytes of equal length, whether there is such an id or not."""
+    import hmac
+
+    seen: list[tuple[object, object]] = []
+    real = hmac.compare_digest
+
+    def watched(a: bytes, b: bytes) -> bool:
+        seen.append((a, b))
+        return real(a, b)
+
+    monkeypatch.setattr("timers.access.hmac.compare_digest", watched)
+    secret, kept = make_key(Scope.parse(["*"]), READ)
+    for given in (secret.encode(), f"tmk_{kept.id}_wrong".encode(), b"tmk_nobody_wrong", b"\xff", b""):
+        KeyRing([kept]).find(given)
+    assert len(seen) == 5
+    assert all(isinstance(part, bytes) and len(part) == 32 for pair in seen for part in pair)

@@ -1,0 +1,214 @@
+"""Owns who may do what: API keys as they are made and kept, the prefixes they cover, and what a caller may do.
+
+A key is `tmk_<id>_<secret>`, shown once. What is kept is its entry, one line with the SHA-256 of the key::
+
+    <id>:<sha256 in hex>:<prefixes>:<rights>[:rate=100/s][:pending=100000][:name=billing][:made=2026-11-21]
+
+Prefixes and rights are joined by `+`. A prefix covers itself only; one that ends in `*` covers all that start so.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, Self, get_args
+
+from timers.errors import InvalidInput
+from timers.processor import Rate
+from timers.spec import PREFIX_RULE, check_prefix
+
+Right = Literal["read", "write", "operate"]
+
+RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
+ALL_PREFIXES: Final = "*"
+STORED: Final = "stored"
+"""Stands in TIMERS_API_KEYS for "ask for a key, also where no key is given here": the keys are those in Redis."""
+
+ENTRY_RULE: Final = (
+    "entries as `timers keys make` prints them, id:sha256:prefixes:rights, several with commas or spaces, "
+    f"or the word {STORED} for the keys kept in Redis alone"
+)
+
+_KIND: Final = "tmk"
+_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_OPTIONS: Final = {
+    "rate": re.compile(r".+"),
+    "pending": re.compile(r"[1-9][0-9]{0,14}"),
+    "name": re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
+    "made": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+}
+_OPTION_RULE: Final = (
+    "rate=100/s, pending=100000, name=billing or made=2026-11-21, the name with letters, digits, _ . -"
+)
+_ID_CHARACTERS: Final = 10
+_SECRET_CHARACTERS: Final = 43
+"""Of 62: 256 bits, so that one round of SHA-256 is all the hardening that guessing the key from its hash needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which prefixes: each pattern is a prefix, or the beginning of prefixes and `*`."""
+
+    patterns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, given: Iterable[str]) -> Self:
+        """From patterns. Raises InvalidInput."""
+        patterns = tuple(dict.fromkeys(given))
+        for pattern in patterns:
+            if pattern != ALL_PREFIXES:
+                _check_pattern(pattern)
+        if not patterns:
+            raise InvalidInput.of("prefixes", "", f"{PREFIX_RULE}, or its beginning and *")
+        return cls(patterns)
+
+    def covers(self, prefix: str) -> bool:
+        """Whether the prefix is among them."""
+        return any(
+            prefix.startswith(pattern[:-1]) if pattern.endswith("*") else prefix == pattern for pattern in self.patterns
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it covers every prefix there can be."""
+        return ALL_PREFIXES in self.patterns
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        check_prefix(pattern.removesuffix("*"), "prefixes")
+    except InvalidInput:
+        raise InvalidInput.of("prefixes", pattern, f"{PREFIX_RULE}, or its beginning and *") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the id of the key, what it covers, and its limits. None means no limit."""
+
+    id: str
+    scope: Scope
+    rights: frozenset[Right]
+    rate: Rate | None = None
+    pending: int | None = None
+
+
+EVERYTHING: Final = Scope((ALL_PREFIXES,))
+ANYBODY: Final = Caller("", EVERYTHING, frozenset(RIGHTS))
+"""Whoever reaches an API that asks for no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as it is kept. `rate_text` is the rate as it was given."""
+
+    id: str
+    digest: bytes = field(repr=False)
+    scope: Scope
+    rights: frozenset[Right]
+    rate_text: str | None = None
+    pending: int | None = None
+    name: str | None = None
+    made: str | None = None
+
+    @classmethod
+    def parse(cls, entry: str) -> Self:
+        """From an entry. Raises InvalidInput, whose text may show the entry: a hash of 256 random bits is no secret."""
+        key_id, digest, prefixes, rights, *options = [*entry.split(":"), "", "", ""]
+        if not _ID.fullmatch(key_id) or not _DIGEST.fullmatch(digest):
+            raise InvalidInput.of("key", entry, ENTRY_RULE)
+        given = _options([option for option in options if option])
+        return cls(
+            key_id,
+            bytes.fromhex(digest),
+            Scope.parse(prefixes.split("+")),
+            parse_rights(rights.split("+")),
+            given.get("rate"),
+            int(given["pending"]) if "pending" in given else None,
+            given.get("name"),
+            given.get("made"),
+        )
+
+    @property
+    def entry(self) -> str:
+        """The line to keep."""
+        parts = [self.id, self.digest.hex(), "+".join(self.scope.patterns), "+".join(sorted(self.rights))]
+        options = {"rate": self.rate_text, "pending": self.pending, "name": self.name, "made": self.made}
+        return ":".join(parts + [f"{name}={value}" for name, value in options.items() if value is not None])
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks with this key."""
+        rate = None if self.rate_text is None else Rate.parse(self.rate_text)
+        return Caller(self.id, self.scope, self.rights, rate, self.pending)
+
+
+def parse_rights(given: Iterable[str]) -> frozenset[Right]:
+    """From names of rights. Raises InvalidInput."""
+    names = frozenset(given)
+    if not names or not names <= set(RIGHTS):
+        raise InvalidInput.of("rights", "+".join(sorted(names)), f"one or more of {', '.join(RIGHTS)}")
+    return frozenset(right for right in RIGHTS if right in names)
+
+
+def _options(options: Iterable[str]) -> Mapping[str, str]:
+    """The options by name, each checked."""
+    given = {name: value for name, _, value in (option.partition("=") for option in options)}
+    for name, value in given.items():
+        pattern = _OPTIONS.get(name)
+        if pattern is None or not pattern.fullmatch(value):
+            raise InvalidInput.of(name, value, _OPTION_RULE)
+    if "rate" in given:
+        Rate.parse(given["rate"])
+    return given
+
+
+def read_entries(text: str) -> tuple[ApiKey, ...]:
+    """The keys of TIMERS_API_KEYS; the word for stored keys is none. Raises InvalidInput."""
+    entries = [entry for entry in re.split(r"[,\s]+", text) if entry and entry != STORED]
+    keys = tuple(map(ApiKey.parse, entries))
+    if len({key.id for key in keys}) < len(keys):
+        raise InvalidInput.of("key", "an id given twice", "each id once")
+    return keys
+
+
+def make_key(
+    scope: Scope,
+    rights: frozenset[Right],
+    *,
+    rate: str | None = None,
+    pending: int | None = None,
+    name: str | None = None,
+    made: str | None = None,
+) -> tuple[str, ApiKey]:
+    """A new key, to be shown once, and what is kept of it. Raises InvalidInput."""
+    key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
+    secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
+    kept = ApiKey(key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, rate, pending, name, made)
+    return secret, ApiKey.parse(kept.entry)
+
+
+def _random(characters: str, length: int) -> str:
+    return "".join(secrets.choice(characters) for _ in range(length))
+
+
+class KeyRing:
+    """Keys, looked up by id and compared by hash."""
+
+    _NOBODY: Final = secrets.token_bytes(32)
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._callers = {key.id: (key.digest, key.caller) for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def find(self, given: bytes) -> Caller | None:
+        """Whose key this is; None for anything else. An unknown id costs what a wrong secret costs."""
+        kind, _, rest = given.partition(b"_")
+        key_id = rest.partition(b"_")[0].decode("ascii", "replace") if kind == _KIND.encode() else ""
+        digest, caller = self._callers.get(key_id, (self._NOBODY, None))
+        return caller if hmac.compare_digest(hashlib.sha256(given).digest(), digest) else None
