@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import ClientSession
 from multidict import CIMultiDictProxy
 
+from tests.api.conformance import check
 from timers.api.assembly import all_routes
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
@@ -62,12 +63,14 @@ class Api:
     health: HealthRoutes
 
     async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
-        """A request with a JSON body, if any; `data=` sends something else."""
+        """A request with a JSON body, if any; `data=` sends something else. The document must allow the answer."""
         if body is not None:
             options["json"] = body
         async with self.session.request(method, self.server.url + path, **options) as response:
             text = await response.text()
-            return Reply(response.status, response.headers, json.loads(text) if text else None)
+            reply = Reply(response.status, response.headers, json.loads(text) if text else None)
+        check(method, path, reply.status, reply.headers, reply.body)
+        return reply
 
     async def create(self, timer_id: str = "one", **fields: Any) -> Reply:
         """A timer of the prefix `test`, due in an hour unless the fields say otherwise."""

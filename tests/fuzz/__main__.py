@@ -16,6 +16,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     wanted = parser.parse_args()
     options = ["--seed", str(wanted.seed), "--max-time", str(wanted.seconds), "--max-examples", "100000"]
+    options.append("--generation-database=none")
     with tempfile.TemporaryDirectory() as folder:
         ran = asyncio.run(fuzz(Path(folder), options))
     print(ran.output)

@@ -185,7 +185,7 @@ def _slugs(operation: Operation) -> Iterable[str]:
     yield from operation.problems
     yield from _ALWAYS
     if operation.right:
-        yield from (slug for slug in _WITH_RIGHT if slug in KINDS_BY_SLUG)
+        yield from _WITH_RIGHT
     if "{" in operation.path:
         yield from _WITH_ADDRESS
     if operation.method in _READING_A_BODY:

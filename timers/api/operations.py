@@ -75,7 +75,7 @@ TIMER_OPERATIONS: Final = (
         ),
         (given.TRACEPARENT,),
         {JSON: NewTimer},
-        ("no-processor", "already-exists", "running", "edit-locked"),
+        ("no-processor", "already-exists", "running", "edit-locked", "too-many-pending"),
     ),
     Operation(
         "putTimer",
@@ -90,7 +90,7 @@ TIMER_OPERATIONS: Final = (
         ),
         (*_IDENTITY, given.TRACEPARENT),
         {JSON: schemas.PutTimer},
-        ("no-processor", "running", "edit-locked"),
+        ("no-processor", "running", "edit-locked", "too-many-pending"),
     ),
     Operation(
         "getTimer", "GET", _ONE, "read", "timers", "Read a timer", _SAME_TIMER, _IDENTITY, problems=("timer-not-found",)
@@ -163,6 +163,7 @@ MANY_OPERATIONS: Final = (
         (Answer(200, "A result for each timer, in order.", schemas.BatchAnswer),),
         (given.TRACEPARENT,),
         {JSON: schemas.Batch, NDJSON: None},
+        ("too-many-pending",),
     ),
     Operation(
         "actOnTimers",

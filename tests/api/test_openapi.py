@@ -1,0 +1,120 @@
+"""The OpenAPI document: valid, complete, and of one mind with the application, the models and the README."""
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema_rs
+import pytest
+from openapi_spec_validator import validate
+
+from tests.api.conformance import called, check
+from tests.api.harness import Api
+from timers.api import problem_types
+from timers.api.openapi import document
+from timers.api.operations import OPERATIONS, Right
+from timers.api.problems import HTTP_KINDS, KINDS, TYPE_ROOT
+from timers.spec import NewTimer
+
+HEADING = "| type | status | when |"
+README = Path(__file__).parents[2] / "README.md"
+
+
+def calls() -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, call) for path, methods in document()["paths"].items() for method, call in methods.items()]
+
+
+async def test_the_document_is_valid_and_served_as_it_is(api: Api) -> None:
+    reply = await api.call("GET", "/openapi.json")
+    assert reply.headers["Content-Type"] == "application/json"
+    assert reply.body == document()
+    assert reply.body["openapi"] == "3.1.0"
+    validate(reply.body)
+
+
+async def test_every_route_is_in_the_document_and_every_call_of_it_has_a_route(api: Api) -> None:
+    runner = api.server._runner
+    routes = {(route.method, route.resource.canonical) for route in runner.app.router.routes() if route.resource}
+    documented = {(method.upper(), path) for path, method, _ in calls()}
+    assert {route for route in routes if route[0] != "HEAD"} == documented
+    assert documented == {(operation.method, operation.path) for operation in OPERATIONS}
+
+
+def test_no_two_calls_share_a_name() -> None:
+    assert len({operation.id for operation in OPERATIONS}) == len(OPERATIONS)
+
+
+@pytest.mark.parametrize(("path", "method", "call"), calls(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_call_says_all_that_there_is_to_say(path: str, method: str, call: dict[str, Any]) -> None:
+    assert call["summary"]
+    assert {given["name"] for given in call["parameters"] if given["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+    assert all(given["description"] and "example" in given for given in call["parameters"])
+    assert any(status.startswith("2") for status in call["responses"])
+    for status, answer in call["responses"].items():
+        assert answer["description"]
+        if int(status) >= 400:
+            told = answer["content"]["application/problem+json"]
+            validator = jsonschema_rs.validator_for({**told["schema"], "components": document()["components"]})
+            assert told["examples"]
+            for example in told["examples"].values():
+                validator.validate(example["value"])
+    if path.startswith("/v1/"):
+        assert call["security"]
+        assert any(f"`{right}`" in call["description"] for right in get_args(Right))
+        assert {"400", "422", "500", "503"} <= set(call["responses"])
+        assert "Retry-After" in call["responses"]["503"]["headers"]
+
+
+def test_every_example_of_a_new_timer_is_taken() -> None:
+    properties = document()["components"]["schemas"]["NewTimer"]["properties"]
+    for name, schema in properties.items():
+        examples = [example for part in (schema, *schema.get("anyOf", ())) for example in part.get("examples", ())]
+        for example in examples:
+            due = {} if name in ("delay", "due_at") else {"delay": "1h"}
+            NewTimer.parse({"prefix": "test", **due, name: example})
+
+
+def test_the_document_and_the_code_know_the_same_problems() -> None:
+    kinds = {kind.slug for kind in (*KINDS.values(), *HTTP_KINDS.values())}
+    assert set(problem_types.TOLD) == kinds
+    documented = {
+        kind
+        for _, _, call in calls()
+        for status, answer in call["responses"].items()
+        if int(status) >= 400
+        for kind in answer["content"]["application/problem+json"]["examples"]
+    }
+    unbound = {"method-not-allowed", "expectation-failed", "refused", "denied"}
+    """What is answered outside of documented calls, or by no call of today."""
+    assert documented >= kinds - unbound
+
+
+def test_the_readme_lists_every_type_of_problem() -> None:
+    lines = README.read_text("utf-8").splitlines()
+    if HEADING not in lines:
+        pytest.skip("the README does not list the types yet")
+    start = lines.index(HEADING) + 2
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:] if line.startswith("|")]
+    listed = {row[0].strip("`"): int(row[1]) for row in rows[: len(problem_types.TOLD)]}
+    assert listed == {slug: kind.status for slug, kind in problem_types.KINDS_BY_SLUG.items()}
+    assert f"`{TYPE_ROOT}" in README.read_text("utf-8")
+
+
+def test_the_check_of_answers_can_fail() -> None:
+    headers = {"Content-Type": "application/json", "ETag": '"1"', "Location": "/v1/timers/test/one"}
+    with pytest.raises(AssertionError, match="prefix"):
+        check("POST", "/v1/timers", 201, headers, {"id": "one"})
+    with pytest.raises(AssertionError, match="the document has"):
+        check("POST", "/v1/timers", 202, headers, {})
+    with pytest.raises(AssertionError, match="without ETag"):
+        check("GET", "/v1/timers/test/one", 200, {"Content-Type": "application/json"}, {})
+    with pytest.raises(AssertionError, match="as text/plain"):
+        check("GET", "/healthz", 200, {"Content-Type": "text/plain"}, {"status": "ok"})
+    with pytest.raises(AssertionError, match="not in the document"):
+        check("GET", "/nowhere", 200, headers, {})
+
+
+def test_fixed_addresses_come_before_those_with_a_place_to_fill() -> None:
+    batch = called("POST", "/v1/timers/batch")
+    assert batch is not None
+    assert batch["operationId"] == "createTimers"
