@@ -1,13 +1,11 @@
 """Measures what is lost and how late the rest is while every subscription is cut ten times a second."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
 from tests.bench.report import Benchmark, Column, Row, worst
-from tests.bench.stage import Stage
+from tests.bench.stage import Stage, repeated
 from tests.bench.starts import Lateness, Tally
 
 CUT_EVERY_S: Final = 0.1
@@ -42,27 +40,15 @@ async def _measure(timers: int, over_s: float, stage: Stage) -> list[Row]:
 async def _fired(stage: Stage, timers: int, over_s: float, *, cut: bool) -> Row:
     prefix = stage.fresh("timed")
     await stage.spread(prefix, timers, over_s)
-    async with _cutting(stage, cut=cut) as cuts:
+    cuts = 0
+
+    async def cut_all() -> None:
+        nonlocal cuts
+        cuts += await stage.redis.client_kill_filter(_type="pubsub")
+
+    async with repeated(cut_all, every_s=CUT_EVERY_S) if cut else nullcontext():
         await stage.completed(prefix, timers, timeout_s=over_s + 60)
     starts = stage.starts(prefix)
     tally = Tally.of(starts, timers)
     late = Lateness.of((start.start_late_ms for start in starts), timers)
-    return "cut" if cut else "kept", len(cuts), tally.lost, tally.again, late.p50_ms, late.p99_ms, late.max_ms
-
-
-@asynccontextmanager
-async def _cutting(stage: Stage, *, cut: bool) -> AsyncIterator[list[int]]:
-    """Cuts for as long as the block lasts. What it gives has an entry for each cut that hit a subscription."""
-    cuts: list[int] = []
-
-    async def again_and_again() -> None:
-        while cut:
-            if hit := await stage.redis.client_kill_filter(_type="pubsub"):
-                cuts.append(int(hit))
-            await asyncio.sleep(CUT_EVERY_S)
-
-    cutting = asyncio.create_task(again_and_again())
-    try:
-        yield cuts
-    finally:
-        cutting.cancel()
+    return "cut" if cut else "kept", cuts, tally.lost, tally.again, late.p50_ms, late.p99_ms, late.max_ms

@@ -7,7 +7,7 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from tests.bench.references import round_trips
+from tests.bench.references import round_trips_ms
 from tests.bench.report import Benchmark, Column, Row, worst
 from tests.bench.stage import Stage
 from tests.bench.starts import Lateness, Tally
@@ -50,12 +50,12 @@ async def _measure(timers: int, others: int, stage: Stage) -> list[Row]:
 async def _timers(stage: Stage, prefix: str, timers: int) -> list[Row]:
     async with stage.pods(1):
         await stage.spread(prefix, timers, SPREAD_S)
-        async with round_trips(stage) as trips:
+        async with round_trips_ms(stage.redis) as took_ms:
             await stage.completed(prefix, timers, timeout_s=60)
     starts = stage.starts(prefix)
     claim = Lateness.of((start.claim_late_ms for start in starts), timers)
     start = Lateness.of((start.start_late_ms for start in starts), timers)
-    took = Lateness.of(trips.took_ms, len(trips.took_ms))
+    took = Lateness.of(took_ms, len(took_ms))
     lost = Tally.of(starts, timers).lost
     return [
         ("timers", lost, claim.p50_ms, claim.p99_ms, claim.max_ms, start.p50_ms, start.p99_ms, start.max_ms),

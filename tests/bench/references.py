@@ -1,13 +1,12 @@
 """What a figure is compared with, measured in the same run: bare Redis commands by the same kind of client."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from redis.asyncio import Redis
 
-from tests.bench.stage import Stage, Stopwatch
+from tests.bench.stage import Stopwatch, repeated
 
 SCRIPT_BATCH: Final = 250
 LIFE_MS: Final = 3600 * 1000
@@ -41,27 +40,15 @@ async def _forget(redis: Redis, number: int) -> None:
         await redis.delete(*(f"reference:{i}" for i in range(start, min(start + SCRIPT_BATCH, number))))
 
 
-class RoundTrips:
-    """What one bare `PING` from another process took meanwhile: the noise of the machine in every lateness."""
-
-    def __init__(self) -> None:
-        self.took_ms: list[float] = []
-
-    async def take(self, redis: Redis) -> None:
-        """One after the other until cancelled."""
-        while True:
-            watch = Stopwatch()
-            await redis.ping()
-            self.took_ms.append(watch.seconds() * 1000)
-            await asyncio.sleep(0.02)
-
-
 @asynccontextmanager
-async def round_trips(stage: Stage) -> AsyncIterator[RoundTrips]:
-    """Measures round trips for as long as the block lasts."""
-    trips = RoundTrips()
-    taking = asyncio.create_task(trips.take(stage.redis))
-    try:
-        yield trips
-    finally:
-        taking.cancel()
+async def round_trips_ms(redis: Redis) -> AsyncIterator[list[float]]:
+    """What a bare `PING` takes while the block lasts: the machine's own noise in every lateness."""
+    took_ms: list[float] = []
+
+    async def ping() -> None:
+        watch = Stopwatch()
+        await redis.ping()
+        took_ms.append(watch.seconds() * 1000)
+
+    async with repeated(ping, every_s=0.02):
+        yield took_ms

@@ -1,7 +1,8 @@
 """Where a benchmark takes place: a server of its own, a client as callers have it, and pods as processes."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -89,6 +90,24 @@ class Stage:
         except TimeoutError:
             return False
         return True
+
+
+@asynccontextmanager
+async def repeated(act: Callable[[], Awaitable[None]], *, every_s: float) -> AsyncIterator[None]:
+    """Do it again and again while the block lasts. Ended by a flag, because redis-py may swallow a cancellation."""
+    over = asyncio.Event()
+
+    async def run() -> None:
+        while not over.is_set():
+            await act()
+            await asyncio.sleep(every_s)
+
+    running = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        over.set()
+        await running
 
 
 class Stopwatch:
