@@ -142,7 +142,7 @@ class ApiKey:
     @property
     def caller(self) -> Caller:
         """Who asks with this key."""
-        rate = None if self.rate_text is None else Rate.parse(self.rate_text)
+        rate = None if self.rate_text is None else _rate(self.rate_text)
         return Caller(self.id, self.scope, self.rights, rate, self.pending)
 
 
@@ -152,6 +152,12 @@ def parse_rights(given: Iterable[str]) -> frozenset[Right]:
     if not names or not names <= set(RIGHTS):
         raise InvalidInput.of("rights", "+".join(sorted(names)), f"one or more of {', '.join(RIGHTS)}")
     return frozenset(right for right in RIGHTS if right in names)
+
+
+def _rate(text: str) -> Rate:
+    """With a burst of a second: a caller's calls come in bunches."""
+    interval_us = Rate.parse(text).interval_us
+    return Rate(interval_us, max(1, 1_000_000 // interval_us))
 
 
 def _options(options: Iterable[str]) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from timers.errors import (
     NotScheduled,
     Refused,
     Running,
+    TooManyPending,
     VersionMismatch,
 )
 from timers.feed import Event, Feed
@@ -25,7 +26,7 @@ from timers.spec import NewTimer, TimerChange, check_id, check_prefix, check_tra
 from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.queries import PAGE_LIMIT, Change, Filter, Page, Queries
-from timers.store.store import Answer, Arming, Store
+from timers.store.store import Answer, Arming, Quota, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -53,7 +54,7 @@ class Armed:
         return self.how == "created"
 
 
-Results = list[Armed | Refused | InvalidInput]
+Results = list[Armed | Refused | InvalidInput | TooManyPending]
 """What came of each timer of a batch."""
 
 
@@ -114,14 +115,16 @@ class TimerClient:
         """Arm a timer and return what is now there."""
         return (await self.put(new, traceparent=traceparent)).timer
 
-    async def put(self, new: NewTimer, *, traceparent: str | None = None) -> Armed:
-        """As `arm`, and say whether it was created, replaced or kept."""
-        (result,) = await self.batch([new], traceparent=traceparent)
+    async def put(self, new: NewTimer, *, traceparent: str | None = None, quota: Quota | None = None) -> Armed:
+        """As `arm`, and say whether it was created, replaced or kept. Raises TooManyPending where the quota is full."""
+        (result,) = await self.batch([new], traceparent=traceparent, quota=quota)
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def batch(self, news: Sequence[NewTimer], *, traceparent: str | None = None) -> Results:
+    async def batch(
+        self, news: Sequence[NewTimer], *, traceparent: str | None = None, quota: Quota | None = None
+    ) -> Results:
         """Arm up to 1,000 timers; each has its own result, in order. Raises Unavailable for the whole batch: what was
         armed before stays, so repeat it with ids and `if_exists: keep`."""
         if len(news) > BATCH_LIMIT:
@@ -131,14 +134,16 @@ class TimerClient:
         store = await self._open()
         results: Results = []
         for start in range(0, len(news), SCRIPT_BATCH):
-            results += await self._arm_some(store, news[start : start + SCRIPT_BATCH], traceparent)
+            results += await self._arm_some(store, news[start : start + SCRIPT_BATCH], traceparent, quota)
         return results
 
-    async def _arm_some(self, store: Store, news: Sequence[NewTimer], traceparent: str | None) -> Results:
+    async def _arm_some(
+        self, store: Store, news: Sequence[NewTimer], traceparent: str | None, quota: Quota | None
+    ) -> Results:
         planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms) if armings else ())
-        return [_armed(next(answers)) if isinstance(p, Arming) else p for p in planned]
+        answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms, quota=quota) if armings else ())
+        return [_armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
         """The timer. Raises NotFound."""
@@ -332,7 +337,12 @@ def _planned(new: NewTimer, now_ms: float, traceparent: str | None) -> Arming | 
         return error
 
 
-def _armed(answer: Answer) -> Armed | Refused:
+def _armed(answer: Answer, quota: Quota | None) -> Armed | Refused | TooManyPending:
+    if answer.code == "full" and quota is not None:
+        return TooManyPending(
+            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, as many as the key may have; "
+            "try again when some have run, or cancel some"
+        )
     timer = answer.timer
     if timer is None:
         raise ValueError("an arm answer has a timer")

@@ -21,7 +21,7 @@ def test_a_key_is_kept_without_its_secret_and_read_back_the_same() -> None:
     assert secret.split("_")[2] not in kept.entry + repr(kept)
     assert kept.digest.hex() not in repr(kept)
     assert ApiKey.parse(kept.entry) == kept
-    assert kept.caller.rate == Rate.parse("100/s")
+    assert kept.caller.rate == Rate(interval_us=10_000, burst=100)
     assert kept.caller.pending == 5
 
 

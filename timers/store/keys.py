@@ -10,6 +10,12 @@ META: Final = "timers:meta"
 PODS_ROOT: Final = "timers:{pods}:"
 """Root of the registry of live pods."""
 
+API_KEYS: Final = "timers:keys"
+"""Hash: id of an API key → its entry, or `revoked`."""
+
+ACCESS_ROOT: Final = "timers:{access}:"
+"""Root of what is remembered of callers: `seen:<hash>` of signed requests, `rate:<id>` of keys."""
+
 BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 """A key that a client may have set by itself: `<prefix>:<id>`. A trigger key is none, because of its braces."""
 

@@ -39,6 +39,14 @@ class Arming:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """How many timers may be scheduled at a time under some prefixes; `name*` is every prefix that starts so."""
+
+    most: int
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a script said about one timer, and the timer that is now there (None where there is none)."""
 
@@ -109,23 +117,24 @@ class Store:
         self.clock.observe(server_ms, sent, time.monotonic())
         return server_ms
 
-    async def arm(self, armings: Sequence[Arming], *, edit_lock_ms: int = 0) -> list[Answer]:
-        """Arm timers, of any shards; answers in order. Codes: created, replaced, kept, exists, running, locked."""
+    async def arm(
+        self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, quota: Quota | None = None
+    ) -> list[Answer]:
+        """Arm timers, of any shards; answers in order. Codes: created, replaced, kept, exists, running, locked,
+        full."""
         answers: list[Answer | None] = [None] * len(armings)
         for shard, positions in self._by_shard((a.prefix, a.id) for a in armings).items():
             chosen = [armings[position] for position in positions]
-            for position, answer in zip(positions, await self._arm(shard, chosen, edit_lock_ms), strict=True):
+            for position, answer in zip(positions, await self._arm(shard, chosen, edit_lock_ms, quota), strict=True):
                 answers[position] = answer
         return [answer for answer in answers if answer is not None]
 
-    async def _arm(self, shard: int, armings: Sequence[Arming], edit_lock_ms: int) -> list[Answer]:
-        arguments: list[scripts.Argument] = [edit_lock_ms]
+    async def _arm(self, shard: int, armings: Sequence[Arming], edit_lock_ms: int, quota: Quota | None) -> list[Answer]:
+        counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
+        arguments: list[scripts.Argument] = [edit_lock_ms, counted]
         arguments += [_arming(arming) for arming in armings]
         reply = await self.run("arm", shard, arguments)
-        return [
-            Answer(reply[2 * i].decode(), codec.readable(a.prefix, a.id, reply[2 * i + 1]))
-            for i, a in enumerate(armings)
-        ]
+        return [_answer(a.prefix, a.id, reply[2 * i], reply[2 * i + 1]) for i, a in enumerate(armings)]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""
@@ -248,7 +257,7 @@ class Store:
     async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
         """Register a sign of life (None: leave), and learn who is alive. The registry has a slot of its own."""
         said = "" if info is None else json.dumps(info, separators=(",", ":"))
-        (signs,) = await self._run_at(keys.PODS_ROOT, "beat", [pod, said, forget_after_ms])
+        (signs,) = await self.run_at(keys.PODS_ROOT, "beat", [pod, said, forget_after_ms])
         return [
             PodSign(signs[i].decode(), int(float(signs[i + 1])), json.loads(signs[i + 2]))
             for i in range(0, len(signs), 3)
@@ -274,14 +283,14 @@ class Store:
 
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Answer:
         code, raw = await self.run(name, self.shard_of(prefix, timer_id), arguments)
-        return Answer(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
+        return _answer(prefix, timer_id, code, raw)
 
     async def run(
         self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
     ) -> list[Any]:
-        return await self._run_at(keys.root(shard), name, arguments, redis=redis)
+        return await self.run_at(keys.root(shard), name, arguments, redis=redis)
 
-    async def _run_at(
+    async def run_at(
         self, root: str, name: str, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
     ) -> list[Any]:
         """Run a script; every answer begins with the server's time, which sets the clock and is taken off."""
@@ -290,6 +299,10 @@ class Store:
         reply: list[Any] = await scripts.run(client, name, root, [self._wake, *arguments])
         self.clock.observe(int(reply[0]), sent, time.monotonic())
         return reply[1:]
+
+
+def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Answer:
+    return Answer(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
 
 
 def _queue(prefix: str, most: int, limits: Limits) -> str:

@@ -1,13 +1,41 @@
 -- Arm timers: record, due index and trigger key at once, or nothing.
 --
 -- ARGV[2]  edit lock, ms
--- ARGV[3…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
+-- ARGV[3]  quota: most timers that may be scheduled, number of shards, then prefixes (or beginnings of prefixes and `*`) that
+--          count; '' for none
+-- ARGV[4…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
 --          `+<ms from now>`), wishes, progress, a note for the history when it replaces
 -- Answer   {now, code, record, code, record, …}; the record is the one that is now there. Codes: `created`, `replaced`,
---          `kept`, `exists`, `running` and `locked` (the last three changed nothing)
+--          `kept`, `exists`, `running`, `locked` and `full` (the last four changed nothing; `full` may have no record)
 
 local edit_lock = tonumber(ARGV[2])
 local answer = {text(now)}
+
+local function counts_for(patterns, prefix)
+  for _, pattern in ipairs(patterns) do
+    local beginning = string.match(pattern, '^(.*)%*$')
+    if beginning and string.sub(prefix, 1, #beginning) == beginning or pattern == prefix then return true end
+  end
+  return false
+end
+
+-- How many timers more the quota allows; nil where there is none. Counted here, so that no two callers take the last place.
+local function room_left(quota)
+  local most, shards, rest = string.match(quota, '^(%d+) (%d+) (.*)$')
+  if not most then return nil end
+  local patterns, scheduled = {}, 0
+  for pattern in string.gmatch(rest, '%S+') do patterns[#patterns + 1] = pattern end
+  for shard = 0, shards - 1 do
+    local counts = redis.call('HGETALL', 'timers:{' .. shard .. '}:counts')
+    for i = 1, #counts, 2 do
+      local prefix = string.match(counts[i], '^s (.*)$')
+      if prefix and counts_for(patterns, prefix) then scheduled = scheduled + counts[i + 1] end
+    end
+  end
+  return most - scheduled
+end
+
+local room = room_left(ARGV[3])
 
 local function due_of(spec)
   local kind, ms = string.sub(spec, 1, 1), tonumber(string.sub(spec, 2))
@@ -21,13 +49,17 @@ local function arm(prefix, id, if_exists, due, wishes, progress, said)
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end
   if r and r.status == 's' and locked(r, edit_lock) then return 'locked', raw end
+  if room and not (r and r.status == 's') then
+    if room < 1 then return 'full', raw or '' end
+    room = room - 1
+  end
   if r then leave(prefix, id, r.status) end
   schedule(prefix, id, due)
   return r and 'replaced' or 'created', write(member, new_life(prefix, r, due, wishes, progress, said))
 end
 
 local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local prefix, id, if_exists, due, wishes, progress, said = string.match(ARGV[i], LINES)
   local code, raw = arm(prefix, id, if_exists, due_of(due), wishes, progress, said)
   answer[#answer + 1] = code

@@ -1,0 +1,50 @@
+"""Owns what Redis remembers of those who call the API: keys and revocations, signed requests seen, rates."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from timers.processor import Rate
+from timers.store import keys
+from timers.store.scripts import reachable
+from timers.store.store import Store
+
+REVOKED: Final = "revoked"
+"""Stands in the place of an entry. It stays, so that a key of the settings can be revoked as well."""
+
+
+class Callers:
+    """Keys and calls of one db. Methods raise Unavailable while Redis is away."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._redis = store.connections.commands
+
+    async def entries(self) -> Mapping[str, str]:
+        """What is kept of each key by its id: its entry, or that it is revoked."""
+        async with reachable():
+            kept: Any = await self._redis.hgetall(keys.API_KEYS)
+        return {key_id.decode(): entry.decode() for key_id, entry in kept.items()}
+
+    async def keep(self, key_id: str, entry: str) -> None:
+        """Keep a new key."""
+        async with reachable():
+            await self._redis.hset(keys.API_KEYS, key_id, entry)
+
+    async def revoke(self, key_id: str) -> bool:
+        """Let a key be valid no more, wherever it is kept. False where Redis did not have it."""
+        async with reachable():
+            had = await self._redis.hexists(keys.API_KEYS, key_id)
+            await self._redis.hset(keys.API_KEYS, key_id, REVOKED)
+        return bool(had)
+
+    async def first_time(self, request_id: str, remember_ms: int) -> bool:
+        """Whether no pod has seen this signed request before; from now on one has."""
+        name = f"{keys.ACCESS_ROOT}seen:{hashlib.sha256(request_id.encode()).hexdigest()}"
+        async with reachable():
+            return bool(await self._redis.set(name, "1", nx=True, px=remember_ms))
+
+    async def wait_ms(self, key_id: str, rate: Rate) -> int:
+        """0 where a call of the key may pass, and then it is counted; else how long the next must wait."""
+        (wait_ms,) = await self._store.run_at(keys.ACCESS_ROOT, "admit", [key_id, rate.interval_us, rate.burst])
+        return int(wait_ms)
