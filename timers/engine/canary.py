@@ -33,6 +33,7 @@ class Canary:
         self._resubscribe = asyncio.Event()
         self._sang = asyncio.Event()
         self.hearing = Hearing.OK
+        self._subscribed = False
         self.sang_at = float("-inf")
         """Monotonic time at which the newest canary that was heard had been touched: whatever was announced before then
         has been heard too."""
@@ -46,8 +47,13 @@ class Canary:
 
     def resubscribed(self) -> None:
         """A subscription was confirmed; judge anew."""
+        self._subscribed = True
         self.listening_since_ms = self._store.clock.now_ms()
         self._resubscribe.set()
+
+    def unsubscribed(self) -> None:
+        """The subscription is gone. That is known at once, and no judgement on how events arrive over the next one."""
+        self._subscribed = False
 
     async def next_song(self) -> None:
         """Until another canary is heard."""
@@ -55,8 +61,12 @@ class Canary:
         await self._sang.wait()
 
     def is_deaf(self) -> bool:
-        """Whether events must not be waited for."""
+        """Whether notifications do not arrive."""
         return self.hearing is Hearing.DEAF
+
+    def can_hear(self) -> bool:
+        """Whether an event may be waited for."""
+        return self._subscribed and not self.is_deaf()
 
     async def run(self) -> None:
         """Judge again and again."""

@@ -1,6 +1,7 @@
 """Owns hearing: keeps a subscription alive and turns each notification into a mark. O(1) an event; awaits nothing."""
 
-from typing import assert_never
+import asyncio
+from typing import Final, assert_never
 
 from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
@@ -8,6 +9,7 @@ from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
+from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store import server
 from timers.store.notifications import (
@@ -21,6 +23,9 @@ from timers.store.notifications import (
     Wake,
 )
 from timers.store.store import Identity
+
+AGAIN_SECONDS: Final = 0.05
+"""How long after a subscription that had worked the next one follows: a server that cuts each is not stormed."""
 
 _log = get_logger("timers.listener")
 
@@ -36,8 +41,25 @@ class Listener:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
         self._peers, self._canary, self._announcer = peers, canary, announcer
         self.flags = server.FlagCheck(None, "not asked yet")
+        self._confirmed = False
 
     async def run(self) -> None:
+        """Subscription after subscription, as long as each is confirmed before it breaks. Meanwhile the sweep, which is
+        told, claims without waiting for events."""
+        while True:
+            self._confirmed = False
+            try:
+                await self._subscribe()
+            except Unavailable as error:
+                if not self._confirmed:
+                    raise
+                _log.warning("subscription lost", reason=str(error))
+            finally:
+                self._canary.unsubscribed()
+                self._sweeper.sweep_everything()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _subscribe(self) -> None:
         """One subscription's life. The flags are looked after first: a restarted server has forgotten a CONFIG SET."""
         self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
         if not self.flags.ok:
@@ -60,6 +82,7 @@ class Listener:
                 self._canary.heard(pod)
             case Gap():
                 _log.info("subscribed; looking at everything")
+                self._confirmed = True
                 self._pod.observer.resubscribed()
                 self._canary.resubscribed()
                 self._sweeper.sweep_everything()

@@ -17,6 +17,9 @@ from timers.store.store import Nudged
 INTERVAL_MS: Final = 1000
 """Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""
 
+DEAF_INTERVAL_MS: Final = 100
+"""Longest sleep of a pod that cannot hear such an announcement."""
+
 GRACE_MS: Final = 100
 """How long after due an event may be under way before the sweep claims without it: twice the others' late look."""
 
@@ -72,7 +75,7 @@ class _ShardSweep:
 
     def _somebody_else_does_it(self) -> bool:
         """True where an event since the due time shows that another pod touches; then trust it for a while."""
-        if self._everything or self._all.is_deaf() or self._all.peers.rank(self._shard) == 0:
+        if self._everything or not self._all.can_hear() or self._all.peers.rank(self._shard) == 0:
             return False
         now_ms = self._all.pod.store.clock.now_ms()
         if self._heard_ms < now_ms - TRUST_MS or self._looked_ms < now_ms - TRUST_MS:
@@ -83,14 +86,15 @@ class _ShardSweep:
     async def _look(self) -> None:
         everything, self._everything = self._everything, False
         # Set before the call: a nearer due announced while it is under way must not be overwritten by its answer.
-        self._look_ms = self._all.pod.store.clock.now_ms() + INTERVAL_MS
+        longest_ms = INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS
+        self._look_ms = self._all.pod.store.clock.now_ms() + longest_ms
         try:
             nudged = await self._all.pod.store.nudge(self._shard)
         except BaseException:
-            self._everything = everything
+            self._everything = self._everything or everything
             raise
         self._looked_ms = nudged.now_ms
-        self._mark(nudged, everything=everything or self._all.is_deaf())
+        self._mark(nudged, everything=everything or not self._all.can_hear())
         self._plan(nudged)
 
     def _mark(self, nudged: Nudged, *, everything: bool) -> None:
@@ -124,7 +128,7 @@ class Sweeper:
         self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, bare_overdue: Callable[[], None]
     ) -> None:
         self.pod, self.intake, self.peers = pod, intake, peers
-        self.is_deaf, self.bare_overdue = canary.is_deaf, bare_overdue
+        self.can_hear, self.bare_overdue = canary.can_hear, bare_overdue
         self._sweeps = {shard: _ShardSweep(shard, self) for shard in pod.shards}
 
     async def run(self) -> None:

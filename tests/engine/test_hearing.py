@@ -1,0 +1,121 @@
+"""What a pod does that hears nothing: its sweep claims at once, and a subscription that was cut is soon there again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.servers import FAMILIES, start_server
+from tests.waiting import eventually
+from timers import Context, Timer, TimerClient
+from timers.client import open_store
+from timers.engine import supervisor
+from timers.engine.canary import Canary
+from timers.engine.intake import Intake
+from timers.engine.observer import Observer
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.engine.sweeper import Sweeper
+from timers.engine.worker import Worker, WorkerOptions
+from timers.errors import Unavailable
+from timers.processor import Registry, processor
+from timers.store.connect import connect
+from timers.store.store import Nudged, Store
+
+
+@processor("note")
+async def _note(_timer: Timer, _context: Context) -> None:
+    """Does nothing."""
+
+
+class _DueJustNow(Store):
+    """A store whose every look finds a timer that became due a millisecond ago. `during` happens in the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(connect("redis://nowhere.invalid"))
+        self.clock.observe(1_000_000, 0.0, 0.0)
+        self.looked = asyncio.Event()
+        self.during: Callable[[], None] = self.looked.set
+
+    async def nudge(self, shard: int) -> Nudged:
+        self.during()
+        now_ms = round(self.clock.now_ms())
+        return Nudged(now_ms, None, {"note": now_ms - 1}, [])
+
+
+class _Alone:
+    """A sweeper with nothing around it. Its pod has not subscribed yet."""
+
+    def __init__(self) -> None:
+        self.store, self.intake = _DueJustNow(), Intake()
+        self.canary = Canary(self.store, "a")
+        pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
+        self.sweeper = Sweeper(pod, self.intake, Peers(self.store, "a", dict), self.canary, lambda: None)
+
+    async def marks_after_a_look(self) -> bool:
+        """Whether the next look of the sweep, until it sleeps again, marks what it finds."""
+        sweeping = asyncio.create_task(self.sweeper.run())
+        await asyncio.wait([sweeping, asyncio.create_task(self.store.looked.wait())], return_when="FIRST_COMPLETED")
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+        return bool(self.intake.take(100))
+
+
+async def _after_a_gap_was_swept(alone: _Alone) -> None:
+    alone.canary.resubscribed()
+    assert await alone.marks_after_a_look()
+    alone.store.looked.clear()
+
+
+async def test_pod_that_can_hear_leaves_a_timer_due_just_now_to_its_event() -> None:
+    alone = _Alone()
+    await _after_a_gap_was_swept(alone)
+    alone.sweeper.wake(0, 0)
+    assert not await alone.marks_after_a_look()
+
+
+async def test_timers_wait_for_events_that_cannot_come_while_the_subscription_is_cut() -> None:
+    alone = _Alone()
+    await _after_a_gap_was_swept(alone)
+    alone.canary.unsubscribed()
+    alone.sweeper.wake(0, 0)
+    assert await alone.marks_after_a_look()
+
+
+async def test_gap_is_forgotten_when_it_comes_during_a_look_that_fails() -> None:
+    alone = _Alone()
+    await _after_a_gap_was_swept(alone)
+
+    def fail() -> None:
+        alone.sweeper.sweep_everything()
+        raise Unavailable("away")
+
+    alone.store.during = fail
+    alone.sweeper.wake(0, 0)
+    assert not await alone.marks_after_a_look()
+    alone.store.during = alone.store.looked.set
+    assert await alone.marks_after_a_look()
+
+
+@pytest.fixture(params=FAMILIES)
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TimerClient]:
+    async with await start_server(request.param, tmp_path) as server, TimerClient.from_url(server.url) as client:
+        yield client
+
+
+async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(
+    client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3_600.0)
+    connections = client._connections
+    options = WorkerOptions(pod="a", concurrency=1, lease_ms=30_000, retention_ms=0, drain_timeout_ms=0)
+    worker = Worker(await open_store(connections), Registry([_note]), client, options)
+    await worker.start()
+
+    async def cut() -> bool:
+        return bool(await connections.commands.client_kill_filter(_type="pubsub"))
+
+    for number in range(5):
+        await eventually(cut, f"subscription {number} is there to be cut")
+    await worker.drain()
