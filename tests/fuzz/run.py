@@ -1,6 +1,7 @@
 """Owns a run: a server, an API with a worker and processors for every prefix, and schemathesis as a process."""
 
 import asyncio
+import json
 import os
 import string
 import sys
@@ -11,6 +12,7 @@ from typing import Final
 
 from tests.api.harness import running_api
 from tests.servers import start_server
+from timers.api.openapi import document
 from timers.model import Timer
 from timers.processor import Context, Processor, processor
 
@@ -45,16 +47,20 @@ async def fuzz(folder: Path, options: Sequence[str]) -> Ran:
     server = await start_server("redis", folder)
     try:
         async with running_api(server.url, _processors(), works=True) as api:
-            return await _run(f"{api.server.url}/openapi.json", folder, options)
+            return await _run(api.server.url, folder, options)
     finally:
         await server.stop()
 
 
-async def _run(document: str, folder: Path, options: Sequence[str]) -> Ran:
+async def _run(url: str, folder: Path, options: Sequence[str]) -> Ran:
+    # As a file, because schemathesis leaves out the call that it got the document from.
+    described = folder / "openapi.json"
+    described.write_text(json.dumps(document()))
     command = [str(Path(sys.executable).with_name("st")), "--config-file", str(_HERE / "schemathesis.toml"), "run"]
     process = await asyncio.create_subprocess_exec(
         *command,
-        document,
+        str(described),
+        f"--url={url}",
         "--no-color",
         "--continue-on-failure",
         "--exclude-operation-id=streamEvents",  # it has no end to wait for

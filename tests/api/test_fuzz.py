@@ -1,0 +1,27 @@
+"""A short, seeded fuzz run over a running service: no check of schemathesis may find anything."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.fuzz.run import fuzz
+from timers.api.operations import EVENTS, OPERATIONS
+
+SHORT = ("--seed", "1", "--generation-deterministic", "--phases", "examples,coverage,fuzzing", "--max-examples", "5")
+
+
+@pytest.mark.timeout(240)
+async def test_nothing_is_found(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    ran = await fuzz(tmp_path, [*SHORT, "--report", "junit", "--report-junit-path", str(report)])
+    assert ran.code == 0, ran.output
+    assert "Failures:" not in ran.summary
+    assert "Errors:" not in ran.summary
+    tested = {case.attrib["name"] for case in ET.parse(report).iter("testcase")}  # noqa: S314 (of our making)
+    endless = {f"{o.method} {o.path}" for o in OPERATIONS if any(a.media_type == EVENTS for a in o.answers)}
+    assert tested >= {f"{o.method} {o.path}" for o in OPERATIONS} - endless
+    cases = re.search(r"(\d+) generated, (\d+) passed", ran.summary)
+    assert cases is not None
+    assert int(cases[1]) > 500
