@@ -47,7 +47,10 @@ local adopted = root .. 'adopted'
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', adopted, '-inf', '(' .. text(now + 1), 'LIMIT', 0, most)) do
   local left = redis.call('PTTL', member)
   -- Set again, or without a TTL now: the key says when to look; the adopter will bring the record up to date.
-  if left ~= -2 then redis.call('ZADD', adopted, text(now + (left >= 0 and left or NO_TTL_MS)), member) end
+  if left ~= -2 then
+    redis.call('ZREM', adopted, member) -- freeing first: this must pass at maxmemory
+    redis.call('ZADD', adopted, text(now + (left >= 0 and left or NO_TTL_MS)), member)
+  end
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', adopted, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 local overdue = redis.call('ZCOUNT', adopted, '-inf', text(now - BARE_GRACE_MS))

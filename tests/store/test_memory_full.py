@@ -1,0 +1,146 @@
+"""maxmemory with noeviction: new timers are refused whole, and everything that ends or moves a timer goes on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.conservation import conserved, state_of
+from tests.store.acts import (
+    LEASE_MS,
+    OTHER,
+    POD,
+    PREFIX,
+    an_end,
+    armed,
+    arming,
+    bucket_of,
+    claim,
+    finished,
+    key_gone,
+    lease_ended,
+    running,
+    settle,
+)
+from timers.errors import Unavailable
+from timers.model import Status
+from timers.store import server
+from timers.store.bare import BareKeys
+from timers.store.store import Store
+
+
+@asynccontextmanager
+async def full(store: Store) -> AsyncIterator[None]:
+    """The server has reached its limit for as long as the context lasts."""
+    redis: Any = store.connections.commands
+    await redis.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        await redis.config_set("maxmemory", 0)
+
+
+async def test_a_new_timer_is_refused_whole(real: Store) -> None:
+    await armed(real, "there", due="+3600000")
+    before = await state_of(real)
+    async with full(real):
+        with pytest.raises(Unavailable, match="maxmemory"):
+            await armed(real, "new")
+        with pytest.raises(Unavailable, match="maxmemory"):
+            await real.arm([arming("new"), arming("there", if_exists="replace")])
+        with pytest.raises(Unavailable, match="maxmemory"):
+            await server.set_canary(real.connections.commands, POD, 1000)
+    after = await state_of(real)
+    after.now_ms = before.now_ms
+    assert after == before
+
+
+async def test_what_is_there_can_be_read(real: Store) -> None:
+    await armed(real, due="+3600000")
+    async with full(real):
+        assert (await real.get([(PREFIX, "a")]))[0] is not None
+        assert (await real.nudge(0)).next_ms is not None
+
+
+async def test_due_timers_run_and_end(real: Store) -> None:
+    await real.arm([arming(timer_id) for timer_id in "abc"])
+    async with full(real):
+        assert (await real.nudge(0)).due.keys() == {PREFIX}
+        a, b, c = await claim(real)
+        assert await real.extend(0, [a, b, c], pod=POD, lease_ms=LEASE_MS) == []
+        ends = [an_end(a), an_end(b, Status.FAILED), an_end(c, Status.SCHEDULED, due_ms=c.due_ms)]
+        assert await settle(real, *ends) == ["settled"] * 3
+        (c,) = await claim(real)
+        assert await settle(real, an_end(c), retention_ms=0) == ["settled"]
+        await conserved(real)
+
+
+async def test_a_lease_that_expired_meanwhile_is_taken_again(real: Store) -> None:
+    timer = await running(real, lease_ms=1)
+    await lease_ended(real, timer)
+    async with full(real):
+        assert await real.extend(0, [timer], pod=POD, lease_ms=LEASE_MS) == []
+    assert (await state_of(real)).held.keys() == {(PREFIX, "a")}
+
+
+async def test_orphans_are_rescued(real: Store) -> None:
+    await lease_ended(real, await running(real, lease_ms=1))
+    async with full(real):
+        assert (await real.nudge(0)).orphans == [(PREFIX, "a")]
+        found = await real.rescue(0, [(PREFIX, "a")], pod=OTHER, lease_ms=LEASE_MS)
+        assert await settle(real, *map(an_end, found.timers), pod=OTHER) == ["settled"]
+
+
+async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) -> None:
+    await real.arm([arming(timer_id, due="+3600000") for timer_id in ("a", "b", "c")])
+    await finished(real, "old", Status.FAILED)
+    async with full(real):
+        assert (await real.cancel(PREFIX, "a")).code == "cancelled"
+        assert (await real.cancel(PREFIX, "b", purge=True)).code == "purged"
+        assert (await real.reschedule(PREFIX, "c", due="+7200000")).code == "changed"
+        assert (await real.revive(PREFIX, "old", note="-")).code == "changed"
+        assert await real.expel(0, retention_ms=-1, most=10) == 1
+
+
+async def test_a_timer_in_place_of_another_is_taken(real: Store) -> None:
+    await armed(real, due="+3600000", wishes={"payload": 1})
+    async with full(real):
+        assert (await armed(real, due="+3600000", if_exists="replace", wishes={"payload": 2})).payload == 2
+
+
+async def test_pods_still_hear_of_each_other(real: Store) -> None:
+    await real.beat("a", {}, forget_after_ms=4000)
+    async with full(real):
+        signs = await real.beat("b", {"running": 1}, forget_after_ms=4000)
+        assert {sign.pod for sign in signs} == {"a", "b"}
+        assert [sign.pod for sign in await real.beat("b", None, forget_after_ms=4000)] == ["a"]
+    await real.beat("a", None, forget_after_ms=4000)
+
+
+async def test_a_timer_that_cannot_be_read_does_not_stop_the_others(real: Store) -> None:
+    await real.arm([arming("bad"), arming("good")])
+    await real.connections.commands.hset(bucket_of(f"{PREFIX}:bad"), f"{PREFIX}:bad", b"garbage")
+    async with full(real):
+        found = await real.claim(0, [(PREFIX, 5)], pod=POD, lease_ms=LEASE_MS, cause="event")
+    assert [timer.id for timer in found.timers] == ["good"]
+
+
+async def test_an_adopted_timer_whose_key_was_set_again_is_looked_at_later(real: Store) -> None:
+    bare, redis = BareKeys(real), real.connections.commands
+    await redis.set(f"{PREFIX}:a", "1", px=3_600_000)
+    assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
+    await redis.zadd("timers:{0}:adopted", {f"{PREFIX}:a": 1000})
+    async with full(real):
+        assert not (await real.nudge(0)).bare_overdue
+    await real.cancel(PREFIX, "a")
+
+
+async def test_an_adopted_timer_becomes_due(real: Store) -> None:
+    bare, redis = BareKeys(real), real.connections.commands
+    await redis.set(f"{PREFIX}:a", "1", px=50)
+    assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
+    async with full(real):
+        await key_gone(real, f"{PREFIX}:a")
+        assert await bare.announce(0, {(PREFIX, "a"): 1}) == ["due"]
+        assert len(await claim(real)) == 1
