@@ -111,6 +111,10 @@ class _Place:
     member: str
 
 
+_Item = tuple[Timer | None, _Place]
+"""What stands at a place; None where no record can be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Timers, and the cursor to go on with; None at the end."""
@@ -153,7 +157,7 @@ class Queries:
                 batch, after = await self._batch(source, wanted, after, min(limit, PAGE_LIMIT))
                 for timer, at in batch:
                     looks -= 1
-                    if wanted.wants(timer):
+                    if timer is not None and wanted.wants(timer):
                         items.append(timer)
                     if len(items) == limit or looks == 0:
                         return Page(items, _write_cursor(at))
@@ -230,7 +234,7 @@ class Queries:
 
     async def _batch(
         self, source: _Source, wanted: Filter, after: _Place | None, most: int
-    ) -> tuple[list[tuple[Timer, _Place]], _Place | None]:
+    ) -> tuple[list[_Item], _Place | None]:
         """The next records of a source with their places, and the last place; None where the source is at its end."""
         if source.index == "running":
             return await self._running(source, after, most)
@@ -244,22 +248,21 @@ class Queries:
         batch = [self._item(source, *found[i : i + 3]) for i in range(0, len(found), 3)]
         return batch, batch[-1][1] if len(batch) == most else None
 
-    def _item(self, source: _Source, member: bytes, score: bytes, raw: bytes) -> tuple[Timer, _Place]:
+    def _item(self, source: _Source, member: bytes, score: bytes, raw: bytes | None) -> _Item:
         name = member.decode()
         prefix, timer_id = name.split(":", 1) if source.index == _ADOPTED else (source.prefix, name)
-        return codec.decode(prefix, timer_id, raw), _Place(source, score.decode(), name)
+        timer = None if raw is None else codec.readable(prefix, timer_id, raw)
+        return timer, _Place(source, score.decode(), name)
 
-    async def _running(
-        self, source: _Source, after: _Place | None, most: int
-    ) -> tuple[list[tuple[Timer, _Place]], _Place | None]:
+    async def _running(self, source: _Source, after: _Place | None, most: int) -> tuple[list[_Item], _Place | None]:
         """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
         async with reachable():
             members: Any = await self._redis.zrange(f"{keys.root(source.shard)}leases", 0, -1)
         names = sorted(member.decode() for member in members)
         chosen = [name for name in names if after is None or name > after.member][:most]
         found = await self._store.get([(n.split(":", 1)[0], n.split(":", 1)[1]) for n in chosen])
-        batch = [(timer, _Place(source, "", timer.key)) for timer in found if timer is not None]
-        return batch, batch[-1][1] if batch and len(chosen) == most else None
+        batch = [(timer, _Place(source, "", name)) for timer, name in zip(found, chosen, strict=True)]
+        return batch, batch[-1][1] if len(batch) == most else None
 
 
 def _checked_status(value: object) -> Status:

@@ -34,7 +34,7 @@ end
 
 local function announce(prefix, id, heard)
   local member = member_of(prefix, id)
-  local r = read(member)
+  local r = read_or_clear(prefix, id)
   if r and r.status == 'r' then return 'running' end
   local adopted = r and r.status == 's' and redis.call('ZSCORE', root .. 'adopted', member)
   if adopted and set_again(member, r) then return 'known' end

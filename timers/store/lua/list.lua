@@ -6,7 +6,7 @@
 -- ARGV[4]  lowest and ARGV[5] highest score
 -- ARGV[6]  score of the place, or '' to begin   ARGV[7] its member
 -- ARGV[8]  most to answer
--- Answer   {now, {id, score, record, …}}
+-- Answer   {now, {id, score, record or false, …}}; false for an entry without a record
 
 local prefix, most = ARGV[3], tonumber(ARGV[8])
 local index = ARGV[2] == 'due' and queue_key(prefix) or ARGV[2] == 'adopted' and root .. 'adopted'
@@ -27,13 +27,10 @@ local start = ARGV[6] == '' and redis.call('ZCOUNT', index, '-inf', '(' .. ARGV[
 local found = redis.call('ZRANGE', index, start, start + most - 1, 'WITHSCORES')
 local answer = {}
 for i = 1, #found, 2 do
-  local highest = ARGV[5] == '+inf' or tonumber(found[i + 1]) <= tonumber(ARGV[5])
+  if ARGV[5] ~= '+inf' and tonumber(found[i + 1]) > tonumber(ARGV[5]) then break end
   local member = ARGV[2] == 'adopted' and found[i] or member_of(prefix, found[i])
-  local raw = highest and redis.call('HGET', record_key(member), member)
-  if raw then
-    answer[#answer + 1] = found[i]
-    answer[#answer + 1] = found[i + 1]
-    answer[#answer + 1] = raw
-  end
+  answer[#answer + 1] = found[i]
+  answer[#answer + 1] = found[i + 1]
+  answer[#answer + 1] = redis.call('HGET', record_key(member), member)
 end
 return {text(now), answer}

@@ -1,0 +1,167 @@
+"""Lists, counts and the stream of changes: everything once, in order, whatever the size of a page."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.store.acts import POD, PREFIX, an_end, armed, arming, cancelled, claim, finished, running, settle
+from tests.store.test_quarantine import damage
+from tests.waiting import eventually
+from timers.errors import InvalidInput, Unavailable
+from timers.model import Status, Timer
+from timers.store.queries import Change, Filter, Queries
+from timers.store.store import Store
+
+
+async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
+    """All pages, one after the other."""
+    found: list[Timer] = []
+    cursor: str | None = None
+    while True:
+        page = await Queries(store).page(wanted, limit=limit, cursor=cursor)
+        assert len(page.items) <= limit
+        found += page.items
+        if page.next_cursor is None:
+            return found
+        cursor = page.next_cursor
+
+
+async def one_of_each(store: Store) -> None:
+    await running(store, "runs")
+    await armed(store, "waits", due="+3600000")
+    await armed(store, "elsewhere", due="+1800000", prefix="other", wishes={"tags": ["vip"]})
+    await finished(store, "done")
+    await finished(store, "broke", status=Status.FAILED)
+    await cancelled(store, "off")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_pages_hold_every_timer_once_by_status_and_prefix(store: Store, limit: int) -> None:
+    await one_of_each(store)
+    assert [timer.id for timer in await pages(store, Filter(), limit)] == [
+        "runs", "elsewhere", "waits", "broke", "done", "off",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (Filter(prefix="other"), ["elsewhere"]),
+        (Filter(status=Status.FAILED), ["broke"]),
+        (Filter(status=Status.RUNNING), ["runs"]),
+        (Filter(tag="vip"), ["elsewhere"]),
+        (Filter(prefix="none"), []),
+        (Filter(prefix=PREFIX, status=Status.SCHEDULED), ["waits"]),
+    ],
+)
+async def test_filters(store: Store, wanted: Filter, found: list[str]) -> None:
+    await one_of_each(store)
+    assert [timer.id for timer in await pages(store, wanted, 2)] == found
+
+
+@pytest.mark.parametrize("limit", [7, 100])
+async def test_many_of_one_millisecond_are_listed_once_and_in_order(store: Store, limit: int) -> None:
+    now_ms = await store.now_ms()
+    names = [f"{i:03}" for i in range(120)]
+    random.Random(1).shuffle(names)
+    await store.arm([arming(name, due=f"@{now_ms + 3_600_000 + i // 50}") for i, name in enumerate(names)])
+    assert [timer.id for timer in await pages(store, Filter(prefix=PREFIX), limit)] == names
+
+
+async def test_due_times_bound_a_list(store: Store) -> None:
+    start_ms = await store.now_ms() + 3_600_000
+    await store.arm([arming(str(i), due=f"@{start_ms + i}") for i in range(6)])
+    wanted = Filter(due_after_ms=start_ms + 1, due_before_ms=start_ms + 4)
+    assert [timer.id for timer in await pages(store, wanted, 2)] == ["1", "2", "3"]
+
+
+async def test_what_is_removed_between_two_pages_leaves_the_rest_in_its_place(store: Store) -> None:
+    await store.arm([arming(str(i), due=f"+{3_600_000 + i}") for i in range(6)])
+    queries = Queries(store)
+    first = await queries.page(Filter(), limit=3)
+    await store.cancel(PREFIX, "2", purge=True)
+    await store.cancel(PREFIX, "0", purge=True)
+    second = await queries.page(Filter(), limit=3, cursor=first.next_cursor)
+    assert [timer.id for timer in (*first.items, *second.items)] == ["0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("record", [None, b"garbage", b"1 s 1 0 0 0 1 1000 1000 0\n{\n"])
+async def test_an_unreadable_record_ends_no_list(store: Store, record: bytes | None) -> None:
+    await store.arm([arming(timer_id, due=f"+{3_600_000 + i}") for i, timer_id in enumerate(("a", "bad", "z"))])
+    await damage(store, record)
+    found = [timer.id for timer in await pages(store, Filter(prefix=PREFIX), 1)]
+    assert [timer_id for timer_id in found if timer_id != "bad"] == ["a", "z"]
+    await armed(store, "bad", if_exists="replace", due="+3600000")
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "!!!!", "W10", "WzEsMiwzXQ", "bnVsbA"])
+async def test_a_cursor_that_no_list_has_answered_is_refused(store: Store, cursor: str) -> None:
+    with pytest.raises(InvalidInput, match="cursor"):
+        await Queries(store).page(Filter(), cursor=cursor)
+
+
+async def test_counts_oldest_due_and_paused(store: Store) -> None:
+    queries = Queries(store)
+    assert (await queries.counts(), await queries.oldest_due_ms(), await queries.paused()) == ({}, None, [])
+    await one_of_each(store)
+    assert await queries.counts() == {
+        PREFIX: dict.fromkeys((Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED, Status.CANCELLED), 1),
+        "other": {Status.SCHEDULED: 1},
+    }
+    elsewhere = (await store.get([("other", "elsewhere")]))[0]
+    assert elsewhere is not None
+    assert await queries.oldest_due_ms() == elsewhere.due_ms
+    await store.pause("b", paused=True)
+    await store.pause("a", paused=True)
+    assert await queries.paused() == ["a", "b"]
+
+
+async def test_the_stream_tells_every_change(real: Store) -> None:
+    heard: list[Change | None] = []
+    stream = asyncio.create_task(Queries(real).changes(heard.append))
+
+    async def heard_as_many_as(number: int) -> bool:
+        return len(heard) >= number
+
+    await eventually(lambda: heard_as_many_as(1), "the subscription")
+    await armed(real)
+    (timer,) = await claim(real)
+    await settle(real, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + 3_600_000, note="will retry"))
+    await real.reschedule(PREFIX, "a", due="+7200000", note="moved")
+    await real.cancel(PREFIX, "a")
+    await real.revive(PREFIX, "a", note="retried")
+    await real.cancel(PREFIX, "a", purge=True)
+    await eventually(lambda: heard_as_many_as(8), "the seven changes")
+    assert [heard[0], *((c.status, c.version, c.attempt, c.note) for c in heard[1:] if c)] == [
+        None,
+        (Status.SCHEDULED, 1, 0, "created"),
+        (Status.RUNNING, 2, 1, "sweep"),
+        (Status.SCHEDULED, 3, 1, "will retry"),
+        (Status.SCHEDULED, 4, 1, "moved"),
+        (Status.CANCELLED, 5, 1, "cancelled"),
+        (Status.SCHEDULED, 6, 1, "retried"),
+        (Status.SCHEDULED, 6, 1, "purged"),
+    ]
+    await real.connections.commands.client_kill_filter(_type="pubsub")
+    with pytest.raises(Unavailable):
+        await stream
+
+
+async def test_a_run_that_is_removed_at_its_end_is_told(real: Store) -> None:
+    heard: list[Change | None] = []
+    stream = asyncio.create_task(Queries(real).changes(heard.append))
+
+    async def told() -> bool:
+        return any(change is not None and change.status is Status.COMPLETED for change in heard)
+
+    timer = await running(real)
+    await eventually(lambda: subscribed(heard), "the subscription")
+    await real.settle(0, [an_end(timer)], pod=POD, retention_ms=0)
+    await eventually(told, "the end of the run")
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
+
+
+async def subscribed(heard: list[Change | None]) -> bool:
+    return None in heard
