@@ -1,0 +1,235 @@
+"""cancel, purge, reschedule and revive: what callers change, and when they may not."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import time_machine
+
+from tests.conservation import state_of
+from tests.store.acts import (
+    PREFIX,
+    an_end,
+    armed,
+    cancelled,
+    claim,
+    finished,
+    in_status,
+    read,
+    running,
+    settle,
+    trigger_key,
+)
+from timers.model import Progress, Status
+from timers.store.store import Answer, Store
+
+HOUR_MS = 3_600_000
+FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED]
+
+Change = Callable[..., Awaitable[Answer]]
+
+
+async def test_a_cancelled_timer_never_runs(store: Store) -> None:
+    await armed(store, wishes={"payload": 1})
+    answer = await store.cancel(PREFIX, "a")
+    assert answer.code == "cancelled"
+    assert answer.timer is not None
+    assert (answer.timer.status, answer.timer.version, answer.timer.payload) == (Status.CANCELLED, 2, 1)
+    assert answer.timer.history[-1].note == "cancelled"
+    assert await claim(store) == []
+    state = await state_of(store)
+    assert (state.due, state.heads, state.triggers) == ({}, {}, set())
+    assert state.finished.keys() == {(Status.CANCELLED, (PREFIX, "a"))}
+
+
+async def test_cancelling_twice_answers_the_same(store: Store) -> None:
+    """The first answer may have been lost."""
+    first = await cancelled(store)
+    again = await store.cancel(PREFIX, "a")
+    assert (again.code, again.timer) == ("cancelled", first)
+
+
+async def test_the_head_of_a_queue_moves_on_when_it_is_cancelled(store: Store) -> None:
+    await armed(store, "first", due="+1000000")
+    second = await armed(store, "second", due="+2000000")
+    await store.cancel(PREFIX, "first")
+    assert (await state_of(store)).heads == {PREFIX: second.due_ms}
+    await store.cancel(PREFIX, "second")
+    assert (await state_of(store)).heads == {}
+
+
+@pytest.mark.parametrize("status", FINISHED)
+async def test_a_finished_timer_cannot_be_cancelled(store: Store, status: Status) -> None:
+    before = await in_status(store, status)
+    answer = await store.cancel(PREFIX, "a")
+    assert answer.code == "finished"
+    assert answer.timer is not None
+    assert (answer.timer.status, answer.timer.version) == (status, before.version)
+
+
+@pytest.mark.parametrize("status", [Status.SCHEDULED, Status.CANCELLED, *FINISHED])
+async def test_a_purge_leaves_nothing_of_it(store: Store, status: Status) -> None:
+    before = await in_status(store, status)
+    answer = await store.cancel(PREFIX, "a", purge=True)
+    assert (answer.code, answer.timer) == ("purged", before)
+    assert await store.get([(PREFIX, "a")]) == [None]
+    state = await state_of(store)
+    assert (state.due, state.heads, state.triggers, state.finished) == ({}, {}, set(), {})
+    assert not any(state.counts.values())
+    assert (await store.cancel(PREFIX, "a", purge=True)).code == "missing"
+
+
+async def test_a_purge_does_not_touch_another_timer(store: Store) -> None:
+    await finished(store, "a")
+    await finished(store, "b")
+    await store.cancel(PREFIX, "a", purge=True)
+    assert (await read(store, "b")).status is Status.COMPLETED
+
+
+def changes(store: Store) -> dict[str, Change]:
+    return {
+        "cancel": lambda **guards: store.cancel(PREFIX, "a", **guards),
+        "purge": lambda **guards: store.cancel(PREFIX, "a", purge=True, **guards),
+        "move": lambda **guards: store.reschedule(PREFIX, "a", due="+5", **guards),
+        "edit": lambda **guards: store.reschedule(PREFIX, "a", wishes={"payload": 2}, **guards),
+    }
+
+
+ALL = ["cancel", "purge", "move", "edit"]
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_a_missing_timer_is_missing(store: Store, name: str) -> None:
+    assert await changes(store)[name]() == Answer("missing", None)
+    assert await changes(store)[name](version=1) == Answer("missing", None)
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_a_running_timer_is_not_changed_under_its_feet(store: Store, name: str) -> None:
+    timer = await running(store)
+    answer = await changes(store)[name](edit_lock_ms=HOUR_MS)
+    assert answer.code == "running"
+    assert answer.timer is not None
+    assert answer.timer.version == timer.version
+    assert await settle(store, an_end(timer)) == ["settled"]
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_the_edit_lock_begins_before_due(frozen: Store, name: str) -> None:
+    await armed(frozen, due="+120000")
+    answer = await changes(frozen)[name](edit_lock_ms=120_001)
+    assert answer.code == "locked"
+    assert (await read(frozen)).version == 1
+    assert (await changes(frozen)[name](edit_lock_ms=120_000)).code in ("cancelled", "purged", "changed")
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_without_an_edit_lock_an_overdue_timer_can_still_be_changed(
+    frozen: Store, clock: time_machine.Traveller, name: str
+) -> None:
+    await armed(frozen)
+    clock.shift(60)
+    assert (await changes(frozen)[name]()).code in ("cancelled", "purged", "changed")
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_another_version_is_refused(store: Store, name: str) -> None:
+    await armed(store, due="+3600000")
+    answer = await changes(store)[name](version=2)
+    assert answer.code == "version"
+    assert answer.timer is not None
+    assert answer.timer.version == 1
+    assert (await changes(store)[name](version=1)).code in ("cancelled", "purged", "changed")
+
+
+@pytest.mark.parametrize("name", ["move", "edit"])
+@pytest.mark.parametrize("status", [Status.CANCELLED, *FINISHED])
+async def test_a_finished_timer_is_not_rescheduled(store: Store, status: Status, name: str) -> None:
+    await in_status(store, status)
+    assert (await changes(store)[name]()).code == "finished"
+
+
+async def test_a_moved_timer_is_due_at_its_new_time_only(store: Store) -> None:
+    await armed(store, "a", due="+1000000")
+    await armed(store, "b", due="+2000000")
+    answer = await store.reschedule(PREFIX, "a", due="+3000000", note="moved")
+    timer = answer.timer
+    assert answer.code == "changed"
+    assert timer is not None
+    assert (timer.version, timer.history[-1].note) == (2, "moved")
+    state = await state_of(store)
+    assert state.due[PREFIX, "a"] == timer.due_ms
+    assert state.heads == {PREFIX: state.due[PREFIX, "b"]}
+    assert await store.connections.commands.pexpiretime(trigger_key(timer)) == timer.due_ms
+
+
+async def test_a_timer_moved_to_now_is_due(store: Store) -> None:
+    await armed(store, due="+1000000")
+    await store.reschedule(PREFIX, "a", due="+0")
+    assert len(await claim(store)) == 1
+
+
+async def test_a_timer_moved_away_from_now_is_not_due(store: Store) -> None:
+    await armed(store)
+    await store.reschedule(PREFIX, "a", due="+1000000")
+    assert await claim(store) == []
+
+
+async def test_an_edit_keeps_the_due_time_and_what_it_does_not_name(store: Store) -> None:
+    progress = Progress(slot_ms=1, anchor_ms=2, step=3, occurrences=4)
+    before = await armed(store, due="+1000000", wishes={"payload": 1}, progress=progress)
+    after = (await store.reschedule(PREFIX, "a", wishes={"payload": 2})).timer
+    assert after is not None
+    assert (after.due_ms, after.wishes, after.progress) == (before.due_ms, {"payload": 2}, progress)
+    after = (await store.reschedule(PREFIX, "a", progress=Progress(slot_ms=9))).timer
+    assert after is not None
+    assert (after.wishes, after.progress, after.version) == ({"payload": 2}, Progress(slot_ms=9), 3)
+    after = (await store.reschedule(PREFIX, "a", progress=Progress())).timer
+    assert after is not None
+    assert after.progress == Progress()
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.UNHANDLED, Status.CANCELLED])
+async def test_a_revived_timer_is_due_now_with_its_count_of_failures_anew(store: Store, status: Status) -> None:
+    before = await in_status(store, status)
+    answer = await store.revive(PREFIX, "a", note="retried by hand")
+    timer = answer.timer
+    assert answer.code == "changed"
+    assert timer is not None
+    assert (timer.status, timer.failures, timer.occurrence) == (Status.SCHEDULED, 0, 1)
+    assert (timer.attempt, timer.token, timer.version) == (before.attempt, before.token, before.version + 1)
+    assert timer.due_ms == timer.updated_ms
+    assert (await state_of(store)).finished == {}
+    (again,) = await claim(store)
+    assert again.attempt == before.attempt + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(Status.SCHEDULED, "scheduled"), (Status.RUNNING, "running"), (Status.COMPLETED, "completed")],
+)
+async def test_what_cannot_be_revived(store: Store, status: Status, code: str) -> None:
+    before = await in_status(store, status)
+    answer = await store.revive(PREFIX, "a", note="retried by hand")
+    assert answer.code == code
+    assert answer.timer is not None
+    assert answer.timer.version == before.version
+
+
+async def test_a_missing_timer_cannot_be_revived(store: Store) -> None:
+    assert await store.revive(PREFIX, "a", note="-") == Answer("missing", None)
+
+
+async def test_timers_that_nobody_serves_end_as_unhandled(store: Store) -> None:
+    now_ms = await store.now_ms()
+    for timer_id, due in (("a", f"@{now_ms - 300}"), ("b", f"@{now_ms - 200}"), ("c", f"@{now_ms - 100}")):
+        await armed(store, timer_id, due=due)
+    later = await armed(store, "later", due="+3600000")
+    assert await store.abandon(0, PREFIX, due_before_ms=now_ms, most=2, pod="pod-1") == ["a", "b"]
+    assert await store.abandon(0, PREFIX, due_before_ms=now_ms - 100, most=2, pod="pod-1") == []
+    assert await store.abandon(0, PREFIX, due_before_ms=now_ms - 99, most=2, pod="pod-1") == ["c"]
+    timer = await read(store)
+    assert (timer.status, timer.attempt) == (Status.UNHANDLED, 0)
+    assert timer.history[-1].note == "no live pod serves the prefix"
+    state = await state_of(store)
+    assert (state.heads, state.triggers) == ({PREFIX: later.due_ms}, {(PREFIX, "later")})
+    assert state.counts[Status.UNHANDLED, PREFIX] == 3

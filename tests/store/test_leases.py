@@ -1,0 +1,189 @@
+"""extend and rescue: who holds a run, for how long, and who takes it over."""
+
+import pytest
+import time_machine
+
+from tests.conservation import state_of
+from tests.store.acts import (
+    LEASE_MS,
+    OTHER,
+    POD,
+    PREFIX,
+    an_end,
+    armed,
+    arming,
+    claim,
+    in_status,
+    lease_ended,
+    lease_key,
+    read,
+    running,
+    settle,
+)
+from timers.model import Status, Timer
+from timers.store.store import Store
+
+A = (PREFIX, "a")
+
+
+async def extend(store: Store, *timers: Timer, pod: str = POD, lease_ms: int = LEASE_MS) -> list[Timer]:
+    return await store.extend(0, timers, pod=pod, lease_ms=lease_ms)
+
+
+async def rescue(store: Store, *timer_ids: str, pod: str = OTHER, lease_ms: int = LEASE_MS) -> list[Timer]:
+    found = await store.rescue(0, [(PREFIX, timer_id) for timer_id in timer_ids], pod=pod, lease_ms=lease_ms)
+    return found.timers
+
+
+async def test_a_lease_is_extended_from_now(frozen: Store, clock: time_machine.Traveller) -> None:
+    timer = await running(frozen)
+    clock.shift(20)
+    assert await extend(frozen, timer) == []
+    assert await frozen.connections.commands.pttl(lease_key(timer)) == LEASE_MS
+    assert (await state_of(frozen)).leases == {A: await frozen.now_ms() + LEASE_MS}
+
+
+async def test_extending_is_no_change_of_the_timer(store: Store) -> None:
+    timer = await running(store)
+    await extend(store, timer)
+    after = await read(store)
+    assert (after.version, after.token, after.attempt) == (timer.version, timer.token, timer.attempt)
+
+
+async def test_an_expired_lease_that_nobody_took_is_taken_again(store: Store) -> None:
+    timer = await running(store, lease_ms=1)
+    await lease_ended(store, timer)
+    assert await extend(store, timer) == []
+    assert (await state_of(store)).held == {A: f"{POD} {timer.token}"}
+    assert await rescue(store, "a") == []
+
+
+async def test_a_lease_under_an_old_token_is_lost(store: Store) -> None:
+    late = await running(store, lease_ms=1)
+    await lease_ended(store, late)
+    (rescued,) = await rescue(store, "a")
+    assert await extend(store, late) == [late]
+    assert (await state_of(store)).held == {A: f"{OTHER} {rescued.token}"}
+    assert await extend(store, rescued, pod=OTHER) == []
+
+
+async def test_the_lease_of_an_ended_run_is_lost_and_does_not_come_back(store: Store) -> None:
+    timer = await running(store)
+    await settle(store, an_end(timer))
+    assert await extend(store, timer) == [timer]
+    assert (await state_of(store)).held == {}
+
+
+async def test_the_lease_of_a_removed_timer_is_lost(store: Store) -> None:
+    timer = await running(store)
+    await settle(store, an_end(timer), retention_ms=0)
+    assert await extend(store, timer) == [timer]
+
+
+async def test_lost_leases_of_a_batch_are_named(store: Store) -> None:
+    await store.arm([arming(timer_id) for timer_id in "abc"])
+    a, b, c = await claim(store)
+    await settle(store, an_end(b))
+    assert await extend(store, a, b, c) == [b]
+
+
+async def test_a_rescue_counts_as_claim_and_as_failure(store: Store) -> None:
+    lost = await running(store, lease_ms=1, wishes={"payload": 1})
+    await lease_ended(store, lost)
+    (timer,) = await rescue(store, "a")
+    assert (timer.status, timer.attempt, timer.failures, timer.version) == (Status.RUNNING, 2, 1, lost.version + 1)
+    assert timer.token > lost.token
+    assert timer.wishes == {"payload": 1}
+    entry = timer.history[-1]
+    assert (entry.status, entry.attempt, entry.pod, entry.note) == (Status.RUNNING, 2, OTHER, "rescue")
+    state = await state_of(store)
+    assert state.held == {A: f"{OTHER} {timer.token}"}
+    assert {kind: n for kind, n in state.counts.items() if n} == {(Status.RUNNING, PREFIX): 1}
+
+
+async def test_a_live_lease_is_not_rescued(store: Store) -> None:
+    timer = await running(store)
+    assert await rescue(store, "a") == []
+    assert (await read(store)).token == timer.token
+
+
+async def test_a_run_is_rescued_once(store: Store) -> None:
+    await lease_ended(store, await running(store, lease_ms=1))
+    assert len(await rescue(store, "a", pod=OTHER)) == 1
+    assert await rescue(store, "a", pod="pod-3") == []
+
+
+async def test_a_rescued_run_can_be_lost_and_rescued_again(store: Store) -> None:
+    await lease_ended(store, await running(store, lease_ms=1))
+    (second,) = await rescue(store, "a", lease_ms=1)
+    await lease_ended(store, second)
+    (third,) = await rescue(store, "a", pod="pod-3")
+    assert (third.attempt, third.failures) == (3, 2)
+    assert third.token > second.token
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status is not Status.RUNNING])
+async def test_what_does_not_run_is_not_rescued(store: Store, status: Status) -> None:
+    before = await in_status(store, status)
+    assert await rescue(store, "a", "missing") == []
+    assert (await read(store)).version == before.version
+
+
+async def test_a_leftover_entry_of_an_ended_run_is_cleared(store: Store) -> None:
+    await in_status(store, Status.COMPLETED)
+    await store.connections.commands.zadd("timers:{0}:leases", {f"{PREFIX}:a": 1000})
+    assert (await store.nudge(0)).orphans == [A]
+    assert await rescue(store, "a") == []
+    assert (await state_of(store)).leases == {}
+
+
+async def test_a_run_of_a_paused_queue_waits_for_its_rescue(store: Store) -> None:
+    await lease_ended(store, await running(store, lease_ms=1))
+    await store.pause(PREFIX, paused=True)
+    assert await rescue(store, "a") == []
+    assert (await state_of(store)).leases.keys() == {A}
+    await store.pause(PREFIX, paused=False)
+    assert len(await rescue(store, "a")) == 1
+
+
+async def test_orphans_among_live_runs_are_found(store: Store) -> None:
+    await store.arm([arming(str(i)) for i in range(6)])
+    dying = await claim(store, 3, lease_ms=1)
+    await claim(store, 3)
+    for timer in dying:
+        await lease_ended(store, timer)
+    nudged = await store.nudge(0)
+    assert sorted(nudged.orphans) == [(PREFIX, timer.id) for timer in dying]
+    assert [timer.id for timer in await rescue(store, *(timer_id for _, timer_id in nudged.orphans))] == ["0", "1", "2"]
+
+
+async def test_a_reader_sees_who_runs_the_timer_and_until_when(frozen: Store, clock: time_machine.Traveller) -> None:
+    await running(frozen)
+    clock.shift(10)
+    lease = (await read(frozen)).lease
+    assert lease is not None
+    assert lease.pod == POD
+    # The reader's estimate of the server's clock is as good as the answer was quick.
+    assert abs(lease.expires_ms - (await frozen.now_ms() + LEASE_MS - 10_000)) < 5000
+
+
+async def test_an_expired_lease_is_not_shown(store: Store) -> None:
+    timer = await running(store, lease_ms=1)
+    await lease_ended(store, timer)
+    assert (await read(store)).lease is None
+
+
+async def test_rescue_gives_each_run_its_own_token(store: Store) -> None:
+    await store.arm([arming(str(i)) for i in range(3)])
+    for timer in await claim(store, lease_ms=1):
+        await lease_ended(store, timer)
+    tokens = [timer.token for timer in await rescue(store, "0", "1", "2")]
+    assert len(set(tokens)) == 3
+
+
+async def test_a_hand_back_leaves_no_lease(store: Store) -> None:
+    timer = await running(store)
+    await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms, note="handed back"))
+    assert (await state_of(store)).held == {}
+    assert len(await claim(store, pod=OTHER)) == 1
+    await armed(store, "b")

@@ -1,0 +1,80 @@
+"""Shards: a timer's place follows from its name, batches over shards keep their order, each shard stands alone."""
+
+import zlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.conftest import SharedServers
+from tests.conservation import state_of
+from tests.store.acts import PREFIX, an_end, arming, claim
+from tests.store.backends import Backend, open_store
+from timers.store import keys
+from timers.store.store import Store
+
+SHARDS = 4
+
+
+@pytest.fixture
+async def four(servers: SharedServers, backend: Backend) -> AsyncIterator[Store]:
+    async with open_store(servers, backend, shards=SHARDS) as opened:
+        yield opened
+
+
+def test_the_shard_is_the_crc_32_of_the_name() -> None:
+    assert keys.shard_of("reminder", "user-42", 64) == zlib.crc32(b"reminder:user-42") % 64 == 48
+    assert keys.shard_of("reminder", "user-42", 1) == 0
+
+
+def test_the_keys() -> None:
+    assert keys.root(7) == "timers:{7}:"
+    assert keys.expired_channel(5) == "__keyevent@5__:expired"
+    assert keys.wake_channel(5) == "timers:wake:5"
+    assert keys.events_channel(5) == "timers:events:5"
+    assert keys.canary_key("pod-1") == "timers:canary:pod-1"
+
+
+async def test_a_batch_over_all_shards_is_answered_in_its_order(four: Store) -> None:
+    names = [f"user-{i}" for i in range(50)]
+    answers = await four.arm([arming(name) for name in names])
+    assert [answer.timer.id for answer in answers if answer.timer] == names
+    found = await four.get([(PREFIX, name) for name in (*names, "missing", *reversed(names))])
+    assert [None if timer is None else timer.id for timer in found] == [*names, None, *reversed(names)]
+
+
+async def test_each_timer_lies_in_its_shard_alone(four: Store) -> None:
+    names = [f"user-{i}" for i in range(50)]
+    await four.arm([arming(name, due="+3600000") for name in names])
+    for shard in range(SHARDS):
+        mine = {(PREFIX, name) for name in names if four.shard_of(PREFIX, name) == shard}
+        state = await state_of(four, shard)
+        assert mine
+        assert (set(state.records), set(state.due), state.triggers) == (mine, mine, mine)
+
+
+async def test_a_run_lives_in_its_shard(four: Store) -> None:
+    names = [f"user-{i}" for i in range(20)]
+    await four.arm([arming(name) for name in names])
+    for shard in range(SHARDS):
+        timers = await claim(four, shard=shard)
+        assert {four.shard_of(PREFIX, timer.id) for timer in timers} == {shard}
+        assert await four.extend(shard, timers, pod="pod-1", lease_ms=1000) == []
+        ends = [an_end(timer) for timer in timers]
+        assert set(await four.settle(shard, ends, pod="pod-1", retention_ms=1000)) == {"settled"}
+
+
+async def test_changes_find_their_shard(four: Store) -> None:
+    for number in range(8):
+        name = f"user-{number}"
+        await four.arm([arming(name, due="+3600000")])
+        assert (await four.reschedule(PREFIX, name, due="+7200000")).code == "changed"
+        assert (await four.cancel(PREFIX, name)).code == "cancelled"
+        assert (await four.revive(PREFIX, name, note="-")).code == "changed"
+
+
+async def test_a_pause_holds_in_all_shards(four: Store) -> None:
+    await four.arm([arming(f"user-{i}") for i in range(20)])
+    assert await four.pause(PREFIX, paused=True)
+    assert [await claim(four, shard=shard) for shard in range(SHARDS)] == [[]] * SHARDS
+    assert await four.pause(PREFIX, paused=False)
+    assert sum([len(await claim(four, shard=shard)) for shard in range(SHARDS)]) == 20
