@@ -1,0 +1,51 @@
+"""A subscriber for tests: what it has heard, in order, and waiting for more of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from operator import eq
+
+from tests.waiting import DEADLINE_SECONDS
+from timers.store.connect import Connections
+from timers.store.notifications import GAP, Notification, Notifications
+
+
+class Heard:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.all: list[Notification] = []
+        self._more = asyncio.Event()
+
+    def __call__(self, notification: Notification) -> None:
+        self.all.append(notification)
+        self._more.set()
+
+    async def until(self, wanted: Callable[[Notification], bool], what: str) -> None:
+        """Until something wanted has been heard."""
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while not any(map(wanted, self.all)):
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError:
+            raise AssertionError(f"{what} was not heard among {self.all}") from None
+
+    async def expect(self, *wanted: Notification) -> None:
+        """Until each of these has been heard."""
+        for one in wanted:
+            await self.until(partial(eq, one), str(one))
+
+
+@asynccontextmanager
+async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyncio.Task[None]]]:
+    """A subscription that is confirmed; its stream ends with the context, or as the test makes it end."""
+    heard = Heard()
+    stream = asyncio.create_task(Notifications(connections).stream(heard))
+    try:
+        await heard.expect(GAP)
+        yield heard, stream
+    finally:
+        stream.cancel()
+        await asyncio.gather(stream, return_exceptions=True)

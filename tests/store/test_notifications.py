@@ -1,0 +1,213 @@
+"""Notifications from real servers: what is announced, what a broken subscription says, what strangers cannot fake."""
+
+import asyncio
+
+import pytest
+
+from tests.store.acts import PREFIX, armed, claim, key_gone, lease_key, running, trigger_key
+from tests.store.listening import Heard, listening
+from tests.waiting import eventually
+from timers.errors import Unavailable
+from timers.store import server
+from timers.store.connect import connect
+from timers.store.notifications import (
+    GAP,
+    BareExpired,
+    CanaryExpired,
+    LeaseExpired,
+    Notifications,
+    TriggerExpired,
+    Wake,
+    parse_expired,
+)
+from timers.store.store import Store
+
+
+async def touched(store: Store, key: str) -> None:
+    """Nudges until a due key is gone, as the sweeper does."""
+
+    async def gone() -> bool:
+        await store.nudge(0)
+        return not await store.connections.commands.exists(key)
+
+    await eventually(gone, f"the end of {key}")
+
+
+async def test_a_due_timer_is_announced_when_it_is_touched(real: Store) -> None:
+    async with listening(real.connections) as (heard, _):
+        timer = await armed(real, "user:42", due="+20")
+        await touched(real, trigger_key(timer))
+        await heard.expect(Wake(0, timer.due_ms), TriggerExpired(0, PREFIX, "user:42"))
+    await claim(real)
+
+
+async def test_an_expired_lease_is_announced(real: Store) -> None:
+    async with listening(real.connections) as (heard, _):
+        timer = await running(real, lease_ms=5)
+        await touched(real, lease_key(timer))
+        await heard.expect(LeaseExpired(0, PREFIX, "a"))
+    await real.rescue(0, [(PREFIX, "a")], pod="pod-2", lease_ms=30_000)
+
+
+async def test_a_bare_key_is_announced(real: Store) -> None:
+    redis = real.connections.commands
+    async with listening(real.connections) as (heard, _):
+        await redis.set("reminder:a:b", "payload", px=1)
+        await key_gone(real, "reminder:a:b")
+        await heard.expect(BareExpired("reminder", "a:b"))
+
+
+async def test_a_canary_is_heard(real: Store) -> None:
+    redis = real.connections.commands
+    async with listening(real.connections) as (heard, _):
+        await server.set_canary(redis, "pod-1", 1)
+        while await server.touch_canary(redis, "pod-1"):
+            pass
+        await heard.expect(CanaryExpired("pod-1"))
+
+
+async def test_taking_extending_and_giving_up_a_lease_or_trigger_announces_nothing(real: Store) -> None:
+    """Else every lock of every pod would be taken for a timer."""
+    async with listening(real.connections) as (heard, _):
+        timer = await running(real)
+        await real.extend(0, [timer], pod="pod-1", lease_ms=1000)
+        await armed(real, "b", due="+3600000")
+        await real.reschedule(PREFIX, "b", due="+7200000")
+        await real.cancel(PREFIX, "b", purge=True)
+        await real.connections.commands.publish("timers:wake:0", "{9} 9")
+        await heard.expect(Wake(9, 9))
+        assert [one for one in heard.all if one not in (GAP, Wake(9, 9))] == [Wake(0, timer.due_ms)]
+
+
+async def test_a_killed_subscription_ends_in_unavailable_and_the_next_reports_a_gap(real: Store) -> None:
+    for _ in range(3):
+        async with listening(real.connections) as (heard, stream):
+            await real.connections.commands.client_kill_filter(_type="pubsub")
+            with pytest.raises(Unavailable):
+                await stream
+            assert heard.all == [GAP]
+
+
+async def test_a_server_that_is_away_ends_in_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
+    nobody = tmp_path_factory.mktemp("nobody") / "server.sock"
+    with pytest.raises(Unavailable):
+        await Notifications(connect(f"unix://{nobody}")).stream(Heard())
+
+
+async def test_a_subscriber_is_gone_when_it_is_cancelled(real: Store) -> None:
+    async with listening(real.connections):
+        pass
+
+    async def nobody_listens() -> bool:
+        return await real.connections.commands.publish("timers:wake:0", "{0} 1") == 0
+
+    await eventually(nobody_listens, "the end of the subscription")
+
+
+async def test_forged_and_malformed_messages_are_ignored(real: Store) -> None:
+    redis = real.connections.commands
+    async with listening(real.connections) as (heard, _):
+        for data in (b"", b"{0}", b"{0} x", b"{-1} 5", b"{0} 5 ", b"\xff\x00", b"{0} 1.5", b"0 5"):
+            await redis.publish("timers:wake:0", data)
+        for key in (
+            b"",
+            b"\xff",
+            b"no-colon",
+            b"UPPER:a",
+            b"timers:a",
+            b"a:",
+            b":a",
+            b"a:{x}:b",
+            b"a:b c",
+            b"a" * 65 + b":b",
+        ):
+            await redis.publish("__keyevent@0__:expired", key)
+        await redis.publish("timers:wake:1", "{0} 1")
+        await redis.publish("__keyevent@1__:expired", "reminder:{0}:a")
+        await redis.publish("timers:wake:0", "{3} 7")
+        await heard.expect(Wake(3, 7))
+        assert heard.all == [GAP, Wake(3, 7)]
+
+
+async def test_a_forged_event_claims_nothing_that_is_not_due(real: Store) -> None:
+    timer = await armed(real, due="+3600000")
+    async with listening(real.connections) as (heard, _):
+        await real.connections.commands.publish("__keyevent@0__:expired", trigger_key(timer))
+        await heard.expect(TriggerExpired(0, PREFIX, "a"))
+    assert await claim(real) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "meaning"),
+    [
+        (b"reminder:{0}:a", TriggerExpired(0, "reminder", "a")),
+        (b"a.b-c_d:{63}:A:b@c~d+e=f-g.h_i", TriggerExpired(63, "a.b-c_d", "A:b@c~d+e=f-g.h_i")),
+        (b"timers:{5}:lease:reminder:a:b", LeaseExpired(5, "reminder", "a:b")),
+        (b"timers:canary:pod-1", CanaryExpired("pod-1")),
+        (b"reminder:a", BareExpired("reminder", "a")),
+        (b"timers:{5}:lease:reminder", None),
+        (b"timers:{5}:bare:reminder:a", None),
+        (b"timers:{5}:due:reminder", None),
+        (b"timers:{5}:a", None),
+        (b"timers:rate:reminder", None),
+        (b"reminder:{0}:", None),
+        (b"reminder:{0}:" + b"x" * 201, None),
+        (b"session.{0}", None),
+        (b"reminder:{0}:a\n", None),
+    ],
+)
+def test_what_an_expired_key_means(key: bytes, meaning: object) -> None:
+    assert parse_expired(key) == meaning
+
+
+async def test_silence_is_broken_by_a_sign_of_life(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timers.store.subscription.SILENCE_SECONDS", 0.02)
+    async with listening(real.connections) as (heard, stream):
+        await pinged_again(real, 3)
+        assert not stream.done()
+        assert heard.all == [GAP]
+
+
+async def pinged_again(store: Store, times: int) -> None:
+    """Until the server has answered that many PINGs more."""
+    before = await pings(store)
+
+    async def enough() -> bool:
+        return await pings(store) >= before + times
+
+    await eventually(enough, f"{times} pings")
+
+
+async def pings(store: Store) -> int:
+    stats = await store.connections.commands.info("commandstats")
+    return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
+
+
+async def test_a_connection_without_a_sign_of_life_ends(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A half-open connection: what is sent vanishes and nothing comes back."""
+    monkeypatch.setattr("timers.store.subscription.SILENCE_SECONDS", 0.02)
+    path = tmp_path_factory.mktemp("hole") / "s"
+
+    async def black_hole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answered = 0
+        while command := await reader.read(4096):
+            if b"SUBSCRIBE" not in command:
+                for _ in range(command.count(b"*")):
+                    writer.write(b"+OK\r\n")
+                continue
+            for channel in (b"__keyevent@0__:expired", b"timers:wake:0"):
+                answered += 1
+                writer.write(b"*3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:%d\r\n" % (len(channel), channel, answered))
+            break
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(black_hole, path):
+        connections = connect(f"unix://{path}")
+        heard = Heard()
+        with pytest.raises(Unavailable, match="no sign of life"):
+            await Notifications(connections).stream(heard)
+        assert heard.all == [GAP]
+        await connections.close()

@@ -1,0 +1,206 @@
+"""nudge: touches what is due, moves nothing, and says when to look again; and what wakes a sweeper earlier."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import time_machine
+
+from tests.conservation import state_of
+from tests.store.acts import LEASE_MS, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
+from tests.waiting import DEADLINE_SECONDS
+from timers.model import Status
+from timers.store.store import NUDGE_LIMIT, Nudged, Store
+
+
+async def test_nothing_planned(store: Store) -> None:
+    nudged = await store.nudge(0)
+    assert (nudged.next_ms, nudged.due, nudged.orphans, nudged.bare_overdue) == (None, {}, [], False)
+
+
+async def test_the_next_look_is_at_the_earliest_due(store: Store) -> None:
+    await armed(store, "late", due="+2000000")
+    early = await armed(store, "early", due="+1000000")
+    await armed(store, "other", prefix="other", due="+1500000")
+    nudged = await store.nudge(0)
+    assert (nudged.next_ms, nudged.due) == (early.due_ms, {})
+
+
+async def test_the_next_look_is_at_the_end_of_the_earliest_lease(frozen: Store) -> None:
+    await running(frozen)
+    await armed(frozen, "later", due="+3600000")
+    assert (await frozen.nudge(0)).next_ms == await frozen.now_ms() + LEASE_MS
+
+
+async def test_due_queues_are_named_with_their_earliest_due(store: Store) -> None:
+    now_ms = await store.now_ms()
+    await armed(store, "a", due=f"@{now_ms - 20}")
+    await armed(store, "b", due=f"@{now_ms - 30}")
+    await armed(store, "c", prefix="other", due=f"@{now_ms - 10}")
+    later = await armed(store, "d", due="+3600000")
+    nudged = await store.nudge(0)
+    assert nudged.due == {PREFIX: now_ms - 30, "other": now_ms - 10}
+    await claim(store)
+    await claim(store, prefix="other")
+    assert later.due_ms in (await state_of(store)).heads.values()
+
+
+async def test_behind_what_is_due_the_next_of_the_queue_is_planned(
+    frozen: Store, clock: time_machine.Traveller
+) -> None:
+    await armed(frozen, "due")
+    soon = await armed(frozen, "soon", due="+700")
+    clock.shift(0.010)
+    nudged = await frozen.nudge(0)
+    assert nudged.due.keys() == {PREFIX}
+    assert nudged.next_ms == soon.due_ms
+
+
+async def test_a_touch_moves_nothing(store: Store) -> None:
+    await armed(store, due="@1000")
+    before = (await state_of(store)).due
+    for _ in range(3):
+        await store.nudge(0)
+    assert (await state_of(store)).due == before
+    assert len(await claim(store)) == 1
+
+
+async def test_a_trigger_of_this_very_millisecond_needs_a_second_look(frozen: Store) -> None:
+    """Redis expires strictly after the deadline."""
+    await armed(frozen)
+    nudged = await frozen.nudge(0)
+    assert nudged.due == {PREFIX: await frozen.now_ms()}
+    assert nudged.next_ms == await frozen.now_ms() + 1
+
+
+async def test_a_strangers_value_over_a_trigger_does_not_keep_a_sweeper_busy(
+    frozen: Store, clock: time_machine.Traveller
+) -> None:
+    await armed(frozen)
+    await frozen.connections.commands.set(f"{PREFIX}:{{0}}:a", "mine")
+    clock.shift(1)
+    nudged = await frozen.nudge(0)
+    assert (nudged.next_ms, set(nudged.due)) == (None, {PREFIX})
+
+
+async def test_touching_removes_due_triggers_and_expired_leases(real: Store) -> None:
+    await running(real, "runs", lease_ms=1)
+    (timer,) = await real.get([(PREFIX, "runs")])
+    assert timer is not None
+    await armed(real, "due", due="+1")
+    await lease_ended(real, timer)
+    while await real.now_ms() <= timer.due_ms + 1 or (await real.nudge(0)).next_ms is not None:
+        pass
+    assert not await real.connections.commands.keys(f"{PREFIX}:*")
+    assert (await real.nudge(0)).orphans == [(PREFIX, "runs")]
+
+
+async def test_no_more_triggers_than_the_limit_are_touched_at_once(real: Store) -> None:
+    """A script that published many more could get a fast subscriber cut off."""
+    await real.arm([arming(str(i), due="@1000") for i in range(NUDGE_LIMIT + 50)])
+    await real.connections.commands.config_resetstat()
+    await real.nudge(0)
+    info: Any = await real.connections.commands.info("stats")
+    assert info["expired_keys"] <= NUDGE_LIMIT
+
+
+async def test_a_paused_queue_is_not_touched(store: Store) -> None:
+    await armed(store)
+    await store.pause(PREFIX, paused=True)
+    nudged = await store.nudge(0)
+    assert nudged.due == {}
+    await store.pause(PREFIX, paused=False)
+    assert (await store.nudge(0)).due.keys() == {PREFIX}
+
+
+async def test_a_lease_that_lives_is_no_orphan(store: Store) -> None:
+    await running(store)
+    assert (await store.nudge(0)).orphans == []
+
+
+async def test_an_extended_lease_is_looked_at_later(frozen: Store, clock: time_machine.Traveller) -> None:
+    timer = await running(frozen)
+    clock.shift(20)
+    await frozen.extend(0, [timer], pod="pod-1", lease_ms=LEASE_MS)
+    clock.shift(15)
+    nudged = await frozen.nudge(0)
+    assert (nudged.orphans, nudged.next_ms) == ([], await frozen.now_ms() + LEASE_MS - 15_000)
+
+
+@asynccontextmanager
+async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
+    """What is published on the wake channel: a call answers the messages so far."""
+    async with store.connections.commands.pubsub() as listener:
+
+        async def next_message() -> Any:
+            message = await listener.get_message(timeout=DEADLINE_SECONDS)
+            assert message is not None
+            return message["data"]
+
+        async def heard() -> list[str]:
+            await store.connections.commands.publish("timers:wake:0", "end")
+            found: list[str] = []
+            while (data := await next_message()) != b"end":
+                found.append(data.decode())
+            return found
+
+        await listener.subscribe("timers:wake:0")
+        await next_message()  # the confirmation
+        yield heard
+
+
+@pytest.mark.parametrize(("due_ms", "woken"), [(0, True), (500, True), (900, True), (2000, False), (3_600_000, False)])
+async def test_arming_wakes_the_sweepers_for_what_is_due_before_they_look(
+    store: Store, due_ms: int, woken: bool
+) -> None:
+    async with wakes(store) as heard:
+        timer = await armed(store, due=f"+{due_ms}")
+        assert await heard() == ([f"{{0}} {timer.due_ms}"] if woken else [])
+
+
+async def test_the_horizon_is_a_second(frozen: Store) -> None:
+    async with wakes(frozen) as heard:
+        first = await armed(frozen, "a", due="+1000")
+        await armed(frozen, "b", due="+1001")
+        assert await heard() == [f"{{0}} {first.due_ms}"]
+
+
+async def test_a_batch_wakes_once_for_its_earliest(store: Store) -> None:
+    async with wakes(store) as heard:
+        await store.arm([arming("a", due="+900"), arming("b", due="@5"), arming("c", due="+3600000")])
+        assert await heard() == ["{0} 5"]
+
+
+async def test_every_way_of_becoming_due_soon_wakes(store: Store) -> None:
+    await armed(store, "moved", due="+3600000")
+    await armed(store, "replaced", due="+3600000")
+    await finished(store, "revived", status=Status.FAILED)
+    retried = await running(store, "retried")
+    async with wakes(store) as heard:
+        await store.reschedule(PREFIX, "moved", due="@1")
+        await armed(store, "replaced", due="@2", if_exists="replace")
+        await settle(store, an_end(retried, Status.SCHEDULED, due_ms=3))
+        answer = await store.revive(PREFIX, "revived", note="-")
+        assert answer.timer is not None
+        await store.pause(PREFIX, paused=False)
+        found = await heard()
+    assert found[:4] == ["{0} 1", "{0} 2", "{0} 3", f"{{0}} {answer.timer.due_ms}"]
+    assert len(found) == 5
+
+
+async def test_claims_cancels_and_leases_wake_nobody(store: Store) -> None:
+    timer = await running(store)
+    await armed(store, "b", due="+3600000")
+    async with wakes(store) as heard:
+        await store.extend(0, [timer], pod="pod-1", lease_ms=LEASE_MS)
+        await settle(store, an_end(timer))
+        await store.cancel(PREFIX, "b")
+        await store.nudge(0)
+        assert await heard() == []
+
+
+async def test_a_thousand_queues_due_are_all_named(store: Store) -> None:
+    await store.arm([arming("a", prefix=f"p{i}") for i in range(1000)])
+    nudged: Nudged = await store.nudge(0)
+    assert len(nudged.due) == 1000

@@ -1,0 +1,192 @@
+"""What the service needs of the server: notification flags, the fixed number of shards, its clock, the canary."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.store.acts import PREFIX, armed, claim
+from timers.errors import ConfigurationError, Unavailable
+from timers.store import server
+from timers.store.connect import connect
+from timers.store.scripts import digest
+from timers.store.store import Store
+
+FLAGS = "notify-keyspace-events"
+
+
+@pytest.fixture
+async def redis(real: Store) -> AsyncIterator[Redis]:
+    """A real server whose flags the test may set."""
+    client = real.connections.commands
+    yield client
+    await client.config_set(FLAGS, "Ex")
+
+
+async def flags(redis: Redis) -> set[str]:
+    """The flags in force, with those that `A` stands for."""
+    answer: Any = await redis.config_get(FLAGS)
+    found = set(answer[FLAGS])
+    return found | set("g$lshzxetd") if "A" in found else found
+
+
+@pytest.mark.parametrize(
+    ("before", "added"),
+    [
+        ("", "Ex"),
+        ("gx", "E"),
+        ("Kx", "E"),
+        ("E", "x"),
+        ("Kg$", "Ex"),
+        ("KEA", ""),
+        ("KA", "E"),
+        ("xE", ""),
+        ("KEgx", ""),
+    ],
+)
+async def test_missing_flags_are_added_and_none_is_turned_off(redis: Redis, before: str, added: str) -> None:
+    await redis.config_set(FLAGS, before)
+    had = await flags(redis)
+    check = await server.ensure_notifications(redis)
+    assert check.ok
+    assert await flags(redis) == had | set(added)
+    assert (f"added {added!r}" in check.said) == bool(added)
+    assert (await server.ensure_notifications(redis)).said.startswith(f"{FLAGS} is ")
+
+
+@pytest.mark.parametrize(
+    ("current", "missing"),
+    [("", "Ex"), ("AKE", ""), ("A", "E"), ("xE", ""), ("Ex", ""), ("K$g", "Ex"), ("EKn", "x"), ("Kx", "E")],
+)
+def test_flags_are_told_in_any_order(current: str, missing: str) -> None:
+    assert server.missing_flags(current) == missing
+
+
+@pytest.mark.parametrize(
+    ("rules", "ok"),
+    [
+        (["-config"], None),
+        (["-config", "+config|get"], True),
+        (["-config|set"], True),
+    ],
+)
+async def test_a_user_who_may_not_configure_is_told_what_to_set(
+    real: Store, redis: Redis, rules: list[str], ok: bool | None
+) -> None:
+    async with limited_user(real, rules) as limited:
+        assert (await server.ensure_notifications(limited)).ok is ok
+        await redis.config_set(FLAGS, "")
+        check = await server.ensure_notifications(limited)
+        assert check.ok is None
+        assert "set notify-keyspace-events to at least Ex" in check.said
+        assert await flags(redis) == set()
+
+
+@asynccontextmanager
+async def limited_user(store: Store, rules: list[str]) -> AsyncIterator[Redis]:
+    """A client that may do everything but what the rules forbid."""
+    redis: Any = store.connections.commands
+    await redis.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
+    path = redis.connection_pool.connection_kwargs["path"]
+    async with Redis(unix_socket_path=path, username="limited", password="secret", protocol=2) as limited:
+        yield limited
+    await redis.acl_deluser("limited")
+
+
+async def test_the_first_fixes_the_number_of_shards(real: Store) -> None:
+    redis = real.connections.commands
+    assert await server.fix_shards(redis, None) == 1
+    assert await server.fix_shards(redis, 1) == 1
+    assert await redis.hgetall("timers:meta") == {b"format": b"1", b"shards": b"1"}
+
+
+async def test_the_default_of_a_later_pod_does_not_count(store: Store) -> None:
+    redis = store.connections.commands
+    assert await server.fix_shards(redis, 8) == 8
+    assert await server.fix_shards(redis, None, default=64) == 8
+
+
+async def test_a_pod_that_disagrees_is_told_both_numbers(store: Store) -> None:
+    redis = store.connections.commands
+    await server.fix_shards(redis, 8)
+    with pytest.raises(ConfigurationError, match=r"TIMERS_SHARDS is 4.* first used with 8; use 8"):
+        await server.fix_shards(redis, 4)
+
+
+async def test_a_db_of_another_format_is_refused(store: Store) -> None:
+    redis = store.connections.commands
+    await redis.hset("timers:meta", "format", "2")
+    with pytest.raises(ConfigurationError, match="the db holds records of format 2; this version knows 1"):
+        await server.fix_shards(redis, None)
+
+
+async def test_a_canary_is_there_until_it_is_due(real: Store) -> None:
+    redis = real.connections.commands
+    await server.set_canary(redis, "pod-1", 60_000)
+    assert await server.touch_canary(redis, "pod-1")
+    await server.set_canary(redis, "pod-1", 1)
+    while await server.touch_canary(redis, "pod-1"):
+        pass
+
+
+async def test_a_server_that_forgot_the_scripts_is_given_them_again(real: Store) -> None:
+    redis = real.connections.commands
+    await armed(real)
+    await redis.script_flush()
+    assert await redis.script_exists(digest("claim"), digest("arm")) == [False, False]
+    assert len(await claim(real)) == 1
+    await redis.script_flush()
+    await armed(real, "b")
+
+
+async def test_every_script_is_known_by_its_own_digest(real: Store) -> None:
+    """What is loaded under EVAL answers to EVALSHA afterwards."""
+    await real.connections.commands.script_flush()
+    await claim(real)
+    assert await real.connections.commands.script_exists(digest("claim")) == [True]
+
+
+async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
+    connections = connect(f"unix://{tmp_path}/nobody.sock")
+    store = Store(connections)
+    for call in (store.now_ms(), armed(store), store.nudge(0), server.fix_shards(connections.commands, None)):
+        with pytest.raises(Unavailable):
+            await call
+    await connections.close()
+
+
+async def test_a_busy_server_is_unavailable(real: Store) -> None:
+    """A replica, one that loads, one whose disk is full: the same command may succeed later."""
+    redis: Any = real.connections.commands
+    await redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(Unavailable, match=r"READONLY|MASTERDOWN|read only"):
+            await armed(real)
+    finally:
+        await redis.execute_command("REPLICAOF", "NO", "ONE")
+    await armed(real, due="+3600000")
+
+
+def test_a_url_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
+        connect("http://127.0.0.1")
+
+
+async def test_every_answer_sets_the_clock(store: Store) -> None:
+    before = store.clock.known
+    await armed(store, due="+3600000")
+    assert [before, store.clock.known] == [False, True]
+    assert abs(store.clock.now_ms() - await store.now_ms()) < 1000
+
+
+async def test_the_db_number_is_that_of_the_url(real: Store) -> None:
+    path = real.connections.commands.connection_pool.connection_kwargs["path"]
+    connections = connect(f"unix://{path}?db=3")
+    assert connections.db == 3
+    other = Store(connections)
+    await armed(other, due="+3600000")
+    assert await real.get([(PREFIX, "a")]) == [None]
+    await connections.commands.flushdb()
+    await connections.close()
