@@ -1,0 +1,189 @@
+"""The record: any timer survives the way into Redis's text and back, and no text makes reading it fail otherwise."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timers.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.store import codec
+
+NUMBERS = st.integers(min_value=0, max_value=2**53)
+TEXTS = st.text(max_size=40)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=10,
+)
+WISHES = st.fixed_dictionaries(
+    {},
+    optional={
+        "payload": JSON,
+        "tags": st.lists(TEXTS, max_size=3),
+        "metadata": st.dictionaries(TEXTS, TEXTS, max_size=3),
+        "missed": st.sampled_from(["skip", "latest", {"grace": "10m"}]),
+        "timeout": st.sampled_from(["30s", 5, 0.5]),
+        "retry": st.sampled_from([{"max_attempts": 3}, {"backoff": ["5s", "30s"]}]),
+        "repeat": st.sampled_from([{"every": "1d"}, {"cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"}]),
+    },
+)
+PROGRESS = st.builds(
+    Progress,
+    last_error=st.none() | st.dictionaries(TEXTS, JSON, min_size=1, max_size=3),
+    slot_ms=st.none() | NUMBERS.filter(bool),
+    anchor_ms=st.none() | NUMBERS.filter(bool),
+    step=NUMBERS,
+    occurrences=NUMBERS,
+)
+PODS = st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(lambda pod: pod != "-")
+NOTES = TEXTS.map(codec.clean_note)
+ENTRIES = st.builds(
+    HistoryEntry,
+    at_ms=NUMBERS,
+    status=st.sampled_from(Status),
+    attempt=NUMBERS,
+    pod=PODS,
+    note=NOTES,
+    lateness_ms=st.none() | st.integers(min_value=-(2**53), max_value=2**53),
+)
+
+
+def text_of(timer: Timer, entries: int, history: list[HistoryEntry]) -> bytes:
+    """The record as the scripts write it."""
+    head = ["1", codec.LETTERS[timer.status], timer.version, timer.token, timer.attempt, timer.failures]
+    head += [timer.occurrence, timer.due_ms, timer.created_ms, entries]
+    lines = [
+        " ".join(map(str, head)),
+        codec.encode_wishes(timer.wishes),
+        codec.encode_progress(timer.progress),
+        *(_line(entry) for entry in history),
+    ]
+    return "\n".join(lines).encode()
+
+
+def _line(entry: HistoryEntry) -> str:
+    lateness = "-" if entry.lateness_ms is None else entry.lateness_ms
+    parts = (entry.at_ms, codec.LETTERS[entry.status], entry.attempt, entry.pod or "-", lateness, entry.note)
+    return " ".join(map(str, parts))
+
+
+@given(
+    status=st.sampled_from(Status),
+    numbers=st.tuples(*[NUMBERS] * 7),
+    wishes=WISHES,
+    progress=PROGRESS | st.just(NO_PROGRESS),
+    history=st.lists(ENTRIES, max_size=5),
+    lease=st.none() | st.builds(Lease, pod=st.just("pod-1"), expires_ms=NUMBERS),
+)
+def test_any_timer_survives_its_record(
+    *,
+    status: Status,
+    numbers: tuple[int, int, int, int, int, int, int],
+    wishes: Mapping[str, Any],
+    progress: Progress,
+    history: list[HistoryEntry],
+    lease: Lease | None,
+) -> None:
+    due_ms, version, token, attempt, failures, occurrence, created_ms = numbers
+    created = HistoryEntry(created_ms, Status.SCHEDULED, 0, None, "created")
+    timer = Timer(
+        prefix="reminder",
+        id="a:b",
+        status=status,
+        due_ms=due_ms,
+        version=version,
+        token=token,
+        attempt=attempt,
+        failures=failures,
+        occurrence=occurrence,
+        created_ms=created_ms,
+        updated_ms=history[-1].at_ms if history else created_ms,
+        wishes=wishes,
+        progress=progress,
+        lease=lease,
+        history=(created, *history),
+    )
+    decoded = codec.decode("reminder", "a:b", text_of(timer, len(history), history), lease)
+    assert decoded == timer
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_record_or_corrupt(raw: bytes) -> None:
+    with pytest.raises(codec.CorruptRecord, match="unreadable record"):
+        codec.decode("reminder", "a", raw)
+    assert codec.readable("reminder", "a", raw) is None
+
+
+@given(body=st.binary(max_size=200))
+def test_whatever_follows_a_head_the_head_can_be_read(body: bytes) -> None:
+    raw = b"1 r 7 6 5 4 3 2000 1000 0\n" + body
+    timer = codec.readable("reminder", "a", raw)
+    assert timer is not None
+    assert (timer.status, timer.version, timer.token, timer.attempt, timer.failures, timer.occurrence) == (
+        Status.RUNNING, 7, 6, 5, 4, 3,
+    )  # fmt: skip
+    assert timer.to_json()["prefix"] == "reminder"
+
+
+@given(st.text())
+def test_a_clean_note_is_one_bounded_printable_line(text: str) -> None:
+    note = codec.clean_note(text)
+    assert 0 < len(note) <= codec.NOTE_LIMIT_CHARACTERS
+    assert note.isprintable()
+    assert codec.clean_note(note).strip() == note.strip()
+    note.encode()
+
+
+@given(st.text(alphabet=st.characters(), max_size=50))
+def test_the_words_of_an_error_can_always_be_encoded(text: str) -> None:
+    encoded = codec.encode_progress(Progress(last_error={"reason": text}))
+    assert "\n" not in encoded
+    encoded.encode()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"1 s 1 0 0 0 1 1000 1000 0",
+        b"1 s 1 0 0 0 1 1000 1000 0\n{}",
+        b"1 s 1 0 0 0 1 1000 1000\n{}\n",
+        b"1 z 1 0 0 0 1 1000 1000 0\n{}\n",
+        b"2 s 1 0 0 0 1 1000 1000 0\n{}\n",
+        b"1 s x 0 0 0 1 1000 1000 0\n{}\n",
+        b"1 s 1 0 0 0 1 1000 1000 0\n{}{}\n",
+        b"1 s 1 0 0 0 1 1000 1000 0\nnull\n",
+        b'1 s 1 0 0 0 1 1000 1000 0\n{"tags":{}}\n',
+        b'1 s 1 0 0 0 1 1000 1000 0\n{"missed":7}\n',
+        b"1 s 1 0 0 0 1 1000 1000 0\n{}\n[]",
+        b'1 s 1 0 0 0 1 1000 1000 0\n{}\n{"step":"1"}',
+        b"1 s 1 0 0 0 1 1000 1000 0\n{}\n\nx s 0 - - said",
+        b"1 s 1 0 0 0 1 1000 1000 0\n" + b"[" * 100_000 + b"\n",
+    ],
+)
+def test_corrupt_records(raw: bytes) -> None:
+    with pytest.raises(codec.CorruptRecord) as caught:
+        codec.decode("reminder", "a", raw)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_format_is_named() -> None:
+    with pytest.raises(codec.CorruptRecord, match="format 2, this service knows 1"):
+        codec.decode("reminder", "a", b"2 s 1 0 0 0 1 1000 1000 0\n{}\n")
+
+
+def test_a_long_history_has_a_marker_in_the_oldest_place() -> None:
+    lines = b"".join(b"\n%d s 0 - - change %d" % (i, i) for i in range(49))
+    timer = codec.decode("reminder", "a", b"1 s 61 0 0 0 1 1000 5 60\n{}\n" + lines)
+    assert (timer.history[0].note, timer.history[0].at_ms) == ("12 older entries dropped", 5)
+    assert len(timer.history) == 50
+    assert timer.history[-2:] == timer.history[48:]
+    assert timer.updated_ms == 48
+
+
+def test_nothing_but_what_differs_from_the_defaults_is_kept() -> None:
+    assert codec.encode_progress(NO_PROGRESS) == codec.encode_progress(Progress()) == ""
+    assert codec.encode_progress(Progress(slot_ms=5, step=0)) == '{"slot":5}'
+    assert codec.encode_wishes({"payload": "ä"}) == '{"payload":"ä"}'

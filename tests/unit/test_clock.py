@@ -1,0 +1,85 @@
+"""The server's clock as a pod sees it: the most precise recent reading counts, and a step at once."""
+
+import pytest
+
+from timers.clock import SAMPLE_AGE_SECONDS, ServerClock
+
+SERVER_MS = 1_795_000_000_000
+
+
+class Pod:
+    """A pod's monotonic clock that the test moves, in seconds."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def pod() -> Pod:
+    return Pod()
+
+
+@pytest.fixture
+def clock(pod: Pod) -> ServerClock:
+    return ServerClock(pod)
+
+
+def test_before_the_first_reading_nothing_is_known(clock: ServerClock) -> None:
+    assert not clock.known
+
+
+def test_a_reading_is_taken_for_the_middle_of_its_round_trip(pod: Pod, clock: ServerClock) -> None:
+    clock.observe(SERVER_MS, sent=99.9, received=100.1)
+    assert clock.known
+    assert clock.now_ms() == pytest.approx(SERVER_MS + 0.5)
+
+
+def test_time_goes_on_by_the_pods_monotonic_clock(pod: Pod, clock: ServerClock) -> None:
+    clock.observe(SERVER_MS, sent=100.0, received=100.0)
+    pod.at += 7
+    assert clock.now_ms() == pytest.approx(SERVER_MS + 7000.5)
+    assert clock.seconds_until(SERVER_MS + 10_000.5) == pytest.approx(3)
+    assert clock.seconds_until(SERVER_MS + 5000.5) == pytest.approx(-2)
+
+
+def test_a_more_precise_reading_replaces_a_less_precise_one(pod: Pod, clock: ServerClock) -> None:
+    clock.observe(SERVER_MS, sent=99.0, received=100.0)
+    clock.observe(SERVER_MS + 300, sent=99.999, received=100.001)
+    assert clock.now_ms() == pytest.approx(SERVER_MS + 300.5)
+
+
+def test_a_less_precise_reading_that_agrees_changes_nothing(pod: Pod, clock: ServerClock) -> None:
+    clock.observe(SERVER_MS, sent=99.999, received=100.001)
+    clock.observe(SERVER_MS + 200, sent=99.5, received=100.5)
+    assert clock.now_ms() == pytest.approx(SERVER_MS + 0.5)
+
+
+@pytest.mark.parametrize("step_ms", [7_200_000, -7_200_000, 200])
+def test_a_step_of_the_servers_clock_is_followed_at_once(pod: Pod, clock: ServerClock, step_ms: int) -> None:
+    clock.observe(SERVER_MS, sent=99.999, received=100.001)
+    clock.observe(SERVER_MS + step_ms, sent=99.95, received=100.05)
+    assert clock.now_ms() == pytest.approx(SERVER_MS + step_ms + 0.5)
+
+
+def test_an_aged_reading_gives_way_to_a_less_precise_one(pod: Pod, clock: ServerClock) -> None:
+    """Else a single lucky reading would let the clocks drift apart for ever."""
+    clock.observe(SERVER_MS, sent=99.999, received=100.001)
+    drift_ms = 20
+    for seconds, followed in ((SAMPLE_AGE_SECONDS - 0.1, False), (SAMPLE_AGE_SECONDS + 0.1, True)):
+        pod.at = 100 + seconds
+        true_ms = SERVER_MS + round(seconds * 1000) + drift_ms
+        clock.observe(true_ms - 25, sent=pod.at - 0.05, received=pod.at)
+        assert (abs(clock.now_ms() - true_ms) < 1) == followed
+
+
+def test_readings_never_err_by_more_than_half_a_round_trip(pod: Pod, clock: ServerClock) -> None:
+    for trip_ms in (400, 3, 80, 5):
+        sent = pod.at
+        pod.at += trip_ms / 1000
+        server_ms = SERVER_MS + (pod.at - 100) * 1000 - trip_ms * 0.9
+        clock.observe(int(server_ms), sent=sent, received=pod.at)
+        assert abs(clock.now_ms() - (SERVER_MS + (pod.at - 100) * 1000)) <= trip_ms / 2 + 1
+        pod.at += 1
