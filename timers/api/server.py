@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final, Self, cast
 
@@ -14,6 +14,8 @@ from timers.errors import ConfigurationError, FieldError, shown
 from timers.logs import get_logger
 
 _log = get_logger("timers.api")
+
+_Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 FINISH_SECONDS: Final = 5.0
 """How long a stop waits for requests in progress: as long as Redis may take to answer one."""
@@ -31,6 +33,17 @@ class _Connection(web.RequestHandler):
             response = of_status(status, message or "the request is not HTTP that can be read")
         response.headers[REQUEST_ID] = request_id
         response.force_close()
+        return response
+
+
+async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web.StreamResponse:
+    """aiohttp looks at `Expect` before any middleware, so what it refuses there is caught outside of them."""
+    try:
+        return await handle(request)
+    except web.HTTPExpectationFailed as error:
+        with new_request() as request_id:
+            response = of_status(error.status, f"{shown(request.headers['Expect'])} is not met; only 100-continue is")
+        response.headers[REQUEST_ID] = request_id
         return response
 
 
@@ -54,9 +67,11 @@ class ApiServer:
         # No access log: at a thousand requests a second it would be the busiest part.
         runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
         await runner.setup()
+        server = cast("web.Server", runner.server)
+        server.request_handler = partial(_answer_expectations, server.request_handler)
         connect = partial(
             _Connection,
-            cast("web.Server", runner.server),
+            server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # this is how aiohttp turns it off
             auto_decompress=False,  # unpacking a small body could fill the memory
