@@ -24,9 +24,14 @@ UNSET: Final = _Unset()
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The run is complete. `note` goes into the history, e.g. why there was nothing to do."""
+    """The run is complete. `note` goes into the history, e.g. why there was nothing to do. Raises InvalidInput for one
+    that is not text."""
 
     note: str = "completed"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.note, str):
+            raise InvalidInput.of("Done.note", self.note, "text")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from timers.durations import to_datetime
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
-from timers.errors import InvalidInput
 from timers.logs import get_logger
 from timers.model import Timer
 from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
@@ -139,7 +138,11 @@ class Runner:
             return
 
     async def _live(self, run: Run) -> None:
-        self._end(run, await self._outcome(run))
+        try:
+            outcome = await self._outcome(run)
+        except BaseException as error:  # noqa: BLE001 (a GeneratorExit from a thread unwinds every caller before it can be caught)
+            outcome = None if run.stop == "lost" else _failure(error)
+        self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
         """The first end of a run counts; a processor that outlived its time-out may come here a second time."""
@@ -166,8 +169,8 @@ class Runner:
             self._report(run, outcome)
         try:
             return decide(run.timer, outcome, now_ms, policy, self._rng)
-        except InvalidInput as error:
-            failed = Failed("InvalidInput", str(error))
+        except Exception as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
+            failed = _failure(error)
             self._report(run, failed)
             return decide(run.timer, failed, now_ms, policy, self._rng)
 
@@ -204,12 +207,12 @@ class Runner:
         try:
             return _meaning(await self._result(run))
         except Retry as asked:
-            reason = str(asked)
+            reason = _text(asked)
             return Snooze(reason, asked.after) if asked.snooze else Failed("Retry", reason, after=asked.after)
         except Fail as given_up:
-            return Failed("Fail", str(given_up), final=True)
+            return Failed("Fail", _text(given_up), final=True)
         except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
-            return Failed(type(error).__name__, str(error) or repr(error), traceback.format_exc())
+            return _failure(error)
 
     async def _result(self, run: Run) -> object:
         function, arguments = run.processor.function, (run.timer, self._context(run))
@@ -258,6 +261,18 @@ class Runner:
 def _timeout_ms(run: Run) -> int | None:
     own = run.timer.timeout_ms
     return run.processor.timeout_ms if own is None else own
+
+
+def _failure(error: BaseException) -> Failed:
+    return Failed(type(error).__name__, _text(error), "".join(traceback.format_exception(error)))
+
+
+def _text(error: BaseException) -> str:
+    """What the error says of itself, if it can."""
+    try:
+        return str(error) or repr(error)
+    except Exception:  # noqa: BLE001 (its own code, which may be broken too)
+        return "it has no text"
 
 
 def _meaning(result: Any) -> Outcome:
