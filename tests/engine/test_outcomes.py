@@ -1,0 +1,357 @@
+"""What a run can end in, however odd: the record says it, the attempts are counted, the pod lives on."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, notes
+from timers.model import Status, Timer
+from timers.outcome import Done, Fail, Rearm, Retry
+from timers.processor import Context, processor
+
+ONE_TRY = {"max_attempts": 1}
+TWO_QUICK_TRIES = {"max_attempts": 2, "base": "1ms", "jitter": False}
+
+
+class Unspeakable(Exception):
+    """An exception that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class Nameless:
+    """A value that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no name")
+
+
+def raises(error: BaseException | type[BaseException]) -> Callable[[], Any]:
+    def end() -> Any:
+        raise error
+
+    return end
+
+
+RAISED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "exception": (raises(ValueError("bad phone")), "ValueError", "bad phone"),
+    "without text": (raises(KeyError()), "KeyError", "KeyError()"),
+    "several lines": (raises(ValueError("one\ntwo\r\n three")), "ValueError", "one\ntwo\r\n three"),
+    "huge text": (raises(ValueError("x" * 1_000_000)), "ValueError", "x" * 4000),
+    "half a character": (raises(ValueError("no file \udcff")), "ValueError", "no file ?"),
+    "no text to be had": (raises(Unspeakable()), "Unspeakable", "it has no text"),
+    "system exit": (raises(SystemExit(3)), "SystemExit", "3"),
+    "keyboard interrupt": (raises(KeyboardInterrupt()), "KeyboardInterrupt", "KeyboardInterrupt()"),
+    "generator exit": (raises(GeneratorExit()), "GeneratorExit", "GeneratorExit()"),
+    "base exception": (raises(BaseException("odd")), "BaseException", "odd"),
+    "cancelled": (raises(asyncio.CancelledError()), "CancelledError", "CancelledError()"),
+    "group": (raises(ExceptionGroup("of", [ValueError("inner")])), "ExceptionGroup", "of (1 sub-exception)"),
+}
+
+RETURNED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "text": (lambda: "done", "TypeError", "the processor returned str; it may return None, Done or Rearm"),
+    "a class": (lambda: Rearm, "TypeError", "the processor returned type; it may return None, Done or Rearm"),
+    "an exception": (Retry, "TypeError", "the processor returned Retry; it may return None, Done or Rearm"),
+    "a note that is no text": (lambda: Done(5), "InvalidInput", "Done.note"),  # type: ignore[arg-type]  # what we test
+    "re-arm without a time": (Rearm, "InvalidInput", "exactly one of after= and at="),
+    "re-arm with two times": (lambda: Rearm(after="1s", at=5), "InvalidInput", "exactly one of after= and at="),
+    "re-arm with a bad duration": (lambda: Rearm(after="soon"), "InvalidInput", "Rearm.after: 'soon'"),
+    "re-arm with a negative one": (lambda: Rearm(after=-1), "InvalidInput", "Rearm.after: -1"),
+    "re-arm at no number": (lambda: Rearm(after=math.nan), "InvalidInput", "Rearm.after: nan"),
+    "re-arm beyond all time": (lambda: Rearm(after="900000d"), "InvalidInput", "Rearm.after: '900000d'"),
+    "re-arm at a time without offset": (lambda: Rearm(at="2026-11-21T10:00:00"), "InvalidInput", "Rearm.at"),
+    "re-arm with a payload that is no JSON": (lambda: Rearm(after=0, payload={1, 2}), "InvalidInput", "Rearm.payload"),
+    "re-arm with half a character": (lambda: Rearm(after=0, payload="\ud800"), "InvalidInput", "Rearm.payload"),
+    "re-arm with a payload too large": (lambda: Rearm(after=0, payload="x" * 70_000), "InvalidInput", "65536 bytes"),
+    "retry after nonsense": (lambda: Retry("later", after="soon"), "InvalidInput", "Retry.after: 'soon'"),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "in a thread"])
+@pytest.mark.parametrize("way", [*RAISED, *RETURNED])
+async def test_a_bad_end_is_a_failed_attempt_and_the_pod_lives(fleet: Fleet, way: str, *, plain: bool) -> None:
+    end, error, reason = {**RAISED, **RETURNED}[way]
+
+    async def act(_timer: Timer, _context: Context) -> Any:
+        return end()
+
+    def act_plain(_timer: Timer, _context: Context) -> Any:
+        return end()
+
+    await fleet.pod(processor("bad", retry=ONE_TRY)(act_plain if plain else act), Calls())
+    await fleet.client.create("bad", "x", delay=0)
+    timer = await fleet.failed("x", "bad")
+    assert (timer.attempt, timer.failures) == (1, 1)
+    assert timer.last_error is not None
+    assert timer.last_error["type"] == error
+    assert reason in timer.last_error["reason"]
+    await fleet.client.create("note", "after", delay=0)
+    await fleet.completed("after")
+
+
+async def test_the_last_error_has_the_traceback_and_the_attempt(fleet: Fleet) -> None:
+    async def act(_timer: Timer, _context: Context) -> None:
+        raise ValueError("deep down")
+
+    await fleet.pod(Calls(act=act, retry=ONE_TRY))
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.failed("x")
+    assert timer.last_error is not None
+    assert timer.last_error["attempt"] == 1
+    assert "in act" in timer.last_error["detail"]
+    assert "ValueError: deep down" in timer.last_error["detail"]
+
+
+async def test_a_failed_attempt_is_tried_again_and_the_success_ends_it(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.attempt < 3:
+            raise ValueError(f"not yet {timer.attempt}")
+
+    calls = Calls(act=act, retry={"max_attempts": 5, "base": "1ms"})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    assert calls.attempts == [1, 2, 3]
+    assert (timer.attempt, timer.failures) == (3, 2)
+    assert [run.failures for run in calls.timers] == [0, 1, 2]
+    assert notes(timer)[2] == "will retry after ValueError: not yet 1"
+    assert len({context.idempotency_key for context in calls.contexts}) == 1
+    tokens = [context.token for context in calls.contexts]
+    assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+async def test_it_fails_for_good_after_exactly_its_maximum_of_attempts(fleet: Fleet, most: int) -> None:
+    async def act(_timer: Timer, _context: Context) -> None:
+        raise ValueError("never")
+
+    calls = Calls(act=act, retry={"max_attempts": most, "base": "1ms"})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.failed("x")
+    assert calls.attempts == list(range(1, most + 1))
+    assert (timer.attempt, timer.failures) == (most, most)
+    assert notes(timer)[-1] == "gave up after ValueError: never"
+
+
+async def test_the_timers_own_retry_goes_before_the_processors(fleet: Fleet) -> None:
+    async def act(_timer: Timer, _context: Context) -> None:
+        raise ValueError("never")
+
+    calls = Calls(act=act, retry={"max_attempts": 9, "base": "1ms"})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0, retry=TWO_QUICK_TRIES)
+    await fleet.failed("x")
+    assert calls.attempts == [1, 2]
+
+
+async def test_retry_asks_for_another_try_after_its_own_delay(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.attempt == 1:
+            raise Retry("the line is busy", after="60ms")
+
+    calls = Calls(act=act, retry={"max_attempts": 2, "base": "1h"})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    assert (timer.attempt, timer.failures) == (2, 1)
+    first, second = calls.timers
+    assert second.due_ms - first.history[-1].at_ms >= 60
+    assert second.last_error is not None
+    assert second.last_error["reason"] == "the line is busy"
+
+
+@pytest.mark.parametrize(("after", "error"), [("soon", "InvalidInput"), (Nameless(), "RuntimeError")])
+async def test_a_run_whose_end_cannot_be_worked_out_is_a_failed_attempt(fleet: Fleet, after: Any, error: str) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.attempt == 1:
+            asked = Retry("later")
+            asked.after = after
+            raise asked
+
+    calls = Calls(act=act, retry=TWO_QUICK_TRIES)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    assert (timer.attempt, timer.failures) == (2, 1)
+    assert calls.timers[1].last_error is not None
+    assert calls.timers[1].last_error["type"] == error
+
+
+async def test_retry_counts_against_the_maximum(fleet: Fleet) -> None:
+    async def act(_timer: Timer, _context: Context) -> None:
+        raise Retry("again", after="1ms")
+
+    calls = Calls(act=act, retry={"max_attempts": 3})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    await fleet.failed("x")
+    assert calls.attempts == [1, 2, 3]
+
+
+async def test_a_snooze_burns_no_try(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.attempt < 5:
+            raise Retry("not there yet", after="1ms", snooze=True)
+        raise ValueError("now it counts")
+
+    calls = Calls(act=act, retry=TWO_QUICK_TRIES)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.failed("x")
+    assert calls.attempts == [1, 2, 3, 4, 5, 6]
+    assert (timer.attempt, timer.failures) == (6, 2)
+    assert notes(timer)[2] == "snoozed: not there yet"
+
+
+async def test_fail_gives_up_at_once_whatever_tries_are_left(fleet: Fleet) -> None:
+    async def act(_timer: Timer, _context: Context) -> None:
+        raise Fail("no such user")
+
+    calls = Calls(act=act, retry={"max_attempts": 9, "base": "1ms"})
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.failed("x")
+    assert calls.attempts == [1]
+    assert timer.last_error is not None
+    assert (timer.last_error["type"], timer.last_error["reason"]) == ("Fail", "no such user")
+
+
+async def test_a_failed_timer_that_is_retried_by_hand_runs_again(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.attempt == 1:
+            raise Fail("first")
+
+    calls = Calls(act=act)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    failed = await fleet.failed("x")
+    await fleet.client.retry("note", "x")
+    timer = await fleet.completed("x")
+    assert calls.attempts == [1, 2]
+    assert timer.token > failed.token
+    assert timer.failures == 0
+
+
+async def test_done_leaves_its_note(fleet: Fleet) -> None:
+    async def act(_timer: Timer, _context: Context) -> Done:
+        return Done("skipped: no\nphone \udcff")
+
+    await fleet.pod(Calls(act=act))
+    await fleet.client.create("note", "x", delay=0)
+    assert notes(await fleet.completed("x"))[-1] == "skipped: no phone"
+
+
+async def test_a_processor_that_returns_an_awaitable_is_awaited(fleet: Fleet) -> None:
+    ended = []
+
+    async def later(timer: Timer) -> Rearm | None:
+        await asyncio.sleep(0)
+        ended.append(timer.id)
+        return None
+
+    @processor("lambda")
+    def plain(timer: Timer, _context: Context) -> Any:
+        return later(timer)
+
+    await fleet.pod(plain)
+    await fleet.client.create("lambda", "x", delay=0)
+    await fleet.completed("x", "lambda")
+    assert ended == ["x"]
+
+
+async def test_a_run_past_its_time_out_is_cancelled_and_fails_its_attempt(fleet: Fleet) -> None:
+    cancelled = asyncio.Event()
+
+    async def act(_timer: Timer, _context: Context) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.set()
+
+    await fleet.pod(Calls(act=act, timeout="30ms", retry=ONE_TRY))
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.failed("x")
+    assert cancelled.is_set()
+    assert timer.last_error is not None
+    assert timer.last_error["type"] == "Timeout"
+    assert "30 ms" in timer.last_error["reason"]
+
+
+async def test_the_timers_own_time_out_goes_before_the_processors(fleet: Fleet) -> None:
+    calls = Calls(act=_never, timeout="1h", retry=ONE_TRY)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0, timeout="20ms")
+    timer = await fleet.failed("x")
+    assert timer.last_error is not None
+    assert "20 ms" in timer.last_error["reason"]
+
+
+async def _never(_timer: Timer, _context: Context) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("answer", [Done("too late"), ValueError("too late")], ids=["done", "raises"])
+async def test_what_a_run_answers_to_its_time_out_does_not_count(fleet: Fleet, answer: Done | Exception) -> None:
+    """A processor that swallows its cancellation: its slot is freed, its timer goes on, its late result is refused."""
+    let_go = asyncio.Event()
+    over = asyncio.Event()
+
+    async def act(timer: Timer, _context: Context) -> Done:
+        if timer.attempt == 2:
+            return Done("second try")
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        over.set()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    calls = Calls(act=act, timeout="20ms", retry=TWO_QUICK_TRIES)
+    pod = await fleet.pod(calls, concurrency=1)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    assert calls.attempts == [1, 2]
+    let_go.set()
+    await over.wait()
+    await fleet.drain(pod)
+    after = await fleet.client.get("note", "x")
+    assert (after.version, after.status, notes(after)[-1]) == (timer.version, Status.COMPLETED, "second try")
+
+
+async def test_a_thread_that_cannot_be_stopped_does_not_hold_its_timer(fleet: Fleet) -> None:
+    let_go = threading.Event()
+
+    @processor("stuck", timeout="20ms", retry=ONE_TRY)
+    def stuck(_timer: Timer, _context: Context) -> None:
+        let_go.wait()
+
+    pod = await fleet.pod(stuck)
+    try:
+        await fleet.client.create("stuck", "x", delay=0)
+        timer = await fleet.failed("x", "stuck")
+        assert timer.last_error is not None
+        assert timer.last_error["type"] == "Timeout"
+        await fleet.drain(pod)
+    finally:
+        let_go.set()
+
+
+async def test_a_run_that_finished_in_time_is_not_hit_by_its_time_out(fleet: Fleet) -> None:
+    calls = Calls(timeout="40ms", retry=ONE_TRY)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    later = await fleet.client.create("note", "y", due_at=timer.updated_ms + 60)
+    await fleet.completed(later.id)
+    assert (await fleet.client.get("note", "x")).version == timer.version
