@@ -1,0 +1,151 @@
+"""PROTOCOL.md is true and complete: a client that was written from it alone, and every script and code named in it."""
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+import timers.store
+from tests.conftest import SharedServers
+from tests.store.acts import an_end
+from tests.store.backends import open_store
+from timers.embedded import Family
+from timers.model import Status
+from timers.store.store import Store
+
+FOLDER = Path(timers.store.__file__).parent
+PROTOCOL = (FOLDER / "PROTOCOL.md").read_text()
+SCRIPTS = sorted(path.stem for path in (FOLDER / "lua").glob("*.lua") if path.stem != "common")
+SHARDS = 4
+
+
+class Foreign:
+    """A client that shares nothing with the service but the document and the scripts."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis
+
+    def where(self, member: str) -> tuple[str, str]:
+        """Root and bucket of a member."""
+        root = f"timers:{{{zlib.crc32(member.encode()) % SHARDS}}}:"
+        return root, f"{root}rec:{hashlib.sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
+
+    async def call(self, script: str, root: str, *arguments: str) -> list[Any]:
+        source = (FOLDER / "lua" / "common.lua").read_text() + "\n" + (FOLDER / "lua" / f"{script}.lua").read_text()
+        answer: list[Any] = await self._redis.eval(source, 1, root, "timers:wake:0", *arguments)
+        assert int(answer[0]) > 1_700_000_000_000
+        return answer[1:]
+
+    async def record(self, member: str) -> list[str]:
+        """The lines of a record, without a script."""
+        raw: bytes = await self._redis.hget(self.where(member)[1], member)
+        return raw.decode().split("\n")
+
+
+@pytest.fixture
+async def sharded(servers: SharedServers, family: Family) -> AsyncIterator[Store]:
+    async with open_store(servers, family, shards=SHARDS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def foreign(sharded: Store) -> Foreign:
+    return Foreign(sharded.connections.commands)
+
+
+async def arm(foreign: Foreign, member: str, due: str, wishes: str) -> list[Any]:
+    prefix, _, timer_id = member.partition(":")
+    order = f"{prefix}\n{timer_id}\nerror\n{due}\n{wishes}\n\n-"
+    return await foreign.call("arm", foreign.where(member)[0], "0", "", order)
+
+
+async def test_a_timer_of_a_foreign_client_is_a_timer_like_any_other(sharded: Store, foreign: Foreign) -> None:
+    code, record = await arm(foreign, "reminder:user-42", "+86400000", '{"payload":1}')
+    head, wishes, progress = record.decode().split("\n")
+    assert (code, wishes, progress) == (b"created", '{"payload":1}', "")
+    assert re.fullmatch(r"1 s 1 0 0 0 1 \d{13} \d{13} 0", head)
+    (timer,) = await sharded.get([("reminder", "user-42")])
+    assert timer is not None
+    assert (timer.status, timer.payload) == (Status.SCHEDULED, 1)
+    assert timer.due_ms - timer.created_ms == 86_400_000
+
+
+async def test_a_foreign_client_reads_what_the_service_has_done(sharded: Store, foreign: Foreign) -> None:
+    member = "reminder:user-1"
+    shard = sharded.shard_of("reminder", "user-1")
+    await arm(foreign, member, "+0", '{"payload":{"a":"ä"}}')
+    (timer,) = (await sharded.claim(shard, [("reminder", 1)], pod="pod-1", lease_ms=9000, cause="event")).timers
+    await sharded.settle(shard, [an_end(timer, note="sent it")], pod="pod-1", retention_ms=1000)
+    head, wishes, progress, started, ended = await foreign.record(member)
+    form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
+    assert (form, status, version, attempt, failures, occurrence, entries) == ("1", "c", "3", "1", "0", "1", "2")
+    assert (int(token), int(due)) == (timer.token, int(created))
+    assert (json.loads(wishes), progress) == ({"payload": {"a": "ä"}}, "")
+    assert re.fullmatch(r"\d{13} r 1 pod-1 \d+ event", started)
+    assert re.fullmatch(r"\d{13} c 1 pod-1 - sent it", ended)
+
+
+async def test_a_foreign_client_cancels(sharded: Store, foreign: Foreign) -> None:
+    member = "reminder:user-7"
+    await arm(foreign, member, "+86400000", "{}")
+    root = foreign.where(member)[0]
+    code, record = await foreign.call("cancel", root, "0", "reminder", "user-7", "", "", "cancelled by another")
+    assert (code, record.split(b" ")[1]) == (b"cancelled", b"x")
+    code, record = await foreign.call("cancel", root, "0", "reminder", "none", "", "", "-")
+    assert (code, record) == (b"missing", None)
+
+
+async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> None:
+    member = "reminder:user-3"
+    await arm(foreign, member, "+0", "{}")
+    root = foreign.where(member)[0]
+    next_look, due, orphans, overdue = await foreign.call("nudge", root, "500")
+    assert (due[0], orphans, overdue) == (b"reminder", [], 0)
+    looked, claimed, bad = await foreign.call(
+        "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder 10 0 0 1"
+    )
+    assert (looked, bad, claimed[:2]) == ([1, 0], [], [b"reminder", b"user-3"])
+    token = claimed[2].split(b" ")[3].decode()
+    assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", token) == [[]]
+    head = claimed[2].decode().split("\n")[0].split(" ")
+    end = "\n".join(("reminder", "user-3", token, "c", head[7], "1", "0", "1", "", "", "done"))
+    assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"settled"]
+    assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"already"]
+    assert next_look == b"" or int(next_look) > 0
+
+
+def test_the_bucket_in_the_document_is_right() -> None:
+    assert Foreign(Redis()).where("reminder:user-42")[1].endswith(":rec:9f")
+    assert "field `reminder:user-42` of `timers:{0}:rec:9f`" in PROTOCOL
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_is_in_the_document(script: str) -> None:
+    assert f"| `{script}` |" in PROTOCOL
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_code_of_a_script_is_in_the_document(script: str) -> None:
+    """Codes are the words in quotes that a script returns."""
+    source = (FOLDER / "lua" / f"{script}.lua").read_text()
+    returned = re.findall(r"return (?:\{text\(now\), )?'([a-z]+)'", source)
+    assert all(f"`{code}`" in PROTOCOL for code in returned), returned
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_tells_its_arguments_and_answers(script: str) -> None:
+    head = [line for line in (FOLDER / "lua" / f"{script}.lua").read_text().split("\n\n")[0:2] if line.startswith("--")]
+    assert "-- ARGV[2" in "\n".join(head)
+    assert "-- Answer   {now" in "\n".join(head)
+
+
+def test_every_key_that_is_built_is_in_the_document() -> None:
+    sources = "".join((FOLDER / "lua" / f"{script}.lua").read_text() for script in [*SCRIPTS, "common"])
+    for kind in set(re.findall(r"root \.\. '([a-z]+)", sources)):
+        assert re.search(rf"`(R|timers:\{{\w+\}}):{kind}", PROTOCOL), kind
