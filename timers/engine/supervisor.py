@@ -68,8 +68,9 @@ class Supervisor:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _once(self, service: Service) -> str:
+        """In a task of its own: before Python 3.13 a `TaskGroup` that fails leaves its task counted as cancelled."""
         try:
-            await service.run()
+            await asyncio.create_task(service.run(), name=f"timers.{service.name}.run")
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
             return _told(service.name, _first(error))
         _log.error("service ended and is started again", service=service.name)

@@ -1,0 +1,38 @@
+"""Services whose parts fail in a task group: started again like any other, and ended when they are told to."""
+
+import asyncio
+
+import pytest
+
+from tests.engine.fleet import until
+from timers.engine import supervisor
+from timers.engine.supervisor import Supervisor
+from timers.errors import Unavailable
+
+
+class Grouped:
+    """A service of two parts in a task group, one of which fails at once."""
+
+    name = "grouped"
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    async def run(self) -> None:
+        self.starts += 1
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._fail())
+            group.create_task(asyncio.Event().wait())
+
+    async def _fail(self) -> None:
+        raise Unavailable("away")
+
+
+async def test_claims_stop_for_good_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.0)
+    service = Grouped()
+    watched = Supervisor([service])
+    watched.start()
+    await until(lambda: service.starts > 3, "it is started again and again")
+    await watched.stop()
+    assert watched.states == {"grouped": "stopped"}
