@@ -7,6 +7,7 @@ from typing import Final
 
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs
+from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.store import Settlement
 
@@ -45,7 +46,7 @@ class Settler:
         script answers `already` for what it has."""
         while True:
             await self._something.wait()
-            for shard, queue in self._queues.items():
+            for shard, queue in list(self._queues.items()):
                 if queue:
                     await self._write(shard, queue)
             if self.waiting == 0:
@@ -54,9 +55,7 @@ class Settler:
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]
-        codes = await self._pod.store.settle(
-            shard, [settlement for _, settlement in batch], pod=self._pod.name, retention_ms=self._retention_ms
-        )
+        codes = await self._settle(shard, [settlement for _, settlement in batch])
         for (run, settlement), code in zip(batch, codes, strict=True):
             queue.popleft()
             self.waiting -= 1
@@ -72,3 +71,16 @@ class Settler:
                     result=settlement.transition.status.value,
                 )
         self._written([run for run, _ in batch])
+
+    async def _settle(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
+        """A batch; where it cannot be written each end alone, so that an odd one does not hold up the others. Such a
+        run is given up: its lease expires, and it is rescued."""
+        try:
+            return await self._pod.store.settle(shard, settlements, pod=self._pod.name, retention_ms=self._retention_ms)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
+            if len(settlements) > 1:
+                return [code for one in settlements for code in await self._settle(shard, [one])]
+            _log.error("end cannot be written", timer=settlements[0].timer.key, exc_info=error)
+            return ["unwritable"]

@@ -1,0 +1,198 @@
+"""The settler alone: every end is written or refused, whatever comes in between, and none holds up another."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from tests.engine.fleet import until
+from tests.unit.samples import a_timer
+from timers.decide import Transition
+from timers.engine.observer import Observer
+from timers.engine.pod import Pod
+from timers.engine.runs import Run, Runs
+from timers.engine.settler import SETTLE_BATCH, Settler
+from timers.errors import Unavailable
+from timers.model import Status
+from timers.processor import Context, Registry, processor
+from timers.store.connect import connect
+from timers.store.store import Settlement, Store
+
+_tokens = count(1)
+
+
+@processor("reminder")
+async def _reminder(_timer: object, _context: Context) -> None:
+    """Is never called here."""
+
+
+class _Desk(Store):
+    """A store that only takes ends. `during` happens while a batch is being written and may raise."""
+
+    def __init__(self) -> None:
+        super().__init__(connect("redis://nowhere.invalid"))
+        self.batches: list[tuple[int, list[str]]] = []
+        self.during: Callable[[Sequence[str]], None] = lambda ids: None
+        self.answers: dict[str, str] = {}
+
+    async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
+        await asyncio.sleep(0)
+        ids = [settlement.timer.id for settlement in settlements]
+        self.during(ids)
+        self.batches.append((shard, ids))
+        return [self.answers.get(timer_id, "settled") for timer_id in ids]
+
+
+class _Refusals(Observer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefixes: list[str] = []
+
+    def refused(self, prefix: str) -> None:
+        self.prefixes.append(prefix)
+
+
+class _Office:
+    """A settler with nothing around it."""
+
+    def __init__(self) -> None:
+        self.desk, self.observer, self.runs = _Desk(), _Refusals(), Runs()
+        self.told: list[str] = []
+        pod = Pod("a", self.desk, Registry([_reminder]), (0, 1), 4_000, self.observer)
+        self.settler = Settler(pod, self.runs, retention_ms=1, written=self._tell)
+
+    def _tell(self, runs: Sequence[Run]) -> None:
+        self.told += [run.timer.id for run in runs]
+
+    def put(self, timer_id: str, shard: int = 0) -> Run:
+        """An end to be written."""
+        run = Run(shard, a_timer(id=timer_id, token=next(_tokens)), _reminder, 0.0)
+        self.runs.add(run)
+        transition = Transition(Status.COMPLETED, 1, 1, 0, 1, run.timer.progress, "completed")
+        self.settler.put(run, Settlement(run.timer, transition))
+        return run
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """The settler running."""
+        running = asyncio.create_task(self.settler.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def at_first(act: Callable[[], object]) -> Callable[[Sequence[str]], None]:
+    """Does something while the first batch is being written."""
+    acts = iter([act])
+
+    def during(_ids: Sequence[str]) -> None:
+        for each in acts:
+            each()
+
+    return during
+
+
+async def test_ends_are_written_in_their_order_and_the_leases_given_up() -> None:
+    office = _Office()
+    for number in range(3):
+        office.put(f"n{number}")
+    async with office.open():
+        await office.settler.emptied()
+    assert office.desk.batches == [(0, ["n0", "n1", "n2"])]
+    assert (len(office.runs), office.settler.waiting) == (0, 0)
+    assert office.told == ["n0", "n1", "n2"]
+
+
+async def test_a_run_keeps_its_lease_until_its_end_is_written() -> None:
+    office = _Office()
+    held: list[int] = []
+    office.desk.during = lambda _ids: held.append(len(office.runs))
+    office.put("x")
+    async with office.open():
+        await office.settler.emptied()
+    assert held == [1]
+
+
+async def test_no_batch_is_larger_than_a_script_may_take() -> None:
+    office = _Office()
+    for number in range(SETTLE_BATCH + 1):
+        office.put(f"n{number}")
+    async with office.open():
+        await office.settler.emptied()
+    assert [len(ids) for _, ids in office.desk.batches] == [SETTLE_BATCH, 1]
+
+
+async def test_the_first_end_of_another_shard_comes_while_one_is_written() -> None:
+    office = _Office()
+    office.desk.during = at_first(lambda: office.put("second", shard=1))
+    office.put("first")
+    async with office.open():
+        await until(lambda: len(office.desk.batches) == 2, "both are written")
+    assert office.desk.batches == [(0, ["first"]), (1, ["second"])]
+
+
+async def test_an_end_that_comes_while_another_is_written_is_not_forgotten() -> None:
+    office = _Office()
+    office.desk.during = at_first(lambda: office.put("second"))
+    office.put("first")
+    async with office.open():
+        await office.settler.emptied()
+    assert office.desk.batches == [(0, ["first"]), (0, ["second"])]
+
+
+async def test_ends_wait_while_redis_is_away_and_are_written_when_it_is_back() -> None:
+    office = _Office()
+
+    def fail(_ids: Sequence[str]) -> None:
+        raise Unavailable("away")
+
+    office.desk.during = fail
+    office.put("x")
+    with pytest.raises(Unavailable):
+        await office.settler.run()
+    assert (len(office.runs), office.settler.waiting) == (1, 1)
+    office.desk.during = lambda _ids: None
+    async with office.open():
+        await office.settler.emptied()
+    assert office.desk.batches == [(0, ["x"])]
+
+
+@pytest.mark.parametrize("answer", ["fenced", "missing"])
+async def test_a_refused_end_is_told_and_given_up(answer: str) -> None:
+    office = _Office()
+    office.desk.answers["late"] = answer
+    office.put("late")
+    office.put("right")
+    async with office.open():
+        await office.settler.emptied()
+    assert office.observer.prefixes == ["reminder"]
+    assert len(office.runs) == 0
+
+
+async def test_an_end_that_is_in_already_is_no_refusal() -> None:
+    office = _Office()
+    office.desk.answers["x"] = "already"
+    office.put("x")
+    async with office.open():
+        await office.settler.emptied()
+    assert office.observer.prefixes == []
+
+
+async def test_one_end_that_cannot_be_written_does_not_hold_up_the_others() -> None:
+    office = _Office()
+
+    def fail(ids: Sequence[str]) -> None:
+        if "odd" in ids:
+            raise UnicodeError("cannot be encoded")
+
+    office.desk.during = fail
+    for timer_id in ("one", "odd", "two"):
+        office.put(timer_id)
+    async with office.open():
+        await office.settler.emptied()
+    assert [ids for _, ids in office.desk.batches] == [["one"], ["two"]]
+    assert (len(office.runs), office.settler.waiting) == (0, 0)
