@@ -111,6 +111,7 @@ class Progress:
 
 
 NO_PROGRESS: Final = Progress()
+_FIRE: Final = MissedPolicy()
 
 
 @lru_cache(maxsize=1024)
@@ -162,7 +163,7 @@ class Timer:
     @property
     def missed(self) -> MissedPolicy:
         """What to do when it could not run in time."""
-        return MissedPolicy.parse(self.wishes.get("missed", "fire"))
+        return MissedPolicy.parse(self.wishes["missed"]) if "missed" in self.wishes else _FIRE
 
     @property
     def timeout(self) -> str | int | float | None:

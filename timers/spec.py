@@ -33,6 +33,9 @@ TAG_LIMIT_CHARACTERS: Final = 64
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context §3.2: version, trace, parent, flags."""
 
+# Made once: json.dumps with options makes an encoder at every call.
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
 _PREFIX = re.compile(PREFIX_PATTERN)
 _ID = re.compile(ID_PATTERN)
 # What JSON can name and UTF-8 cannot hold.
@@ -125,7 +128,7 @@ def check_traceparent(value: object, field: str = "traceparent") -> str:
 def encode_payload(payload: object) -> str:
     """The payload as compact JSON; InvalidInput where it is not JSON or passes 64 KiB."""
     try:
-        text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _ENCODE(payload)
         size = len(text.encode())
     except RecursionError:
         raise InvalidInput.of("payload", type(payload), "a JSON value of fewer levels") from None
@@ -333,8 +336,10 @@ class _Wishes(_Model):
         if self.delay is not None and self.due_at is not None:
             raise InvalidInput.of("delay", self.delay, "only one of delay and due_at")
         encode_payload(self.payload)
-        _check_tags(self.tags)
-        _check_metadata(self.metadata)
+        if self.tags:
+            _check_tags(self.tags)
+        if self.metadata:
+            _check_metadata(self.metadata)
         return self
 
     def wishes(self) -> dict[str, Any]:

@@ -15,10 +15,13 @@ def parse(raw: bytes) -> Any:
     """The value. ValueError where it is not JSON; InvalidInput for JSON that programs read differently: a name given
     twice, half a character, too many levels."""
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+        value = _DECODER.decode(raw.decode())
     except RecursionError:
         raise _too_deep() from None
-    _check(value, "", DEPTH_LIMIT)
+    if raw.count(b"[") + raw.count(b"{") > DEPTH_LIMIT:
+        _check_depth(value, DEPTH_LIMIT)
+    if b"\\u" in raw:  # UTF-8 holds no half characters, so only an escape can bring one in
+        _check_texts(value, "")
     return value
 
 
@@ -46,16 +49,24 @@ def _float(text: str) -> float:
     return number
 
 
-def _check(value: Any, path: str, levels: int) -> None:
-    """Refuses deep nesting, and text that is no Unicode: JSON can write half of a surrogate pair."""
+def _check_depth(value: Any, levels: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if levels == 0:
+        raise _too_deep()
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            _check_depth(inner, levels - 1)
+
+
+def _check_texts(value: Any, path: str) -> None:
+    """Refuses text that is no Unicode: JSON can write half of a surrogate pair."""
     if isinstance(value, str):
         _check_text(value, path)
     elif isinstance(value, dict | list):
-        if levels == 0:
-            raise _too_deep()
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             _check_text(str(name), path)
-            _check(inner, f"{path}.{name}" if path else str(name), levels - 1)
+            _check_texts(inner, f"{path}.{name}" if path else str(name))
 
 
 def _check_text(text: str, path: str) -> None:
@@ -65,3 +76,6 @@ def _check_text(text: str, path: str) -> None:
 
 def _too_deep() -> InvalidInput:
     return InvalidInput.of("", "deeper nesting", f"JSON with at most {DEPTH_LIMIT} levels of arrays and objects")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
