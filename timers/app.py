@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 from aiohttp import web
 
 from timers.api.assembly import all_routes
+from timers.api.guard import Guard
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
@@ -25,6 +26,7 @@ from timers.logs import get_logger
 from timers.metrics import Metrics
 from timers.processor import Registry, load
 from timers.settings import Settings, redacted
+from timers.store.callers import Callers
 from timers.store.connect import connect
 from timers.store.store import Store
 
@@ -123,7 +125,7 @@ async def _serve(
         worker = _worker(settings, store, registry, client, metrics)
         health = HealthRoutes(store, worker)
         routes = all_routes(client, Serving(store, registry), health, metrics, worker)
-        api = await _api(settings, routes)
+        api = await _api(settings, routes, Callers(store))
         if api is not None:
             ends.push_async_callback(api.stop)
             # Before it, because an API waits for its answers, and event streams have no end of their own.
@@ -165,10 +167,12 @@ async def _start(worker: Worker) -> None:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the worker started: {error}") from error
 
 
-async def _api(settings: Settings, routes: Sequence[web.RouteDef]) -> ApiServer | None:
+async def _api(settings: Settings, routes: Sequence[web.RouteDef], callers: Callers) -> ApiServer | None:
     if "api" not in settings.roles:
         return None
-    return await ApiServer.start(application(routes), settings.http_host, settings.http_port)
+    keys = None if settings.api_keys is None else settings.api_keys.get_secret_value()
+    guard = Guard(callers, keys, [secret.get_secret_value() for secret in settings.signing_secrets])
+    return await ApiServer.start(application(routes, guard), settings.http_host, settings.http_port)
 
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:

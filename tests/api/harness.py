@@ -11,6 +11,7 @@ from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
 from timers.api.assembly import all_routes
+from timers.api.guard import Guard
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
@@ -18,6 +19,7 @@ from timers.client import TimerClient, open_store
 from timers.engine.worker import Worker, WorkerOptions
 from timers.metrics import Metrics
 from timers.processor import Processor, Registry
+from timers.store.callers import Callers
 from timers.store.connect import connect
 from timers.store.store import Store
 
@@ -80,9 +82,15 @@ class Api:
 
 @asynccontextmanager
 async def running_api(
-    url: str, processors: Sequence[Processor], *, works: bool = False, edit_lock_ms: int = 0
+    url: str,
+    processors: Sequence[Processor],
+    *,
+    works: bool = False,
+    edit_lock_ms: int = 0,
+    keys: str | None = None,
+    secrets: Sequence[str] = (),
 ) -> AsyncIterator[Api]:
-    """An API that has the processors, and runs their timers too where it `works`."""
+    """An API that has the processors, and runs their timers too where it `works`. `keys` as in TIMERS_API_KEYS."""
     async with AsyncExitStack() as ends:
         store = await open_store(connect(url))
         ends.push_async_callback(store.connections.close)
@@ -92,7 +100,7 @@ async def running_api(
         worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker)
         routes = all_routes(client, Serving(store, registry), health, metrics, worker)
-        server = await ApiServer.start(application(routes), "127.0.0.1", 0)
+        server = await ApiServer.start(application(routes, Guard(Callers(store), keys, secrets)), "127.0.0.1", 0)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())

@@ -7,6 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api import strictjson
+from timers.api.patience import not_counting
 from timers.errors import FieldError, InvalidInput, shown
 
 BODY_LIMIT_BYTES: Final = 128 * 1024
@@ -17,6 +18,8 @@ BATCH_LIMIT_BYTES: Final = 8 * 1024 * 1024
 
 READ_SECONDS: Final = 20.0
 """How long a body may take to arrive."""
+
+_KEPT: Final = web.RequestKey("body", bytes)
 
 _JSON: Final = ("application/json",)
 
@@ -60,6 +63,22 @@ async def refuse_body(request: web.Request) -> None:
 
 async def read_bytes(request: web.Request, limit_bytes: int) -> bytes:
     """The body, given up as soon as it passes the limit. HTTP 400, 408, 413."""
+    kept: bytes | None = request.get(_KEPT)
+    if kept is None:
+        with not_counting(request):
+            return await _receive(request, limit_bytes)
+    if len(kept) > limit_bytes:
+        raise _too_large(limit_bytes)
+    return kept
+
+
+async def keep_body(request: web.Request, limit_bytes: int) -> bytes:
+    """As `read_bytes`, before the call itself reads the body."""
+    request[_KEPT] = await read_bytes(request, limit_bytes)
+    return request[_KEPT]
+
+
+async def _receive(request: web.Request, limit_bytes: int) -> bytes:
     if (request.content_length or 0) > limit_bytes:
         raise _too_large(limit_bytes)
     body = bytearray()

@@ -8,7 +8,7 @@ from aiohttp import web
 from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
 from timers.api.problems import problem_body
-from timers.api.scope import Visible, require_visible, visible_to
+from timers.api.scope import Visible, quota_of, require_visible, visible_to
 from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
@@ -53,7 +53,8 @@ class ManyRoutes:
         read_query(request)
         wishes = [await self._wish(request, value) for value in await _read_batch(request)]
         news = [wish for wish in wishes if isinstance(wish, NewTimer)]
-        came = iter(await self._client.batch(news, traceparent=traceparent_of(request)) if news else ())
+        traceparent, quota = traceparent_of(request), quota_of(request)
+        came = iter(await self._client.batch(news, traceparent=traceparent, quota=quota) if news else ())
         results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
         return web.json_response({"results": results})
 

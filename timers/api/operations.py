@@ -75,7 +75,7 @@ TIMER_OPERATIONS: Final = (
         ),
         (given.TRACEPARENT,),
         {JSON: NewTimer},
-        ("no-processor", "already-exists", "running", "edit-locked", "too-many-pending"),
+        ("no-processor", "already-exists", "running", "edit-locked", "timer-not-found", "too-many-pending"),
     ),
     Operation(
         "putTimer",
@@ -90,7 +90,7 @@ TIMER_OPERATIONS: Final = (
         ),
         (*_IDENTITY, given.TRACEPARENT),
         {JSON: schemas.PutTimer},
-        ("no-processor", "running", "edit-locked", "too-many-pending"),
+        ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending"),
     ),
     Operation(
         "getTimer", "GET", _ONE, "read", "timers", "Read a timer", _SAME_TIMER, _IDENTITY, problems=("timer-not-found",)
@@ -182,7 +182,15 @@ MANY_OPERATIONS: Final = (
         "read",
         "many timers",
         "Follow the timers' life as server-sent events",
-        (Answer(200, "Events until one of the two sides closes.", None, media_type=EVENTS),),
+        (
+            Answer(
+                200,
+                "Events until one of the two sides closes: `open` once every change is heard, `change`, `gap` where "
+                "some may be lost because Redis was away, `dropped` with the `count` of what came too fast to be read.",
+                None,
+                media_type=EVENTS,
+            ),
+        ),
         (given.PREFIX,),
     ),
 )
@@ -215,6 +223,7 @@ POD_OPERATIONS: Final = (
         "Start no more timers of a prefix",
         (Answer(200, "The prefix, paused.", schemas.PausedAnswer),),
         (given.PREFIX_IN_PATH,),
+        problems=("timer-not-found",),
     ),
     Operation(
         "resumePrefix",
@@ -225,6 +234,7 @@ POD_OPERATIONS: Final = (
         "Start timers of a prefix again",
         (Answer(200, "The prefix, no longer paused.", schemas.PausedAnswer),),
         (given.PREFIX_IN_PATH,),
+        problems=("timer-not-found",),
     ),
     Operation(
         "listPods",

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from timers.api.body import as_object, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
+from timers.api.scope import quota_of, require_visible
 from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import TimerClient
@@ -40,7 +41,7 @@ class TimerRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """201 the new timer, 200 one that was kept or replaced."""
         read_query(request)
-        return await self._arm(as_object(await read_json(request)), traceparent_of(request))
+        return await self._arm(request, as_object(await read_json(request)))
 
     async def put(self, request: web.Request) -> web.Response:
         """As create, with the identity from the address and whatever was there replaced."""
@@ -56,12 +57,13 @@ class TimerRoutes:
         ]
         if contradictions:
             raise InvalidInput(contradictions)
-        return await self._arm({**wishes, **fixed}, traceparent_of(request))
+        return await self._arm(request, {**wishes, **fixed})
 
-    async def _arm(self, wishes: dict[str, Any], traceparent: str | None) -> web.Response:
+    async def _arm(self, request: web.Request, wishes: dict[str, Any]) -> web.Response:
         new = NewTimer.parse(wishes)
+        require_visible(request, new.prefix)
         await self._serving.require(new.prefix)
-        armed = await self._client.put(new, traceparent=traceparent)
+        armed = await self._client.put(new, traceparent=traceparent_of(request), quota=quota_of(request))
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
     async def get(self, request: web.Request) -> web.Response:

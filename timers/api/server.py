@@ -8,6 +8,8 @@ from typing import Any, Final, Self, cast
 
 from aiohttp import web
 
+from timers.api.guard import Guard
+from timers.api.patience import answer_in_time
 from timers.api.problems import answer_problems, of_status
 from timers.api.tracing import REQUEST_ID, follow, name_answer, new_request
 from timers.errors import ConfigurationError, FieldError, shown
@@ -47,9 +49,9 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
         return response
 
 
-def application(routes: Iterable[web.AbstractRouteDef]) -> web.Application:
-    """An application of these routes."""
-    app = web.Application(middlewares=[follow, answer_problems])
+def application(routes: Iterable[web.AbstractRouteDef], guard: Guard) -> web.Application:
+    """An application of these routes, for whom the guard lets through."""
+    app = web.Application(middlewares=[follow, answer_problems, answer_in_time, guard.check])
     app.on_response_prepare.append(name_answer)
     app.add_routes(routes)
     return app

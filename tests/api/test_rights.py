@@ -1,0 +1,217 @@
+"""Every call under every right: what a key may do, what it may not, and that another's prefix looks like nothing."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final, get_args
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.harness import Api, Reply, running_api
+from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
+from timers.api.operations import OPERATIONS, Operation
+from timers.embedded import EmbeddedServer
+from timers.model import Timer
+from timers.processor import Context, processor
+
+OWN, OTHER = "mine", "theirs"
+CALLS: Final = [operation for operation in OPERATIONS if operation.right is not None]
+PUBLIC: Final = [operation for operation in OPERATIONS if operation.right is None]
+
+BODIES: Final[Mapping[str, Any]] = {
+    "createTimer": {"prefix": "PREFIX", "id": "new", "delay": "1h"},
+    "putTimer": {"delay": "1h"},
+    "changeTimer": {"payload": "changed"},
+    "createTimers": {"timers": [{"prefix": "PREFIX", "id": "new", "delay": "1h"}]},
+    "actOnTimers": {"action": "cancel", "filter": {"prefix": "PREFIX"}},
+}
+"""What each call that takes a body is sent."""
+
+
+@processor("mine")
+async def mine(_timer: Timer, _context: Context) -> None:
+    """Nothing to do."""
+
+
+@processor("theirs")
+async def theirs(_timer: Timer, _context: Context) -> None:
+    """Nothing to do."""
+
+
+def keys_of_each_right() -> Iterator[tuple[Right, str, ApiKey]]:
+    for right in RIGHTS:
+        secret, kept = make_key(Scope.parse([OWN]), frozenset([right]))
+        yield right, secret, kept
+
+
+KEYS: Final = list(keys_of_each_right())
+SECRETS: Final = {right: secret for right, secret, _ in KEYS}
+ALL_SECRET, ALL_KEY = make_key(Scope.parse(["*"]), frozenset(RIGHTS))
+ENTRIES: Final = " ".join([*(kept.entry for _, _, kept in KEYS), ALL_KEY.entry])
+
+
+@pytest.fixture
+async def guarded(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    await redis.ping()
+    async with running_api(server.url, [mine, theirs], keys=ENTRIES) as api:
+        for prefix in (OWN, OTHER):
+            await api.client.create(prefix, "one", delay="1h", payload="kept")
+        yield api
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def filled(value: Any, prefix: str) -> Any:
+    """The body with the prefix in the place of the word for it."""
+    if isinstance(value, dict):
+        return {name: filled(inner, prefix) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(inner, prefix) for inner in value]
+    return prefix if value == "PREFIX" else value
+
+
+async def send(api: Api, operation: Operation, prefix: str, headers: Mapping[str, str], timer_id: str = "one") -> Reply:
+    """The call on a prefix; of a stream only the head is read."""
+    path = operation.path.format(prefix=prefix, id=timer_id)
+    body = filled(BODIES.get(operation.id), prefix)
+    async with api.session.request(operation.method, api.server.url + path, json=body, headers=headers) as response:
+        known = response.headers["Content-Type"].split(";")[0] in ("application/json", "application/problem+json")
+        return Reply(response.status, response.headers, await response.json() if known else None)
+
+
+async def test_the_table_is_complete_and_every_call_has_a_body_to_try() -> None:
+    assert {operation.id for operation in CALLS if operation.body} == set(BODIES)
+    assert {operation.right for operation in CALLS} == set(get_args(Right)) == set(RIGHTS)
+    assert {operation.path for operation in PUBLIC} == {
+        *("/healthz", "/readyz", "/openapi.json", "/docs"),
+        *("/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/start.js"),
+    }
+
+
+async def test_every_route_of_the_application_is_in_the_table(guarded: Api) -> None:
+    runner = guarded.server._runner
+    assert runner.app is not None
+    routes = {
+        (route.method, route.resource.canonical)
+        for route in runner.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    assert routes == {(operation.method, operation.path) for operation in OPERATIONS}
+
+
+@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize("operation", CALLS, ids=lambda operation: operation.id)
+async def test_a_call_on_an_own_prefix_needs_its_right(guarded: Api, operation: Operation, right: Right) -> None:
+    reply = await send(guarded, operation, OWN, bearer(SECRETS[right]))
+    if right != operation.right or operation.id == "getMetrics":
+        reply.problem(403, "forbidden")
+    elif operation.id == "retryTimer":
+        reply.problem(409, "not-scheduled")
+    else:
+        assert reply.status in (200, 201), reply
+
+
+@pytest.mark.parametrize("operation", CALLS, ids=lambda operation: operation.id)
+async def test_a_key_for_everything_may_everything(guarded: Api, operation: Operation) -> None:
+    reply = await send(guarded, operation, OTHER, bearer(ALL_SECRET))
+    assert reply.status == 409 if operation.id == "retryTimer" else reply.status in (200, 201), reply
+
+
+@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize(
+    "operation", [operation for operation in CALLS if "{prefix}" in operation.path], ids=lambda operation: operation.id
+)
+async def test_anothers_prefix_is_answered_like_nothing_under_every_right(
+    guarded: Api, operation: Operation, right: Right
+) -> None:
+    there = await send(guarded, operation, OTHER, bearer(SECRETS[right]))
+    nowhere = await send(guarded, operation, OTHER, bearer(SECRETS[right]), timer_id="two")
+    unknown = await send(guarded, operation, "nobodys", bearer(SECRETS[right]))
+    there.problem(404, "timer-not-found")
+    assert alike(there) == alike(nowhere) == alike(unknown)
+    await assert_untouched(guarded)
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
+async def test_anothers_timer_reads_like_an_own_one_that_is_missing(guarded: Api, method: str) -> None:
+    headers = bearer(SECRETS["read" if method == "GET" else "write"])
+    body = {"payload": 1} if method == "PATCH" else None
+    missing = await guarded.call(method, f"/v1/timers/{OWN}/missing", body, headers=headers)
+    hidden = await guarded.call(method, f"/v1/timers/{OTHER}/one", body, headers=headers)
+    assert hidden.body["detail"] == f"timer {OTHER}:one does not exist"
+    assert alike(missing) == alike(hidden)
+
+
+def alike(reply: Reply) -> tuple[int, dict[str, str], set[str]]:
+    """All of an answer but the names that the caller has given and what differs for each request."""
+    body = {name: value for name, value in reply.body.items() if name not in ("detail", "request_id")}
+    return reply.status, body, set(reply.headers)
+
+
+async def assert_untouched(api: Api) -> None:
+    timers = (await api.client.list(prefix=OTHER)).items
+    assert [(timer.id, timer.version, timer.payload) for timer in timers] == [("one", 1, "kept")]
+    paused = [view.prefix for view in await api.client.prefixes() if view.paused]
+    assert paused == []
+
+
+async def test_a_create_elsewhere_is_refused_whatever_the_body_says(guarded: Api) -> None:
+    write = bearer(SECRETS["write"])
+    body = {"prefix": OTHER, "id": "one", "delay": "1h", "if_exists": "replace"}
+    (await guarded.call("POST", "/v1/timers", body, headers=write)).problem(404, "timer-not-found")
+    for extra in ({"rights": ["write"]}, {"key": "x"}, {"scope": "*"}):
+        assert (await guarded.call("POST", "/v1/timers", {**body, **extra}, headers=write)).status == 422
+    await assert_untouched(guarded)
+
+
+async def test_each_timer_of_a_batch_is_looked_at(guarded: Api) -> None:
+    timers = [{"prefix": prefix, "id": "b", "delay": "1h"} for prefix in (OWN, OTHER, OWN + "x")]
+    reply = await guarded.call("POST", "/v1/timers/batch", {"timers": timers}, headers=bearer(SECRETS["write"]))
+    assert [result["status"] for result in reply.body["results"]] == [201, 404, 404]
+    await assert_untouched(guarded)
+
+
+async def test_lists_stats_and_prefixes_show_only_own_prefixes(guarded: Api) -> None:
+    read = bearer(SECRETS["read"])
+    listed = (await guarded.call("GET", "/v1/timers", headers=read)).body["items"]
+    assert {timer["prefix"] for timer in listed} == {OWN}
+    assert (await guarded.call("GET", f"/v1/timers?prefix={OTHER}", headers=read)).body["items"] == []
+    stats = (await guarded.call("GET", "/v1/stats", headers=read)).body
+    assert set(stats["by_prefix"]) == {OWN}
+    assert sum(stats["by_status"].values()) == 1
+    shown = (await guarded.call("GET", "/v1/prefixes", headers=read)).body["items"]
+    assert OTHER not in {view["prefix"] for view in shown}
+
+
+async def test_a_cursor_of_anothers_list_opens_nothing(guarded: Api) -> None:
+    await guarded.client.create(OTHER, "two", delay="2h")
+    page = await guarded.client.list(prefix=OTHER, limit=1)
+    assert page.next_cursor is not None
+    reply = await guarded.call("GET", f"/v1/timers?cursor={page.next_cursor}", headers=bearer(SECRETS["read"]))
+    assert [timer for timer in reply.body["items"] if timer["prefix"] == OTHER] == []
+
+
+@pytest.mark.parametrize("action", ["cancel", "purge", "retry"])
+@pytest.mark.parametrize("wanted", [{"prefix": OTHER}, {"due_after": 0}])
+async def test_an_action_reaches_only_own_prefixes(guarded: Api, action: str, wanted: dict[str, Any]) -> None:
+    body = {"action": action, "filter": wanted}
+    reply = await guarded.call("POST", "/v1/timers/actions", body, headers=bearer(SECRETS["write"]))
+    assert reply.status == 200, reply
+    await assert_untouched(guarded)
+
+
+async def test_events_tell_only_of_own_prefixes(guarded: Api) -> None:
+    headers = bearer(SECRETS["read"])
+    async with guarded.session.get(guarded.server.url + "/v1/events", headers=headers) as stream:
+        assert (await stream.content.readuntil(b"\n\n")).startswith(b"event: open")
+        await guarded.client.create(OTHER, "seen", delay="1h")
+        await guarded.client.create(OWN, "seen", delay="1h")
+        first = await stream.content.readuntil(b"\n\n")
+    assert b'"prefix":"mine"' in first
+    assert b"theirs" not in first
+
+
+@pytest.mark.parametrize("operation", PUBLIC, ids=lambda operation: operation.path)
+async def test_probes_and_the_document_ask_for_no_key(guarded: Api, operation: Operation) -> None:
+    assert (await send(guarded, operation, OWN, {})).status == 200

@@ -1,0 +1,125 @@
+"""Owns who gets in and how far: from a request to a caller, from a caller to the calls and prefixes it may use."""
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import web
+from structlog.contextvars import bound_contextvars
+
+from timers.access import ANYBODY, Caller, KeyRing, read_entries
+from timers.api import scope, signing
+from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, keep_body
+from timers.api.livekeys import LiveKeys
+from timers.api.operations import Operation, operation_of
+from timers.api.tracing import Handler
+from timers.errors import Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
+from timers.spec import check_id, check_prefix
+from timers.store.callers import Callers
+from timers.store.store import Quota
+
+_SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
+"""Whoever has a signing secret may do everything that a signature can cover."""
+
+_OF_ALL_PREFIXES: Final = frozenset({"getMetrics"})
+"""What tells of all prefixes at once is only for keys that cover all."""
+
+_WITHOUT_REDIS: Final = frozenset({"getMetrics"})
+"""A pod is looked at most while Redis is away. It shows nothing of Redis then, so the keys last known will do."""
+
+_HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
+
+
+class Guard:
+    """Lets requests through to the calls of the table. Without keys and secrets it lets everybody do everything."""
+
+    def __init__(self, callers: Callers, api_keys: str | None = None, secrets: Iterable[str] = ()) -> None:
+        """`api_keys` as in TIMERS_API_KEYS, None where it is not set; `secrets` as in TIMERS_SIGNING_SECRETS."""
+        self._callers = callers
+        self._keys = LiveKeys(callers, read_entries(api_keys or ""))
+        self._signatures = signing.Signatures(secrets)
+        self._closed = api_keys is not None or bool(self._signatures)
+
+    @web.middleware
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """401, 403, 404 or 429 for who may not; everybody else goes on, limited to the prefixes of the key."""
+        operation = operation_of(request)
+        if request.match_info.http_exception is not None or (operation is not None and operation.right is None):
+            return await handler(request)
+        if operation is None:
+            raise Forbidden("this address is not in the table of calls, so no key opens it")
+        caller = await self._caller(request, operation)
+        with bound_contextvars(key=caller.id or None):
+            await self._admit(caller)
+            _check_prefix(caller, request)
+            _check_right(caller, operation)
+            _limit(caller, request)
+            return await handler(request)
+
+    async def _caller(self, request: web.Request, operation: Operation) -> Caller:
+        if "Authorization" not in request.headers and self._signatures and signing.is_signed(request.headers):
+            return await self._signer(request, operation)
+        ring = await self._ring(operation)
+        if not self._closed and not self._keys.kept:
+            return ANYBODY
+        caller = ring.find(_token(request))
+        if caller is None:
+            raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
+        return caller
+
+    async def _ring(self, operation: Operation) -> KeyRing:
+        try:
+            return await self._keys.current()
+        except Unavailable:
+            if operation.id not in _WITHOUT_REDIS or not self._keys.known:
+                raise
+            return self._keys.last
+
+    async def _signer(self, request: web.Request, operation: Operation) -> Caller:
+        claim = signing.Claim.read(request.headers, time.time())
+        limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
+        if not self._signatures.hold(claim, await keep_body(request, limit_bytes)):
+            raise Unauthorized(f"{signing.SIGNATURE}: none was made with a known secret over this body")
+        if not operation.body and operation.method != "GET":
+            raise Forbidden("a signature covers the body, and what this call does is not in its body; use an API key")
+        if not await self._callers.first_time(claim.id, signing.REMEMBER_MS):
+            raise Unauthorized(f"{signing.ID}: this request was sent before; sign each with an id of its own")
+        return _SIGNER
+
+    async def _admit(self, caller: Caller) -> None:
+        wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
+        if wait_ms:
+            raise RateLimited(f"more calls than the rate of key {caller.id} allows; the next in {wait_ms} ms", wait_ms)
+
+
+def _token(request: web.Request) -> bytes:
+    """The key that was sent. Raises Unauthorized."""
+    given = request.headers.getall("Authorization", [])
+    scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+    if scheme.lower() != "bearer":
+        raise Unauthorized(f"a key is needed; {_HOW}")
+    return token.strip().encode("utf-8", "surrogateescape")
+
+
+def _check_prefix(caller: Caller, request: web.Request) -> None:
+    """Raises NotFound for another's prefix in the address, in the words for a timer that does not exist."""
+    prefix, timer_id = request.match_info.get("prefix"), request.match_info.get("id")
+    if prefix is None or caller.scope.covers(check_prefix(prefix)):
+        return
+    if timer_id is None:
+        raise scope.nothing_of(prefix)
+    raise NotFound(f"timer {prefix}:{check_id(timer_id)} does not exist")
+
+
+def _check_right(caller: Caller, operation: Operation) -> None:
+    if operation.right not in caller.rights:
+        raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} has not")
+    if operation.id in _OF_ALL_PREFIXES and not caller.scope.is_everything:
+        raise Forbidden(f"this call tells of all prefixes, and key {caller.id} does not cover all")
+
+
+def _limit(caller: Caller, request: web.Request) -> None:
+    if not caller.scope.is_everything:
+        scope.limit(request, caller.scope.covers)
+    if caller.pending is not None:
+        scope.limit_pending(request, Quota(caller.pending, caller.scope.patterns))

@@ -1,0 +1,74 @@
+"""Owns the API keys that are valid now: those of the settings and those kept in Redis, without the revoked."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from timers.access import ApiKey, KeyRing
+from timers.errors import InvalidInput
+from timers.logs import get_logger
+from timers.store.callers import REVOKED, Callers
+
+FRESH_SECONDS: Final = 2.0
+"""How long the keys in Redis are believed: a key that is made or revoked is so on every pod this much later."""
+
+_log = get_logger("timers.api")
+
+
+class LiveKeys:
+    """The valid keys, as this pod last saw them."""
+
+    def __init__(self, callers: Callers, configured: Sequence[ApiKey]) -> None:
+        self._callers, self._configured = callers, configured
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at = float("-inf")
+        self._ring = KeyRing(())
+        self.kept = False
+        """Whether Redis has ever been told of a key, be it revoked by now."""
+
+    @property
+    def known(self) -> bool:
+        """Whether they were ever read."""
+        return self._read_at > float("-inf")
+
+    @property
+    def last(self) -> KeyRing:
+        """The keys as they were when they were read last."""
+        return self._ring
+
+    async def current(self) -> KeyRing:
+        """The keys, read again when they are no longer fresh. Raises Unavailable: without Redis nobody knows whether a
+        key is revoked."""
+        if time.monotonic() - self._read_at > FRESH_SECONDS:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read())
+                self._reading.add_done_callback(_look_at)
+            # One reading for all who wait for it, and none ends with whoever began it.
+            await asyncio.shield(self._reading)
+        return self._ring
+
+    async def _read(self) -> None:
+        asked_at = time.monotonic()
+        kept = await self._callers.entries()
+        configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
+        self._ring = KeyRing([*_parsed(kept), *configured])
+        self.kept, self._read_at = bool(kept), asked_at
+
+
+def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
+    """The keys; an entry that cannot be read opens nothing, and harms no other."""
+    found: list[ApiKey] = []
+    for key_id, entry in kept.items():
+        try:
+            if entry != REVOKED:
+                found.append(ApiKey.parse(entry))
+        except InvalidInput as error:
+            _log.warning("a kept API key cannot be read", key=key_id, reason=str(error))
+    return [key for key in found if key.id in kept]
+
+
+def _look_at(reading: asyncio.Task[None]) -> None:
+    """Take note of an error that nobody waits for any more."""
+    if not reading.cancelled():
+        reading.exception()

@@ -1,0 +1,83 @@
+"""Owns signed requests: the headers of Standard Webhooks (https://www.standardwebhooks.com), version 1.
+
+A signature is HMAC-SHA256 over `id.timestamp.body`. It covers the body and not the method or the address, so it opens
+only reads and calls whose effect is in their body, and each id opens once.
+"""
+
+import hashlib
+import hmac
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from multidict import CIMultiDictProxy
+
+from timers.errors import Unauthorized
+
+ID: Final = "webhook-id"
+TIMESTAMP: Final = "webhook-timestamp"
+SIGNATURE: Final = "webhook-signature"
+
+TOLERANCE_SECONDS: Final = 300
+REMEMBER_MS: Final = 3 * TOLERANCE_SECONDS * 1000
+"""Longer than any signature is good for: from 5 minutes before its time to 5 after, on pods whose clocks differ."""
+
+_VERSION: Final = "v1"
+# No full stop, which ends the id in what is signed: else two ids could share one signature.
+_SANE_ID: Final = re.compile(r"[!-\-/-~]{1,256}")
+_SANE_TIME: Final = re.compile(r"[0-9]{1,12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the headers say, not yet proven."""
+
+    id: str
+    timestamp: str
+    signatures: tuple[str, ...]
+
+    @classmethod
+    def read(cls, headers: CIMultiDictProxy[str], now_seconds: float) -> Self:
+        """From the headers. Raises Unauthorized where they cannot be a fresh signature."""
+        request_id, timestamp, signatures = (_only(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))
+        if not _SANE_ID.fullmatch(request_id):
+            raise Unauthorized(f"{ID}: expected 1 to 256 visible ASCII characters, none of them a full stop")
+        if not _SANE_TIME.fullmatch(timestamp) or abs(now_seconds - int(timestamp)) > TOLERANCE_SECONDS:
+            raise Unauthorized(f"{TIMESTAMP}: expected Unix seconds, at most {TOLERANCE_SECONDS} from now")
+        return cls(request_id, timestamp, tuple(signatures.split(" ")))
+
+
+def _only(headers: CIMultiDictProxy[str], name: str) -> str:
+    given = headers.getall(name, [])
+    if len(given) != 1:
+        raise Unauthorized(f"a signed request has the headers {ID}, {TIMESTAMP} and {SIGNATURE}, each once")
+    return given[0]
+
+
+def is_signed(headers: CIMultiDictProxy[str]) -> bool:
+    """Whether the request means to be signed."""
+    return SIGNATURE in headers
+
+
+class Signatures:
+    """Checks claims against secrets, any of which may have signed."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        """Secrets as `whsec_` and base64."""
+        self._keys = tuple(b64decode(secret.partition("_")[2]) for secret in secrets)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def hold(self, claim: Claim, body: bytes) -> bool:
+        """Whether one of the claim's signatures was made over it and the body with one of the secrets."""
+        signed = f"{claim.id}.{claim.timestamp}.".encode() + body
+        given = [signature.encode("utf-8", "surrogateescape") for signature in claim.signatures]
+        expected = [_signature(key, signed) for key in self._keys]
+        return any(hmac.compare_digest(one, other) for one in given for other in expected)
+
+
+def _signature(key: bytes, signed: bytes) -> bytes:
+    return f"{_VERSION},".encode() + b64encode(hmac.digest(key, signed, hashlib.sha256))
