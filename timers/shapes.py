@@ -154,8 +154,15 @@ LATEST_AND_ALL_ARE_FOR_REPEATS: Final[Schema] = {
     ]
 }
 
-ALL_OF_NEW_TIMER: Final[Schema] = {"allOf": [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS]}
-ALL_OF_CHANGE: Final[Schema] = {**NOT_TWO_DUE_TIMES, "minProperties": 1}
+WISHES_EXAMPLE: Final[Schema] = {"delay": "24h", "payload": {"email": "ada@example.org"}, "tags": ["vip"]}
+NEW_TIMER_EXAMPLE: Final[Schema] = {"prefix": "send-message", "id": "user-42", **WISHES_EXAMPLE}
+
+ALL_OF_PUT_TIMER: Final[Schema] = {
+    "allOf": [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS],
+    "examples": [WISHES_EXAMPLE],
+}
+ALL_OF_NEW_TIMER: Final[Schema] = {**ALL_OF_PUT_TIMER, "examples": [NEW_TIMER_EXAMPLE]}
+ALL_OF_CHANGE: Final[Schema] = {**NOT_TWO_DUE_TIMES, "minProperties": 1, "examples": [{"delay": "48h"}]}
 
 _FILTERS: Final[dict[str, Schema]] = {
     "prefix": {"type": "string"},
@@ -184,6 +191,7 @@ ALL_OF_ACTION: Final[Schema] = {
         _action("purge", **_NEVER_DUE),
         _action("reschedule", *_WAITING, delay=_LENGTH, due_at=_ABSENT),
         _action("reschedule", *_WAITING, delay=_ABSENT, due_at=_MOMENT),
-    ]
+    ],
+    "examples": [{"action": "cancel", "filter": {"prefix": "send-message", "tag": "vip"}, "dry_run": True}],
 }
 """Which statuses an action takes, and that only `reschedule` has a due time, exactly one."""

@@ -54,7 +54,7 @@ async def test_the_page_renders_every_call_and_asks_nobody_else(api: Api, watche
 
     await page.click("#operations-timers-createTimer .opblock-summary-control")
     await page.wait_for_selector("#operations-timers-createTimer .response")
-    assert "if_exists" in await page.inner_text("#operations-timers-createTimer .opblock-section-request-body")
+    assert "ada@example.org" in await page.inner_text("#operations-timers-createTimer .opblock-section-request-body")
 
     assert watched.complaints == []
     assert [url for url in watched.requests if not url.startswith((f"{base}/", "data:"))] == []

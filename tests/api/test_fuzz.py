@@ -1,4 +1,4 @@
-"""A short, seeded fuzz run over a running service: no check of schemathesis may find anything."""
+"""A short fuzz run, the same each time, over a running service: no check of schemathesis may find anything."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.run import fuzz
 from timers.api.operations import EVENTS, OPERATIONS
 
-SHORT = ("--seed", "1", "--generation-deterministic", "--phases", "examples,coverage,fuzzing", "--max-examples", "5")
+SHORT = ("--generation-deterministic", "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
 
 
 @pytest.mark.timeout(240)

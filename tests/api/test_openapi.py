@@ -74,6 +74,16 @@ def test_every_example_of_a_new_timer_is_taken() -> None:
             NewTimer.parse({"prefix": "test", **due, name: example})
 
 
+def test_every_example_of_a_model_is_one() -> None:
+    components = document()["components"]
+    shown = [name for name, schema in components["schemas"].items() if "examples" in schema]
+    assert {"NewTimer", "PutTimer", "TimerChange", "TimerAnswer", "PageAnswer", "Batch", "Action"} <= set(shown)
+    for name in shown:
+        validator = jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", "components": components})
+        for example in components["schemas"][name]["examples"]:
+            validator.validate(example)
+
+
 def test_the_document_and_the_code_know_the_same_problems() -> None:
     kinds = {kind.slug for kind in (*KINDS.values(), *HTTP_KINDS.values())}
     assert set(problem_types.TOLD) == kinds

@@ -60,6 +60,14 @@ for name, values in {
     schemathesis.openapi.format(name, values)
 
 
+@schemathesis.serializer("application/x-ndjson")
+def as_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """A text as it is, a list a line each, anything else as one line."""
+    if isinstance(value, str):
+        return value.encode(errors="replace")
+    return "\n".join(json.dumps(line) for line in (value if isinstance(value, list) else [value])).encode()
+
+
 @schemathesis.hook
 def map_body(_context: schemathesis.HookContext, body: Any) -> Any:
     """The body with integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), and

@@ -1,5 +1,6 @@
 """Owns the OpenAPI 3.1 document, made from the table of calls, the models of bodies and answers, and the problems."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -10,10 +11,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from timers.api import schemas
-from timers.api.operations import OPERATIONS, Answer, Operation
+from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation
 from timers.api.parameters import Parameter
 from timers.api.problem_types import KINDS_BY_SLUG, TOLD
 from timers.api.problems import CONTENT_TYPE, TYPE_ROOT, Kind
+from timers.shapes import NEW_TIMER_EXAMPLE
 
 Json = dict[str, Any]
 
@@ -74,6 +76,24 @@ _SCHEMES: Final[Json] = {
 _SECURITY: Final[Sequence[Json]] = ({"key": []}, {"signatureId": [], "signatureTime": [], "signature": []})
 
 
+_CHANGE: Final = {
+    "prefix": "send-message",
+    "id": "user-42",
+    "status": "completed",
+    "version": 3,
+    "attempt": 1,
+    "due_at": "2026-11-22T20:00:00.000Z",
+    "at": "2026-11-22T20:00:00.021Z",
+    "note": "completed",
+}
+_TEXTS: Final = {
+    EVENTS: f"event: open\ndata: {{}}\n\nevent: change\ndata: {json.dumps(_CHANGE)}\n\n",
+    NDJSON: "".join(f"{json.dumps({**NEW_TIMER_EXAMPLE, 'id': name})}\n" for name in ("user-42", "user-43")),
+    TEXT: 'timers_timers{prefix="send-message",status="scheduled"} 3.0\n',
+}
+"""Examples of what is no JSON."""
+
+
 @cache
 def document() -> Json:
     """The document. Treat it as read-only: it is made once."""
@@ -129,7 +149,7 @@ def _operation(operation: Operation) -> Json:
     if operation.right:
         told["description"] = f"Needs the right `{operation.right}`, where keys are in use."
     if operation.body:
-        content = {media_type: _content(model) for media_type, model in operation.body.items()}
+        content = {media_type: _content(media_type, model) for media_type, model in operation.body.items()}
         told["requestBody"] = {"required": True, "content": content}
     return told
 
@@ -145,8 +165,11 @@ def _parameter(parameter: Parameter) -> Json:
     }
 
 
-def _content(model: type[BaseModel] | None) -> Json:
-    return {"schema": {"type": "string"} if model is None else _reference(model)}
+def _content(media_type: str, model: type[BaseModel] | None) -> Json:
+    if model is not None:
+        return {"schema": _reference(model)}
+    text: Json = {"schema": {"description": "A NewTimer a line."} if media_type == NDJSON else {"type": "string"}}
+    return {**text, "example": _TEXTS[media_type]} if media_type in _TEXTS else text
 
 
 def _reference(model: type[BaseModel]) -> Json:
@@ -158,7 +181,7 @@ def _answers(answers: Iterable[Answer]) -> Json:
     for answer in answers:
         one = told.setdefault(str(answer.status), {"description": answer.description, "content": {}})
         one["headers"] = _header_references((*answer.headers, "X-Request-Id"), required=answer.headers)
-        one["content"][answer.media_type] = _content(answer.body)
+        one["content"][answer.media_type] = _content(answer.media_type, answer.body)
     return told
 
 

@@ -1,6 +1,6 @@
 """Owns the shapes of the answers as models, for the OpenAPI document; the tests hold real answers against them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -31,6 +31,40 @@ Hearing = Literal["ok", "late", "deaf"]
 Tag = Annotated[str, WithJsonSchema(shapes.TAG)]
 
 
+TIMER_EXAMPLE: Final[dict[str, Any]] = {
+    "prefix": "send-message",
+    "id": "user-42",
+    "status": "scheduled",
+    "due_at": "2026-11-22T20:00:00.000Z",
+    "payload": {"email": "ada@example.org"},
+    "repeat": None,
+    "retry": None,
+    "missed": "fire",
+    "timeout": None,
+    "tags": ["vip"],
+    "metadata": {},
+    "version": 1,
+    "token": 0,
+    "attempt": 0,
+    "failures": 0,
+    "occurrence": 1,
+    "created_at": "2026-11-21T20:00:00.000Z",
+    "updated_at": "2026-11-21T20:00:00.000Z",
+    "lease": None,
+    "last_error": None,
+    "history": [
+        {
+            "at": "2026-11-21T20:00:00.000Z",
+            "status": "scheduled",
+            "attempt": 0,
+            "pod": None,
+            "note": "created",
+            "lateness_ms": None,
+        }
+    ],
+}
+
+
 class _Shape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -55,6 +89,8 @@ class HistoryAnswer(_Shape):
 
 class TimerAnswer(_Shape):
     """A timer as it was when it was read. `version` is its ETag; `token` only ever grows for an identity."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [TIMER_EXAMPLE]})
 
     prefix: Prefix
     id: Id
@@ -103,12 +139,16 @@ class Problem(BaseModel):
 class PageAnswer(_Shape):
     """Timers, and where to go on; null at the end."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"items": [TIMER_EXAMPLE], "next_cursor": None}]})
+
     items: list[TimerAnswer]
     next_cursor: str | None
 
 
 class Batch(_Shape):
     """Up to 1,000 timers to arm. Each is judged alone, so that a bad one spoils no other."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"timers": [shapes.NEW_TIMER_EXAMPLE]}]})
 
     timers: Annotated[list[NewTimer | Any], Field(max_length=1000)]
 
@@ -129,6 +169,8 @@ class BatchRefused(_Shape):
 
 class BatchAnswer(_Shape):
     """One result for each timer, in order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"results": [{"status": 201, "timer": TIMER_EXAMPLE}]}]})
 
     results: list[BatchArmed | BatchRefused]
 
@@ -162,7 +204,7 @@ class Document(BaseModel):
 class PutTimer(TimerChange):
     """A timer to arm at an address: as NewTimer, with the identity from the address."""
 
-    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_PUT_TIMER)
 
     missed: MissedInput = "fire"
     timeout: Timeout | None = None
