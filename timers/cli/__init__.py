@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import pods, single
+from timers.cli import keys, pods, single
 from timers.errors import FieldError, InvalidInput, TimersError
 
 _OPTIONS: Final = {
@@ -16,6 +16,11 @@ _OPTIONS: Final = {
     "due_at": "--at",
     "payload": "--payload",
     "if_exists": "--if-exists",
+    "prefixes": "--prefix",
+    "rights": "--right",
+    "rate": "--rate",
+    "pending": "--pending",
+    "name": "--name",
 }
 """How a timer's fields are called on the command line."""
 
@@ -28,6 +33,7 @@ app = typer.Typer(
 )
 pods.add_to(app)
 single.add_to(app)
+keys.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

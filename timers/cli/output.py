@@ -1,7 +1,7 @@
 """Owns how data look on stdout: a table for people, JSON or one JSON line a record for programs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -25,6 +25,41 @@ def show_timer(timer: Mapping[str, Any], form: Format) -> None:
         typer.echo(_as_table(timer))
     else:
         typer.echo(json.dumps(timer, indent=2 if form is Format.JSON else None))
+
+
+def show_record(record: Mapping[str, Any], form: Format) -> None:
+    """One record of plain fields."""
+    if form is Format.TABLE:
+        width = max(map(len, record)) + 2
+        typer.echo("\n".join(f"{name:<{width}}{_cell(value)}" for name, value in record.items()))
+    else:
+        typer.echo(json.dumps(record, indent=2 if form is Format.JSON else None))
+
+
+def show_records(records: Sequence[Mapping[str, Any]], form: Format) -> None:
+    """Records with the same fields: a table with a line each, a JSON array, or a JSON line each."""
+    match form:
+        case Format.TABLE:
+            typer.echo("\n".join(_columns(records)))
+        case Format.JSON:
+            typer.echo(json.dumps(records, indent=2))
+        case Format.JSONL:
+            for record in records:
+                typer.echo(json.dumps(record))
+
+
+def _columns(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not records:
+        return ["none"]
+    rows = [[name.upper() for name in records[0]], *([_short(v) for v in record.values()] for record in records)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ",".join(map(_cell, value)) if isinstance(value, list) else _cell(value)
 
 
 def _as_table(timer: Mapping[str, Any]) -> str:

@@ -1,0 +1,87 @@
+"""`timers keys`: made once, kept as a hash, listed without secrets, revoked wherever it is kept."""
+
+import hashlib
+import json
+
+import pytest
+from redis import Redis
+
+from tests.cli.commands import CommandLine
+from timers.access import ApiKey, KeyRing
+
+
+def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redis) -> None:
+    made = timers(
+        *("keys", "make", "--prefix", "orders,send-*", "--prefix", "mail", "--right", "read,write"),
+        *("--name", "billing", "--rate", "100/s", "--pending", "5000", "-o", "json"),
+    )
+    assert made.code == 0
+    key, entry = made.json["key"], made.json["entry"]
+    kept = ApiKey.parse(entry)
+    assert hashlib.sha256(key.encode()).digest() == kept.digest
+    assert kept.scope.patterns == ("orders", "send-*", "mail")
+    assert kept.rights == {"read", "write"}
+    assert (kept.name, kept.rate_text, kept.pending) == ("billing", "100/s", 5000)
+    assert redis.hgetall("timers:keys") == {kept.id: entry}
+    everything = json.dumps([redis.hgetall(name) for name in redis.keys("timers:keys*")])
+    assert key.split("_")[2] not in everything + timers("keys", "ls").out + timers("keys", "ls", "-o", "json").out
+
+
+def test_without_options_it_may_do_everything(timers: CommandLine) -> None:
+    kept = ApiKey.parse(timers("keys", "make", "-o", "json").json["entry"])
+    assert kept.scope.is_everything
+    assert kept.rights == {"read", "write", "operate"}
+
+
+def test_an_entry_for_the_settings_needs_no_redis_and_is_kept_nowhere(bare: CommandLine) -> None:
+    made = bare("keys", "make", "--entry-only", "-o", "json")
+    assert made.code == 0
+    assert "TIMERS_API_KEYS" in made.err
+    assert KeyRing([ApiKey.parse(made.json["entry"])]).find(made.json["key"].encode())
+
+
+def test_the_list_has_the_keys_of_redis_and_of_the_settings(timers: CommandLine) -> None:
+    timers("keys", "make", "--name", "kept")
+    own = timers("keys", "make", "--entry-only", "--name", "own", "-o", "json").json["entry"]
+    timers.monkeypatch.setenv("TIMERS_API_KEYS", own)
+    rows = timers("keys", "ls", "-o", "json").json
+    assert {(row["name"], row["kept"], row["status"]) for row in rows} == {
+        ("kept", "redis", "valid"),
+        ("own", "settings", "valid"),
+    }
+    table = timers("keys", "ls").out.splitlines()
+    assert table[0].split() == ["ID", "NAME", "PREFIXES", "RIGHTS", "RATE", "PENDING", "MADE", "KEPT", "STATUS"]
+    assert len(table) == 3
+
+
+def test_a_revoked_key_stays_revoked_wherever_it_was_kept(timers: CommandLine, redis: Redis) -> None:
+    kept = ApiKey.parse(timers("keys", "make", "-o", "json").json["entry"])
+    own = ApiKey.parse(timers("keys", "make", "--entry-only", "-o", "json").json["entry"])
+    timers.monkeypatch.setenv("TIMERS_API_KEYS", own.entry)
+    assert timers("keys", "revoke", kept.id).err == ""
+    assert "TIMERS_API_KEYS" in timers("keys", "revoke", own.id).err
+    assert redis.hgetall("timers:keys") == {kept.id: "revoked", own.id: "revoked"}
+    assert {row["status"] for row in timers("keys", "ls", "-o", "json").json} == {"revoked"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--prefix", "Orders"),
+        ("--prefix", "a*b"),
+        ("--right", "admin"),
+        ("--rate", "fast"),
+        ("--pending", "0"),
+        ("--name", "a b"),
+    ],
+)
+def test_a_wrong_option_makes_no_key(timers: CommandLine, redis: Redis, wrong: tuple[str, str]) -> None:
+    line = timers("keys", "make", *wrong).refusal(2)
+    assert line.startswith(f"timers: {wrong[0]}: {wrong[1]!r} is not accepted")
+    assert redis.exists("timers:keys") == 0
+
+
+def test_a_whole_key_is_not_taken_for_an_id_and_not_shown(timers: CommandLine, redis: Redis) -> None:
+    line = timers("keys", "revoke", "tmk_abcdefghij_secret").refusal(2)
+    assert "secret" not in line
+    assert redis.exists("timers:keys") == 0
