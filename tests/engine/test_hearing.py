@@ -98,6 +98,19 @@ async def test_gap_is_forgotten_when_it_comes_during_a_look_that_fails() -> None
     assert await alone.marks_after_a_look()
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+async def test_timers_are_late_until_a_dead_pod_that_touched_is_forgotten(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = _Alone()
+    monkeypatch.setattr(alone.sweeper.peers, "rank", lambda _shard: rank)
+    await _after_a_gap_was_swept(alone)
+    alone.sweeper.heard(0)  # what it has touched itself, too
+    sweep = alone.sweeper._sweeps[0]
+    assert sweep._somebody_else_does_it()
+    assert sweep._look_ms - sweep._looked_ms <= 50 * rank
+
+
 @pytest.fixture(params=FAMILIES)
 async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TimerClient]:
     async with await start_server(request.param, tmp_path) as server, TimerClient.from_url(server.url) as client:

@@ -26,8 +26,9 @@ GRACE_MS: Final = 100
 STAGGER_MS: Final = 20
 """How long each rank waits for the one before it to touch."""
 
-TRUST_MS: Final = 250
-"""How long a pod that hears the touching done looks away."""
+TRUST_MS: Final = 50
+"""How long, for each rank before it, a pod that hears the touching done looks away. A pod hears what it touched itself
+too, so this is how late timers are until a dead pod's rank is taken over; by rank, or all looks would add up."""
 
 
 class _ShardSweep:
@@ -75,12 +76,14 @@ class _ShardSweep:
 
     def _somebody_else_does_it(self) -> bool:
         """True where an event since the due time shows that another pod touches; then trust it for a while."""
-        if self._everything or not self._all.can_hear() or self._all.peers.rank(self._shard) == 0:
+        rank = self._all.peers.rank(self._shard)
+        if self._everything or not self._all.can_hear() or rank == 0:
             return False
+        trust_ms = TRUST_MS * rank
         now_ms = self._all.pod.store.clock.now_ms()
-        if self._heard_ms < now_ms - TRUST_MS or self._looked_ms < now_ms - TRUST_MS:
+        if self._heard_ms < now_ms - trust_ms or self._looked_ms < now_ms - trust_ms:
             return False
-        self._look_ms = self._looked_ms + TRUST_MS
+        self._look_ms = self._looked_ms + trust_ms
         return True
 
     async def _look(self) -> None:
