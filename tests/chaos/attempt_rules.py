@@ -1,6 +1,6 @@
 """The promises about attempts: P4 one winner, P5 tokens rise, P7 no zombie result, P8 bounded attempts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from tests.chaos.findings import Completion, EndState, Finding, Property
@@ -8,6 +8,7 @@ from tests.chaos.timeline import SUCCEEDED, Faults, Gap, Run, Story, released
 from tests.chaos.witness import Outcome
 
 _UNCOUNTED = frozenset({Outcome.HANDED_BACK, Outcome.SNOOZED})
+_FAILING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.GAVE_UP})
 
 
 def one_winner(story: Story, faults: Faults) -> Iterator[Finding]:
@@ -118,7 +119,12 @@ def bounded(story: Story, end: EndState | None, max_attempts: int) -> Iterator[F
             yield Finding(Property.BOUNDED, story.timer, text, story.lines())
 
 
-def duplicates(chains: Iterable[Sequence[Run]], faults: Faults) -> int:
-    """How many starts followed an earlier one of their occurrence that had not made room itself."""
-    pairs = (pair for runs in chains for pair in pairwise(runs))
-    return sum(not released(earlier, later.start.mono_ns, faults) for earlier, later in pairs)
+def burnt(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
+    """P8: each failure that the record counts was seen to happen, or may be a run that a fault ended."""
+    if end is None or not end.failures:
+        return
+    seen = sum(run.outcome in _FAILING for run in story.runs)
+    begin_ns = min((line.mono_ns for line in story.lines()), default=0)
+    if end.failures > seen + faults.burning(begin_ns):
+        text = f"{end.failures} failures are counted, {seen} were seen, and faults do not explain the rest"
+        yield Finding(Property.BOUNDED, story.timer, text, story.lines())

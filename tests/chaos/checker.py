@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import ceil
 
 from tests.chaos import attempt_rules, life_rules
-from tests.chaos.findings import FINISHED, Counts, EndState, Figures, Finding, Property, Report
-from tests.chaos.timeline import Faults, Run, Story, stories
-from tests.chaos.witness import Event, Kind, Verb
+from tests.chaos.figures import figures
+from tests.chaos.findings import FINISHED, Counts, EndState, Finding, Property, Report
+from tests.chaos.timeline import Faults, Story, stories
+from tests.chaos.witness import Event, FaultKind, Kind
 
 
 def check(
@@ -19,12 +19,14 @@ def check(
     end_states: Mapping[str, EndState],
     counts: Counts | None = None,
     max_attempts: int | None = None,
+    complaints: Sequence[str] = (),
 ) -> Report:
     """Holds a whole history, in its order, against the promises.
 
     `end_states` has the record of every timer that still has one after the drain, by `prefix/id`. `counts` are the
     service's own; without them conservation is not checked. `max_attempts` is the limit under which all timers of the
-    history ran; without it only the service's own bookkeeping of attempts is checked.
+    history ran; without it only the service's own bookkeeping of attempts is checked. `complaints` are what pods logged
+    as errors of their own.
     """
     told = stories(history)
     faults = Faults((event for event in history if event.kind in {Kind.FAULT_ON, Kind.FAULT_OFF}), lease_ms)
@@ -33,9 +35,10 @@ def check(
             *(_of_story(story, end_states.get(timer), faults, max_attempts) for timer, story in told.items()),
             _strangers(told, end_states),
             _conservation(told, end_states, counts),
+            _disorder(history, complaints),
         )
     )
-    return Report(findings, _figures(told, faults))
+    return Report(findings, figures(history, told, faults))
 
 
 def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: int | None) -> Iterator[Finding]:
@@ -47,8 +50,18 @@ def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: 
     yield from attempt_rules.one_winner(story, faults)
     yield from attempt_rules.tokens_rise(story, end, faults)
     yield from attempt_rules.zombies(story, end)
+    yield from attempt_rules.burnt(story, end, faults)
     if max_attempts is not None:
         yield from attempt_rules.bounded(story, end, max_attempts)
+
+
+def _disorder(history: Sequence[Event], complaints: Sequence[str]) -> Iterator[Finding]:
+    for event in history:
+        if event.fault == FaultKind.STOP and event.exit_code:
+            text = f"told to stop, it ended with exit code {event.exit_code}"
+            yield Finding(Property.ORDERLY, event.pod, text, (event,))
+    for complaint in complaints:
+        yield Finding(Property.ORDERLY, "all", complaint)
 
 
 def _strangers(told: Mapping[str, Story], end_states: Mapping[str, EndState]) -> Iterator[Finding]:
@@ -81,30 +94,3 @@ def _count_records(end_states: Mapping[str, EndState]) -> Counts:
         scheduled=found["scheduled"],
         running=found["running"],
     )
-
-
-def _figures(told: Mapping[str, Story], faults: Faults) -> Figures:
-    chains = [runs for story in told.values() for runs in story.chains()]
-    late = sorted(_lateness_ms(runs[0]) for runs in chains if runs[0].start.attempt == 1 and runs[0].start.due_ms)
-    return Figures(
-        timers=len(told),
-        unknown_creates=sum(call.unknown for story in told.values() for call in story.of(Verb.CREATE)),
-        starts=sum(len(runs) for runs in chains),
-        duplicates=attempt_rules.duplicates(chains, faults),
-        hidden_attempts=sum(gap.hidden for story in told.values() for gap in story.gaps()),
-        max_attempt=max((run.start.attempt for runs in chains for run in runs), default=0),
-        lateness_p50_ms=_quantile(late, 0.5),
-        lateness_p99_ms=_quantile(late, 0.99),
-        lateness_max_ms=_quantile(late, 1.0),
-        faults_proven=faults.proven,
-        faults_unproven=faults.unproven,
-    )
-
-
-def _lateness_ms(run: Run) -> float:
-    return round((run.start.wall_ns - run.start.due_ms * 1_000_000) / 1e6, 1)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank quantile of sorted values."""
-    return ordered[max(1, ceil(len(ordered) * share)) - 1] if ordered else None

@@ -169,6 +169,7 @@ class _Service:
             status,
             attempt=life.attempt,
             token=life.token,
+            failures=life.failures,
             reason="" if status == "completed" else "it said no",
             completions=tuple(life.completions),
         )

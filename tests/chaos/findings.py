@@ -23,6 +23,7 @@ class Property(StrEnum):
     BOUNDED = "P8 bounded attempts"
     IDEMPOTENT = "P10 one identity, one timer"
     CONSERVATION = "P11 conservation"
+    ORDERLY = "P13 orderly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndState:
-    """A timer's record after the drain. `reason` is its last error."""
+    """A timer's record after the drain. `failures` is what it counts, `reason` its last error."""
 
     status: str
     token: int
     attempt: int
+    failures: int = 0
     reason: str = ""
     completions: tuple[Completion, ...] = ()
 
@@ -79,7 +81,9 @@ class Figures:
     """The run in numbers. Lateness is that of first attempts, in milliseconds; None when there was none.
 
     `duplicates` counts the repeated starts that no failure or hand-back asked for: all explained by faults when nothing
-    was found. `hidden_attempts` were claimed but never seen to start.
+    was found. `hidden_attempts` were claimed but never seen to start. `takeover_max_ms` is the longest time from a kill
+    to the next start of a run that it ended. `backlog_max_ms` is how long after the server answered again the last of
+    those started that had become due while it did not.
     """
 
     timers: int
@@ -91,6 +95,8 @@ class Figures:
     lateness_p50_ms: float | None
     lateness_p99_ms: float | None
     lateness_max_ms: float | None
+    takeover_max_ms: float | None
+    backlog_max_ms: float | None
     faults_proven: int
     faults_unproven: int
 

@@ -21,6 +21,7 @@ class Past:
     events: list[Event] = field(default_factory=list)
     end_states: dict[str, EndState] = field(default_factory=dict)
     counts: Counts | None = None
+    complaints: list[str] = field(default_factory=list)
     _calls: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def call(
@@ -72,11 +73,13 @@ class Past:
             end: Said = {**run, "outcome": outcome}
             self._add(Kind.END, at + took, **end)
 
-    def fault(self, kind: FaultKind, pod: str, at: int, *, took: int = 1, proof: str = "seen") -> None:
+    def fault(
+        self, kind: FaultKind, pod: str, at: int, *, took: int = 1, proof: str = "seen", exit_code: int = 0
+    ) -> None:
         """Something done to `pod` from `at` on for `took`."""
         name = f"f{next(self._calls)}"
         self._add(Kind.FAULT_ON, at, fault=kind, pod=pod, call=name)
-        self._add(Kind.FAULT_OFF, at + took, fault=kind, pod=pod, call=name, proof=proof)
+        self._add(Kind.FAULT_OFF, at + took, fault=kind, pod=pod, call=name, proof=proof, exit_code=exit_code)
 
     def completed(self, timer: str, at: int, *, attempt: int = 1, token: int | None = None) -> None:
         """The record says that `attempt`, the newest, completed the timer at `at`."""
@@ -89,12 +92,18 @@ class Past:
         *,
         attempt: int = 1,
         token: int | None = None,
+        failures: int = 0,
         reason: str = "",
         completions: tuple[Completion, ...] = (),
     ) -> None:
         """The record after the drain."""
         self.end_states[timer] = EndState(
-            status=status, attempt=attempt, token=token or attempt, reason=reason, completions=completions
+            status=status,
+            attempt=attempt,
+            token=token or attempt,
+            failures=failures,
+            reason=reason,
+            completions=completions,
         )
 
     def count(self, status: str) -> None:
@@ -112,6 +121,7 @@ class Past:
             end_states=self.end_states,
             counts=self.counts,
             max_attempts=max_attempts,
+            complaints=self.complaints,
         )
 
     def _add(self, kind: Kind, at: int, **said: Unpack[Said]) -> None:

@@ -260,6 +260,26 @@ def hand_back_burnt_an_attempt(past: Past) -> None:
     past.ended(TIMER, "failed", attempt=MAX_ATTEMPTS, reason="it said no")
 
 
+def stop_counted_as_a_failure(past: Past) -> None:
+    past.create(TIMER)
+    past.fault(FaultKind.STOP, "a", 1_003, took=50)
+    past.run(TIMER, 1_002, pod="a", attempt=1, outcome=Outcome.HANDED_BACK)
+    past.run(TIMER, 1_100, pod="b", attempt=2)
+    past.ended(TIMER, "completed", attempt=2, failures=1, completions=(Completion(2, EPOCH_MS + 1_106),))
+
+
+def told_to_stop_and_ended_badly(past: Past) -> None:
+    past.create(TIMER)
+    done(past)
+    past.fault(FaultKind.STOP, "a", 1_500, exit_code=1)
+
+
+def error_in_the_log_of_a_pod(past: Past) -> None:
+    past.create(TIMER)
+    done(past)
+    past.complaints.append("a: service failed and is started again")
+
+
 def created_twice(past: Past) -> None:
     past.create(TIMER)
     past.create(TIMER, 100)
@@ -352,7 +372,12 @@ PLANTS: dict[Property, list[Plant]] = {
         zombie_result_while_the_newest_still_runs,
         completed_twice,
     ],
-    Property.BOUNDED: [too_many_attempts, failed_too_soon, hand_back_burnt_an_attempt],
+    Property.BOUNDED: [
+        too_many_attempts,
+        failed_too_soon,
+        hand_back_burnt_an_attempt,
+        stop_counted_as_a_failure,
+    ],
     Property.IDEMPOTENT: [created_twice, replaced_by_a_strict_create, refused_but_run, run_without_a_create],
     Property.CONSERVATION: [
         leak_of_a_timer,
@@ -361,6 +386,7 @@ PLANTS: dict[Property, list[Plant]] = {
         leftover_key,
         timer_that_nobody_armed,
     ],
+    Property.ORDERLY: [told_to_stop_and_ended_badly, error_in_the_log_of_a_pod],
 }
 
 # Among others, counts say nothing of one timer, and any pod's fault may have swallowed a claim that nobody saw start.
@@ -373,4 +399,7 @@ NOT_SEEN_ALONE = {
     first_attempt_skipped,
     one_fault_for_two_missing_attempts,
     attempt_skipped_faster_than_a_lease_ends,
+    stop_counted_as_a_failure,
+    told_to_stop_and_ended_badly,
+    error_in_the_log_of_a_pod,
 }

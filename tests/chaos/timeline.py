@@ -15,7 +15,8 @@ SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
 
 _RELEASING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.SNOOZED})
 _CUTTING = frozenset({FaultKind.PAUSE, FaultKind.PARTITION})
-_HOLDING = frozenset({FaultKind.KILL, FaultKind.STOP, FaultKind.DISCONNECT}) | _CUTTING
+_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT}) | _CUTTING
+_HOLDING = frozenset({FaultKind.STOP}) | _BURNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Faults:
             self._of_pod[pod].append(fault)
         proven = [fault for faults in self._of_pod.values() for fault in faults]
         self._holding = _Spans([fault for fault in proven if fault.kind in _HOLDING])
+        self._burning = _Spans([fault for fault in proven if fault.kind in _BURNING])
         self._stopping = _Spans([fault for fault in proven if fault.kind == FaultKind.STOP])
 
     def _proven(self, events: Iterable[Event]) -> Iterator[tuple[str, Fault]]:
@@ -136,6 +138,15 @@ class Faults:
         """True when the pod was paused so long just before this start that its lease may have been over already."""
         paused = (fault for fault in self._on(start.pod) if fault.kind == FaultKind.PAUSE)
         return any(self._lasted(fault, start.mono_ns, start.mono_ns) for fault in paused)
+
+    def killed(self, run: Run) -> int | None:
+        """When the run's pod was killed, if it was since the run began."""
+        kills = (f.on_ns for f in self._on(run.start.pod) if f.kind == FaultKind.KILL and f.off_ns >= run.start.mono_ns)
+        return next(kills, None)
+
+    def burning(self, from_ns: int) -> int:
+        """How many faults since then may each have ended a run of a timer, which then counts as a failure."""
+        return self._burning.overlapping(from_ns, FOREVER_NS)
 
     def stopped(self, pod: str, before_ns: int) -> bool:
         """True when the pod was told to stop before `before_ns`."""

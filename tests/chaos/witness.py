@@ -70,7 +70,8 @@ class FaultKind(StrEnum):
     """What was done to a pod.
 
     `kill` is SIGKILL, `stop` SIGTERM, `pause` SIGSTOP; `partition` and `disconnect` cut its connections for a time and
-    for an instant. `pubsub` cuts subscribers only: no lease suffers, so it explains no duplicate.
+    for an instant; a stopped server is a partition of every pod. `pubsub` cuts subscribers only, `scripts` makes the
+    server forget its scripts: no lease suffers, so neither explains a duplicate.
     """
 
     KILL = "kill"
@@ -79,6 +80,7 @@ class FaultKind(StrEnum):
     PARTITION = "partition"
     DISCONNECT = "disconnect"
     PUBSUB = "pubsub"
+    SCRIPTS = "scripts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,8 @@ class Event:
     """One line; 0 and "" mean none.
 
     `timer` is `prefix/id`. `call` joins an answer to its call and a fault's end to its begin. `due_ms` is epoch
-    milliseconds: on a call the earliest that was asked for, on a start what the timer said of itself.
+    milliseconds: on a call the earliest that was asked for, on a start what the timer said of itself. `exit_code` is
+    that of a pod that was told to stop.
     """
 
     kind: Kind
@@ -105,6 +108,7 @@ class Event:
     outcome: str = ""
     fault: str = ""
     proof: str = ""
+    exit_code: int = 0
 
     def to_line(self) -> str:
         """Compact JSON without the empty fields."""
@@ -149,6 +153,7 @@ class Said(TypedDict, total=False):
     outcome: str
     fault: str
     proof: str
+    exit_code: int
 
 
 class _Identity(TypedDict):
@@ -200,10 +205,15 @@ class Witness:
         call = f"{self._pod}-{self._pid}-{next(self._calls)}"
         return self._write(Kind.FAULT_ON, fault=fault, pod=pod, call=call, proof=proof[:_TEXT_CHARACTERS])
 
-    def fault_off(self, fault: Event, proof: str = "") -> Event:
+    def fault_off(self, fault: Event, proof: str = "", *, exit_code: int = 0) -> Event:
         """Writes that the fault is over; for a kill, that the process is gone."""
         return self._write(
-            Kind.FAULT_OFF, fault=fault.fault, pod=fault.pod, call=fault.call, proof=proof[:_TEXT_CHARACTERS]
+            Kind.FAULT_OFF,
+            fault=fault.fault,
+            pod=fault.pod,
+            call=fault.call,
+            proof=proof[:_TEXT_CHARACTERS],
+            exit_code=exit_code,
         )
 
     def _write(self, kind: Kind, **said: Unpack[Said]) -> Event:
