@@ -1,54 +1,51 @@
-"""`python -m tests.chaos`: the long run. Several seeds in a row, a table at the end, exit 1 if a promise was broken."""
+"""`python -m tests.chaos`: the long run. Each kind of trouble, a table at the end, exit 1 if a promise was broken."""
 
 import asyncio
+import itertools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tests.chaos.driver import Plan, Result, run
+from tests.chaos.findings import Property
+from tests.chaos.troubles import TROUBLES
+from tests.servers import FAMILIES
 from timers.embedded import Family
 
 _COLUMNS = (
-    "seed",
-    "server",
-    "timers",
-    "faults",
-    "starts",
-    "duplicates",
-    "hidden",
-    "p50 ms",
-    "p99 ms",
-    "max ms",
-    "findings",
+    *("trouble", "server", "seed", "timers", "faults", "starts", "explained", "unexplained", "hidden", "lost", "early"),
+    *("p50 ms", "p99 ms", "max ms", "takeover", "backlog", "findings", "took s"),
 )
 
 
 def main(
     *,
-    timers: int = 100_000,
-    pods: int = 4,
-    kills: int = 60,
-    seed: Annotated[list[int] | None, typer.Option(help="may be given several times; default 1, 2, 3")] = None,
-    family: Family = "redis",
-    lease_ms: int = 2_000,
-    spread_s: float = 90.0,
-    cut_every_s: Annotated[float, typer.Option(help="cut all subscriptions that often; 0: never")] = 0.0,
+    trouble: Annotated[list[str] | None, typer.Option(help=f"{', '.join(TROUBLES)}; default: all")] = None,
+    family: Annotated[Family | None, typer.Option(help="default: both")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="may be given several times")] = None,
+    timers: Annotated[int | None, typer.Option(help="else what each kind of trouble brings along")] = None,
+    times: Annotated[int | None, typer.Option(help="how often the fault is made; else as above")] = None,
+    spread_s: Annotated[float | None, typer.Option(help="how long timers become due; else as above")] = None,
+    pods: int = 3,
+    lease_ms: int = 4_000,
     drain_s: float = 120.0,
 ) -> None:
-    """Kill pods at random under load, and judge what happened by an outside witness."""
+    """Make trouble for pods and server under load, and judge what happened by an outside witness."""
     results = []
-    for one in seed or [1, 2, 3]:
+    for name, server, one in itertools.product(trouble or TROUBLES, [family] if family else FAMILIES, seed or [1]):
+        usual = TROUBLES[name]
         plan = Plan(
-            timers=timers,
+            trouble=name,
+            timers=timers or usual.timers,
+            times=times or usual.times,
+            spread_s=spread_s or usual.spread_s,
             pods=pods,
-            kills=kills,
             seed=one,
-            family=family,
+            family=server,
             lease_ms=lease_ms,
-            spread_s=spread_s,
-            cut_every_s=cut_every_s,
             drain_s=drain_s,
         )
         results.append(_run(plan))
@@ -63,25 +60,25 @@ def _run(plan: Plan) -> Result:
 
 
 def _table(results: list[Result]) -> str:
-    rows = [_COLUMNS, *(_row(result) for result in results)]
+    rows = [_COLUMNS, *(tuple(_row(result)) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def _row(result: Result) -> tuple[str, ...]:
-    figures = result.report.figures
-    late = (figures.lateness_p50_ms, figures.lateness_p99_ms, figures.lateness_max_ms)
-    return (
-        str(result.plan.seed),
-        result.server,
-        str(figures.timers),
-        str(figures.faults_proven),
-        str(figures.starts),
-        str(figures.duplicates),
-        str(figures.hidden_attempts),
-        *("-" if value is None else f"{value:.1f}" for value in late),
-        str(len(result.report.findings)),
-    )
+def _row(result: Result) -> Iterator[str]:
+    plan, report = result.plan, result.report
+    figures = report.figures
+    unexplained = len(report.of(Property.ONE_WINNER))
+    yield from (plan.trouble, result.server, str(plan.seed), str(figures.timers), str(figures.faults_proven))
+    yield from (str(figures.starts), str(figures.duplicates - unexplained), str(unexplained))
+    yield from (str(figures.hidden_attempts), str(len(report.of(Property.LOST))), str(len(report.of(Property.EARLY))))
+    yield from (_ms(figures.lateness_p50_ms), _ms(figures.lateness_p99_ms), _ms(figures.lateness_max_ms))
+    yield from (_ms(figures.takeover_max_ms), _ms(figures.backlog_max_ms))
+    yield from (str(len(report.findings)), f"{result.took_s:.0f}")
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 if __name__ == "__main__":

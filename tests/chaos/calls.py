@@ -1,5 +1,6 @@
 """The driver's calls to the service, each with its line before and its answer after."""
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
@@ -10,6 +11,8 @@ from timers.client import Armed
 from timers.errors import AlreadyExists, Refused, Unavailable
 
 BATCH: Final = 500
+TRIES: Final = 50
+TRY_AGAIN_S: Final = 0.2
 
 
 class Calls:
@@ -24,7 +27,8 @@ class Calls:
         for start in range(0, len(wanted), BATCH):
             await self._create_batch(wanted[start : start + BATCH])
 
-    async def _create_batch(self, wanted: Sequence[tuple[str, int, Behaviour]]) -> None:
+    async def _create_batch(self, wanted: Sequence[tuple[str, int, Behaviour]]) -> bool:
+        """False when nobody knows whether it took effect."""
         news = [new_timer(timer_id, due_ms, behaviour) for timer_id, due_ms, behaviour in wanted]
         calls = [
             self._witness.invoke(Verb.CREATE, named(timer_id), due_ms=due_ms, if_exists="error")
@@ -35,9 +39,10 @@ class Calls:
         except Unavailable as error:
             for call in calls:
                 self._witness.answer(call, Kind.INFO, type(error).__name__)
-            return
+            return False
         for call, result in zip(calls, results, strict=True):
             self._answer_create(call, result)
+        return True
 
     def _answer_create(self, call: Event, result: Armed | TimersError) -> None:
         if isinstance(result, Armed):
@@ -49,6 +54,13 @@ class Calls:
     async def create(self, timer_id: str, due_ms: int, behaviour: Behaviour) -> None:
         """Arms one timer."""
         await self._create_batch([(timer_id, due_ms, behaviour)])
+
+    async def create_surely(self, timer_id: str, due_ms: int, behaviour: Behaviour) -> None:
+        """Arms one timer and, while nobody knows whether that took effect, asks for the same again, as strictly."""
+        for _ in range(TRIES):
+            if await self._create_batch([(timer_id, due_ms, behaviour)]):
+                return
+            await asyncio.sleep(TRY_AGAIN_S)
 
     async def cancel(self, timer_id: str) -> None:
         """Cancels a timer, if it can still be cancelled."""

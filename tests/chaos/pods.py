@@ -1,10 +1,11 @@
 """Pods as processes of their own: started, paused, ended and killed like the real ones they are."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -20,6 +21,9 @@ _STOP_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
 _REGISTRY: Final = "timers:{pods}:seen"
 _SHOWN_LOG_LINES: Final = 15
+
+_EXPECTED_ERRORS: Final = frozenset({"event loop blocked", "event loop was blocked"})
+"""What a pod may say at level `error` under faults: a paused one sees its loop stand still."""
 
 # On Linux a pod ends with the driver, however that dies (PR_SET_PDEATHSIG is 1 and outlives exec).
 _DIE_WITH_PARENT: Final = """
@@ -148,12 +152,55 @@ class Pods:
         for pod in self.live:
             await pod.ready(self._redis)
 
+    async def one_to_spare(self) -> list[Pod]:
+        """Waits until at least two pods work, and answers those that do."""
+        working: list[Pod] = []
+
+        async def enough() -> bool:
+            for pod in self.live:
+                pod.check_alive()
+            seen = await self._redis.zmscore(_REGISTRY, [pod.name for pod in self.live])
+            working[:] = [pod for pod, score in zip(self.live, seen, strict=True) if score is not None]
+            return len(working) > 1
+
+        await until(enough, timeout_s=_READY_TIMEOUT_S, what="the work of two pods")
+        return working
+
+    async def healed(self) -> None:
+        """Waits until all live pods have given another sign of life."""
+        seconds, micros = await self._redis.time()
+        since_ms = seconds * 1000 + micros / 1000
+        names = [pod.name for pod in self.live]
+
+        async def signed() -> bool:
+            seen = await self._redis.zmscore(_REGISTRY, names)
+            return all(score is not None and score > since_ms for score in seen)
+
+        await until(signed, timeout_s=_READY_TIMEOUT_S, what="a sign of life of every pod")
+
+    def complaints(self) -> list[str]:
+        """What the pods of the whole run logged as errors of their own, each with the pod's name."""
+        logs = sorted(self._directory.glob("*.log"))
+        return [f"{log.stem}: {line}" for log in logs for line in _errors(log.read_text(errors="replace"))]
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for pod in self.live:
             await pod.remove()
+
+
+def _errors(text: str) -> Iterator[str]:
+    """Whole lines that tell of an error, and those that are no log lines at all, such as a traceback's."""
+    for line in text.split("\n")[:-1]:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            yield line
+            continue
+        if said["level"] in {"error", "critical"} and said["event"] not in _EXPECTED_ERRORS:
+            yield line
 
 
 def _environment(name: str, directory: Path, settings: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Where a run takes place: a server of its own, pods, a witnessed client, and the judgement at the end."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,8 +14,9 @@ from tests.chaos.checker import check
 from tests.chaos.findings import Report
 from tests.chaos.pods import Pods, until
 from tests.chaos.processors import MAX_ATTEMPTS
+from tests.chaos.proxy import Proxy
+from tests.chaos.server import Server
 from tests.chaos.witness import Event, Kind, Witness, read_history
-from tests.servers import start_server
 from timers import TimerClient
 from timers.embedded import Family
 
@@ -23,11 +24,26 @@ _START_TIMEOUT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """What a run works with. `lines` is the folder with the witness files and the logs of the pods."""
+class Needs:
+    """What a stage has beside server and pods: further server arguments, a drain time-out, a proxy that pods and client
+    go through."""
 
-    server: str
+    server_options: tuple[str, ...] = ()
+    drain_timeout_ms: int = 25_000
+    proxy: bool = False
+
+
+NOTHING: Final = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a run works with. `redis` always reaches the server itself. `lines` is the folder with the witness files and
+    the logs of the pods."""
+
+    server: Server
     redis: Redis
+    proxy: Proxy | None
     client: TimerClient
     witness: Witness
     calls: Calls
@@ -57,28 +73,29 @@ class Stage:
         return check(
             read_history(self.lines),
             lease_ms=self.lease_ms,
-            end_states=await endings.end_states(self.client, ids),
+            end_states=await endings.end_states(self.server.url, ids),
             counts=await endings.final_counts(self.redis),
             max_attempts=MAX_ATTEMPTS,
+            complaints=self.pods.complaints(),
         )
 
 
 @asynccontextmanager
 async def stage(
-    directory: Path, *, family: Family, pods: int, lease_ms: int, drain_timeout_ms: int = 25_000
+    directory: Path, *, family: Family, pods: int, lease_ms: int, needs: Needs = NOTHING
 ) -> AsyncIterator[Stage]:
     """A server in `directory` and so many working pods; all of it ends with the block."""
-    lease_and_drain = {"TIMERS_LEASE": f"{lease_ms}ms", "TIMERS_DRAIN_TIMEOUT": f"{drain_timeout_ms}ms"}
+    settings = {"TIMERS_LEASE": f"{lease_ms}ms", "TIMERS_DRAIN_TIMEOUT": f"{needs.drain_timeout_ms}ms"}
     lines = directory / "history"
     lines.mkdir()
-    witness = Witness(lines, "driver")
-    async with (
-        await start_server(family, directory) as server,
-        Redis.from_url(server.url, decode_responses=True) as redis,
-        TimerClient.from_url(server.url) as client,
-        Pods(server.url, redis, lines, lease_and_drain) as crew,
-    ):
+    async with AsyncExitStack() as ends:
+        witness = Witness(lines, "driver")
+        ends.callback(witness.close)
+        server = await ends.enter_async_context(await Server.start(family, directory, needs.server_options))
+        redis = await ends.enter_async_context(Redis.from_url(server.url, decode_responses=True))
+        proxy = await ends.enter_async_context(await Proxy.start(server.url)) if needs.proxy else None
+        url = proxy.url if proxy else server.url
+        client = await ends.enter_async_context(TimerClient.from_url(url))
+        crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
         await crew.start(pods)
-        name = f"{server.family} {server.version}"
-        yield Stage(name, redis, client, witness, Calls(client, witness), crew, lines, lease_ms)
-    witness.close()
+        yield Stage(server, redis, proxy, client, witness, Calls(client, witness), crew, lines, lease_ms)

@@ -1,9 +1,8 @@
 """Pods are killed in the middle of their work: nothing is lost, nothing is early, every duplicate has its reason."""
 
+import asyncio
 import time
 from pathlib import Path
-
-import pytest
 
 from tests.chaos.driver import Plan, run
 from tests.chaos.faults import kill
@@ -11,11 +10,12 @@ from tests.chaos.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
 
-LEASE_MS = 1_000
+LEASE_MS = 4_000
 
 
 async def test_twenty_thousand_timers_over_three_pods_that_are_killed_at_random(tmp_path: Path) -> None:
-    result = await run(Plan(timers=20_000, pods=3, kills=12, seed=20_261_121, lease_ms=4_000), tmp_path)
+    plan = Plan(trouble="kills", timers=20_000, times=12, spread_s=12.0, pods=3, seed=20_261_121, lease_ms=LEASE_MS)
+    result = await run(plan, tmp_path)
     print(result)
     figures = result.report.figures
     assert result.report.ok, str(result)
@@ -24,17 +24,24 @@ async def test_twenty_thousand_timers_over_three_pods_that_are_killed_at_random(
 
 
 async def test_ten_thousand_timers_while_every_subscription_is_cut_ten_times_a_second(tmp_path: Path) -> None:
-    plan = Plan(timers=10_000, pods=2, kills=0, seed=20_261_121, lease_ms=4_000, spread_s=8.0, cut_every_s=0.1)
+    plan = Plan(trouble="cuts", timers=10_000, times=60, spread_s=6.0, pods=2, seed=20_261_121, lease_ms=LEASE_MS)
     result = await run(plan, tmp_path)
     print(result)
     assert result.report.ok, str(result)
-    assert result.report.figures.faults_proven == 1
+    assert result.report.figures.faults_proven > 0
     assert result.report.figures.duplicates == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_another_pod_takes_over_from_one_that_is_killed_in_mid_run(tmp_path: Path, family: Family) -> None:
-    async with stage(tmp_path, family=family, pods=2, lease_ms=LEASE_MS) as on:
+async def test_another_pod_takes_over_from_one_that_is_killed_in_mid_run(tmp_path: Path) -> None:
+    """On both servers at once, because nearly all of it is waiting for the lease to end."""
+    async with asyncio.TaskGroup() as group:
+        for family in FAMILIES:
+            group.create_task(_take_over(tmp_path / family, family))
+
+
+async def _take_over(directory: Path, family: Family) -> None:
+    directory.mkdir()
+    async with stage(directory, family=family, pods=2, lease_ms=LEASE_MS) as on:
         await on.calls.create("once", int(time.time() * 1000) + 100, {"hang_first": 1})
         first = await on.started(attempt=1)
         winner = on.pods.named(first.pod)
@@ -43,6 +50,7 @@ async def test_another_pod_takes_over_from_one_that_is_killed_in_mid_run(tmp_pat
         second = await on.started(attempt=2)
         report = await on.judge(["once"], drain_s=20.0)
         timer = await on.client.get("chaos", "once")
+    print(f"{family}: taken over {report.figures.takeover_max_ms} ms after the kill, lease {LEASE_MS} ms")
     assert report.ok, str(report)
     assert second.pod != first.pod
     assert [entry.note for entry in timer.history if entry.attempt == 2] == ["rescue", "completed"]

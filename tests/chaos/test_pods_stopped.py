@@ -4,14 +4,12 @@ import time
 from pathlib import Path
 
 from tests.chaos.faults import paused, stop
-from tests.chaos.stage import stage
+from tests.chaos.stage import Needs, stage
 from timers import Status
-
-LEASE_MS = 1_000
 
 
 async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tmp_path: Path) -> None:
-    async with stage(tmp_path, family="redis", pods=2, lease_ms=LEASE_MS) as on:
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=4_000) as on:
         await on.calls.create("once", int(time.time() * 1000) + 100, {"run_ms": 250})
         first = await on.started(attempt=1)
         async with paused(on.witness, on.pods.named(first.pod)):
@@ -26,7 +24,8 @@ async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tm
 
 
 async def test_run_of_a_pod_that_is_told_to_stop_is_handed_back_and_done_by_another(tmp_path: Path) -> None:
-    async with stage(tmp_path, family="redis", pods=2, lease_ms=30_000, drain_timeout_ms=100) as on:
+    needs = Needs(drain_timeout_ms=100)
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=30_000, needs=needs) as on:
         await on.calls.create("once", int(time.time() * 1000) + 100, {"hang_first": 1})
         first = await on.started(attempt=1)
         leaving = on.pods.named(first.pod)

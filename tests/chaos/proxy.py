@@ -1,0 +1,118 @@
+"""A proxy before the server that loses replies: what was asked is done, and whoever asked never hears."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import unquote, urlsplit
+
+from timers.store import scripts
+
+_CHUNK: Final = 1 << 16
+_HEAD: Final = 128
+"""Bytes of a request that show which script it runs: `EVALSHA` and the digest come first."""
+
+_PATIENCE_S: Final = 2.0
+"""How long to wait for a script to be called."""
+
+
+class Proxy:
+    """Listens on a port of loopback and passes bytes on. Use as `async with await Proxy.start(url) as proxy:`."""
+
+    def __init__(self, upstream: Path) -> None:
+        self._upstream = upstream
+        self._wanted: dict[bytes, asyncio.Future[int]] = {}
+        self._listening: asyncio.Server | None = None
+        self._links: set[asyncio.Task[None]] = set()
+        self.url = ""
+
+    @classmethod
+    async def start(cls, url: str) -> Self:
+        """A proxy before the server at a `unix://` URL."""
+        proxy = cls(Path(unquote(urlsplit(url).path)))
+        proxy._listening = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
+        port = proxy._listening.sockets[0].getsockname()[1]
+        proxy.url = f"redis://127.0.0.1:{port}/0"
+        return proxy
+
+    async def lose_reply(self, script: str) -> int:
+        """Loses the next reply to a script and hangs up on whoever waits for it. Answers its bytes; 0 if none came."""
+        digest = scripts.digest(script).encode()
+        lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._wanted[digest] = lost
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await lost
+        except TimeoutError:
+            return 0
+        finally:
+            self._wanted.pop(digest, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._links.add(task)
+        with suppress(asyncio.CancelledError):
+            await _Link(self, reader, writer).serve(self._upstream)
+        self._links.discard(task)
+
+    def losing(self, request: bytes) -> asyncio.Future[int] | None:
+        """Takes the wish to lose the reply to this request, if there is one."""
+        for digest in self._wanted:
+            if digest in request:
+                return self._wanted.pop(digest)
+        return None
+
+
+class _Link:
+    """One client's connection and the server's beside it. A client waits for each answer before it asks again."""
+
+    def __init__(self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._proxy, self._reader, self._writer = proxy, reader, writer
+        self._request = b""
+        self._answered = True
+
+    async def serve(self, upstream: Path) -> None:
+        """Until either side hangs up or a reply is lost."""
+        try:
+            back, on = await asyncio.open_unix_connection(upstream)
+        except OSError:
+            self._writer.close()
+            return
+        ways = {asyncio.create_task(self._ask(on)), asyncio.create_task(self._answer(back))}
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            on.close()
+            self._writer.close()
+
+    async def _ask(self, on: asyncio.StreamWriter) -> None:
+        while data := await self._reader.read(_CHUNK):
+            if self._answered:
+                self._request, self._answered = b"", False
+            self._request = (self._request + data[:_HEAD])[:_HEAD]
+            on.write(data)
+            await on.drain()
+
+    async def _answer(self, back: asyncio.StreamReader) -> None:
+        while data := await back.read(_CHUNK):
+            losing = None if self._answered else self._proxy.losing(self._request)
+            if losing is not None:
+                losing.set_result(len(data))
+                return
+            self._answered = True
+            self._writer.write(data)
+            await self._writer.drain()

@@ -1,0 +1,45 @@
+"""The server of a run: real, always at the same address, to be killed and started again over its data."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.servers import ServerHandle, start_server
+from timers.embedded import Family
+
+_FORGETFUL: Final = ("--notify-keyspace-events", "")
+"""As a server that was configured by CONFIG SET comes back: without its notifications."""
+
+
+class Server:
+    """Use as `async with await Server.start(...) as server:`. `name` says what it is."""
+
+    def __init__(self, handle: ServerHandle, family: Family, directory: Path, options: Sequence[str]) -> None:
+        self._handle, self._family, self._directory, self._options = handle, family, directory, options
+        self.url = handle.url
+        self.name = f"{handle.family} {handle.version}"
+
+    @classmethod
+    async def start(cls, family: Family, directory: Path, options: Sequence[str] = ()) -> Self:
+        """Starts it with its data in `directory`; `options` are further arguments, of each restart too."""
+        return cls(await start_server(family, directory, *options), family, directory, options)
+
+    @property
+    def pid(self) -> int:
+        return self._handle.pid
+
+    async def restart(self, *, down_s: float) -> None:
+        """Kills it as a crash would, and returns when, so many seconds later, another answers in its place."""
+        self._handle.kill()
+        await asyncio.sleep(down_s)
+        self._handle = await start_server(self._family, self._directory, *self._options, *_FORGETFUL)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._handle.stop()

@@ -1,0 +1,57 @@
+"""What is done to the server and to the connections to it, each fault witnessed with the proof that it took effect."""
+
+import asyncio
+
+from redis.asyncio import Redis
+
+from tests.chaos.proxy import Proxy
+from tests.chaos.server import Server
+from tests.chaos.timeline import EVERY_POD
+from tests.chaos.witness import FaultKind, Witness
+
+
+async def cut_subscribers(witness: Witness, redis: Redis) -> None:
+    """CLIENT KILL TYPE pubsub."""
+    fault = witness.fault_on(FaultKind.PUBSUB, EVERY_POD)
+    cut = await redis.client_kill_filter(_type="pubsub")
+    witness.fault_off(fault, f"{cut} subscriptions cut" if cut else "")
+
+
+async def hang_up(witness: Witness, redis: Redis) -> None:
+    """CLIENT KILL TYPE normal: every connection but the subscribers' and this one."""
+    fault = witness.fault_on(FaultKind.DISCONNECT, EVERY_POD)
+    cut = await redis.client_kill_filter(_type="normal")
+    witness.fault_off(fault, f"{cut} connections cut" if cut else "")
+
+
+async def forget_scripts(witness: Witness, redis: Redis) -> None:
+    """SCRIPT FLUSH."""
+    fault = witness.fault_on(FaultKind.SCRIPTS, EVERY_POD)
+    before = int((await redis.info("memory"))["number_of_cached_scripts"])
+    await redis.script_flush()
+    witness.fault_off(fault, f"{before} scripts forgotten" if before else "")
+
+
+async def freeze(witness: Witness, redis: Redis, *, seconds: float) -> None:
+    """CLIENT PAUSE: nobody is answered for so long, and nothing expires."""
+    fault = witness.fault_on(FaultKind.PARTITION, EVERY_POD)
+    begin = asyncio.get_running_loop().time()
+    await redis.client_pause(round(seconds * 1000))
+    await redis.ping()
+    waited_s = asyncio.get_running_loop().time() - begin
+    witness.fault_off(fault, f"an answer took {waited_s:.3f} s" if waited_s >= seconds / 2 else "")
+
+
+async def restart(witness: Witness, server: Server, *, down_s: float) -> None:
+    """SIGKILL, and a new server over the same data after so long."""
+    fault = witness.fault_on(FaultKind.PARTITION, EVERY_POD)
+    before = server.pid
+    await server.restart(down_s=down_s)
+    witness.fault_off(fault, f"pid {before} killed, pid {server.pid} in its place" if server.pid != before else "")
+
+
+async def lose_reply(witness: Witness, proxy: Proxy, script: str) -> None:
+    """The next reply to a script is lost, after the server has run it."""
+    fault = witness.fault_on(FaultKind.DISCONNECT, EVERY_POD)
+    lost = await proxy.lose_reply(script)
+    witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")

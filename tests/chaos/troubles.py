@@ -1,0 +1,145 @@
+"""The kinds of trouble a run can have: each a series of faults at given moments, by the name it has in the table."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tests.chaos import faults, server_faults
+from tests.chaos.stage import NOTHING, Needs, Stage
+
+Make = Callable[[Stage, random.Random], Awaitable[None]]
+"""Makes one fault, and returns when it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One kind: its fault, what the stage has to have for it, and a size for the long run that shows it."""
+
+    make: Make
+    timers: int = 20_000
+    spread_s: float = 20.0
+    times: int = 10
+    even: bool = False
+    needs: Needs = NOTHING
+
+    async def do(self, on: Stage, moments: Sequence[float], rng: random.Random) -> None:
+        """One fault at each moment (seconds from now), or as soon as the one before is over."""
+        async for _ in _reached(moments):
+            await self.make(on, rng)
+
+    def moments(self, times: int, within_s: float, rng: random.Random) -> list[float]:
+        """So many moments of a span of time, drawn or evenly spread."""
+        if self.even:
+            return [within_s * number / times for number in range(times)]
+        return sorted(rng.uniform(0, within_s) for _ in range(times))
+
+
+async def _reached(moments: Sequence[float]) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    for at_s in moments:
+        await asyncio.sleep(begin + at_s - loop.time())
+        yield
+
+
+async def _kill(on: Stage, rng: random.Random) -> None:
+    """Never the last that works: how late timers are then would only show how long a pod takes to start."""
+    victim = rng.choice(await on.pods.one_to_spare())
+    await faults.kill(on.witness, victim)
+    await on.pods.replace(victim)
+
+
+async def _black_out(on: Stage, _: random.Random) -> None:
+    """All pods at once."""
+    victims = list(on.pods.live)
+    await asyncio.gather(*(faults.kill(on.witness, victim) for victim in victims))
+    for victim in victims:
+        await on.pods.replace(victim)
+    await on.pods.ready()
+
+
+async def _pause(on: Stage, rng: random.Random) -> None:
+    await on.pods.ready()
+    async with faults.paused(on.witness, rng.choice(on.pods.live)):
+        await asyncio.sleep(rng.uniform(1.1, 1.5) * on.lease_ms / 1000)
+
+
+async def _roll(on: Stage, _: random.Random) -> None:
+    """The oldest pod makes room for a new one, which is there before it goes."""
+    oldest = on.pods.live[0]
+    await on.pods.add()
+    await on.pods.ready()
+    await faults.stop(on.witness, oldest)
+    on.pods.live.remove(oldest)
+
+
+async def _restart(on: Stage, rng: random.Random) -> None:
+    await on.pods.ready()
+    await server_faults.restart(on.witness, on.server, down_s=rng.uniform(0.1, 1.5))
+    await on.pods.healed()
+
+
+async def _freeze(on: Stage, rng: random.Random) -> None:
+    await server_faults.freeze(on.witness, on.redis, seconds=rng.uniform(0.2, 1.5))
+    await on.pods.healed()
+
+
+async def _cut(on: Stage, _: random.Random) -> None:
+    await server_faults.cut_subscribers(on.witness, on.redis)
+
+
+async def _hang_up(on: Stage, _: random.Random) -> None:
+    await on.pods.ready()
+    await server_faults.hang_up(on.witness, on.redis)
+
+
+async def _forget(on: Stage, _: random.Random) -> None:
+    await server_faults.forget_scripts(on.witness, on.redis)
+
+
+_LOST: Final = (
+    "claim",
+    "claim",
+    "settle",
+    "arm",
+    "rescue",
+    "extend",
+    "nudge",
+    "beat",
+    "cancel",
+    "reschedule",
+    "revive",
+)
+
+
+async def _lose(on: Stage, rng: random.Random) -> None:
+    assert on.proxy is not None
+    await server_faults.lose_reply(on.witness, on.proxy, rng.choice(_LOST))
+
+
+async def _anything(on: Stage, rng: random.Random) -> None:
+    makes = (_kill, _pause, _roll, _restart, _freeze, _cut, _hang_up, _forget, _lose)
+    await rng.choice(makes)(on, rng)
+
+
+TROUBLES: Final[Mapping[str, Trouble]] = {
+    "kills": Trouble(_kill, timers=100_000, spread_s=90.0, times=60),
+    "blackouts": Trouble(_black_out, times=3),
+    "cuts": Trouble(_cut, times=200, even=True),
+    "pauses": Trouble(_pause, times=3),
+    "rolls": Trouble(_roll, times=8, needs=Needs(drain_timeout_ms=100)),
+    "restarts": Trouble(_restart, times=6, needs=Needs(server_options=("--appendfsync", "always"))),
+    "freezes": Trouble(_freeze, times=8),
+    "flushes": Trouble(_forget, times=100),
+    "hangups": Trouble(_hang_up, times=40),
+    "losses": Trouble(_lose, times=100, needs=Needs(proxy=True)),
+    "mixed": Trouble(
+        _anything,
+        timers=40_000,
+        spread_s=60.0,
+        times=40,
+        needs=Needs(proxy=True, server_options=("--appendfsync", "always"), drain_timeout_ms=100),
+    ),
+}

@@ -1,0 +1,80 @@
+"""What the timers of a run do, when they are due, and what the driver changes on the way: all from the seed."""
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tests.chaos.calls import Calls
+from tests.chaos.processors import MAX_ATTEMPTS, Behaviour
+
+Wanted = tuple[str, int, Behaviour]
+"""A timer to arm: its id, its due time in epoch ms, what it does."""
+
+Change = tuple[float, Callable[[], Awaitable[None]]]
+"""Seconds since the begin, and what the driver does then."""
+
+_ONE_IN: Final = 100
+"""How rare each kind of change is."""
+
+_ARRIVAL_MS: Final = 2_000
+"""The longest delay of a timer that is armed during the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The timers armed beforehand, those armed on the way, and the ids of those that are changed."""
+
+    timers: list[Wanted]
+    arriving: list[tuple[float, Wanted]]
+    cancelled: list[str]
+    moved: list[str]
+    created_again: list[str]
+
+    @classmethod
+    def drawn(cls, number: int, begin_ms: int, spread_s: float, rng: random.Random) -> "Workload":
+        """Due times spread evenly; one in a hundred is armed only on the way, one cancelled, one moved, one created
+        a second time."""
+        some = max(1, number // _ONE_IN)
+        ids = [f"t{index}" for index in range(number)]
+        early, late = ids[some:], ids[:some]
+        timers = [(id_, begin_ms + rng.randrange(int(spread_s * 1000)), _behaviour(rng)) for id_ in early]
+        arriving = [_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late]
+        return cls(timers, arriving, rng.sample(early, some), rng.sample(early, some), rng.sample(early, some))
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all timers."""
+        return [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
+
+    def changes(self, calls: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
+        """What the driver does during the run, by time. Half of what it cancels it arms again a little later."""
+        late_ms = begin_ms + int(within_s * 1000)
+        actions = [
+            *(partial(calls.cancel, id_) for id_ in self.cancelled),
+            *(partial(calls.retry, id_) for id_ in self.cancelled[::2]),
+            *(partial(calls.reschedule, id_, late_ms) for id_ in self.moved),
+            *(partial(calls.create, id_, late_ms, {}) for id_ in self.created_again),
+        ]
+        changes = [(rng.uniform(0, within_s), action) for action in actions]
+        return sorted([*changes, *self._arrivals(calls)], key=lambda change: change[0])
+
+    def _arrivals(self, calls: Calls) -> Iterator[Change]:
+        for at_s, wanted in self.arriving:
+            yield at_s, partial(calls.create_surely, *wanted)
+
+
+def _arrival(timer_id: str, begin_ms: int, at_s: float, rng: random.Random) -> tuple[float, Wanted]:
+    due_ms = begin_ms + int(at_s * 1000) + rng.randrange(_ARRIVAL_MS)
+    return at_s, (timer_id, due_ms, _behaviour(rng))
+
+
+def _behaviour(rng: random.Random) -> Behaviour:
+    """Mostly short runs; one in twenty fails at first, one in two hundred always, one in ten is long enough to hit."""
+    luck = rng.random()
+    if luck < 0.005:
+        return {"run_ms": rng.randrange(5), "fail_first": MAX_ATTEMPTS}
+    if luck < 0.05:
+        return {"run_ms": rng.randrange(5), "fail_first": rng.randrange(1, 3)}
+    return {"run_ms": rng.randrange(300) if luck < 0.15 else rng.randrange(10)}
