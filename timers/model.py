@@ -232,7 +232,7 @@ class Timer:
             "retry": None if retry is None else retry.to_json(),
             "missed": self.missed.to_json(),
             "timeout": self.timeout,
-            "tags": list(self.tags),
+            "tags": list(self.wishes.get("tags", ())),
             "metadata": dict(self.metadata),
             "version": self.version,
             "token": self.token,

@@ -13,13 +13,13 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from tests.bench import arming, burst, cuts, idle, lateness, sharing, takeover, weight
+from tests.bench import arming, burst, cuts, http, idle, lateness, sharing, takeover, weight
 from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
 
-NAMES: Final = ("lateness", "burst", "pods", "takeover", "cuts", "arming", "memory", "idle")
+NAMES: Final = ("lateness", "burst", "pods", "takeover", "cuts", "arming", "memory", "idle", "http")
 
 
 class Output(StrEnum):
@@ -43,7 +43,7 @@ def main(
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
     memory_timers: Annotated[int, typer.Option(min=1)] = 200_000,
 ) -> None:
-    """Measure lateness, drain rate, sharing, takeover, cut subscriptions, arming, memory and idle cost."""
+    """Measure lateness, drain rate, sharing, takeover, cut subscriptions, arming, memory, idle cost, HTTP."""
     made = (
         lateness.benchmark(2_000, others),
         burst.benchmark(burst_timers),
@@ -53,6 +53,7 @@ def main(
         arming.benchmark(20_000, 2_000),
         weight.benchmark(memory_timers),
         idle.benchmark((1, 10_000), (1, 4), 10.0),
+        http.benchmark(4_000, 40_000),
     )
     chosen = _chosen(dict(zip(NAMES, made, strict=True)), names or NAMES)
     show = _show_json if output is Output.JSON else _show_tables

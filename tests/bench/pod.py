@@ -55,12 +55,13 @@ async def _serve(url: str, name: str, folder: Path, lease_ms: int) -> None:
     options = WorkerOptions(name, CONCURRENCY, lease_ms, RETENTION_MS, DRAIN_TIMEOUT_MS)
     worker = Worker(store, registry, TimerClient.over(store), options)
     await worker.start()
-    await _answer()
+    await answer_with_cpu()
     await worker.drain()
     await store.connections.close()
 
 
-async def _answer() -> None:
+async def answer_with_cpu() -> None:
+    """Answer each line on the input with the CPU seconds used so far, to the end of the input."""
     questions = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(questions), sys.stdin)
     async for _ in questions:

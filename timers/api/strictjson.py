@@ -18,7 +18,7 @@ def parse(raw: bytes) -> Any:
         value = _DECODER.decode(raw.decode())
     except RecursionError:
         raise _too_deep() from None
-    if raw.count(b"[") + raw.count(b"{") > DEPTH_LIMIT:
+    if isinstance(value, dict | list) and raw.count(b"[") + raw.count(b"{") > DEPTH_LIMIT:
         _check_depth(value, DEPTH_LIMIT)
     if b"\\u" in raw:  # UTF-8 holds no half characters, so only an escape can bring one in
         _check_texts(value, "")
@@ -50,12 +50,10 @@ def _float(text: str) -> float:
 
 
 def _check_depth(value: Any, levels: int) -> None:
-    if not isinstance(value, dict | list):
-        return
     if levels == 0:
         raise _too_deep()
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, dict | list):
+    for inner in value.values() if type(value) is dict else value:
+        if type(inner) is dict or type(inner) is list:
             _check_depth(inner, levels - 1)
 
 

@@ -1,0 +1,53 @@
+"""One API pod of a benchmark as a process of its own, and beside it in the same loop a bare handler to compare with.
+
+Run as `python -m tests.bench.http_pod URL`. Prints the two addresses, then answers each line on its input with the CPU
+seconds it has used; the end of the input ends it.
+"""
+
+import json
+import sys
+
+import uvloop
+from aiohttp import web
+
+from tests.bench.pod import answer_with_cpu, noop
+from timers.api.assembly import all_routes
+from timers.api.guard import Guard
+from timers.api.health import HealthRoutes
+from timers.api.server import ApiServer, application
+from timers.api.serving import Serving
+from timers.app import collect_seldom
+from timers.client import TimerClient, open_store
+from timers.logs import configure
+from timers.metrics import Metrics
+from timers.processor import Registry
+from timers.spec import NewTimer
+from timers.store.callers import Callers
+from timers.store.connect import connect
+
+
+async def bare(request: web.Request) -> web.Response:
+    """What any service must do: read JSON, check it, answer JSON."""
+    new = NewTimer.model_validate(json.loads(await request.read()))
+    return web.json_response({"prefix": new.prefix, "id": new.id, "payload": new.payload}, status=201)
+
+
+async def _serve(url: str) -> None:
+    store = await open_store(connect(url))
+    client = TimerClient.over(store)
+    routes = all_routes(client, Serving(store, Registry([noop])), HealthRoutes(store, None), Metrics(), None)
+    reference = web.Application()
+    reference.add_routes([web.post("/v1/timers", bare)])
+    service = application(routes, Guard(Callers(store)))
+    servers = [await ApiServer.start(app, "127.0.0.1", 0) for app in (service, reference)]
+    print(*(server.url for server in servers), flush=True)
+    await answer_with_cpu()
+    for server in servers:
+        await server.stop()
+    await store.connections.close()
+
+
+if __name__ == "__main__":
+    configure("json", "warning")
+    collect_seldom()
+    uvloop.run(_serve(sys.argv[1]))
