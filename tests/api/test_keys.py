@@ -1,0 +1,186 @@
+"""API keys over HTTP: who gets in, for how long, how often, and how much they may leave behind."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.conftest import done
+from tests.api.harness import Api, running_api
+from tests.api.keyed import new_key
+from tests.waiting import eventually
+from timers.api import livekeys
+from timers.embedded import EmbeddedServer
+from timers.processor import Rate
+from timers.store.callers import Callers
+
+HEADERS, KEY = new_key()
+ONE = "/v1/timers/test/one"
+
+
+@pytest.fixture
+async def guarded(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    await redis.ping()
+    async with running_api(server.url, [done], keys=KEY.entry) as api:
+        yield api
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys in Redis are read for every request, so that no test waits for them to grow old."""
+    monkeypatch.setattr(livekeys, "FRESH_SECONDS", -1.0)
+
+
+async def test_the_right_key_opens(guarded: Api) -> None:
+    assert (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 200
+    lower = {"authorization": HEADERS["Authorization"].replace("Bearer", "bearer")}
+    assert (await guarded.call("GET", "/v1/stats", headers=lower)).status == 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer x",
+        "Bearer tmk_nobody_secret",
+        f"Bearer tmk_{KEY.id}_",
+        f"Bearer tmk_{KEY.id}_{KEY.digest.hex()}",
+        f"Bearer {KEY.entry}",
+        HEADERS["Authorization"][:-1],
+        HEADERS["Authorization"] + "x",
+        HEADERS["Authorization"].replace("Bearer", "Basic"),
+        HEADERS["Authorization"].replace("Bearer ", ""),
+        "Bearer tmk_ä_ö",
+        "Bearer \udcff\udcfe",
+        "Bearer " + "a" * 7000,
+    ],
+)
+async def test_anything_else_is_401_and_is_told_how(guarded: Api, given: str | None) -> None:
+    before = await guarded.call("GET", "/v1/stats", headers={} if given is None else {"Authorization": given})
+    body = before.problem(401, "unauthorized")
+    assert before.headers["WWW-Authenticate"] == 'Bearer realm="timers"'
+    assert "Authorization: Bearer KEY" in body["detail"]
+    assert KEY.id not in json.dumps(body)
+
+
+async def test_bytes_that_are_no_text_are_401(guarded: Api) -> None:
+    parts = urlsplit(guarded.server.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(
+        b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\xe4\r\nConnection: close\r\n\r\n"
+    )
+    head = (await reader.read()).partition(b"\r\n")[0]
+    writer.close()
+    assert head.split(b" ")[1] == b"401"
+
+
+async def test_two_keys_at_once_open_nothing(guarded: Api) -> None:
+    twice = [("Authorization", HEADERS["Authorization"]), ("Authorization", HEADERS["Authorization"])]
+    (await guarded.call("GET", "/v1/stats", headers=twice)).problem(401, "unauthorized")
+
+
+async def test_no_key_opens_by_the_address(guarded: Api) -> None:
+    token = HEADERS["Authorization"].removeprefix("Bearer ")
+    for query in (f"?key={token}", f"?access_token={token}", f"?authorization=Bearer%20{token}"):
+        (await guarded.call("GET", f"/v1/stats{query}")).problem(401, "unauthorized")
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_key_made_or_revoked_is_so_on_every_pod(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    headers, kept = new_key()
+    async with (
+        running_api(server.url, [done], keys="stored") as one,
+        running_api(server.url, [done], keys="stored") as two,
+    ):
+        statuses = []
+        for change in (None, kept.entry, "revoked"):
+            if change == "revoked":
+                await Callers(one.store).revoke(kept.id)
+            elif change:
+                await Callers(one.store).keep(kept.id, change)
+            statuses.append([(await api.call("GET", "/v1/stats", headers=headers)).status for api in (one, two)])
+        assert statuses == [[401, 401], [200, 200], [401, 401]]
+
+
+async def test_keys_in_redis_are_believed_for_two_seconds_and_no_longer(guarded: Api) -> None:
+    """The real age, on a pod that is asked all the time."""
+    assert livekeys.FRESH_SECONDS <= 2
+    assert (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 200
+    await Callers(guarded.store).revoke(KEY.id)
+
+    async def refused() -> bool:
+        return (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 401
+
+    await eventually(refused, "a revoked key of the settings is refused", seconds=5)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_one_entry_that_cannot_be_read_harms_no_other(guarded: Api, redis: Redis) -> None:
+    headers, kept = new_key()
+    await redis.hset("timers:keys", mapping={"broken": "\udcff nonsense".encode(errors="replace"), kept.id: kept.entry})
+    await redis.hset("timers:keys", "alias", kept.entry.replace(kept.id, "another"))
+    assert (await guarded.call("GET", "/v1/stats", headers=headers)).status == 200
+    assert (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 200
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_open_api_asks_for_keys_from_the_first_one_that_is_made(api: Api) -> None:
+    assert (await api.call("GET", "/v1/stats")).status == 200
+    headers, kept = new_key()
+    await Callers(api.store).keep(kept.id, kept.entry)
+    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    assert (await api.call("GET", "/v1/stats", headers=headers)).status == 200
+    await Callers(api.store).revoke(kept.id)
+    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    (await api.call("GET", "/v1/stats", headers=headers)).problem(401, "unauthorized")
+
+
+async def test_a_rate_holds_over_all_pods_and_says_when_to_come_back(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    headers, kept = new_key(rate="5/h")
+    other, other_kept = new_key()
+    entries = f"{kept.entry} {other_kept.entry}"
+    async with (
+        running_api(server.url, [done], keys=entries) as one,
+        running_api(server.url, [done], keys=entries) as two,
+    ):
+        assert (await one.call("GET", ONE, headers=headers)).status == 404
+        refused = await two.call("GET", ONE, headers=headers)
+        refused.problem(429, "rate-limited")
+        assert 600 < int(refused.headers["Retry-After"]) <= 720
+        assert (await two.call("GET", "/v1/stats", headers=other)).status == 200
+
+
+async def test_a_storm_gets_exactly_what_the_rate_allows(api: Api) -> None:
+    """A burst of seven, and the next in an hour."""
+    rate = Rate(interval_us=3600 * 1_000_000, burst=7)
+    waits_ms = await asyncio.gather(*(Callers(api.store).wait_ms("k", rate) for _ in range(100)))
+    assert waits_ms.count(0) == 7
+    assert all(3_590_000 < wait_ms <= 3_600_000 for wait_ms in waits_ms if wait_ms)
+
+
+async def test_a_quota_of_waiting_timers(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    headers, kept = new_key("test*", pending=2)
+    async with running_api(server.url, [done], keys=kept.entry) as api:
+        due = {"delay": "1h"}
+        batch = {
+            "timers": [{"prefix": prefix, "id": str(n), **due} for n, prefix in enumerate(["test", "test-b", "test"])]
+        }
+        results = (await api.call("POST", "/v1/timers/batch", batch, headers=headers)).body["results"]
+        assert [result["status"] for result in results] == [201, 201, 429]
+        assert results[2]["problem"]["type"].endswith(":too-many-pending")
+        refused = await api.call("POST", "/v1/timers", {"prefix": "test", "id": "x", **due}, headers=headers)
+        refused.problem(429, "too-many-pending")
+        assert int(refused.headers["Retry-After"]) > 0
+        (await api.call("PUT", "/v1/timers/test/x", due, headers=headers)).problem(429, "too-many-pending")
+        assert (await api.call("PUT", "/v1/timers/test/0", due, headers=headers)).status == 200
+        assert (await api.call("DELETE", "/v1/timers/test/0", headers=headers)).status == 200
+        assert (await api.call("PUT", "/v1/timers/test/x", due, headers=headers)).status == 201

@@ -1,0 +1,189 @@
+"""Signed requests, with the reference library as the other side: what opens, what was altered, what was sent before."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import WebhookVerificationError
+
+from tests.api.conftest import done
+from tests.api.harness import Api, Reply, running_api
+from tests.servers import start_server
+from timers.api.operations import OPERATIONS
+from timers.embedded import EmbeddedServer
+
+SECRET = "whsec_" + b64encode(b"first secret, at least 24 bytes").decode()
+NEXT = "whsec_" + b64encode(b"another secret, while we rotate").decode()
+STRANGE = "whsec_" + b64encode(b"a secret that nobody has told us").decode()
+BODY = '{"prefix": "test", "id": "one", "delay": "1h", "payload": "ä"}'
+
+
+@pytest.fixture
+async def signed(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    await redis.ping()
+    async with running_api(server.url, [done], secrets=[SECRET, NEXT]) as api:
+        yield api
+
+
+def headers(body: str, message: str = "msg_1", secret: str = SECRET, late: float = 0) -> dict[str, str]:
+    """What the reference library sends."""
+    at = datetime.now(tz=UTC) - timedelta(seconds=late)
+    return {
+        "Content-Type": "application/json",
+        "webhook-id": message,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": Webhook(secret).sign(message, at, body),
+    }
+
+
+async def post(api: Api, body: str, sent: dict[str, str], path: str = "/v1/timers", method: str = "POST") -> Reply:
+    return await api.call(method, path, data=body.encode(), headers=sent)
+
+
+async def test_what_the_reference_signs_and_verifies_opens(signed: Api) -> None:
+    sent = headers(BODY)
+    Webhook(SECRET).verify(BODY, sent)
+    assert (await post(signed, BODY, sent)).status == 201
+
+
+async def test_every_secret_opens_and_one_good_signature_among_several_is_enough(signed: Api) -> None:
+    assert (await post(signed, BODY, headers(BODY, "a", NEXT))).status == 201
+    sent = headers(BODY.replace("one", "two"), "b")
+    strange = headers(BODY.replace("one", "two"), "b", STRANGE)["webhook-signature"]
+    sent["webhook-signature"] = f"v1a,xyz {strange} {sent['webhook-signature']}"
+    assert (await post(signed, BODY.replace("one", "two"), sent)).status == 201
+
+
+def flipped(signature: str) -> str:
+    """Another first character of the base64."""
+    return signature[:3] + ("B" if signature[3] == "A" else "A") + signature[4:]
+
+
+SIGNATURE = "webhook-signature"
+ALTERED: Mapping[str, Callable[[dict[str, str]], dict[str, str]]] = {
+    "id": lambda good: {**good, "webhook-id": "msg_2"},
+    "timestamp": lambda good: {**good, "webhook-timestamp": str(int(good["webhook-timestamp"]) + 1)},
+    "signature": lambda good: {**good, SIGNATURE: flipped(good[SIGNATURE])},
+    "version": lambda good: {**good, SIGNATURE: good[SIGNATURE].replace("v1,", "v1a,")},
+    "no version": lambda good: {**good, SIGNATURE: good[SIGNATURE].removeprefix("v1,")},
+    "empty": lambda good: {**good, SIGNATURE: ""},
+    "no text": lambda good: {**good, SIGNATURE: "v1,ä\udcff"},
+    "strange secret": lambda _good: headers(BODY, secret=STRANGE),
+    "another body": lambda _good: headers(BODY.replace("1h", "2h")),
+}
+
+
+@pytest.mark.parametrize("part", ALTERED)
+async def test_each_covered_part_changed_is_refused(signed: Api, part: str) -> None:
+    sent = ALTERED[part](headers(BODY))
+    with pytest.raises((WebhookVerificationError, ValueError)):
+        Webhook(SECRET).verify(BODY, sent)
+    (await post(signed, BODY, sent)).problem(401, "unauthorized")
+    assert (await signed.client.counts()) == {}
+    assert (await post(signed, BODY, headers(BODY))).status == 201  # and it has not used the id up
+
+
+@pytest.mark.parametrize("late", [-301, 301, 10**9])
+async def test_a_time_more_than_five_minutes_off_is_refused(signed: Api, late: float) -> None:
+    (await post(signed, BODY, headers(BODY, late=late))).problem(401, "unauthorized")
+
+
+@pytest.mark.parametrize("late", [-290, 290])
+async def test_clocks_may_differ_by_less(signed: Api, late: float) -> None:
+    assert (await post(signed, BODY, headers(BODY, late=late))).status == 201
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+async def test_each_header_is_needed_once(signed: Api, name: str) -> None:
+    sent = headers(BODY)
+    (await post(signed, BODY, {key: value for key, value in sent.items() if key != name})).problem(401, "unauthorized")
+    twice = [*sent.items(), (name, sent[name])]
+    reply = await signed.call("POST", "/v1/timers", data=BODY.encode(), headers=twice)
+    reply.problem(401, "unauthorized")
+
+
+@pytest.mark.parametrize("message", ["a.b", "", " ", "ä", "x" * 257, "a b"])
+@pytest.mark.parametrize("timestamp", ["now", "nan", "-1", "1e9", "٣", "1" * 5000])
+async def test_odd_ids_and_times_are_refused_and_are_no_error_of_ours(
+    signed: Api, message: str, timestamp: str
+) -> None:
+    good = headers(BODY)
+    (await post(signed, BODY, {**good, "webhook-id": message})).problem(401, "unauthorized")
+    (await post(signed, BODY, {**good, "webhook-timestamp": timestamp})).problem(401, "unauthorized")
+
+
+async def test_a_request_sent_again_is_refused_on_every_pod(server: EmbeddedServer, signed: Api) -> None:
+    sent = headers(BODY)
+    assert (await post(signed, BODY, sent)).status == 201
+    (await post(signed, BODY, sent)).problem(401, "unauthorized")
+    async with running_api(server.url, [done], secrets=[SECRET]) as other:
+        (await post(other, BODY, sent)).problem(401, "unauthorized")
+        (await post(other, BODY, sent, "/v1/timers/test/other", "PUT")).problem(401, "unauthorized")
+
+
+async def test_an_id_is_remembered_for_longer_than_its_signature_is_good(signed: Api, redis: Redis) -> None:
+    assert (await post(signed, BODY, headers(BODY))).status == 201
+    (seen,) = await redis.keys("timers:{access}:seen:*")
+    assert await redis.pttl(seen) > 2 * 300 * 1000
+
+
+def body_of(operation_id: str) -> str:
+    bodies: dict[str, Any] = {
+        "createTimer": {"prefix": "test", "id": "new", "delay": "1h"},
+        "putTimer": {"delay": "1h"},
+        "changeTimer": {"payload": 1},
+        "createTimers": {"timers": []},
+        "actOnTimers": {"action": "cancel", "filter": {"prefix": "test"}, "dry_run": True},
+    }
+    return json.dumps(bodies[operation_id]) if operation_id in bodies else ""
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [operation for operation in OPERATIONS if operation.right is not None],
+    ids=lambda operation: operation.id,
+)
+async def test_a_signature_opens_reads_and_what_is_said_in_a_body(signed: Api, operation: Any) -> None:
+    await signed.client.create("test", "one", delay="1h")
+    body = body_of(operation.id)
+    path = operation.path.format(prefix="test", id="one")
+    sent = headers(body)
+    url = signed.server.url + path
+    async with signed.session.request(operation.method, url, data=body.encode(), headers=sent) as response:
+        opens = operation.method == "GET" or bool(body)
+        assert (response.status in (200, 201)) is opens, await response.text()
+        if not opens:
+            assert response.status == 403
+
+
+async def test_a_large_batch_can_be_signed(signed: Api) -> None:
+    timers = [{"prefix": "test", "id": str(n), "delay": "1h", "payload": "x" * 1000} for n in range(500)]
+    body = json.dumps({"timers": timers})
+    reply = await post(signed, body, headers(body), "/v1/timers/batch")
+    assert {result["status"] for result in reply.body["results"]} == {201}
+
+
+async def test_unsigned_and_half_signed_requests_get_nothing(signed: Api) -> None:
+    (await signed.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    (await signed.call("GET", "/v1/stats", headers={"webhook-id": "x"})).problem(401, "unauthorized")
+    assert (await signed.call("GET", "/healthz")).status == 200
+
+
+async def test_where_no_secret_is_set_a_signature_opens_nothing(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    async with running_api(server.url, [done], keys="stored") as api:
+        (await post(api, BODY, headers(BODY))).problem(401, "unauthorized")
+
+
+async def test_without_redis_nobody_knows_whether_it_was_sent_before(tmp_path: Path) -> None:
+    """Closed, not open: with the memory gone a replay could not be told."""
+    server = await start_server("redis", tmp_path)
+    async with running_api(server.url, [done], secrets=[SECRET]) as api:
+        server.kill()
+        (await post(api, BODY, headers(BODY))).problem(503, "redis-unavailable")
