@@ -9,10 +9,12 @@ from redis.asyncio import Redis
 from tests.conservation import conserved
 from tests.waiting import eventually
 from timers.client import TimerClient, open_store
+from timers.engine.observer import Observer
 from timers.engine.supervisor import Supervisor
 from timers.engine.worker import Worker, WorkerOptions
 from timers.model import Status, Timer
 from timers.processor import Context, Processor, Registry, Result, processor
+from timers.store import keys
 from timers.store.connect import connect
 from timers.store.store import Store
 
@@ -68,13 +70,33 @@ class Held(Calls):
             raise
 
 
+class Seen(Observer):
+    """The moments of a pod that tests ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals: list[str] = []
+        self.rescues: list[str] = []
+        self.subscriptions = 0
+
+    def refused(self, prefix: str) -> None:
+        self.refusals.append(prefix)
+
+    def rescued(self, prefix: str) -> None:
+        self.rescues.append(prefix)
+
+    def resubscribed(self) -> None:
+        self.subscriptions += 1
+
+
 class Pod:
     """One pod: a worker with connections of its own."""
 
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
         self.name, self.store = options.pod, store
         self.client = TimerClient.over(store)
-        self.worker = Worker(store, registry, self.client, options)
+        self.seen = Seen()
+        self.worker = Worker(store, registry, self.client, options, self.seen)
 
     async def drain(self) -> None:
         """End in order."""
@@ -147,6 +169,12 @@ class Fleet:
         """End a pod at once."""
         self._alive.remove(pod)
         await pod.kill()
+
+    async def expire_lease(self, timer_id: str, prefix: str = "note") -> None:
+        """Let a lease run out now, as if its time had passed without anybody extending it."""
+        root, member = keys.root(self.store.shard_of(prefix, timer_id)), f"{prefix}:{timer_id}"
+        await self.redis.zadd(f"{root}leases", {member: await self.store.now_ms()}, xx=True)
+        assert await self.redis.pexpire(f"{root}lease:{member}", 1)
 
     async def reached(self, status: Status, timer_id: str, prefix: str = "note") -> Timer:
         """The timer, once it has that status."""

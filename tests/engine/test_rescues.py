@@ -1,0 +1,225 @@
+"""Leases: kept while a run goes on, taken over when its pod is gone, and nothing accepted from who has lost one."""
+
+from tests.engine.fleet import Calls, Fleet, Held, notes, until
+from tests.waiting import eventually
+from timers.model import Status, Timer
+from timers.processor import Context
+from timers.store import keys
+
+SHORT_LEASE_MS = 1_000
+
+
+async def test_a_killed_pods_run_is_taken_over_after_its_lease(fleet: Fleet) -> None:
+    held, calls = Held(), Calls()
+    dying = await fleet.pod(held, name="dying", lease_ms=SHORT_LEASE_MS)
+    await fleet.client.create("note", "x", delay=0, payload="kept")
+    await until(lambda: len(held) == 1, "the run has started")
+    await fleet.kill(dying)
+    rescuer = await fleet.pod(calls, name="rescuer")
+    timer = await fleet.completed("x")
+    assert calls.attempts == [2]
+    assert calls.timers[0].payload == "kept"
+    assert calls.contexts[0].token > held.contexts[0].token
+    assert calls.contexts[0].idempotency_key == held.contexts[0].idempotency_key
+    assert (timer.attempt, timer.failures) == (2, 1)
+    started, rescued = (entry for entry in timer.history if entry.status is Status.RUNNING)
+    assert (started.pod, rescued.pod, rescued.note) == ("dying", "rescuer", "rescue")
+    assert rescued.at_ms - started.at_ms >= SHORT_LEASE_MS
+    assert rescuer.seen.rescues == ["note"]
+
+
+async def test_all_runs_of_a_killed_pod_are_taken_over_once_each(fleet: Fleet) -> None:
+    held = Held()
+    dying = await fleet.pod(held, name="dying", lease_ms=SHORT_LEASE_MS)
+    ids = [f"n{number}" for number in range(50)]
+    for timer_id in ids:
+        await fleet.client.create("note", timer_id, delay=0)
+    await until(lambda: len(held) == 50, "all have started")
+    rescuers = [Calls(), Calls()]
+    for number, calls in enumerate(rescuers):
+        await fleet.pod(calls, name=f"rescuer-{number}")
+    await fleet.kill(dying)
+    for timer_id in ids:
+        assert (await fleet.completed(timer_id)).attempt == 2
+    assert sorted(timer_id for calls in rescuers for timer_id in calls.ids) == sorted(ids)
+
+
+async def test_a_timer_that_kills_its_pod_every_time_ends_after_exactly_its_attempts(fleet: Fleet) -> None:
+    for number in range(3):
+        held = Held(retry={"max_attempts": 3})
+        pod = await fleet.pod(held, name=f"pod-{number}")
+        if number == 0:
+            await fleet.client.create("note", "x", delay=0)
+        await until(lambda: len(held) == 1, f"attempt {number + 1}")  # noqa: B023 (looked at within this round)
+        assert held.attempts == [number + 1]
+        await fleet.kill(pod)
+        await fleet.expire_lease("x")
+    survivor = Calls(retry={"max_attempts": 3})
+    await fleet.pod(survivor, name="survivor")
+    timer = await fleet.failed("x")
+    assert len(survivor) == 0
+    assert (timer.attempt, timer.failures) == (3, 3)
+    assert timer.last_error is not None
+    assert timer.last_error["type"] == "Lost"
+
+
+async def test_crashes_and_failures_count_together(fleet: Fleet) -> None:
+    held = Held(retry={"max_attempts": 2})
+    dying = await fleet.pod(held, name="dying")
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "the run has started")
+    await fleet.kill(dying)
+    await fleet.expire_lease("x")
+
+    async def fail(_timer: Timer, _context: Context) -> None:
+        raise ValueError("and now this")
+
+    calls = Calls(act=fail, retry={"max_attempts": 2})
+    await fleet.pod(calls, name="rescuer")
+    timer = await fleet.failed("x")
+    assert calls.attempts == [2]
+    assert (timer.attempt, timer.failures) == (2, 2)
+
+
+async def test_the_late_result_of_a_pod_that_was_frozen_is_refused(fleet: Fleet) -> None:
+    held, calls = Held(), Calls()
+    frozen = await fleet.pod(held, name="frozen")
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "the run has started")
+    await frozen.freeze()
+    await fleet.expire_lease("x")
+    await fleet.pod(calls, name="rescuer")
+    timer = await fleet.completed("x")
+    held.release.set()
+    await until(lambda: frozen.worker.runner.executing == 0, "the frozen pod's run has ended")
+    frozen.thaw()
+    await until(lambda: frozen.worker._settler.waiting == 0, "its result was written or refused")
+    assert frozen.seen.refusals == ["note"]
+    after = await fleet.client.get("note", "x")
+    assert (after.version, after.attempt, after.history[-1].pod) == (timer.version, 2, "rescuer")
+
+
+async def test_the_late_result_of_an_earlier_occurrence_is_refused(fleet: Fleet) -> None:
+    """Yesterday's run, while today's is under way."""
+    held, calls = Held(), Held()
+    frozen = await fleet.pod(held, name="frozen")
+    await fleet.client.create("note", "x", delay=0, repeat={"every": "10ms"})
+    await until(lambda: len(held) == 1, "the first occurrence has started")
+    await frozen.freeze()
+    await fleet.expire_lease("x")
+    rescuer = await fleet.pod(Calls(), name="rescuer")
+    await until(lambda: rescuer.seen.rescues, "the first occurrence was taken over")
+
+    async def repeated() -> bool:
+        return (await fleet.client.get("note", "x")).occurrence > 1
+
+    await eventually(repeated, "the next occurrence has come")
+    await fleet.drain(rescuer)
+    await fleet.pod(calls, name="today")
+    await until(lambda: len(calls) == 1, "today's run is under way")
+    held.release.set()
+    frozen.thaw()
+    await until(lambda: frozen.worker.runner.executing == 0, "the frozen pod's run has ended")
+    await until(lambda: frozen.worker._settler.waiting == 0, "its result was written or refused")
+    running = await fleet.client.get("note", "x")
+    assert running.status is Status.RUNNING
+    assert running.token == calls.contexts[0].token
+    calls.release.set()
+    await until(lambda: len(calls) > 1, "the cycle goes on")
+    await fleet.reached(Status.SCHEDULED, "x")
+
+
+async def test_a_run_whose_lease_was_lost_is_cancelled_and_writes_nothing(fleet: Fleet) -> None:
+    first, second = Held(), Held()
+    loser = await fleet.pod(first, name="loser")
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(first) == 1, "the run has started")
+    await loser.freeze()
+    await fleet.expire_lease("x")
+    await fleet.pod(second, name="winner")
+    await until(lambda: len(second) == 1, "it was taken over")
+    loser.thaw()
+    await until(lambda: first.cancelled == 1, "the loser's run is cancelled")
+    await until(lambda: loser.worker.runner.executing == 0, "its slot is free")
+    assert len(loser.worker.runner._runs) == 0
+    running = await fleet.client.get("note", "x")
+    assert (running.status, running.attempt) == (Status.RUNNING, 2)
+    assert second.cancelled == 0
+    second.release.set()
+    assert notes(await fleet.completed("x"))[-1] == "completed"
+    assert loser.seen.refusals == []
+
+
+async def test_a_run_longer_than_its_lease_is_nobody_elses(fleet: Fleet) -> None:
+    held = Held()
+    await fleet.pod(held, name="a", lease_ms=1_500)
+    others = Calls()
+    await fleet.pod(others, name="b", lease_ms=1_500)
+    started = await _started_on(fleet, held, others)
+
+    async def twice_its_length() -> bool:
+        return await fleet.store.now_ms() > started.updated_ms + 3_200
+
+    await eventually(twice_its_length, "the run is twice as long as its lease")
+    running = await fleet.client.get("note", started.id)
+    assert (running.status, running.token) == (Status.RUNNING, started.token)
+    assert running.lease is not None
+    assert running.lease.expires_ms > started.updated_ms + 3_000
+    held.release.set()
+    timer = await fleet.completed(started.id)
+    assert (timer.attempt, timer.failures) == (1, 0)
+    assert started.id not in others.ids
+
+
+async def _started_on(fleet: Fleet, held: Held, others: Calls) -> Timer:
+    """A timer that the pod with the held calls runs; those that the other pod took first are done."""
+    for number in range(1_000):
+        await fleet.client.create("note", f"n{number}", delay=0)
+        await until(lambda: len(held) + len(others) > number, "somebody runs it")  # noqa: B023 (within this round)
+        if len(held):
+            return held.timers[0]
+    raise AssertionError("the pod never ran any")
+
+
+async def test_a_lease_that_vanished_is_taken_again_by_the_pod_that_still_runs(fleet: Fleet) -> None:
+    held = Held()
+    await fleet.pod(held, lease_ms=3 * SHORT_LEASE_MS)
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "the run has started")
+    lease = f"{keys.root(0)}lease:note:x"
+    await fleet.redis.delete(lease)
+
+    async def there() -> bool:
+        return bool(await fleet.redis.exists(lease))
+
+    await eventually(there, "the heartbeat has set it again")
+    held.release.set()
+    assert (await fleet.completed("x")).attempt == 1
+
+
+async def test_an_orphan_of_a_prefix_the_pod_does_not_serve_is_left_to_who_does(fleet: Fleet) -> None:
+    held = Held()
+    dying = await fleet.pod(held, name="dying")
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "the run has started")
+    await fleet.kill(dying)
+    await fleet.pod(Calls("mail"), name="mails")
+    await fleet.expire_lease("x")
+    await fleet.client.create("mail", "y", delay="20ms")
+    await fleet.completed("y", "mail")
+    assert (await fleet.client.get("note", "x")).attempt == 1
+    calls = Calls()
+    await fleet.pod(calls, name="notes")
+    await fleet.completed("x")
+    assert calls.attempts == [2]
+
+
+async def test_a_pod_takes_over_its_own_orphan_whose_claim_was_answered_into_the_void(fleet: Fleet) -> None:
+    """The script ran, its answer was lost: leased to a pod that does not know. After the lease it is run like any."""
+    calls = Calls()
+    await fleet.client.create("note", "x", delay=0)
+    claimed = await fleet.store.claim(0, [("note", 1)], pod="a", lease_ms=SHORT_LEASE_MS, cause="event")
+    assert [timer.id for timer in claimed.timers] == ["x"]
+    await fleet.pod(calls, name="a")
+    await fleet.completed("x")
+    assert calls.attempts == [2]
