@@ -19,7 +19,8 @@ class SharedServers:
     async def of(self, family: Family) -> ServerHandle:
         """The family's server. Skips the test, or fails it in CI, where the machine has none."""
         if family not in self._running:
-            self._running[family] = await start_server(family, self._folders.mktemp(family))
+            folder = self._folders.mktemp(family)
+            self._running[family] = await start_server(family, folder, "--enable-debug-command", "yes")
         return self._running[family]
 
     async def stop(self) -> None:

@@ -203,10 +203,12 @@ async def test_a_deep_folder_gets_its_socket_elsewhere(family: Family, tmp_path:
 
 
 async def test_a_strangers_socket_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # pytest's own folder may be too deep for a socket already.
+    shallow = tempfile.mkdtemp(prefix="t-")
+    monkeypatch.setattr(tempfile, "tempdir", shallow)
     deep = tmp_path / ("d" * 100)
     async with await EmbeddedServer.start(deep):
-        (short,) = tmp_path.glob("timers-*")
+        (short,) = Path(shallow).glob("timers-*")
     short.mkdir(mode=0o777)
     short.chmod(0o777)
     with pytest.raises(ConfigurationError, match="is not a private folder of this user"):
