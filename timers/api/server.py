@@ -8,6 +8,7 @@ from typing import Any, Final, Self, cast
 
 from aiohttp import web
 
+from timers.api.door import BoundedConnection, Door
 from timers.api.guard import Guard
 from timers.api.patience import answer_in_time
 from timers.api.problems import answer_problems, of_status
@@ -23,7 +24,7 @@ FINISH_SECONDS: Final = 5.0
 """How long a stop waits for requests in progress: as long as Redis may take to answer one."""
 
 
-class _Connection(web.RequestHandler):
+class _Connection(BoundedConnection):
     """One client's connection. What is not HTTP is answered in the same form as everything else."""
 
     def handle_error(
@@ -74,8 +75,9 @@ class ApiServer:
         connect = partial(
             _Connection,
             server,
+            door=Door.as_wide_as_possible(),
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # this is how aiohttp turns it off
+            access_log=None,  # this is how aiohttp turns it off
             auto_decompress=False,  # unpacking a small body could fill the memory
         )
         try:

@@ -1,0 +1,138 @@
+"""Slow, idle and too many clients: each has its deadline, and none is in the way of a healthy one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.conftest import done
+from tests.api.harness import Api, running_api
+from tests.waiting import eventually
+from timers.api import body, door
+from timers.embedded import EmbeddedServer
+from timers.spec import NewTimer
+
+SLOW = 1000
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def connected(api: Api, sent: bytes = b"") -> Connection:
+    parts = urlsplit(api.server.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(sent)
+    await writer.drain()
+    return reader, writer
+
+
+@asynccontextmanager
+async def many(api: Api, count: int, sent: bytes) -> AsyncIterator[list[Connection]]:
+    open_now = [await connected(api, sent) for _ in range(count)]
+    yield open_now
+    for _, writer in open_now:
+        writer.close()
+
+
+HALF_A_HEAD = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nX-Slow: "
+HALF_A_BODY = b"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, HALF_A_BODY], ids=["silent", "half a head", "half a body"])
+async def test_a_thousand_slow_clients_are_not_in_the_way_of_a_healthy_one(api: Api, sent: bytes) -> None:
+    async with many(api, SLOW, sent) as slow:
+        assert (await api.create()).status == 201
+        assert (await api.call("GET", "/v1/timers/test/one")).status == 200
+        assert not any(reader.at_eof() for reader, _ in slow)
+
+
+@pytest.mark.parametrize("sent", [b"", HALF_A_HEAD], ids=["silent", "half a head"])
+async def test_who_never_ends_the_head_is_hung_up_on(
+    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    await redis.ping()
+    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    async with running_api(server.url, [done]) as api:
+        reader, writer = await connected(api, sent)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_who_drips_the_head_is_hung_up_on_as_well(
+    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await redis.ping()
+    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    async with running_api(server.url, [done]) as api:
+        reader, writer = await connected(api, HALF_A_HEAD)
+        gone = asyncio.create_task(reader.read())
+        while not gone.done():
+            writer.write(b"a")
+            await asyncio.sleep(0)
+        assert gone.exception() is not None or gone.result() == b""
+        writer.close()
+
+
+async def test_a_used_connection_may_idle_no_longer_than_a_new_one(
+    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await redis.ping()
+    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    async with running_api(server.url, [done]) as api:
+        reader, writer = await connected(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await reader.read()
+        writer.close()
+
+
+async def test_a_body_that_does_not_arrive_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "READ_SECONDS", 0.1)
+    reader, writer = await connected(api, HALF_A_BODY.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    head, _, told = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+    assert head.split(b" ")[1] == b"408"
+    assert b"problem+json" in told
+    writer.close()
+
+
+async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(
+    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await redis.ping()
+    monkeypatch.setattr(door, "CONNECTION_LIMIT", 3)
+    async with running_api(server.url, [done]) as api:
+        first = [await connected(api) for _ in range(3)]
+        for _ in range(5):
+            reader, writer = await connected(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            head, _, told = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"Retry-After: 1" in head
+            assert json.loads(told)["type"] == "urn:timers:problem:not-ready"
+            writer.close()
+        reader, writer = first[0]
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in await reader.read()
+        writer.close()
+        assert (await api.call("GET", "/healthz")).status == 200
+        for _, writer in first[1:]:
+            writer.close()
+
+
+async def test_who_does_not_take_the_answer_is_hung_up_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen megabytes of answer are more than the buffers between the two hold."""
+    monkeypatch.setattr(door, "TAKE_SECONDS", 0.1)
+    fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
+    await api.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
+    parts = urlsplit(api.server.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
+    writer.write(b"GET /v1/timers?limit=300 HTTP/1.1\r\nHost: x\r\n\r\n")
+    connections = api.server._runner.server
+    assert connections is not None
+    await reader.readuntil(b"\r\n")
+    others = len(connections.connections) - 1
+
+    async def hung_up() -> bool:
+        return len(connections.connections) == others
+
+    await eventually(hung_up, "the connection is gone")
+    writer.transport.abort()

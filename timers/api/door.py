@@ -1,0 +1,99 @@
+"""Owns how many connections an API holds, and how long one may take to say what it wants or to hear the answer."""
+
+import asyncio
+import resource
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from timers.api.problems import CONTENT_TYPE, RETRY_AFTER_SECONDS, of_status
+
+CONNECTION_LIMIT: Final = 4096
+"""Connections at a time, of one pod. An idle one costs some 30 KB."""
+
+OTHER_FILES: Final = 256
+"""File descriptors left for Redis, logs and whatever processors open."""
+
+IDLE_SECONDS: Final = 20.0
+"""How long a connection may be open without a complete request head: new, between two requests, or dripping."""
+
+TAKE_SECONDS: Final = 60.0
+"""How long a client may take to accept its answer."""
+
+FAREWELL_SECONDS: Final = 1.0
+"""How long one that is turned away has to read why: closing at once would reset the connection before it has."""
+
+
+class Door:
+    """Counts who is inside."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.inside = 0
+
+    @classmethod
+    def as_wide_as_possible(cls) -> "Door":
+        """For as many as the limit, and the file descriptors that the system grants, allow."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = CONNECTION_LIMIT + OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return cls(CONNECTION_LIMIT if soft == resource.RLIM_INFINITY else min(CONNECTION_LIMIT, soft - OTHER_FILES))
+
+
+class TurnedAway(asyncio.Protocol):
+    """A connection beyond the limit: told so, never read."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say 503 and hang up."""
+        stream = cast("asyncio.Transport", transport)
+        stream.write(_full())
+        stream.write_eof()
+        asyncio.get_running_loop().call_later(FAREWELL_SECONDS, stream.abort)
+
+
+def _full() -> bytes:
+    told = of_status(503, "so many connections are open that this pod takes no more; try again").text
+    body = (told or "").encode()
+    head = (
+        f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: {CONTENT_TYPE}\r\nRetry-After: {RETRY_AFTER_SECONDS}\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class BoundedConnection(web.RequestHandler):
+    """One client's connection, counted at the door, closed when the client takes too long."""
+
+    def __init__(self, manager: web.Server, *, door: Door, **options: Any) -> None:
+        super().__init__(manager, keepalive_timeout=IDLE_SECONDS, **options)
+        self._door = door
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio. One too many never becomes a connection of the server."""
+        if self._door.inside >= self._door.limit:
+            away = TurnedAway()
+            transport.set_protocol(away)
+            away.connection_made(transport)
+            return
+        self._door.inside += 1
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio."""
+        self._door.inside -= 1
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """See aiohttp. What a client does not take in time is dropped with it."""
+        transport = self.transport
+        try:
+            async with asyncio.timeout(TAKE_SECONDS):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            if transport is not None:
+                transport.abort()  # not close, which would wait for the same client
+            return resp, True
