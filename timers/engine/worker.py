@@ -117,13 +117,15 @@ class Worker:
         _log.info("worker started", pod=self._options.pod, prefixes=list(self._pod.registry.prefixes))
 
     async def drain(self) -> None:
-        """Stop claiming at once, let runs finish within the drain time-out, hand the rest back, write every end."""
+        """Stop claiming at once, let runs finish within the drain time-out, hand the rest back, write every end. What a
+        Redis that does not answer costs on the way comes out of that time."""
         self._draining = True
+        deadline = asyncio.get_running_loop().time() + self._options.drain_timeout_ms / 1000
         await self._taking.stop()
         await self._presence.stop()
         await self._leave()
         await self._claimer.finish()
-        await self.runner.drain(self._options.drain_timeout_ms / 1000)
+        await self.runner.drain(max(deadline - asyncio.get_running_loop().time(), 0))
         await self._write_out()
         await self._ending.stop()
         self.runner.close()
