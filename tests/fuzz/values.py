@@ -69,14 +69,15 @@ def as_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
 
 
 @schemathesis.hook
-def map_body(_context: schemathesis.HookContext, body: Any) -> Any:
-    """The body with integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), and
-    with due times within reach of now, which is what no schema can say."""
-    body = _plain(body)
+def before_call(_context: schemathesis.HookContext, case: "schemathesis.Case[Any]", _options: dict[str, Any]) -> None:
+    """Send integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), and due times
+    within reach of now, which is what no schema can say. The last moment, because not all bodies pass `map_body`."""
+    body: Any = _plain(case.body)
     due_at = body.get("due_at") if isinstance(body, dict) else None
     if isinstance(due_at, int) and IN_REACH_MS < due_at <= MAX_TIME_MS:
-        return {**body, "due_at": due_at % IN_REACH_MS}
-    return body
+        body = {**body, "due_at": due_at % IN_REACH_MS}
+    if repr(body) != repr(case.body):  # 2 and 2.0 are equal; and a body that is set is judged anew
+        case.body = body
 
 
 def _plain(value: Any) -> Any:
