@@ -27,9 +27,19 @@ async def announce(store: Store, times: int = 1) -> str:
     return code
 
 
-async def adopted(store: Store, *, ms: int = HOUR_MS) -> None:
-    await put(store, ms=ms)
+async def adopted(store: Store) -> None:
+    await put(store)
     assert await adopt(store) == "adopted"
+
+
+async def adopted_and_expired(store: Store) -> None:
+    """A timer whose key was adopted in time and has expired since."""
+    ms = 10
+    await put(store, ms=ms)
+    while await adopt(store) != "adopted":
+        ms *= 2
+        await put(store, ms=ms)
+    await key_gone(store, KEY)
 
 
 async def test_an_adopted_timer_is_scheduled_for_the_end_of_its_key(store: Store) -> None:
@@ -86,8 +96,7 @@ async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
 
 
 async def test_an_expired_key_makes_its_timer_due_once(store: Store) -> None:
-    await adopted(store, ms=20)
-    await key_gone(store, KEY)
+    await adopted_and_expired(store)
     assert await announce(store) == "due"
     assert await announce(store) == "known"
     (timer,) = await claim(store)
@@ -95,6 +104,24 @@ async def test_an_expired_key_makes_its_timer_due_once(store: Store) -> None:
     assert await announce(store) == "running"
     await settle(store, an_end(timer))
     assert await announce(store) == "known"
+
+
+async def test_a_key_that_was_set_to_end_sooner_and_did_is_due_at_once(store: Store) -> None:
+    await adopted(store)
+    await put(store, ms=1)
+    await key_gone(store, KEY)
+    assert await announce(store) == "due"
+    (timer,) = await claim(store)
+    assert timer.due_ms <= timer.updated_ms
+    assert timer.history[-2].note == "its bare key was set again and expired"
+
+
+async def test_an_expiry_that_is_told_late_does_not_fire_the_key_that_was_set_since(store: Store) -> None:
+    await adopted(store)
+    await put(store, ms=2 * HOUR_MS)
+    assert await adopt(store) == "moved"
+    assert await announce(store) == "known"
+    assert await claim(store) == []
 
 
 async def test_a_key_that_expired_before_it_was_seen_fires_with_its_name_alone(store: Store) -> None:
@@ -156,8 +183,7 @@ async def test_a_deleted_key_cancels_its_timer(store: Store) -> None:
 
 async def test_a_key_that_may_have_expired_unheard_makes_its_timer_due(store: Store) -> None:
     bare = BareKeys(store)
-    await adopted(store, ms=20)
-    await key_gone(store, KEY)
+    await adopted_and_expired(store)
     gone, _ = await bare.look(0, 0, 10)
     assert [(timer.prefix, timer.id) for timer in gone] == [A]
     await bare.conclude(0, gone, deleted=False)
@@ -166,8 +192,7 @@ async def test_a_key_that_may_have_expired_unheard_makes_its_timer_due(store: St
 
 async def test_a_key_that_came_back_is_neither_deleted_nor_expired(store: Store) -> None:
     bare = BareKeys(store)
-    await adopted(store, ms=20)
-    await key_gone(store, KEY)
+    await adopted_and_expired(store)
     gone, _ = await bare.look(0, 0, 10)
     await put(store)
     await bare.conclude(0, gone, deleted=True)

@@ -18,11 +18,11 @@ from tests.store.acts import (
     bucket_of,
     claim,
     finished,
-    key_gone,
     lease_ended,
     running,
     settle,
 )
+from tests.store.test_bare import adopted_and_expired
 from timers.errors import Unavailable
 from timers.model import Status
 from timers.store import server
@@ -137,10 +137,8 @@ async def test_an_adopted_timer_whose_key_was_set_again_is_looked_at_later(real:
 
 
 async def test_an_adopted_timer_becomes_due(real: Store) -> None:
-    bare, redis = BareKeys(real), real.connections.commands
-    await redis.set(f"{PREFIX}:a", "1", px=50)
-    assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
+    bare = BareKeys(real)
+    await adopted_and_expired(real)
     async with full(real):
-        await key_gone(real, f"{PREFIX}:a")
         assert await bare.announce(0, {(PREFIX, "a"): 1}) == ["due"]
         assert len(await claim(real)) == 1
