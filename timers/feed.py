@@ -59,6 +59,18 @@ def change_json(change: Change) -> dict[str, Any]:
     }
 
 
+def event_json(event: Event) -> tuple[str, dict[str, Any]]:
+    """An event's name and data as the API shows them."""
+    match event:
+        case Change():
+            return "change", change_json(event)
+        case Dropped(count):
+            return "dropped", {"count": count}
+        case Gap():
+            return "gap", {}
+    return "open", {}
+
+
 class Listener:
     """One who listens. Iterate over it; leave it by closing the context of `Feed.listen`."""
 

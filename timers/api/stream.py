@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
@@ -11,7 +11,7 @@ from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
 from timers.api.scope import Visible, visible_to
 from timers.client import TimerClient
-from timers.feed import Dropped, Event, Gap, Listener, Wants, change_json
+from timers.feed import Event, Listener, Wants, event_json
 from timers.spec import check_prefix
 from timers.store.queries import Change
 
@@ -84,16 +84,5 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 
 def _encoded(event: Event) -> bytes:
-    name, data = _told(event)
+    name, data = event_json(event)
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-def _told(event: Event) -> tuple[str, dict[str, Any]]:
-    match event:
-        case Change():
-            return "change", change_json(event)
-        case Dropped(count):
-            return "dropped", {"count": count}
-        case Gap():
-            return "gap", {}
-    return "open", {}

@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import keys, pods, single
+from timers.cli import keys, many, operating, pods, single
 from timers.errors import FieldError, InvalidInput, TimersError
 
 _OPTIONS: Final = {
@@ -21,6 +21,12 @@ _OPTIONS: Final = {
     "rate": "--rate",
     "pending": "--pending",
     "name": "--name",
+    "status": "--status",
+    "tag": "--tag",
+    "due_after": "--due-after",
+    "due_before": "--due-before",
+    "limit": "--limit",
+    "cursor": "--cursor",
 }
 """How a timer's fields are called on the command line."""
 
@@ -33,6 +39,8 @@ app = typer.Typer(
 )
 pods.add_to(app)
 single.add_to(app)
+many.add_to(app)
+operating.add_to(app)
 keys.add_to(app)
 
 

@@ -19,6 +19,22 @@ class Format(StrEnum):
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to show it.")]
 
 
+def show_document(document: Any, form: Format) -> None:
+    """One JSON document, indented for `json`."""
+    typer.echo(json.dumps(document, indent=2 if form is Format.JSON else None))
+
+
+def show_lines(lines: Sequence[str], form: Format) -> None:
+    """A text, line by line; for programs a JSON array, or a JSON text a line."""
+    match form:
+        case Format.TABLE:
+            typer.echo("\n".join(lines))
+        case Format.JSON:
+            typer.echo(json.dumps(lines, indent=2))
+        case Format.JSONL:
+            typer.echo("\n".join(map(json.dumps, lines)))
+
+
 def show_timer(timer: Mapping[str, Any], form: Format) -> None:
     """One timer."""
     if form is Format.TABLE:
@@ -31,7 +47,7 @@ def show_record(record: Mapping[str, Any], form: Format) -> None:
     """One record of plain fields."""
     if form is Format.TABLE:
         width = max(map(len, record)) + 2
-        typer.echo("\n".join(f"{name:<{width}}{_cell(value)}" for name, value in record.items()))
+        typer.echo("\n".join(f"{name:<{width}}{cell(value)}" for name, value in record.items()))
     else:
         typer.echo(json.dumps(record, indent=2 if form is Format.JSON else None))
 
@@ -53,26 +69,26 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["none"]
     rows = [[name.upper() for name in records[0]], *([_short(v) for v in record.values()] for record in records)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _short(value: Any) -> str:
     if value is None:
         return "-"
-    return ",".join(map(_cell, value)) if isinstance(value, list) else _cell(value)
+    return ",".join(map(cell, value)) if isinstance(value, list) else cell(value)
 
 
 def _as_table(timer: Mapping[str, Any]) -> str:
     """One field a line; the history last, one transition a line."""
     width = max(map(len, timer)) + 2
-    lines = [f"{name:<{width}}{_cell(value)}" for name, value in timer.items() if name != "history"]
+    lines = [f"{name:<{width}}{cell(value)}" for name, value in timer.items() if name != "history"]
     for position, entry in enumerate(timer["history"]):
         late = "" if entry["lateness_ms"] is None else f"  {entry['lateness_ms']} ms late"
-        told = f"{entry['at']}  {entry['status']:<9}  attempt {entry['attempt']}{late}  {_cell(entry['note'])}"
+        told = f"{entry['at']}  {entry['status']:<9}  attempt {entry['attempt']}{late}  {cell(entry['note'])}"
         lines.append(f"{'' if position else 'history':<{width}}{told}")
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     """Text as it is unless it could steer a terminal; everything else as JSON."""
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)

@@ -7,9 +7,10 @@ import typer
 
 from timers.api import strictjson
 from timers.api.serving import require_served
-from timers.cli.output import Format, Output, show_timer
+from timers.cli.output import Format, Output, show_lines, show_timer
 from timers.cli.session import Session, run
 from timers.errors import InvalidInput
+from timers.explain import explain as tell
 from timers.fleet import live_workers
 from timers.model import Timer
 from timers.spec import NewTimer, TimerChange
@@ -47,9 +48,23 @@ def create(
     _show(arm, output)
 
 
-def get(prefix: Prefix, id: Id, output: Output = Format.TABLE) -> None:
+def get(
+    prefix: Prefix,
+    id: Id,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell its story: why it was late, did not run …")] = False,
+    output: Output = Format.TABLE,
+) -> None:
     """Show a timer."""
-    _show(lambda session: session.client.get(prefix, id), output)
+    if not explain:
+        _show(lambda session: session.client.get(prefix, id), output)
+        return
+
+    async def story(session: Session) -> list[str]:
+        timer = await session.client.get(prefix, id)
+        return tell(timer, await session.store.now_ms())
+
+    lines = run(story)
+    show_lines(lines, output)
 
 
 def cancel(

@@ -12,7 +12,7 @@ from timers.store.scripts import reachable
 
 RECORD_FORMAT: Final = "1"
 NEEDED_FLAGS: Final = frozenset("Ex")
-_FLAGS: Final = "notify-keyspace-events"
+FLAGS: Final = "notify-keyspace-events"
 _ALL_EVENTS: Final = frozenset("g$lshzxetd")
 """What the flag `A` stands for."""
 
@@ -36,12 +36,12 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
     whether events arrive, and the sweep works without them."""
     async with reachable():
         try:
-            answer = {_text(name): _text(value) for name, value in (await redis.config_get(_FLAGS)).items()}
-            current = answer.get(_FLAGS, "")
+            answer = {_text(name): _text(value) for name, value in (await redis.config_get(FLAGS)).items()}
+            current = answer.get(FLAGS, "")
             missing = missing_flags(current)
             if not missing:
                 return FlagCheck(True, f"notify-keyspace-events is {current!r}")
-            await redis.config_set(_FLAGS, current + missing)
+            await redis.config_set(FLAGS, current + missing)
         except ResponseError as error:
             return FlagCheck(
                 None, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"

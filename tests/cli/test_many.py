@@ -1,0 +1,177 @@
+"""The commands on many timers and for operators: what they print, and how they exit."""
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from tests.cli.commands import CommandLine, Process
+from tests.waiting import eventually
+from timers.embedded import EmbeddedServer
+
+COMMANDS = ("ls", "stats", "prefixes", "pods", "doctor")
+
+
+def create(timers: CommandLine, number: int) -> None:
+    for i in range(number):
+        assert timers("create", "log", f"t{i}", "--in", f"{i + 1}h").code == 0
+
+
+def test_ls_shows_timers_by_due_time(timers: CommandLine) -> None:
+    create(timers, 3)
+    shown = timers("ls")
+    assert shown.code == 0
+    heading, *lines = shown.out.splitlines()
+    assert heading.split()[:4] == ["PREFIX", "ID", "STATUS", "DUE_AT"]
+    assert [line.split()[:3] for line in lines] == [["log", f"t{i}", "scheduled"] for i in range(3)]
+
+
+def test_ls_of_nothing_is_an_empty_list(timers: CommandLine) -> None:
+    assert timers("ls", "-o", "json").json == {"items": [], "next_cursor": None}
+    assert timers("ls", "-o", "jsonl").out == ""
+
+
+def test_ls_goes_on_with_its_cursor(timers: CommandLine) -> None:
+    create(timers, 5)
+    first = timers("ls", "--limit", "3", "-o", "json").json
+    second = timers("ls", "--limit", "3", "--cursor", first["next_cursor"], "-o", "json").json
+    assert [timer["id"] for timer in (*first["items"], *second["items"])] == [f"t{i}" for i in range(5)]
+
+
+def test_ls_says_on_stderr_that_there_is_more(timers: CommandLine) -> None:
+    create(timers, 3)
+    page = timers("ls", "--limit", "2", "-o", "jsonl")
+    assert [json.loads(line)["id"] for line in page.out.splitlines()] == ["t0", "t1"]
+    assert "--cursor" in page.err
+
+
+def test_ls_filters(timers: CommandLine) -> None:
+    create(timers, 3)
+    timers("cancel", "log", "t1")
+    for options, ids in ((("--status", "cancelled"), ["t1"]), (("--prefix", "other"), [])):
+        assert [timer["id"] for timer in timers("ls", *options, "-o", "json").json["items"]] == ids
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--status", "late"), ("--limit", "0"), ("--cursor", "?"), ("--due-after", "soon")]
+)
+def test_a_bad_option_is_wrong_usage_and_is_named(timers: CommandLine, option: str, value: str) -> None:
+    assert option in timers("ls", option, value).refusal(2)
+
+
+def test_stats_count(timers: CommandLine) -> None:
+    create(timers, 2)
+    stats = timers("stats", "-o", "json").json
+    assert stats["by_status"]["scheduled"] == 2
+    assert stats["by_prefix"]["log"]["scheduled"] == 2
+    table = timers("stats").out
+    assert "NOTIFICATIONS" in table
+    assert "log" in table
+
+
+def test_pause_and_resume_are_seen_among_the_prefixes(timers: CommandLine) -> None:
+    create(timers, 1)
+    assert timers("pause", "log", "-o", "json").json == {"prefix": "log", "paused": True}
+    assert timers("prefixes", "-o", "json").json[0]["paused"] is True
+    assert timers("resume", "log", "-o", "json").json == {"prefix": "log", "paused": False}
+    assert timers("prefixes", "-o", "json").json[0]["paused"] is False
+
+
+def test_get_explain_tells_the_story(timers: CommandLine) -> None:
+    create(timers, 1)
+    story = timers("get", "log", "t0", "--explain").out.splitlines()
+    assert "created" in story[0]
+    assert "not run yet" in story[-1]
+    assert isinstance(timers("get", "log", "t0", "--explain", "-o", "json").json, list)
+
+
+def levels(shown: Any) -> dict[str, str]:
+    return {check["check"]: check["level"] for check in shown}
+
+
+def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
+    shown = timers("doctor", "-o", "json")
+    assert shown.code == 0
+    assert levels(shown.json) == {
+        "server": "ok",
+        "eviction": "ok",
+        "persistence": "ok",
+        "flags": "ok",
+        "delivery": "ok",
+        "strangers": "ok",
+        "clock": "ok",
+        "shards": "warn",
+        "prefixes": "ok",
+    }
+
+
+def flags(redis: Redis) -> str:
+    return str(redis.config_get("notify-keyspace-events")["notify-keyspace-events"])
+
+
+def test_doctor_fails_without_notifications_and_fix_turns_them_on(timers: CommandLine, redis: Redis) -> None:
+    before = flags(redis)
+    redis.config_set("notify-keyspace-events", "K$")
+    try:
+        deaf = timers("doctor", "-o", "json")
+        assert deaf.code == 1
+        assert (levels(deaf.json)["flags"], levels(deaf.json)["delivery"]) == ("fail", "fail")
+        fixed = timers("doctor", "--fix", "-o", "json")
+        assert fixed.code == 0
+        assert (levels(fixed.json)["flags"], levels(fixed.json)["delivery"]) == ("ok", "ok")
+        assert set("K$Ex") <= set(flags(redis))
+    finally:
+        redis.config_set("notify-keyspace-events", before)
+
+
+def test_doctor_refuses_a_server_that_evicts(timers: CommandLine, redis: Redis) -> None:
+    redis.config_set("maxmemory", "1gb")
+    redis.config_set("maxmemory-policy", "volatile-ttl")
+    try:
+        shown = timers("doctor", "-o", "json")
+    finally:
+        redis.config_set("maxmemory-policy", "noeviction")
+        redis.config_set("maxmemory", "0")
+    assert shown.code == 1
+    assert levels(shown.json)["eviction"] == "fail"
+
+
+def test_doctor_sees_keys_of_strangers(timers: CommandLine, redis: Redis) -> None:
+    redis.set("session/abc", "theirs")
+    create(timers, 1)
+    (strangers,) = [c for c in timers("doctor", "-o", "json").json if c["check"] == "strangers"]
+    assert strangers["level"] == "warn"
+    assert "session/abc" in strangers["said"]
+    assert strangers["said"].startswith("1 of ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_form_of_output_is_what_it_says(timers: CommandLine, command: str) -> None:
+    create(timers, 1)
+    assert timers(command).out
+    json.loads(timers(command, "-o", "json").out)
+    for line in timers(command, "-o", "jsonl").out.splitlines():
+        json.loads(line)
+
+
+async def test_watch_tells_each_change_on_a_line_until_it_is_interrupted(
+    server: EmbeddedServer, redis: Redis, start: Callable[..., Process]
+) -> None:
+    redis.ping()
+    watching = start("watch", "--prefix", "log", TIMERS_REDIS_URL=server.url)
+
+    async def lines(number: int) -> list[Any] | None:
+        told = watching.out.splitlines()
+        return [json.loads(line) for line in told] if len(told) >= number else None
+
+    await eventually(lambda: lines(1), "the subscription stands")
+    for timer_id in ("t0", "t1"):
+        assert start("create", "log", timer_id, "--in", "1h", TIMERS_REDIS_URL=server.url).end().code == 0
+    told = await eventually(lambda: lines(3), "two changes are told")
+    assert [entry["event"] for entry in told] == ["open", "change", "change"]
+    assert [entry["id"] for entry in told[1:]] == ["t0", "t1"]
+    watching.signal(signal.SIGINT)
+    assert watching.end().code == 0

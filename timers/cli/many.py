@@ -1,0 +1,101 @@
+"""Owns the commands on many timers: ls, stats, watch."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from timers.cli.output import Format, Output, cell, show_document, show_records
+from timers.cli.session import Session, run
+from timers.feed import Event, event_json
+from timers.model import Timer
+from timers.store.queries import Page
+
+PrefixOption = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.")]
+
+_COLUMNS: Final = ("prefix", "id", "status", "due_at", "attempt", "failures", "version")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (ls, stats, watch):
+        app.command()(command)
+
+
+def ls(
+    prefix: PrefixOption = None,
+    *,
+    status: Annotated[str | None, typer.Option(metavar="STATUS", help="scheduled, running, completed …")] = None,
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only timers with this tag.")] = None,
+    due_after: Annotated[str | None, typer.Option(metavar="TIME", help="Due then or later.")] = None,
+    due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due earlier.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Timers on the page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """List timers, page by page: running ones first, then by due time."""
+    wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
+
+    async def page(session: Session) -> Page:
+        return await session.client.list(limit=limit, cursor=cursor, **wanted)
+
+    found = run(page)
+    if output is Format.JSON:
+        show_document({"items": [timer.to_json() for timer in found.items], "next_cursor": found.next_cursor}, output)
+        return
+    show_records([_line(timer, output) for timer in found.items], output)
+    if found.next_cursor is not None:
+        typer.echo(f"timers: there is more; --cursor {found.next_cursor}", err=True)
+
+
+def _line(timer: Timer, form: Format) -> Mapping[str, Any]:
+    shown = timer.to_json()
+    return {name: shown[name] for name in _COLUMNS} if form is Format.TABLE else shown
+
+
+def stats(output: Output = Format.TABLE) -> None:
+    """Show counts, lateness, what is overdue, and whether notifications arrive."""
+    found = run(lambda session: session.client.stats()).to_json()
+    if output is not Format.TABLE:
+        show_document(found, output)
+        return
+    late = found["lateness_ms"]
+    summary = {"notifications": found["notifications"], "overdue_ms": found["overdue_ms"], "pods": len(found["pods"])}
+    show_records([{**summary, **{f"late_{name}_ms": value for name, value in late.items()}}], output)
+    typer.echo()
+    by_prefix = [{"prefix": prefix, **counts} for prefix, counts in found["by_prefix"].items()]
+    show_records([*by_prefix, {"prefix": "all", **found["by_status"]}], output)
+
+
+def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Option("-o", "--output")] = None) -> None:
+    """Follow the timers' life until Ctrl-C: a line each, JSON where it is not for a terminal."""
+    as_table = output is Format.TABLE or (output is None and sys.stdout.isatty())
+
+    async def follow(session: Session) -> None:
+        async for event in session.client.events(prefix):
+            typer.echo(_told(event) if as_table else json.dumps(_as_object(event)))
+            sys.stdout.flush()
+
+    try:
+        run(follow)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # Whoever read has had enough. Python would complain of it once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _as_object(event: Event) -> dict[str, Any]:
+    name, data = event_json(event)
+    return {"event": name, **data}
+
+
+def _told(event: Event) -> str:
+    name, data = event_json(event)
+    if name != "change":
+        return f"-- {name} {data.get('count', '')}".rstrip()
+    key = f"{data['prefix']}:{data['id']}"
+    return f"{data['at']}  {data['status']:<9}  {key}  {cell(data['note'])}"

@@ -1,0 +1,53 @@
+"""Owns the commands for whoever keeps the service running: prefixes, pause, resume, pods, doctor."""
+
+from typing import Annotated
+
+import typer
+
+from timers.cli.output import Format, Output, show_record, show_records
+from timers.cli.session import run
+from timers.doctor import examine
+
+PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (prefixes, pause, resume, pods, doctor):
+        app.command()(command)
+
+
+def prefixes(output: Output = Format.TABLE) -> None:
+    """List the prefixes that have timers or a processor, or are paused."""
+    found = [view.to_json() for view in run(lambda session: session.client.prefixes())]
+    if output is Format.TABLE:
+        found = [{**view, "pods": len(view["pods"]), **view.pop("counts")} for view in found]
+    show_records(found, output)
+
+
+def pause(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
+    """Start no more timers of a prefix; those that run go on."""
+    run(lambda session: session.client.pause(prefix))
+    show_record({"prefix": prefix, "paused": True}, output)
+
+
+def resume(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
+    """Start timers of a prefix again."""
+    run(lambda session: session.client.resume(prefix))
+    show_record({"prefix": prefix, "paused": False}, output)
+
+
+def pods(output: Output = Format.TABLE) -> None:
+    """List the pods that are alive."""
+    show_records([pod.to_json() for pod in run(lambda session: session.client.pods())], output)
+
+
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="Turn missing notification flags on.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Check the server and prove that notifications arrive; exit 1 if something fails."""
+    checks = run(lambda session: examine(session.store, fix=fix))
+    show_records([check.to_json() for check in checks], output)
+    if any(check.level == "fail" for check in checks):
+        raise typer.Exit(1)
