@@ -98,14 +98,14 @@ async def test_touching_removes_due_triggers_and_expired_leases(real: Store) -> 
 
 async def test_no_more_triggers_than_the_limit_are_touched_at_once(real: Store) -> None:
     """A script that published many more could get a fast subscriber cut off."""
-    redis = real.connections.commands
+    redis: Any = real.connections.commands
     # Only what is touched may expire while this looks.
     await redis.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "0")
     try:
         await real.arm([arming(str(i), due="@1000") for i in range(NUDGE_LIMIT + 50)])
         await redis.config_resetstat()
         await real.nudge(0)
-        info: Any = await redis.info("stats")
+        info = await redis.info("stats")
     finally:
         await redis.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "1")
     assert info["expired_keys"] <= NUDGE_LIMIT
