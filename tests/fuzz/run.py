@@ -1,4 +1,4 @@
-"""Owns a run: a server, an API with a worker and processors for every prefix, and schemathesis as a process."""
+"""Owns a run: a server, an API with a worker, processors for every prefix and a key, and schemathesis as a process."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from typing import Final
 
 from tests.api.harness import running_api
 from tests.servers import start_server
+from timers.access import EVERYTHING, RIGHTS, make_key
 from timers.api.openapi import document
 from timers.model import Timer
 from timers.processor import Context, Processor, processor
@@ -46,8 +47,9 @@ async def fuzz(folder: Path, options: Sequence[str]) -> Ran:
     """Run schemathesis with these options over everything that the document names."""
     server = await start_server("redis", folder)
     try:
-        async with running_api(server.url, _processors(), works=True) as api:
-            return await _run(api.server.url, folder, options)
+        secret, key = make_key(EVERYTHING, frozenset(RIGHTS))
+        async with running_api(server.url, _processors(), works=True, keys=key.entry) as api:
+            return await _run(api.server.url, folder, ("--header", f"Authorization: Bearer {secret}", *options))
     finally:
         await server.stop()
 
