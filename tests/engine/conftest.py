@@ -4,12 +4,12 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 import structlog
 from redis.asyncio import Redis
 
+from tests.conftest import SharedServers
 from tests.engine.fleet import Fleet
-from tests.servers import FAMILIES, ServerHandle, binary_for, start_server
+from tests.servers import FAMILIES, ServerHandle
 from timers.embedded import Family
 
 
@@ -28,28 +28,19 @@ def _short_logs() -> Iterator[None]:
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Family:
-    """For tests that start and kill servers of their own."""
-    binary_for(request.param)
     found: Family = request.param
     return found
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=FAMILIES)
-async def running_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[ServerHandle]:
-    """One server for all tests that leave it alive."""
-    async with await start_server(request.param, tmp_path_factory.mktemp(request.param)) as server:
-        yield server
-
-
 @pytest.fixture
-async def server(running_server: ServerHandle) -> ServerHandle:
-    """That server, empty and with its settings as they were."""
-    async with Redis.from_url(running_server.url) as redis:
-        await redis.flushall()
+async def server(servers: SharedServers, family: Family) -> AsyncIterator[ServerHandle]:
+    """A server for tests that leave it alive: empty, and its settings are put back afterwards."""
+    shared = await servers.of(family)
+    async with Redis.from_url(shared.url) as redis:
+        await redis.flushdb()
         await redis.config_set("notify-keyspace-events", "Ex")
-    return running_server
+        yield shared
+        await redis.config_set("notify-keyspace-events", "Ex")
 
 
 @pytest.fixture
