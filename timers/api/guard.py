@@ -1,7 +1,8 @@
 """Owns who gets in and how far: from a request to a caller, from a caller to the calls and prefixes it may use."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
@@ -13,10 +14,13 @@ from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, keep_body
 from timers.api.livekeys import LiveKeys
 from timers.api.operations import Operation, operation_of
 from timers.api.tracing import Handler
-from timers.errors import Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
+from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
+from timers.logs import get_logger
 from timers.spec import check_id, check_prefix
 from timers.store.callers import Callers
 from timers.store.store import Quota
+
+_log = get_logger("timers.api")
 
 _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 """Whoever has a signing secret may do everything that a signature can cover."""
@@ -48,13 +52,18 @@ class Guard:
             return await handler(request)
         if operation is None:
             raise Forbidden("this address is not in the table of calls, so no key opens it")
-        caller = await self._caller(request, operation)
+        caller = await self._known(request, operation)
         with bound_contextvars(key=caller.id or None):
-            await self._admit(caller)
-            _check_prefix(caller, request)
-            _check_right(caller, operation)
+            with _refusals_logged(request):
+                await self._admit(caller)
+                _check_prefix(caller, request)
+                _check_right(caller, operation)
             _limit(caller, request)
             return await handler(request)
+
+    async def _known(self, request: web.Request, operation: Operation) -> Caller:
+        with _refusals_logged(request):
+            return await self._caller(request, operation)
 
     async def _caller(self, request: web.Request, operation: Operation) -> Caller:
         if "Authorization" not in request.headers and self._signatures and signing.is_signed(request.headers):
@@ -90,6 +99,16 @@ class Guard:
         wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
             raise RateLimited(f"more calls than the rate of key {caller.id} allows; the next in {wait_ms} ms", wait_ms)
+
+
+@contextmanager
+def _refusals_logged(request: web.Request) -> Iterator[None]:
+    """Whoever looks for a break-in wants to see the tries."""
+    try:
+        yield
+    except (Denied, NotFound) as error:
+        _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
+        raise
 
 
 def _token(request: web.Request) -> bytes:

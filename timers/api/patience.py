@@ -24,7 +24,8 @@ _DEADLINE: Final = web.RequestKey("deadline", asyncio.Timeout)
 async def answer_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
     """503 for a request whose answer takes too long."""
     operation = operation_of(request)
-    if operation is not None and operation.id in _UNBOUNDED:
+    # What is public does not wait for Redis, but for the readiness, which has a patience of its own.
+    if operation is not None and (operation.right is None or operation.id in _UNBOUNDED):
         return await handler(request)
     try:
         async with asyncio.timeout(PATIENCE_SECONDS) as deadline:

@@ -1,0 +1,139 @@
+"""Redis slow, or its answer lost: a bounded wait, a plain 503, and a create that can be repeated."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import done
+from tests.api.harness import Api, running_api
+from tests.api.keyed import new_key
+from tests.chaos.proxy import Proxy
+from tests.servers import start_server
+from tests.waiting import eventually
+from timers.api import health, patience
+from timers.embedded import EmbeddedServer
+
+HEADERS, KEY = new_key()
+TIMER = {"prefix": "test", "id": "one", "delay": "1h", "payload": 1}
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    server = await start_server("redis", tmp_path)
+    yield server
+    os.kill(server.pid, signal.SIGCONT)
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("POST", "/v1/timers", TIMER),
+        ("PUT", "/v1/timers/test/one", {"delay": "1h"}),
+        ("GET", "/v1/timers/test/one", None),
+        ("DELETE", "/v1/timers/test/one", None),
+        ("GET", "/v1/timers", None),
+        ("POST", "/v1/timers/batch", {"timers": [TIMER]}),
+        ("GET", "/v1/stats", None),
+    ],
+)
+@pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
+async def test_a_redis_that_does_not_answer_is_503_in_bounded_time_and_then_forgotten(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str, Any], keys: str | None
+) -> None:
+    async with running_api(own_server.url, [done], keys=keys) as api:
+        assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
+        monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(health, "ANSWER_SECONDS", 0.1)
+        os.kill(own_server.pid, signal.SIGSTOP)
+        reply = await api.call(*call, headers=HEADERS)
+        reply.problem(503, "redis-unavailable")
+        assert reply.headers["Retry-After"] == "1"
+        assert (await api.call("GET", "/healthz")).status == 200
+        assert (await api.call("GET", "/readyz")).status == 503
+        os.kill(own_server.pid, signal.SIGCONT)
+        monkeypatch.undo()
+
+        async def serves() -> bool:
+            return (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
+
+        await eventually(serves, "the API serves again by itself")
+        assert (await api.call("GET", "/readyz")).status == 200
+
+
+async def test_no_request_waits_behind_others_that_wait(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are connections to Redis, all of them told within the same patience."""
+    async with running_api(own_server.url, [done], keys=KEY.entry) as api:
+        assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
+        monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.3)
+        os.kill(own_server.pid, signal.SIGSTOP)
+        async with asyncio.timeout(5):  # one after the other they would take half a minute
+            replies = await asyncio.gather(*(api.call("GET", "/v1/timers", headers=HEADERS) for _ in range(90)))
+        assert {reply.status for reply in replies} == {503}
+
+
+async def test_the_clients_own_slowness_does_not_count(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.2)
+    loop = asyncio.get_running_loop()
+
+    async def dripping() -> AsyncIterator[bytes]:
+        until = loop.time() + 3 * patience.PATIENCE_SECONDS
+        yield b'{"prefix": "test", "id": "slow", "delay": "1h"'
+        while loop.time() < until:
+            yield b" "
+        yield b"}"
+
+    reply = await api.call("POST", "/v1/timers", data=dripping(), headers={"Content-Type": "application/json"})
+    assert reply.status == 201
+
+
+async def test_metrics_are_answered_while_redis_is_away(tmp_path: Path) -> None:
+    server = await start_server("redis", tmp_path)
+    async with running_api(server.url, [done], keys=KEY.entry) as api:
+        assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
+        server.kill()
+
+        async def keys_are_stale() -> bool:
+            return (await api.call("GET", "/v1/stats", headers=HEADERS)).status == 503
+
+        await eventually(keys_are_stale, "Redis is known to be away")
+        async with api.session.get(api.server.url + "/metrics", headers=HEADERS) as response:
+            assert response.status == 200
+        async with api.session.get(api.server.url + "/metrics") as response:
+            assert response.status == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/v1/timers/test/one", {"delay": "1h", "payload": 1}),
+        ("POST", "/v1/timers", {**TIMER, "if_exists": "keep"}),
+        ("POST", "/v1/timers", {**TIMER, "if_exists": "replace"}),
+        ("POST", "/v1/timers/batch", {"timers": [{**TIMER, "if_exists": "keep"}]}),
+    ],
+    ids=["put", "keep", "replace", "batch"],
+)
+async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
+    own_server: EmbeddedServer, method: str, path: str, body: Any
+) -> None:
+    async with await Proxy.start(own_server.url) as proxy, running_api(proxy.url, [done]) as api:
+        await api.create("warm")  # the server has the script
+        await api.client.cancel("test", "warm", purge=True)
+        lost = asyncio.create_task(proxy.lose_reply("arm"))
+        await asyncio.sleep(0)
+        (await api.call(method, path, body)).problem(503, "redis-unavailable")
+        assert await lost > 0  # bytes: Redis had done it and said so
+        async with running_api(own_server.url, [done]) as other:
+            assert (await other.call("GET", "/v1/timers/test/one")).body["payload"] == 1
+        again = await api.call(method, path, body)
+        assert again.status == 200
+        timers = (await api.client.list()).items
+        assert [(timer.id, timer.payload, timer.attempt) for timer in timers] == [("one", 1, 0)]
+        assert await api.client.counts() == {"test": {timers[0].status: 1}}
