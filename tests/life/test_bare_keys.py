@@ -1,4 +1,4 @@
-"""Bare keys as the scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
+"""Bare keys as scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
 
 from tests.engine.fleet import Calls, Fleet, notes
 from tests.waiting import eventually
@@ -36,8 +36,18 @@ class TestChanges:
         assert (timer.payload, timer.due_ms, timer.version) == ("from the API", changed.due_ms, changed.version)
         assert await fleet.redis.pttl("note:{0}:x") > 0
 
+    async def test_a_key_set_again_with_a_shorter_life_fires_when_that_is_over(self, fleet: Fleet) -> None:
+        calls = Calls()
+        await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", '{"n":1}', px=HOUR_MS)
+        await adopted(fleet, "x")
+        await fleet.redis.set("note:x", '{"n":1}', px=1)
+        timer = await fleet.completed("x")
+        assert [seen.payload for seen in calls.timers] == [{"n": 1}]
+        assert timer.occurrence == 1
+
     async def test_an_expiry_told_late_does_not_fire_the_key_that_was_set_since(self, fleet: Fleet) -> None:
-        """SET over a key that is due but not yet deleted announces the old one; the scan may be faster than the event."""
+        """SET over a key that is due but not yet deleted announces the old one; a scan may be faster than the event."""
         bare = BareKeys(fleet.store)
         await fleet.redis.set("note:x", "1", px=HOUR_MS)
         assert await bare.adopt(0, {X: b"1"}) == ["adopted"]

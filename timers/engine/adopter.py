@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from timers.engine.canary import Canary
+from timers.engine.intake import LATER_SECONDS
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
@@ -19,6 +20,9 @@ from timers.store.bare import BareKeys, Gone
 from timers.store.store import Identity
 
 LOOK_BATCH: Final = 500
+ANNOUNCED_SECONDS: Final = 2 * LATER_SECONDS
+"""How long after it was heard an expiry may still be on its way from the pod that announces it."""
+
 DUTY: Final = 4
 """A scan rests this many times as long as it works, so that it never takes more than a fifth of a core."""
 
@@ -97,12 +101,18 @@ class Adopter:
             del self._doubtful[identity]
 
     async def _judge(self, shard: int, gone: Sequence[Gone], seen_at: float) -> None:
-        """Deleted, where this pod has listened since before the due time and has heard the canary since it first saw
-        the key missing; expired unheard, where it has not listened all along; else wait."""
-        unheard = [timer for timer in gone if self._canary.listening_since_ms >= timer.due_ms or self._canary.is_deaf()]
+        """Expired unheard, where the due time has passed and this pod has not listened all along since before it;
+        deleted, where it has heard the canary well after it first saw the key missing; else wait."""
+        unheard = [timer for timer in gone if self._may_be_unheard(timer)]
         await self._bare.conclude(shard, unheard, deleted=False)
         doubtful = [timer for timer in gone if timer not in unheard]
-        deleted = [t for t in doubtful if self._doubtful.setdefault((t.prefix, t.id), seen_at) < self._canary.sang_at]
+        first_seen = [self._doubtful.setdefault((timer.prefix, timer.id), seen_at) for timer in doubtful]
+        heard_until = self._canary.sang_at - ANNOUNCED_SECONDS
+        deleted = [timer for timer, at in zip(doubtful, first_seen, strict=True) if at < heard_until]
         await self._bare.conclude(shard, deleted, deleted=True)
         for timer in (*unheard, *deleted):
             self._doubtful.pop((timer.prefix, timer.id), None)
+
+    def _may_be_unheard(self, timer: Gone) -> bool:
+        has_passed = timer.due_ms <= self._pod.store.clock.now_ms()
+        return has_passed and (self._canary.listening_since_ms >= timer.due_ms or self._canary.is_deaf())

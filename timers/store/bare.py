@@ -20,7 +20,7 @@ ANNOUNCE_BATCH: Final = 250
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """An adopted timer whose key is gone at or after its due time: expired unheard, or deleted just before."""
+    """An adopted timer whose key is gone: deleted, or expired and not yet announced."""
 
     prefix: str
     id: str
@@ -89,8 +89,7 @@ class BareKeys:
         return [code.decode() for code in await self._store.run("announce", shard, arguments)]
 
     async def look(self, shard: int, start: int, most: int) -> tuple[list[Gone], int]:
-        """Look at adopted timers in order of due time. Those whose key was deleted before due are cancelled; answers
-        those whose key is gone since, and how many were looked at."""
+        """Look at adopted timers in order of due time. Answers those whose key is gone, and how many were looked at."""
         gone, looked = await self._store.run("review", shard, ["look", start, most])
         pairs = [(gone[i].decode().partition(":"), float(gone[i + 1])) for i in range(0, len(gone), 2)]
         return [Gone(prefix, timer_id, int(due)) for (prefix, _, timer_id), due in pairs], int(looked)

@@ -2,8 +2,8 @@
 --
 -- ARGV[2]  `look`: answer those whose key is gone; `deleted`: cancel those given; `expired`: make those given due
 -- ARGV[3…] for `look` two: the rank to begin at and the most to look at; else two for each timer: prefix, id
--- Answer   {now, {member, due, …}, looked}: for `look` the timers whose key is gone though they are not due yet, or whose
---          key has lost its TTL (both cancelled here), are left out; else the timers that were changed
+-- Answer   {now, {member, due, …}, looked}: for `look` the timers whose key is gone, due or not (one whose key has lost its
+--          TTL is cancelled here and left out); else the timers that were changed
 
 local gone = {}
 
@@ -30,7 +30,6 @@ local function look(member, due)
   local left = redis.call('PTTL', member)
   if left == -1 then return finish(member, 'its bare key lost its TTL') end
   if left ~= -2 then return end
-  if tonumber(due) > now then return finish(member, 'its bare key was deleted') end
   gone[#gone + 1] = member
   gone[#gone + 1] = due
 end
