@@ -1,0 +1,205 @@
+"""What pods do, as steps of the machine: claim, end runs in time or late, rescue, extend, abandon, expel, list."""
+
+from collections import Counter
+from random import Random
+from typing import Final
+
+from hypothesis import strategies as st
+
+from tests.property.life.world import IDENTITIES, SHARDS, World, identities, outcomes, pods, prefixes, verb
+from timers.decide import decide
+from timers.durations import DAY_MS, HOUR_MS
+from timers.model import Status, Timer
+from timers.outcome import Outcome
+from timers.processor import Limits
+from timers.spec import RetryPolicy
+from timers.store import keys
+from timers.store.queries import Filter, Queries
+from timers.store.store import Identity, Settlement
+
+LEASE_MS: Final = HOUR_MS
+"""Leases expire when a step makes them."""
+
+RETENTION_MS: Final = 14 * DAY_MS
+ONE_TRY_MORE: Final = RetryPolicy(max_attempts=2, backoff="fixed", base="0s")
+HELD_LIMIT: Final = 10
+
+
+class PodVerbs(World):
+    """The verbs of the engine."""
+
+    @verb(prefix=prefixes, paused=st.booleans(), pod=pods)
+    def pause(self, *, prefix: str, paused: bool, pod: str) -> None:
+        changed = self.do(self.store.pause(prefix, paused=paused))
+        assert changed is (paused is not (prefix in self.oracle.paused))
+        (self.oracle.paused.add if paused else self.oracle.paused.discard)(prefix)
+        self.happened("pause" if paused else "resume")
+        self.claim_of_all_shards(pod, prefix, 2, None)
+
+    @verb(pod=pods, prefix=prefixes, most=st.integers(1, 5), concurrency=st.sampled_from([None, None, 1, 2]))
+    def claim(self, *, pod: str, prefix: str, most: int, concurrency: int | None) -> None:
+        self.claim_of_all_shards(pod, prefix, most, concurrency)
+
+    def claim_of_all_shards(self, pod: str, prefix: str, most: int, concurrency: int | None) -> None:
+        for shard in range(SHARDS):
+            self._claim(shard, pod, prefix, most, concurrency)
+
+    def _claim(self, shard: int, pod: str, prefix: str, most: int, concurrency: int | None) -> None:
+        room = most if concurrency is None else min(most, concurrency - self._running(prefix))
+        paused = prefix in self.oracle.paused
+        due = [i for i in self.oracle.due(prefix, self.do(self.store.now_ms())) if self.store.shard_of(*i) == shard]
+        claimed = self.do(
+            self.store.claim(
+                shard,
+                [(prefix, most)],
+                pod=pod,
+                lease_ms=LEASE_MS,
+                cause="event",
+                limits={prefix: Limits(concurrency)},
+            )
+        )
+        got = [(timer.prefix, timer.id) for timer in claimed.timers]
+        assert not claimed.quarantined
+        assert got == ([] if paused else due[: max(room, 0)])
+        assert (prefix in claimed.more) is (len(got) >= most)
+        for timer in claimed.timers:
+            self._take(shard, timer, pod)
+            self.oracle.claim((timer.prefix, timer.id), timer.token, pod, "event")
+        self._tell_claim(due, got, room, most, paused=paused)
+
+    def _tell_claim(self, due: list[Identity], got: list[Identity], room: int, most: int, *, paused: bool) -> None:
+        told = {
+            "claim": bool(got),
+            "claim of a batch": len(got) > 1,
+            "claim of a paused queue": paused and bool(due),
+            "claim at the limit": len(got) < min(len(due), most) and not paused,
+            "claim in order": bool(got) and len(got) < len(due) and room > 0,
+        }
+        for what, true in told.items():
+            self.seen[what] += true
+
+    def _running(self, prefix: str) -> int:
+        return sum(i[0] == prefix for i in self.oracle.of_status(Status.RUNNING))
+
+    def _take(self, shard: int, timer: Timer, pod: str) -> None:
+        """A token is above all that were ever given in the shard."""
+        assert timer.token > self.top_token[shard]
+        self.top_token[shard] = timer.token
+        assert timer.lease is not None
+        assert timer.lease.pod == pod
+        self.held = [*self.held, timer][-HELD_LIMIT:]
+
+    @verb(pod=pods, which=st.integers(0), outcome=outcomes, keeps=st.sampled_from([True, True, True, False]))
+    def settle(self, *, pod: str, which: int, outcome: Outcome, keeps: bool) -> None:
+        runs = [timer for timer in self.held if self._runs(timer)]
+        if runs:
+            self.end(runs[which % len(runs)], pod, outcome, keeps=keeps)
+
+    @verb(pod=pods, which=st.integers(0), outcome=outcomes)
+    def settle_late(self, *, pod: str, which: int, outcome: Outcome) -> None:
+        """A pod that has lost its run, or has ended it before and did not hear the answer: it must change nothing."""
+        late = [timer for timer in self.held if not self._runs(timer)]
+        if late:
+            self.end(late[which % len(late)], pod, outcome, keeps=True)
+
+    def _runs(self, timer: Timer) -> bool:
+        life = self.oracle.lives.get((timer.prefix, timer.id))
+        return life is not None and life.status is Status.RUNNING and life.token == timer.token
+
+    def end(self, timer: Timer, pod: str, outcome: Outcome, *, keeps: bool) -> None:
+        after = decide(timer, outcome, self.do(self.store.now_ms()), ONE_TRY_MORE, Random(0))
+        shard = self.store.shard_of(timer.prefix, timer.id)
+        retention_ms = RETENTION_MS if keeps else 0
+        (code,) = self.do(self.store.settle(shard, [Settlement(timer, after)], pod=pod, retention_ms=retention_ms))
+        assert code == self.oracle.settle(timer, after, pod, keeps=keeps)
+        self.happened(f"settle: {code}")
+        if code == "settled":
+            self.happened(type(outcome).__name__)
+
+    @verb(which=st.integers(0))
+    def expire(self, *, which: int) -> None:
+        """A lease runs out."""
+        leased = [i for i in self.oracle.of_status(Status.RUNNING) if self.oracle.lives[i].leased]
+        if leased:
+            self.let_expire(leased[which % len(leased)])
+
+    def let_expire(self, identity: Identity) -> None:
+        member, root = ":".join(identity), keys.root(self.store.shard_of(*identity))
+        self.do(self.redis.delete(f"{root}lease:{member}"))
+        self.do(self.redis.zadd(f"{root}leases", {member: self.base_ms}))
+        self.oracle.lives[identity].leased = False
+        self.happened("expire")
+
+    @verb(pod=pods, some=st.lists(identities, min_size=1, max_size=4, unique=True))
+    def rescue(self, *, pod: str, some: list[Identity]) -> None:
+        """Some are orphans; the others must be left alone."""
+        for shard in range(SHARDS):
+            asked = [i for i in some if self.store.shard_of(*i) == shard]
+            rescued = self.do(self.store.rescue(shard, asked, pod=pod, lease_ms=LEASE_MS)).timers
+            assert [(t.prefix, t.id) for t in rescued] == [i for i in asked if self.oracle.may_rescue(i)]
+            for timer in rescued:
+                self._take(shard, timer, pod)
+                self.oracle.rescue((timer.prefix, timer.id), timer.token, pod)
+                self.happened("rescue")
+
+    @verb(pod=pods, which=st.integers(0))
+    def extend(self, *, pod: str, which: int) -> None:
+        timer = self.held[which % len(self.held)]
+        shard = self.store.shard_of(timer.prefix, timer.id)
+        lost = self.do(self.store.extend(shard, [timer], pod=pod, lease_ms=LEASE_MS))
+        goes_on = self.oracle.extend(timer, pod)
+        assert lost == ([] if goes_on else [timer])
+        self.happened("extend" if goes_on else "extend: lost")
+
+    @verb(pod=pods, prefix=prefixes, most=st.integers(1, 3))
+    def abandon(self, *, pod: str, prefix: str, most: int) -> None:
+        for shard in range(SHARDS):
+            mine = [i for i in self.oracle.due(prefix, self.base_ms - 1) if self.store.shard_of(*i) == shard][:most]
+            ids = self.do(self.store.abandon(shard, prefix, due_before_ms=self.base_ms, most=most, pod=pod))
+            assert [(prefix, timer_id) for timer_id in ids] == mine
+            self.oracle.abandon(mine, pod)
+            self.seen["abandon"] += len(mine)
+
+    @verb(most=st.integers(0, 2))
+    def expel(self, *, most: int) -> None:
+        """Everything finished is past a retention that ends now."""
+        before = {i for i, life in self.oracle.lives.items() if life.status.finished}
+        removed = sum(self.do(self.store.expel(shard, retention_ms=-1, most=most)) for shard in range(SHARDS))
+        left = {i for i, t in zip(before, self.do(self.store.get(list(before))), strict=True) if t is not None}
+        of_shards = Counter(self.store.shard_of(*i) for i in before)
+        assert removed == len(before) - len(left) == sum(min(most, n) for n in of_shards.values())
+        for identity in before - left:
+            del self.oracle.lives[identity]
+        self.seen["expel"] += removed
+
+    @verb()
+    def nudge(self) -> None:
+        due: dict[str, int] = {}
+        orphans: set[Identity] = set()
+        for shard in range(SHARDS):
+            nudged = self.do(self.store.nudge(shard))
+            orphans.update(nudged.orphans)
+            due.update(nudged.due)
+        waiting = {i[0] for i in IDENTITIES if self.oracle.due(i[0], self.do(self.store.now_ms()))}
+        assert set(due) == waiting - self.oracle.paused
+        assert orphans == self.oracle.orphans()
+        self.seen["nudge: orphans"] += bool(orphans)
+
+    @verb(prefix=st.one_of(st.none(), prefixes), status=st.one_of(st.none(), st.sampled_from(Status)))
+    def page(self, *, prefix: str | None, status: Status | None) -> None:
+        """Page after page, each timer once, the running first."""
+        listed: list[Timer] = []
+        cursor: str | None = None
+        while cursor is not None or not listed:
+            page = self.do(Queries(self.store).page(Filter(prefix=prefix, status=status), limit=3, cursor=cursor))
+            listed, cursor = [*listed, *page.items], page.next_cursor
+            if cursor is None:
+                break
+        wanted = {
+            identity: life.status
+            for identity, life in self.oracle.lives.items()
+            if prefix in (None, identity[0]) and status in (None, life.status)
+        }
+        assert {(timer.prefix, timer.id): timer.status for timer in listed} == wanted
+        assert len(listed) == len(wanted)
+        self.seen["page"] += len(listed) > 3

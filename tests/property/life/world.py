@@ -1,0 +1,135 @@
+"""The machine's world: a real server and the oracle side by side, what a step is, and what is drawn for it."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine
+
+from tests.conservation import conserved
+from tests.property.oracle import Oracle
+from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS
+from timers.model import Status, Timer
+from timers.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
+from timers.store.bare import BareKeys
+from timers.store.connect import connect
+from timers.store.server import fix_shards
+from timers.store.store import Identity, Store
+
+T = TypeVar("T")
+Choice = tuple[Status | None, int]
+
+SHARDS: Final = 2
+PATIENCE_SECONDS: Final = 4.0
+"""A run that takes longer stands still: then the lock of a bare key expires, and what is due becomes a backlog."""
+
+IDENTITIES: Final = [(prefix, timer_id) for prefix in ("mail", "push") for timer_id in ("1", "2", "3", "4", "5")]
+VALUES: Final = [b'{"n":1}', b"[2]", b"not json", b"\xff"]
+
+identities = st.sampled_from(IDENTITIES)
+choices = st.tuples(st.sampled_from([None, *Status]), st.integers(0, len(IDENTITIES) - 1))
+"""A timer by number among those of a status, or of all."""
+prefixes = st.sampled_from(["mail", "push"])
+pods = st.sampled_from(["a", "b", "c"])
+offsets = st.sampled_from([-4000, -3000, -3000, -2000, HOUR_MS, 2 * HOUR_MS])
+versions = st.sampled_from([None, None, "right", "wrong"])
+edit_locks = st.sampled_from([0, MINUTE_MS, DAY_MS])
+wishes = st.sampled_from(
+    [
+        {},
+        {"payload": {"n": 1}},
+        {"repeat": {"every": "1h", "count": 3}, "payload": 1},
+        {"retry": {"backoff": ["1s", "1h"]}},
+        {"tags": ["x"], "missed": "skip"},
+    ]
+)
+outcomes: st.SearchStrategy[Outcome] = st.sampled_from(
+    [
+        Done(),
+        Rearm(after="1h"),
+        Rearm(after=0, payload=[3]),
+        Failed("ValueError", "broken\nin two lines", final=True),
+        Failed("ValueError", "broken"),
+        Snooze("not yet", 0),
+        HandBack("draining"),
+        Missed(5000),
+        Exhausted("its pods died"),
+    ]
+)
+
+
+Step = TypeVar("Step", bound=Callable[..., None])
+STEPS: Final[list[st.SearchStrategy[tuple[str, dict[str, Any]]]]] = []
+
+
+def verb(**arguments: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
+    """A method that a step may call with arguments drawn so."""
+
+    def note(method: Step) -> Step:
+        STEPS.append(st.tuples(st.just(method.__name__), st.fixed_dictionaries(arguments)))
+        return method
+
+    return note
+
+
+class World(RuleBasedStateMachine):
+    """`seen` counts what has happened, over all runs of the machine."""
+
+    def __init__(self, runner: asyncio.Runner, url: str, seen: Counter[str]) -> None:
+        super().__init__()
+        self._runner, self.seen = runner, seen
+        connections = connect(url)
+        self.redis = connections.commands
+        self.do(self.redis.flushdb())
+        self.store = Store(connections, shards=self.do(fix_shards(self.redis, SHARDS)))
+        self.bare = BareKeys(self.store)
+        self.oracle = Oracle()
+        self.held: list[Timer] = []
+        """The newest runs that any pod was given, most of them ended."""
+        self.heard: Counter[Identity] = Counter()
+        """How often each bare key has expired."""
+        self.base_ms = self.now_ms = self.do(self.store.now_ms()) // 1000 * 1000
+        self.top_token = [0] * SHARDS
+        self._began = time.monotonic()
+
+    def do(self, call: Awaitable[T]) -> T:
+        return self._runner.get_loop().run_until_complete(_awaited(call))
+
+    def teardown(self) -> None:
+        self.do(conserved(self.store))
+        self.do(self.store.connections.close())
+
+    @property
+    def stands_still(self) -> bool:
+        return time.monotonic() - self._began > PATIENCE_SECONDS
+
+    def happened(self, what: str) -> None:
+        self.seen[what] += 1
+
+    def at(self, offset_ms: int) -> int:
+        """Seconds back, always of the same few times, so that several are due at once; or far ahead."""
+        return self.base_ms + offset_ms
+
+    def the(self, choice: Choice) -> Identity:
+        status, number = choice
+        there = self.oracle.of_status(status) if status is not None else []
+        return there[number % len(there)] if there else IDENTITIES[number]
+
+    def version(self, identity: Identity, wanted: str | None) -> int | None:
+        life = self.oracle.lives.get(identity)
+        here = 1 if life is None else life.version
+        return {None: None, "right": here, "wrong": here + 1}[wanted]
+
+    def changed_ms(self, timer: Timer | None) -> int:
+        """When the server made a change, by its own clock, which never goes back."""
+        assert timer is not None
+        assert self.now_ms <= timer.updated_ms <= self.do(self.store.now_ms())
+        self.now_ms = timer.updated_ms
+        return timer.updated_ms
+
+
+async def _awaited(call: Awaitable[T]) -> T:
+    return await call

@@ -1,0 +1,109 @@
+"""Random operations on the real scripts of a real server, compared step by step with the oracle.
+
+No step waits for time to pass: due times lie seconds back or an hour ahead; a lease or a bare key is made to expire.
+"""
+
+import asyncio
+from collections import Counter
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+
+from tests.property.life.barekeys import BareVerbs
+from tests.property.life.callers import CallerVerbs
+from tests.property.life.content import expected_content, stored_content
+from tests.property.life.pods import PodVerbs
+from tests.property.life.world import IDENTITIES, STEPS, VALUES
+from tests.servers import FAMILIES, start_server
+from timers.durations import HOUR_MS
+from timers.model import Status
+from timers.outcome import Done, Failed, Snooze
+from timers.store.store import Arming
+
+ROUND: Final = settings(deadline=None, max_examples=12, stateful_step_count=60, suppress_health_check=list(HealthCheck))
+ROUNDS: Final = 2
+"""One on each family's server, and more until every verb has succeeded."""
+ROUNDS_LIMIT: Final = 30
+
+VERBS: Final = frozenset(
+    {
+        *("arm: created", "arm: replaced", "arm: kept", "arm: exists", "arm: running", "arm: locked"),
+        *("cancel: cancelled", "cancel: purged", "cancel: running", "cancel: locked", "cancel: version"),
+        *("cancel: finished", "cancel: missing"),
+        *("change: changed", "change: running", "change: finished", "change: locked", "change: version"),
+        *("fire: changed", "retry: changed", "retry: scheduled", "retry: completed", "retry: running"),
+        *("claim", "claim of a batch", "claim of a paused queue", "claim at the limit", "claim in order"),
+        *("settle: settled", "settle: already", "settle: fenced", "settle: missing"),
+        *("Done", "Rearm", "Failed", "Snooze", "HandBack", "Missed", "Exhausted"),
+        *(
+            "expire",
+            "rescue",
+            "extend",
+            "extend: lost",
+            "pause",
+            "resume",
+            "abandon",
+            "expel",
+            "nudge: orphans",
+            "page",
+        ),
+        *("adopt: adopted", "adopt: moved", "adopt: same", "adopt: gone", "adopt: running"),
+        *("announce: due", "announce: known", "announce: running"),
+        *("look: never expires", "conclude: deleted", "conclude: expired"),
+    }
+)
+"""What must each have happened at least once over the whole test."""
+
+
+class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
+    """One db from its first timer on."""
+
+    @initialize()
+    def live_a_little(self) -> None:
+        """Something of everything, so that each verb finds what it acts on."""
+        self.arm_all([Arming(prefix, timer_id, f"@{self.at(-3000)}", {}) for prefix, timer_id in IDENTITIES[2:]])
+        self.claim_of_all_shards("a", "push", 4, None)
+        self.claim_of_all_shards("b", "mail", 1, None)
+        for ending in (Done(), Failed("Fail", "no", final=True), Snooze("not yet", "1h")):
+            self.end(self.held[0], "a", ending, keeps=True)
+            self.held.append(self.held.pop(0))
+        self.let_expire(self.oracle.of_status(Status.RUNNING)[0])
+        for identity in IDENTITIES[:2]:
+            self.put_bare(identity, VALUES[0], HOUR_MS)
+        self.take_in({IDENTITIES[0]: VALUES[0]})
+
+    @rule(step=st.deferred(lambda: st.one_of(STEPS)))
+    def step(self, step: tuple[str, dict[str, Any]]) -> None:
+        """Any verb, each as likely as the other: a choice of rules would leave out some in most runs."""
+        name, arguments = step
+        if not self.stands_still:
+            getattr(self, name)(**arguments)
+
+    @invariant()
+    def the_db_holds_what_the_oracle_holds(self) -> None:
+        """Records and conservation: indexes, counters and keys are those of the timers that are there, and no more."""
+        assert self.do(stored_content(self.redis)) == expected_content(self.oracle, self.store, self.base_ms)
+
+
+@pytest.mark.timeout(600)  # a failure is made small before it is shown
+def test_lives_are_those_of_the_oracle(tmp_path: Path) -> None:
+    """Until every verb has succeeded, on servers of both families."""
+    seen: Counter[str] = Counter()
+    with asyncio.Runner() as runner:
+        servers = [runner.run(start_server(family, tmp_path / family)) for family in FAMILIES]
+        try:
+            for rounds, server in enumerate(islice(cycle(servers), ROUNDS_LIMIT), 1):
+                machine: Any = partial(LifeMachine, runner, server.url, seen)  # wanted as a class, used as a callable
+                run_state_machine_as_test(machine, settings=ROUND)
+                if rounds >= ROUNDS and set(+seen) >= VERBS:
+                    break
+        finally:
+            for server in servers:
+                runner.run(server.stop())
+    assert not VERBS - set(+seen)
