@@ -25,8 +25,8 @@ STALL_SECONDS: Final = 30.0
 class EventRoutes:
     """`/v1/events`."""
 
-    def __init__(self, client: TimerClient, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
-        self._client, self._heartbeat_seconds = client, heartbeat_seconds
+    def __init__(self, client: TimerClient) -> None:
+        self._client = client
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -55,7 +55,7 @@ class EventRoutes:
         """Write what happens, all that waits at a time, until the feed ends."""
         while True:
             try:
-                async with asyncio.timeout(self._heartbeat_seconds):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
                     event = await listener.next()
             except TimeoutError:
                 await _write(response, b": still here\n\n")

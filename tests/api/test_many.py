@@ -1,0 +1,188 @@
+"""Lists, batches and actions over HTTP."""
+
+import json
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from tests.api.harness import Api, Reply
+from timers.actions import REASONS
+from timers.api.body import BATCH_LIMIT_BYTES
+from timers.api.problems import KINDS
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+def wish(timer_id: str, **fields: Any) -> dict[str, Any]:
+    return {"prefix": "test", "id": timer_id, "delay": "1h", **fields}
+
+
+async def batch(api: Api, *timers: Any) -> Reply:
+    return await api.call("POST", "/v1/timers/batch", {"timers": list(timers)})
+
+
+async def lines(api: Api, text: str) -> Reply:
+    return await api.call("POST", "/v1/timers/batch", data=BytesIO(text.encode()), headers=NDJSON)
+
+
+async def act(api: Api, action: str, **wishes: Any) -> Reply:
+    return await api.call("POST", "/v1/timers/actions", {"action": action, **wishes})
+
+
+async def test_pages_join_to_the_whole_list(api: Api) -> None:
+    await batch(api, *[wish(f"t{i:02}", delay=f"{i + 1}h") for i in range(25)])
+    seen: list[str] = []
+    cursor = None
+    while cursor is not None or not seen:
+        page = await api.call("GET", "/v1/timers?limit=10" + (f"&cursor={cursor}" if cursor else ""))
+        assert page.status == 200
+        seen += [timer["id"] for timer in page.body["items"]]
+        cursor = page.body["next_cursor"]
+    assert seen == [f"t{i:02}" for i in range(25)]
+
+
+async def test_a_listed_timer_is_the_timer(api: Api) -> None:
+    created = (await api.create(tags=["vip"], payload=[1])).body
+    assert (await api.call("GET", "/v1/timers?prefix=test&tag=vip&status=scheduled")).body["items"] == [created]
+    assert (await api.call("GET", "/v1/timers?tag=other")).body == {"items": [], "next_cursor": None}
+
+
+async def test_due_bounds_take_both_forms_of_a_time(api: Api) -> None:
+    due_ms = 4_000_000_000_000
+    await batch(api, wish("x", delay=None, due_at=2_000_000_000_000), wish("y", delay=None, due_at=2_000_000_060_000))
+    for after, before, ids in (
+        ("2000000000000", "2000000060000", ["x"]),
+        ("2033-05-18T03:34:20Z", str(due_ms), ["y"]),
+    ):
+        page = await api.call("GET", f"/v1/timers?due_after={after}&due_before={before}")
+        assert [timer["id"] for timer in page.body["items"]] == ids
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(
+            "limit=0",
+            "limit=1001",
+            "limit=ten",
+            "limit=-1",
+            "limit=1e2",
+            "limit=٣",
+            "limit=",
+            "status=late",
+            "prefix=A",
+        ),
+        *("prefix=timers", "tag=", "due_after=soon", "due_before=2026-11-21", "cursor=x", "cursor=", "sort=due"),
+        "limit=5&limit=6",
+    ],
+)
+async def test_a_bad_parameter_is_named(api: Api, query: str) -> None:
+    assert (await api.call("GET", f"/v1/timers?{query}")).bad_fields() == [query.partition("=")[0]]
+
+
+async def test_a_batch_has_a_result_for_each_timer_in_order(api: Api) -> None:
+    await api.create("taken")
+    reply = await batch(
+        api,
+        wish("new"),
+        wish("taken"),
+        wish("taken", if_exists="keep"),
+        wish("bad", delay="soon"),
+        wish("x", prefix="nobody"),
+        "no object",
+        wish("last"),
+    )
+    assert reply.status == 200
+    assert [result["status"] for result in reply.body["results"]] == [201, 409, 200, 422, 422, 422, 201]
+    assert reply.body["results"][0]["timer"] == (await api.call("GET", "/v1/timers/test/new")).body
+    problems = [result["problem"] for result in reply.body["results"] if "problem" in result]
+    assert [problem["type"].rpartition(":")[2] for problem in problems] == [
+        *("already-exists", "invalid-input", "no-processor", "invalid-input")
+    ]
+    assert problems[1]["errors"][0]["field"] == "delay"
+
+
+async def test_a_batch_of_lines_is_as_strict_on_each_as_on_a_body(api: Api) -> None:
+    reply = await lines(
+        api,
+        "\n".join(
+            [
+                json.dumps(wish("a")),
+                '{"prefix": "test", "prefix": "test", "delay": "1h"}',
+                "{not json",
+                '{"prefix": "test", "delay": NaN}',
+                "",
+                json.dumps(wish("b")),
+            ]
+        ),
+    )
+    assert [result["status"] for result in reply.body["results"]] == [201, 422, 422, 422, 201]
+
+
+async def test_a_batch_of_a_thousand_is_taken_and_one_more_is_not(api: Api) -> None:
+    full = [wish(f"t{i}") for i in range(1000)]
+    results = (await batch(api, *full)).body["results"]
+    assert {result["status"] for result in results} == {201}
+    assert [result["timer"]["id"] for result in results] == [timer["id"] for timer in full]
+    assert (await batch(api, *full, wish("more"))).bad_fields() == ["timers"]
+    assert (await lines(api, "{}\n" * 1001)).bad_fields() == ["timers"]
+
+
+async def test_one_timer_twice_in_a_batch_is_armed_once(api: Api) -> None:
+    assert [result["status"] for result in (await batch(api, wish("x"), wish("x"))).body["results"]] == [201, 409]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({}, "timers"), ({"timers": {}}, "timers"), ({"timers": [], "more": 1}, "more"), ([], "")],
+)
+async def test_a_batch_that_is_none_is_refused(api: Api, body: Any, field: str) -> None:
+    problem = (await api.call("POST", "/v1/timers/batch", body)).problem(422, "invalid-input")
+    assert [error["field"] for error in problem["errors"]] == [field]
+
+
+async def test_a_batch_may_be_larger_than_one_timer_but_not_without_end(api: Api) -> None:
+    large = "\n".join(json.dumps(wish(f"t{i}", payload="x" * 60_000)) for i in range(20))
+    assert {result["status"] for result in (await lines(api, large)).body["results"]} == {201}
+    (await lines(api, " " * (BATCH_LIMIT_BYTES + 1))).problem(413, "too-large")
+
+
+async def test_an_action_counts_what_it_did(api: Api) -> None:
+    await batch(api, *[wish(f"t{i}", tags=["a"] if i % 3 else []) for i in range(9)])
+    dry = await act(api, "cancel", filter={"prefix": "test", "tag": "a"}, dry_run=True)
+    assert (dry.status, dry.body) == (200, {"matched": 6, "done": 0, "refused": {}})
+    done = await act(api, "cancel", filter={"prefix": "test", "tag": "a"})
+    assert done.body == {"matched": 6, "done": 6, "refused": {}}
+    assert (await act(api, "retry", filter={"status": "cancelled"})).body["done"] == 6
+    assert (await act(api, "reschedule", filter={"prefix": "test"}, delay="9h")).body["done"] == 9
+    assert (await act(api, "purge", filter={"prefix": "test"})).body["done"] == 9
+    assert (await api.call("GET", "/v1/timers")).body["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field"),
+    [
+        ({"action": "explode", "filter": {"prefix": "test"}}, "action"),
+        ({"action": ["cancel"], "filter": {"prefix": "test"}}, "action"),
+        ({"action": "cancel"}, "filter"),
+        ({"action": "cancel", "filter": {}}, "filter"),
+        ({"action": "cancel", "filter": []}, "filter"),
+        ({"action": "cancel", "filter": {"prefix": "A"}}, "filter.prefix"),
+        ({"action": "cancel", "filter": {"status": "completed"}}, "filter.status"),
+        ({"action": "cancel", "filter": {"status": 5}}, "filter.status"),
+        ({"action": "cancel", "filter": {"due_after": True}}, "filter.due_after"),
+        ({"action": "cancel", "filter": {"id": "x"}}, "filter.id"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "dry_run": "yes"}, "dry_run"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "force": True}, "force"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "delay": "1h"}, "delay"),
+        ({"action": "reschedule", "filter": {"prefix": "test"}}, "delay"),
+        ({"action": "reschedule", "filter": {"prefix": "test"}, "delay": "soon"}, "delay"),
+    ],
+)
+async def test_a_bad_action_is_refused_by_name(api: Api, wishes: dict[str, Any], field: str) -> None:
+    assert (await api.call("POST", "/v1/timers/actions", wishes)).bad_fields() == [field]
+
+
+def test_reasons_are_the_problem_types() -> None:
+    assert {kind: KINDS[kind].slug for kind in REASONS} == dict(REASONS)

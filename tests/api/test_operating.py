@@ -1,0 +1,124 @@
+"""Stats, prefixes, pods, pause, metrics, and how a request is followed."""
+
+import re
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.api.harness import Api, announce_pod, running_api
+from tests.waiting import eventually
+from timers.embedded import EmbeddedServer
+from timers.model import Timer
+from timers.processor import Context, processor
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_stats_have_the_members_of_the_contract(api: Api) -> None:
+    await api.create()
+    stats = (await api.call("GET", "/v1/stats")).body
+    assert list(stats) == ["by_status", "by_prefix", "lateness_ms", "overdue_ms", "notifications", "pods"]
+    assert stats["by_status"]["scheduled"] == stats["by_prefix"]["test"]["scheduled"] == 1
+    assert list(stats["lateness_ms"]) == ["p50", "p99", "max"]
+
+
+async def test_a_paused_prefix_starts_nothing_until_it_is_resumed(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+
+    @processor("test")
+    async def done(_timer: Timer, _context: Context) -> None:
+        """Nothing to do."""
+
+    async with running_api(server.url, [done], works=True) as api:
+        paused = await api.call("POST", "/v1/prefixes/test/pause")
+        assert (paused.status, paused.body) == (200, {"prefix": "test", "paused": True})
+        await api.create("held", delay="0s")
+        await api.create("other", prefix="test-other", delay="0s")
+
+        async def ended(prefix: str) -> bool:
+            stats = (await api.call("GET", "/v1/stats")).body
+            return bool(stats["by_prefix"].get(prefix, {}).get("completed") == 1)
+
+        await eventually(lambda: ended("test-other"), "the prefix that is not paused runs")
+        assert (await api.call("GET", "/v1/timers/test/held")).body["status"] == "scheduled"
+        assert (await api.call("POST", "/v1/prefixes/test/resume")).body["paused"] is False
+        await eventually(lambda: ended("test"), "the resumed prefix runs")
+        stats = (await api.call("GET", "/v1/stats")).body
+        assert [pod["pod"] for pod in stats["pods"]] == ["api-test"]
+        metrics = await api.text("/metrics")
+        assert 'timers_runs_total{outcome="done",prefix="test"} 1.0' in metrics
+        assert 'timers_timers{prefix="test",status="completed"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("path", ["/v1/prefixes/A/pause", "/v1/prefixes/timers/resume"])
+async def test_a_bad_prefix_is_named(api: Api, path: str) -> None:
+    assert (await api.call("POST", path)).bad_fields() == ["prefix"]
+
+
+async def test_prefixes_and_pods_are_listed(api: Api) -> None:
+    info = {"roles": ["worker"], "serves": ["test"], "notifications": "ok", "running": 3, "concurrency": 9}
+    await announce_pod(api.store, "a-pod", info)
+    await api.create()
+    (prefix,) = (await api.call("GET", "/v1/prefixes")).body["items"]
+    assert (prefix["prefix"], prefix["processor"], prefix["pods"], prefix["paused"]) == (
+        "test",
+        "test",
+        ["a-pod"],
+        False,
+    )
+    (pod,) = (await api.call("GET", "/v1/pods")).body["items"]
+    assert (pod["pod"], pod["running"], pod["concurrency"], pod["notifications"]) == ("a-pod", 3, 9, "ok")
+
+
+async def test_metrics_answer_while_redis_is_away(server: EmbeddedServer, redis: Redis, api: Api) -> None:
+    await api.text("/metrics")
+    await redis.config_set("maxclients", 1)
+    try:
+        await api.store.connections.commands.connection_pool.disconnect()
+        assert "timers_subscriptions_total" in await api.text("/metrics")
+    finally:
+        await redis.config_set("maxclients", 10_000)
+
+
+async def test_a_sane_request_id_is_kept_and_any_other_replaced(api: Api) -> None:
+    assert (await api.call("GET", "/healthz", headers={"X-Request-Id": "abc-1"})).headers["X-Request-Id"] == "abc-1"
+    for given in ("", "a b", "x" * 129, "<script>"):
+        reply = await api.call("GET", "/v1/timers/test/none", headers={"X-Request-Id": given})
+        made = reply.headers["X-Request-Id"]
+        assert re.fullmatch(r"[0-9a-f-]{36}", made)
+        assert reply.problem(404, "timer-not-found")["request_id"] == made
+
+
+async def test_each_request_of_a_connection_has_its_own_id(api: Api) -> None:
+    ids = {(await api.call("GET", path)).headers["X-Request-Id"] for path in ("/healthz", "/readyz", "/nowhere")}
+    assert len(ids) == 3
+
+
+async def test_a_trace_is_kept_with_the_timer_and_given_to_its_processor(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    seen: list[str | None] = []
+
+    @processor("test")
+    async def look(timer: Timer, context: Context) -> None:
+        seen.extend([timer.traceparent, context.traceparent])
+
+    async with running_api(server.url, [look], works=True) as api:
+        wish = {"prefix": "test", "id": "x", "delay": "0s"}
+        created = await api.call("POST", "/v1/timers", wish, headers={"traceparent": TRACE})
+        assert created.body["traceparent"] == TRACE
+
+        async def ran() -> bool:
+            return len(seen) == 2
+
+        await eventually(ran, "the timer runs")
+    assert seen == [TRACE, TRACE]
+
+
+@pytest.mark.parametrize(
+    "given", ["x", TRACE.upper(), "ff" + TRACE[2:], "00-" + "0" * 32 + TRACE[35:], TRACE[:36] + "0" * 16 + "-01"]
+)
+async def test_a_malformed_trace_is_passed_over(api: Api, given: str) -> None:
+    wish = {"prefix": "test", "id": "x", "delay": "1h"}
+    created = await api.call("POST", "/v1/timers", wish, headers={"traceparent": given})
+    assert created.status == 201
+    assert "traceparent" not in created.body

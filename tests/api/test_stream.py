@@ -1,0 +1,120 @@
+"""Server-sent events: what is told, to whom, and how it ends."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import ClientResponse
+from redis.asyncio import Redis
+
+from tests.api.harness import Api
+from timers.api import stream
+from timers.feed import QUEUE_LIMIT
+from timers.spec import NewTimer
+
+DEADLINE_SECONDS = 30
+
+
+@asynccontextmanager
+async def listening(api: Api, query: str = "") -> AsyncIterator[ClientResponse]:
+    """An open stream whose subscription stands."""
+    async with asyncio.timeout(DEADLINE_SECONDS), api.session.get(f"{api.server.url}/v1/events{query}") as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        assert await next_event(response) == ("open", {})
+        yield response
+
+
+async def next_event(response: ClientResponse) -> tuple[str, Any]:
+    """The next event; comments are passed over. Raises EOFError at the end."""
+    name = ""
+    while line := (await response.content.readline()).decode().rstrip("\n"):
+        if line.startswith(":"):
+            await response.content.readline()
+            continue
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        else:
+            assert await response.content.readline() == b"\n"
+            return name, json.loads(value)
+    raise EOFError
+
+
+async def test_every_change_of_a_timer_is_told(api: Api) -> None:
+    async with listening(api) as response:
+        created = (await api.create()).body
+        await api.call("DELETE", "/v1/timers/test/one")
+        name, change = await next_event(response)
+        assert name == "change"
+        assert list(change) == ["prefix", "id", "status", "version", "attempt", "due_at", "at", "note"]
+        assert {key: change[key] for key in ("prefix", "id", "status", "version", "due_at")} == {
+            key: created[key] for key in ("prefix", "id", "status", "version", "due_at")
+        }
+        assert (await next_event(response))[1]["status"] == "cancelled"
+
+
+async def test_a_prefix_is_listened_to_alone(api: Api) -> None:
+    async with listening(api, "?prefix=test-b") as response:
+        await api.create("x", prefix="test-a")
+        await api.create("y", prefix="test-b")
+        assert (await next_event(response))[1]["id"] == "y"
+
+
+@pytest.mark.parametrize(("query", "field"), [("?prefix=A", "prefix"), ("?since=1", "since")])
+async def test_a_bad_parameter_is_named(api: Api, query: str, field: str) -> None:
+    assert (await api.call("GET", f"/v1/events{query}")).bad_fields() == [field]
+
+
+async def test_a_gap_is_told(api: Api, redis: Redis) -> None:
+    async with listening(api) as response:
+        await redis.client_kill_filter(_type="pubsub")
+        assert await next_event(response) == ("gap", {})
+
+
+async def test_many_streams_cost_one_subscription_and_none_when_they_are_gone(api: Api, redis: Redis) -> None:
+    channel = f"timers:events:{api.store.connections.db}"
+    async with listening(api), listening(api), listening(api):
+        assert (await redis.pubsub_numsub(channel))[0][1] == 1
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while (await redis.pubsub_numsub(channel))[0][1]:
+            await api.create(if_exists="replace")  # a write is how a server learns that a listener has gone
+
+
+async def test_a_stream_ends_with_its_server(api: Api) -> None:
+    async with listening(api) as response:
+        stopping = asyncio.create_task(api.client.end_events())
+        with pytest.raises(EOFError):
+            await next_event(response)
+        await stopping
+
+
+async def test_silence_is_filled_with_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.01)
+    async with listening(api) as response:
+        assert (await response.content.readline()).startswith(b":")
+
+
+async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_up(api: Api) -> None:
+    """The slow one reads nothing until far more has happened than its socket and its queue hold."""
+    parts = urlsplit(api.server.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
+    writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(DEADLINE_SECONDS), listening(api) as quick:
+        assert b"open" in await reader.readuntil(b"event: open")
+        told, sent = 0, 0
+        while sent < 40 * QUEUE_LIMIT:
+            await api.client.batch([NewTimer(prefix="test", delay="1h") for _ in range(500)])
+            sent += 500
+            while told < sent:
+                name, _ = await next_event(quick)
+                assert name == "change"
+                told += 1
+        seen = b""
+        while b"event: dropped" not in seen:
+            seen = seen[-100:] + await reader.read(1 << 16)
+    writer.close()
