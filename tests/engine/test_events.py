@@ -149,6 +149,16 @@ async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet:
     await fleet.drain(pod)
 
 
+@pytest.mark.usefixtures("_quick_judgement")
+async def test_flags_that_somebody_turned_off_are_turned_on_again_by_the_pod_that_hears_nothing(fleet: Fleet) -> None:
+    pod = await fleet.pod(Calls())
+    await until(lambda: pod.worker.health().ready and pod.seen.subscriptions == 1, "it hears")
+    await fleet.redis.config_set(server_facts.FLAGS, "")
+    await until(lambda: pod.seen.subscriptions == 2, "it subscribes anew, because it is deaf")
+    assert await _flags(fleet.redis) == set("Ex")
+    await until(lambda: pod.worker.health().notifications == "ok", "it hears again")
+
+
 async def test_a_trigger_key_that_was_deleted_by_hand_is_missed_by_nobody(fleet: Fleet) -> None:
     calls = Calls()
     await fleet.pod(calls)

@@ -32,6 +32,7 @@ class Canary:
         self._heard = asyncio.Event()
         self._resubscribe = asyncio.Event()
         self._sang = asyncio.Event()
+        self._silent = asyncio.Event()
         self.hearing = Hearing.OK
         self._subscribed = False
         self.sang_at = float("-inf")
@@ -59,6 +60,11 @@ class Canary:
         """Until another canary is heard."""
         self._sang.clear()
         await self._sang.wait()
+
+    async def next_silence(self) -> None:
+        """Until another canary is not heard."""
+        self._silent.clear()
+        await self._silent.wait()
 
     def is_deaf(self) -> bool:
         """Whether notifications do not arrive."""
@@ -88,6 +94,7 @@ class Canary:
                 await self._heard.wait()
         except TimeoutError:
             self.hearing = Hearing.DEAF
+            self._silent.set()
             return
         self.sang_at = touched
         self._sang.set()

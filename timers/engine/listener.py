@@ -64,7 +64,21 @@ class Listener:
         self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
         if not self.flags.ok:
             _log.warning("notification flags unknown", said=self.flags.said)
-        await Notifications(self._pod.store.connections).stream(self.hear)
+        await self._hear_until_deaf()
+
+    async def _hear_until_deaf(self) -> None:
+        """A subscription over which nothing comes is given up: somebody may have turned the flags off."""
+        hearing = asyncio.create_task(Notifications(self._pod.store.connections).stream(self.hear))
+        silence = asyncio.create_task(self._canary.next_silence())
+        try:
+            done, _ = await asyncio.wait({hearing, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing in done:
+                return await hearing
+            raise Unavailable("no notification arrives")
+        finally:
+            hearing.cancel()
+            silence.cancel()
+            await asyncio.gather(hearing, silence, return_exceptions=True)
 
     def hear(self, notification: Notification) -> None:
         """Take one notification."""
