@@ -74,6 +74,12 @@ class Api:
         check(method, path, reply.status, reply.headers, reply.body)
         return reply
 
+    async def text(self, path: str) -> str:
+        """What is at an address that answers text."""
+        async with self.session.get(self.server.url + path) as response:
+            assert response.status == 200
+            return await response.text()
+
     async def create(self, timer_id: str = "one", **fields: Any) -> Reply:
         """A timer of the prefix `test`, due in an hour unless the fields say otherwise."""
         due = {} if {"due_at", "delay", "retry", "repeat"} & set(fields) else {"delay": "1h"}
