@@ -172,7 +172,8 @@ async def _api(settings: Settings, routes: Sequence[web.RouteDef], callers: Call
     if "api" not in settings.roles:
         return None
     keys = None if settings.api_keys is None else settings.api_keys.get_secret_value()
-    guard = Guard(callers, keys, [secret.get_secret_value() for secret in settings.signing_secrets])
+    secrets = [secret.get_secret_value() for secret in settings.signing_secrets]
+    guard = Guard(callers, keys, secrets, insecure=settings.insecure)
     return await ApiServer.start(application(routes, guard), settings.http_host, settings.http_port)
 
 

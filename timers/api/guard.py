@@ -13,6 +13,7 @@ from timers.api import scope, signing
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, keep_body
 from timers.api.livekeys import LiveKeys
 from timers.api.operations import Operation, operation_of
+from timers.api.origin import check_host, check_origin
 from timers.api.tracing import Handler
 from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
 from timers.logs import get_logger
@@ -37,8 +38,12 @@ _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make
 class Guard:
     """Lets requests through to the calls of the table. Without keys and secrets it lets everybody do everything."""
 
-    def __init__(self, callers: Callers, api_keys: str | None = None, secrets: Iterable[str] = ()) -> None:
-        """`api_keys` as in TIMERS_API_KEYS, None where it is not set; `secrets` as in TIMERS_SIGNING_SECRETS."""
+    def __init__(
+        self, callers: Callers, api_keys: str | None = None, secrets: Iterable[str] = (), *, insecure: bool = False
+    ) -> None:
+        """`api_keys` as in TIMERS_API_KEYS, None where it is not set; `secrets` as in TIMERS_SIGNING_SECRETS;
+        `insecure` where the API is meant to be open under any name."""
+        self._insecure = insecure
         self._callers = callers
         self._keys = LiveKeys(callers, read_entries(api_keys or ""))
         self._signatures = signing.Signatures(secrets)
@@ -70,11 +75,17 @@ class Guard:
             return await self._signer(request, operation)
         ring = await self._ring(operation)
         if not self._closed and not self._keys.kept:
-            return ANYBODY
+            return self._anybody(request)
         caller = ring.find(_token(request))
         if caller is None:
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller
+
+    def _anybody(self, request: web.Request) -> Caller:
+        check_origin(request)
+        if not self._insecure:
+            check_host(request)
+        return ANYBODY
 
     async def _ring(self, operation: Operation) -> KeyRing:
         try:
