@@ -7,6 +7,7 @@ from typing import Final
 from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
+from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.store import Claimed, Identity
 
@@ -45,8 +46,15 @@ class Claimer:
             await self._runner.room_free(self._asked)
             claiming = asyncio.create_task(self._round())
             self._rounds.add(claiming)
-            claiming.add_done_callback(self._rounds.discard)
+            claiming.add_done_callback(self._ended)
             await asyncio.shield(claiming)
+
+    def _ended(self, claiming: asyncio.Task[None]) -> None:
+        """A round that fails after its turn was cancelled, because another failed, has nobody else to hear of it."""
+        self._rounds.discard(claiming)
+        error = None if claiming.cancelled() else claiming.exception()
+        if error is not None and not isinstance(error, Unavailable):
+            _log.error("claim failed", exc_info=error)
 
     async def _round(self) -> None:
         """Take what there is room for; what other rounds have asked for counts as taken."""

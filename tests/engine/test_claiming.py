@@ -1,0 +1,84 @@
+"""The claimer when Redis is away: each failure is heard of once."""
+
+import asyncio
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from tests.engine.fleet import until
+from timers import Context, Timer
+from timers.engine.claimer import ROUNDS, Claimer
+from timers.engine.intake import Intake
+from timers.engine.observer import Observer
+from timers.engine.pod import Pod
+from timers.errors import Unavailable
+from timers.processor import NO_LIMITS, Limits, Registry, processor
+from timers.store.connect import connect
+from timers.store.store import NO_QUEUE_LIMITS, Claimed, Store
+
+
+@processor("note")
+async def _note(_timer: Timer, _context: Context) -> None:
+    """Does nothing."""
+
+
+class _Away(Store):
+    """A store whose claims all fail, once as many are under way as there can be: one then, the others at `rest`."""
+
+    def __init__(self) -> None:
+        super().__init__(connect("redis://nowhere.invalid"))
+        self._together = asyncio.Barrier(ROUNDS)
+        self.rest = asyncio.Event()
+
+    async def claim(
+        self,
+        shard: int,
+        wanted: Sequence[tuple[str, int]],
+        *,
+        pod: str,
+        lease_ms: int,
+        cause: str,
+        limits: Mapping[str, Limits] = NO_QUEUE_LIMITS,
+    ) -> Claimed:
+        if await self._together.wait() > 0:
+            await self.rest.wait()
+        raise Unavailable("away")
+
+
+class _Room:
+    """A runner that has room for everything."""
+
+    room = 1_000
+
+    async def room_free(self, _taken: int) -> None:
+        """At once."""
+
+    def room_changed(self) -> None:
+        """Nobody waits for it."""
+
+    def room_of(self, _prefix: str) -> int:
+        return self.room
+
+    def limits_of(self, _prefix: str) -> Limits:
+        return NO_LIMITS
+
+
+async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+    intake = Intake()
+    intake.mark_all(0, "note", "sweep", deep=True)
+    store = _Away()
+    pod = Pod("a", store, Registry([_note]), (0,), 4_000, Observer())
+    claimer = Claimer(pod, intake, cast("Any", _Room()))
+    with pytest.raises(ExceptionGroup) as failed:
+        await claimer.run()
+    assert failed.group_contains(Unavailable)
+    store.rest.set()
+    rounds = claimer._rounds
+    await until(lambda: not rounds, "the other claim has failed too")
+    del failed
+    gc.collect()
+    assert told == []
