@@ -123,7 +123,7 @@ async def test_pauses_double_up_to_the_longest_and_start_over_after_a_steady_run
         watched.start()
         await ended.wait()
     await watched.stop()
-    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.05, 0.1]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5, 0.05, 0.1]
 
 
 async def test_start_and_stop_are_idempotent() -> None:

@@ -8,11 +8,12 @@ from timers.errors import Unavailable
 from timers.logs import get_logger
 
 FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 1.0
-"""Pauses between restarts double from the first to the longest; a Redis that comes back is found within the longest."""
+LONGEST_PAUSE_SECONDS: Final = 0.5
+"""Pauses between restarts double from the first to the longest. A Redis that comes back is found within the longest;
+what became due meanwhile has to start within a second."""
 
-STEADY_SECONDS: Final = 10.0
-"""A service that ran this long starts over with the first pause."""
+STEADY_SECONDS: Final = 1.0
+"""A service that ran this long starts over with the first pause: an outage is no longer for the one before it."""
 
 _log = get_logger("timers.supervisor")
 
