@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -9,6 +10,7 @@ from redis.asyncio import Redis
 
 from tests.conftest import SharedServers
 from tests.engine.fleet import Fleet
+from tests.engine.own import OwnServer
 from tests.servers import FAMILIES, ServerHandle
 from timers.embedded import Family
 
@@ -49,3 +51,12 @@ async def fleet(server: ServerHandle) -> AsyncIterator[Fleet]:
     made = await Fleet.over(server.url)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def own(family: Family, tmp_path: Path) -> AsyncIterator[OwnServer]:
+    """A server that the test may crash."""
+    server = OwnServer(family, tmp_path)
+    await server.up()
+    yield server
+    server.down()

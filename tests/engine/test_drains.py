@@ -1,17 +1,12 @@
 """Draining: nothing new is started, what runs may finish, the rest goes back unharmed, and it ends in time."""
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
-from tests.servers import ServerHandle, start_server
-from timers.embedded import Family
+from tests.engine.own import OwnServer
 from timers.engine import worker
 from timers.errors import Unavailable
 from timers.model import Status, Timer
@@ -163,7 +158,7 @@ async def test_a_rescue_that_is_answered_during_the_drain_is_not_left_leased(fle
 def _hold_answers(pod: Pod, name: str) -> tuple[asyncio.Event, asyncio.Event]:
     """The answers of a script reach the pod only when the second event is set; the first says that one has come."""
     came, go_on = asyncio.Event(), asyncio.Event()
-    call: Callable[..., Any] = getattr(pod.store, name)
+    call = getattr(pod.store, name)
 
     async def slow(*args: Any, **named: Any) -> Any:
         answer = await call(*args, **named)
@@ -240,14 +235,6 @@ async def test_ends_that_wait_for_redis_are_written_before_the_drain_is_over(fle
 
 
 @pytest.fixture
-async def own_server(family: Family, tmp_path: Path) -> AsyncIterator[ServerHandle]:
-    """A server that the test may stop. Every write is on disk before it is answered."""
-    server = await start_server(family, tmp_path, "--appendfsync", "always")
-    yield server
-    server.kill()
-
-
-@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain's own time-outs, shorter than for real."""
     monkeypatch.setattr(worker, "WRITE_OUT_SECONDS", 0.1)
@@ -256,34 +243,30 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_a_drain_ends_while_redis_is_down_and_another_pod_goes_on(
-    family: Family, own_server: ServerHandle, tmp_path: Path
-) -> None:
-    fleet = await Fleet.over(own_server.url)
+async def test_a_drain_ends_while_redis_is_down_and_another_pod_goes_on(own: OwnServer) -> None:
+    fleet = await Fleet.over(own.url)
     held, calls = Held(), Calls()
     pod = await fleet.pod(held, name="old", **AT_ONCE)
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
-    own_server.kill()
+    own.down()
     await fleet.drain(pod)
-    async with await start_server(family, tmp_path, "--appendfsync", "always"):
-        await fleet.expire_lease("x")
-        await fleet.pod(calls, name="new")
-        assert (await fleet.completed("x")).attempt == 2
-        await fleet.close()
+    await own.up()
+    await fleet.expire_lease("x")
+    await fleet.pod(calls, name="new")
+    assert (await fleet.completed("x")).attempt == 2
+    await fleet.close()
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_a_drain_ends_while_redis_does_not_answer(own_server: ServerHandle) -> None:
-    fleet = await Fleet.over(own_server.url)
+async def test_a_drain_ends_while_redis_does_not_answer(own: OwnServer) -> None:
+    fleet = await Fleet.over(own.url)
     held = Held()
     pod = await fleet.pod(held, name="old", **AT_ONCE)
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
-    os.kill(own_server.pid, signal.SIGSTOP)
-    try:
-        await fleet.drain(pod)
-    finally:
-        os.kill(own_server.pid, signal.SIGCONT)
+    own.hang()
+    await fleet.drain(pod)
+    own.go_on()
     assert held.cancelled == 1
     await fleet.close()

@@ -1,0 +1,41 @@
+"""A server of a test's own, to be crashed, hung and started again over the same data."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.servers import ServerHandle, start_server
+from timers.embedded import Family
+
+
+class OwnServer:
+    """One server at one URL, up or down. Every write is on disk before it is answered, unless the options differ."""
+
+    def __init__(self, family: Family, folder: Path, *options: str) -> None:
+        self._family, self._folder = family, folder
+        self._options = options or ("--appendfsync", "always")
+        self._running: ServerHandle | None = None
+        self.url = ""
+
+    async def up(self) -> None:
+        """Start it, or start it again."""
+        self._running = await start_server(self._family, self._folder, *self._options)
+        self.url = self._running.url
+
+    def down(self) -> None:
+        """End it as a crash would. A second call does nothing."""
+        if self._running is not None:
+            self._running.kill()
+            self._running = None
+
+    def hang(self) -> None:
+        """It stays there and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """The end of `hang`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._running is not None, "the server is up"
+        os.kill(self._running.pid, number)
