@@ -1,0 +1,228 @@
+"""The intake alone: what is marked is asked for, no more than there is room for, and nothing marked is forgotten."""
+
+from collections.abc import Callable
+
+import pytest
+
+from timers.engine.intake import CLAIM_BATCH, LATER_SECONDS, Ask, Intake
+
+NOTE = (0, "note")
+
+
+class _Time:
+    """The loop's `call_later`, as a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._calls: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._calls.append((self.now + seconds, call))
+
+    def pass_(self, seconds: float) -> None:
+        """Let so much time pass; what is called may call later again."""
+        until = self.now + seconds
+        while due := [call for call in self._calls if call[0] <= until + 1e-9]:
+            first = min(due, key=lambda call: call[0])
+            self._calls.remove(first)
+            self.now = first[0]
+            first[1]()
+        self.now = until
+
+    @property
+    def pending(self) -> int:
+        return len(self._calls)
+
+
+@pytest.fixture
+def time() -> _Time:
+    return _Time()
+
+
+@pytest.fixture
+def intake(time: _Time) -> Intake:
+    return Intake(time.later)
+
+
+def taken(intake: Intake, room: int = 1000) -> list[tuple[int, str, str, int]]:
+    """What the intake asks for: (shard, cause, prefix, most)."""
+    return [(some.shard, some.cause, ask.prefix, ask.most) for some in intake.take(room) for ask in some.asks]
+
+
+def only_ask(intake: Intake, room: int = 1000) -> Ask:
+    ((ask,),) = [some.asks for some in intake.take(room)]
+    return ask
+
+
+def test_nothing_marked_is_nothing_to_take(intake: Intake) -> None:
+    assert taken(intake) == []
+    assert intake.take_orphans(10) == {}
+    assert not intake._something.is_set()
+
+
+def test_each_event_asks_for_one_timer(intake: Intake) -> None:
+    for _ in range(3):
+        intake.mark(*NOTE)
+    assert taken(intake) == [(0, "event", "note", 3)]
+    assert taken(intake) == []
+
+
+def test_a_sweep_asks_for_a_batch(intake: Intake) -> None:
+    intake.mark_all(*NOTE, "sweep")
+    assert taken(intake) == [(0, "sweep", "note", CLAIM_BATCH)]
+    assert taken(intake) == []
+
+
+def test_a_burst_of_events_is_asked_for_in_batches(intake: Intake) -> None:
+    for _ in range(2 * CLAIM_BATCH + 1):
+        intake.mark(*NOTE)
+    assert [taken(intake)[0][3] for _ in range(3)] == [CLAIM_BATCH, CLAIM_BATCH, 1]
+    assert taken(intake) == []
+
+
+def test_no_more_is_asked_for_than_there_is_room(intake: Intake) -> None:
+    for prefix in ("a", "b", "c"):
+        for _ in range(4):
+            intake.mark(0, prefix)
+    assert taken(intake, room=6) == [(0, "event", "a", 4), (0, "event", "b", 2)]
+    assert taken(intake, room=0) == []
+    assert taken(intake, room=-1) == []
+    assert taken(intake) == [(0, "event", "b", 2), (0, "event", "c", 4)]
+
+
+def test_queues_of_one_shard_and_cause_go_into_one_claim(intake: Intake) -> None:
+    intake.mark(0, "a")
+    intake.mark(1, "a")
+    intake.mark(0, "b")
+    intake.mark_all(0, "c", "sweep")
+    claims = [(some.shard, some.cause, [ask.prefix for ask in some.asks], some.most) for some in intake.take(1000)]
+    assert claims == [(0, "event", ["a", "b"], 2), (1, "event", ["a"], 1), (0, "sweep", ["c"], CLAIM_BATCH)]
+
+
+def test_a_queue_that_an_event_marked_and_a_sweep_too_is_drained_like_one_of_the_sweep(intake: Intake) -> None:
+    """Else its claim, cut short by the room there is, would pass for one of a single event, and not be followed up."""
+    intake.mark(*NOTE)
+    intake.mark_all(*NOTE, "sweep")
+    assert taken(intake, room=5) == [(0, "sweep", "note", 5)]
+
+
+def test_an_event_in_a_queue_that_is_to_be_drained_keeps_it_so(intake: Intake) -> None:
+    intake.mark_all(*NOTE, "sweep")
+    intake.mark(*NOTE)
+    assert taken(intake) == [(0, "sweep", "note", CLAIM_BATCH)]
+
+
+def test_a_deep_queue_stays_marked_so_that_two_claims_can_be_under_way(intake: Intake) -> None:
+    intake.mark_all(*NOTE, "sweep", deep=True)
+    assert taken(intake) == taken(intake) == [(0, "sweep", "note", CLAIM_BATCH)]
+
+
+def test_a_claim_that_found_less_than_it_asked_for_takes_the_mark_off(intake: Intake) -> None:
+    intake.mark_all(*NOTE, "sweep", deep=True)
+    intake.emptied(0, only_ask(intake))
+    assert taken(intake) == []
+    assert not intake._something.is_set()
+
+
+def test_a_mark_put_on_while_a_claim_was_under_way_survives_its_empty_answer(intake: Intake) -> None:
+    """Its timer may have become due after the script ran."""
+    intake.mark_all(*NOTE, "sweep", deep=True)
+    ask = only_ask(intake)
+    intake.mark(*NOTE)
+    intake.emptied(0, ask)
+    assert taken(intake) == [(0, "sweep", "note", CLAIM_BATCH)]
+
+
+def test_a_mark_put_on_again_after_it_was_taken_survives_the_empty_answer(intake: Intake) -> None:
+    intake.mark(*NOTE)
+    ask = only_ask(intake)
+    intake.mark(*NOTE)
+    intake.emptied(0, ask)
+    assert taken(intake) == [(0, "event", "note", 1)]
+
+
+def test_an_empty_answer_for_a_queue_says_nothing_of_another(intake: Intake) -> None:
+    intake.mark_all(0, "a", "sweep", deep=True)
+    intake.mark_all(0, "b", "sweep", deep=True)
+    ((first, _),) = [some.asks for some in intake.take(1000)]
+    intake.emptied(0, first)
+    intake.emptied(1, first)
+    assert taken(intake) == [(0, "sweep", "b", CLAIM_BATCH)]
+
+
+def test_an_event_of_another_pod_is_looked_at_a_little_later(intake: Intake, time: _Time) -> None:
+    intake.mark_later(*NOTE)
+    assert taken(intake) == []
+    time.pass_(LATER_SECONDS * 0.99)
+    assert taken(intake) == []
+    time.pass_(LATER_SECONDS * 0.01)
+    assert taken(intake) == [(0, "late look", "note", CLAIM_BATCH)]
+
+
+def test_many_events_of_other_pods_are_one_late_look(intake: Intake, time: _Time) -> None:
+    for _ in range(100):
+        intake.mark_later(*NOTE)
+    assert time.pending == 1
+    time.pass_(LATER_SECONDS)
+    assert taken(intake) == [(0, "late look", "note", CLAIM_BATCH)]
+    time.pass_(1)
+    assert taken(intake) == []
+    assert time.pending == 0
+
+
+def test_no_late_look_comes_sooner_than_half_or_later_than_the_whole_of_its_time(intake: Intake, time: _Time) -> None:
+    """Whatever ticks the looks of earlier events have set going."""
+    step = LATER_SECONDS / 10
+    for tick in range(60):
+        intake.mark_later(0, f"p{tick}")
+        time.pass_(step)
+        waited = [tick + 1 - int(prefix[1:]) for _, _, prefix, _ in taken(intake)]
+        assert all(5 <= steps <= 10 for steps in waited), waited
+    time.pass_(LATER_SECONDS)
+    assert "p59" in {prefix for _, _, prefix, _ in taken(intake)}
+
+
+def test_late_looks_begin_again_after_a_rest(intake: Intake, time: _Time) -> None:
+    for _ in range(3):
+        intake.mark_later(*NOTE)
+        time.pass_(LATER_SECONDS)
+        assert taken(intake) == [(0, "late look", "note", CLAIM_BATCH)]
+        time.pass_(5)
+
+
+def test_a_queue_whose_rate_is_used_up_is_marked_when_it_allows_the_next(intake: Intake, time: _Time) -> None:
+    intake.mark_after(*NOTE, seconds=2.0)
+    intake.mark_after(*NOTE, seconds=0.5)
+    time.pass_(1.9)
+    assert taken(intake) == []
+    time.pass_(0.1)
+    assert taken(intake) == [(0, "rate", "note", CLAIM_BATCH)]
+    intake.mark_after(*NOTE, seconds=1.0)
+    time.pass_(1.0)
+    assert taken(intake) == [(0, "rate", "note", CLAIM_BATCH)]
+
+
+def test_orphans_are_taken_by_shard_and_only_as_many_as_there_is_room_for(intake: Intake) -> None:
+    for shard, timer_id in ((0, "a"), (1, "b"), (0, "c")):
+        intake.mark_orphan(shard, ("note", timer_id))
+    assert intake.take_orphans(0) == {}
+    assert intake.take_orphans(-3) == {}
+    assert intake.take_orphans(2) == {0: [("note", "a")], 1: [("note", "b")]}
+    assert intake._something.is_set()
+    assert intake.take_orphans(2) == {0: [("note", "c")]}
+    assert not intake._something.is_set()
+
+
+def test_an_orphan_marked_twice_is_rescued_once(intake: Intake) -> None:
+    intake.mark_orphan(0, ("note", "a"))
+    intake.mark_orphan(0, ("note", "a"))
+    assert intake.take_orphans(10) == {0: [("note", "a")]}
+
+
+def test_orphans_keep_the_claimer_awake_when_the_marks_are_taken(intake: Intake) -> None:
+    intake.mark(*NOTE)
+    intake.mark_orphan(0, ("note", "a"))
+    taken(intake)
+    assert intake._something.is_set()
+    intake.take_orphans(1)
+    assert not intake._something.is_set()
