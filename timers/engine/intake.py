@@ -78,7 +78,7 @@ class Intake:
         """Take whatever the queue has due, now; `deep` where a full batch has come from it."""
         mark = self._touch(shard, prefix, cause)
         if not mark.drain:
-            # Of an event's too: the claims of a queue that is to be drained are followed up, those for an event are not.
+            # Of an event's too: claims that drain a queue are followed up, those for an event are not.
             mark.cause = cause
         mark.drain, mark.deep = True, mark.deep or deep
 
