@@ -222,7 +222,7 @@ async def test_an_adopted_timer_that_cannot_be_read_is_kept_aside(store: Store, 
         await bare.conclude(0, gone, deleted=True)
         assert await store.get([(PREFIX, "bad")]) == [None]
     state = await state_of(store)
-    assert (state.adopted, state.quarantine.keys()) == ({}, {(PREFIX, "bad")})
+    assert (state.adopted, set(state.quarantine)) == ({}, {(PREFIX, "bad")})
 
 
 async def test_an_unreadable_finished_record_goes_with_its_retention(frozen: Store) -> None:
