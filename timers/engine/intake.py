@@ -16,6 +16,10 @@ CLAIM_BATCH: Final = 200
 LATER_SECONDS: Final = 0.05
 """When a pod looks at an event that hashes to another: long enough that normally nothing is left."""
 
+HOLD_SECONDS: Final = 1.5
+"""How long after Redis was away an expired lease proves nothing: every service finds it within half a second of its
+return, this pod's sweep may have missed it half a second before, and ends and leases take a moment to be written."""
+
 Queue = tuple[int, str]
 """(shard, prefix)."""
 
@@ -65,6 +69,8 @@ class Intake:
         self._others: set[Queue] = set()
         self._aging: set[Queue] = set()
         self._orphans: dict[Identity, int] = {}
+        self._held: dict[Identity, int] = {}
+        self._holds = 0
         self._waiting: set[Queue] = set()
         self._something = asyncio.Event()
         self._timer_set = False
@@ -96,8 +102,20 @@ class Intake:
 
     def mark_orphan(self, shard: int, identity: Identity) -> None:
         """A run whose lease has expired: to be rescued."""
-        self._orphans[identity] = shard
-        self._something.set()
+        if self._holds:
+            self._held[identity] = shard
+        else:
+            self._orphans[identity] = shard
+            self._something.set()
+
+    def hold_orphans(self) -> None:
+        """Redis was away. In an outage longer than the lease those of all runs end: pods that live write their ends and
+        extend their leases before anybody takes them over, or each run would be made twice."""
+        self._held |= self._orphans
+        self._orphans.clear()
+        self._settle_flag()
+        self._holds += 1
+        self._later(HOLD_SECONDS, self._release_orphans)
 
     async def wait(self) -> None:
         """Until there is something to take."""
@@ -146,6 +164,13 @@ class Intake:
     def _waited(self, shard: int, prefix: str) -> None:
         self._waiting.discard((shard, prefix))
         self.mark_all(shard, prefix, "rate")
+
+    def _release_orphans(self) -> None:
+        self._holds -= 1
+        if self._holds == 0 and self._held:
+            self._orphans |= self._held
+            self._held.clear()
+            self._something.set()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         later = self._call_later or asyncio.get_running_loop().call_later

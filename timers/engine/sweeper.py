@@ -12,6 +12,7 @@ from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.errors import Unavailable
 from timers.store.store import Nudged
 
 INTERVAL_MS: Final = 1000
@@ -93,8 +94,10 @@ class _ShardSweep:
         self._look_ms = self._all.pod.store.clock.now_ms() + longest_ms
         try:
             nudged = await self._all.pod.store.nudge(self._shard)
-        except BaseException:
+        except BaseException as error:
             self._everything = self._everything or everything
+            if isinstance(error, Unavailable):
+                self._all.intake.hold_orphans()
             raise
         self._looked_ms = nudged.now_ms
         self._mark(nudged, everything=everything or not self._all.can_hear())

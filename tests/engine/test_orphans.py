@@ -1,0 +1,69 @@
+"""Runs whose leases ended while Redis was away: not taken over before their own pods had time to write."""
+
+from collections.abc import Callable
+
+import pytest
+
+from timers.engine.canary import Canary
+from timers.engine.intake import HOLD_SECONDS, Intake
+from timers.engine.observer import Observer
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.engine.sweeper import Sweeper
+from timers.errors import Unavailable
+from timers.processor import Registry
+from timers.store.connect import connect
+from timers.store.store import Nudged, Store
+
+RUN = ("note", "x")
+
+
+class Later:
+    """What is to be called later, called when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, call: Callable[[], None]) -> None:
+        self.calls.append((seconds, call))
+
+    def pass_one(self) -> None:
+        """The time of the oldest comes."""
+        self.calls.pop(0)[1]()
+
+
+def test_each_run_is_made_twice_after_an_outage_longer_than_the_lease() -> None:
+    later = Later()
+    intake = Intake(later)
+    intake.mark_orphan(0, ("note", "before"))
+    intake.hold_orphans()
+    intake.hold_orphans()
+    intake.mark_orphan(0, RUN)
+    later.pass_one()
+    assert intake.take_orphans(100) == {}
+    later.pass_one()
+    assert intake.take_orphans(100) == {0: [("note", "before"), RUN]}
+
+
+async def test_claimer_turns_in_a_circle_while_orphans_are_held() -> None:
+    intake = Intake(Later())
+    intake.mark_orphan(0, RUN)
+    intake.hold_orphans()
+    intake.mark_orphan(0, RUN)
+    assert not intake._something.is_set()
+
+
+class _Away(Store):
+    async def nudge(self, shard: int) -> Nudged:
+        raise Unavailable("away")
+
+
+async def test_look_that_fails_holds_the_orphans() -> None:
+    later = Later()
+    store, intake = _Away(connect("redis://nowhere.invalid")), Intake(later)
+    pod = Pod("a", store, Registry([]), (0,), 4_000, Observer())
+    sweeper = Sweeper(pod, intake, Peers(store, "a", dict), Canary(store, "a"), lambda: None)
+    with pytest.raises(ExceptionGroup) as failed:
+        await sweeper.run()
+    assert failed.group_contains(Unavailable)
+    assert [seconds for seconds, _ in later.calls] == [HOLD_SECONDS]
