@@ -81,6 +81,13 @@ async def _restart(on: Stage, rng: random.Random) -> None:
     await on.pods.healed()
 
 
+async def _outlast(on: Stage, rng: random.Random) -> None:
+    """Longer than a lease: every run that is under way may be taken over, although its pod lives."""
+    await on.pods.ready()
+    await server_faults.restart(on.witness, on.server, down_s=rng.uniform(1.1, 1.5) * on.lease_ms / 1000)
+    await on.pods.healed()
+
+
 async def _freeze(on: Stage, rng: random.Random) -> None:
     await server_faults.freeze(on.witness, on.redis, seconds=rng.uniform(0.2, 1.5))
     await on.pods.healed()
@@ -131,6 +138,7 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "pauses": Trouble(_pause, times=3),
     "rolls": Trouble(_roll, times=8, needs=Needs(drain_timeout_ms=100)),
     "restarts": Trouble(_restart, times=6, needs=Needs(server_options=("--appendfsync", "always"))),
+    "outages": Trouble(_outlast, times=2, needs=Needs(server_options=("--appendfsync", "always"))),
     "freezes": Trouble(_freeze, times=8),
     "flushes": Trouble(_forget, times=100),
     "hangups": Trouble(_hang_up, times=40),
