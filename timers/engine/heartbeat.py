@@ -1,6 +1,7 @@
 """Owns keeping leases: extends those of all runs in batches, over a connection that nothing else uses."""
 
 import asyncio
+import time
 from itertools import groupby
 from typing import Final
 
@@ -36,8 +37,11 @@ class Heartbeat:
 
     async def _extend(self, shard: int, runs: list[Run]) -> None:
         timers = [run.timer for run in runs]
+        lease_until = time.monotonic() + self._pod.lease_ms / 1000
         lost = await self._pod.store.extend(shard, timers, pod=self._pod.name, lease_ms=self._pod.lease_ms)
         tokens = {timer.token for timer in lost}
         for run in runs:
-            if run.timer.token in tokens and not run.ended:
+            if run.timer.token not in tokens:
+                run.lease_until = lease_until
+            elif not run.ended:
                 self._runner.lose(run)

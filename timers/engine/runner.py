@@ -187,6 +187,8 @@ class Runner:
     async def _outcome(self, run: Run) -> Outcome | None:
         """How the run ended; None where that is no longer ours to say."""
         timer = run.timer
+        if time.monotonic() >= run.lease_until:
+            return HandBack("the pod was blocked until the lease was over")
         if exhausted(timer, run.processor.retry):
             return Exhausted(f"its pod died or lost the lease in each of {timer.failures} attempts")
         late = missed(timer, round(self._clock.now_ms()))
