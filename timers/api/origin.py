@@ -6,20 +6,24 @@ from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 
-from timers.errors import Forbidden
+from timers.errors import Forbidden, shown
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
+_NOBODYS: Final = (".localhost", ".internal", ".local")
+"""Not to be had from any registrar (RFC 6761, RFC 6762, ICANN for `.internal`)."""
 
 
 def check_host(request: web.Request) -> None:
-    """Raises Forbidden for a name that somebody's DNS may have pointed at this machine (DNS rebinding): only an address
-    or `localhost` is surely meant."""
-    host = _parts(f"//{request.host}").hostname or ""
-    if host != "localhost" and not host.endswith(".localhost") and not _is_address(host):
-        raise Forbidden(
-            f"this API is open to this machine alone, and {host!r} may be anybody's name for it; use localhost, "
-            "set TIMERS_API_KEYS, or TIMERS_INSECURE=1"
-        )
+    """Raises Forbidden for a name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses are
+    no names, and names without a dot or under these ends are in nobody's hands."""
+    given = request.headers.get("Host")
+    host = _parts(f"//{given}").hostname or "."
+    if given is None or "." not in host or host.endswith(_NOBODYS) or _is_address(host):
+        return
+    raise Forbidden(
+        f"this API is open to this machine alone, and {shown(given)} may be anybody's name for it; use localhost, "
+        "set TIMERS_API_KEYS, or TIMERS_INSECURE=1"
+    )
 
 
 def check_origin(request: web.Request) -> None:
