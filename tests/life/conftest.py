@@ -1,5 +1,19 @@
 """The fixtures of the engine's tests: servers of both families, and a fleet whose books must balance after a test."""
 
-from tests.engine.conftest import _short_logs, family, fleet, server
+from collections.abc import AsyncIterator
 
-__all__ = ["_short_logs", "family", "fleet", "server"]
+import pytest
+
+from tests.engine.conftest import _short_logs, family, fleet, server
+from tests.engine.fleet import Fleet
+from tests.servers import ServerHandle
+
+__all__ = ["_short_logs", "family", "fleet", "server", "sharded"]
+
+
+@pytest.fixture
+async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
+    """The fleet of a db with four shards."""
+    made = await Fleet.over(server.url, shards=4)
+    yield made
+    await made.close()

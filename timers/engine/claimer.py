@@ -2,6 +2,9 @@
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
@@ -26,6 +29,7 @@ class Claimer:
     def __init__(self, pod: Pod, intake: Intake, runner: Runner) -> None:
         self._pod, self._intake, self._runner = pod, intake, runner
         self._asked = 0
+        self._asked_of: Counter[str] = Counter()
         self._rounds: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -72,37 +76,58 @@ class Claimer:
             self._runner.room_changed()
 
     async def _claim(self, wanted: Wanted) -> None:
-        asked_at = time.monotonic()
-        queues = [(ask.prefix, min(ask.most, self._runner.room_of(ask.prefix))) for ask in wanted.asks]
-        claimed = await self._pod.store.claim(
-            wanted.shard,
-            queues,
-            pod=self._pod.name,
-            lease_ms=self._pod.lease_ms,
-            cause=wanted.cause,
-            limits={prefix: self._runner.limits_of(prefix) for prefix, _ in queues},
-        )
-        _tell_quarantined(claimed)
-        for ask, (prefix, most) in zip(wanted.asks, queues, strict=True):
-            if prefix in claimed.waits_ms:
-                self._intake.mark_after(wanted.shard, prefix, claimed.waits_ms[prefix] / 1000)
-            elif most == ask.most:
-                self._follow_up(wanted, ask, has_more=prefix in claimed.more)
-        self._runner.start(wanted.shard, claimed, asked_at)
+        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in wanted.asks}
+        with self._asking(most):
+            asked_at = time.monotonic()
+            claimed = await self._pod.store.claim(
+                wanted.shard,
+                list(most.items()),
+                pod=self._pod.name,
+                lease_ms=self._pod.lease_ms,
+                cause=wanted.cause,
+                limits={prefix: self._runner.limits_of(prefix) for prefix in most},
+            )
+            _tell_quarantined(claimed)
+            for ask in wanted.asks:
+                self._follow_up(wanted, ask, claimed, has_room=most[ask.prefix] == ask.most)
+            self._runner.start(wanted.shard, claimed, asked_at)
 
-    async def _rescue(self, shard: int, orphans: list[Identity]) -> None:
-        asked_at = time.monotonic()
-        rescued = await self._pod.store.rescue(shard, orphans, pod=self._pod.name, lease_ms=self._pod.lease_ms)
-        _tell_quarantined(rescued)
-        for timer in rescued.timers:
-            self._pod.observer.rescued(timer.prefix)
-            _log.warning("run rescued from an expired lease", timer=timer.key, attempt=timer.attempt)
-        self._runner.start(shard, rescued, asked_at)
+    async def _rescue(self, shard: int, orphans: Sequence[Identity]) -> None:
+        """Take over what this pod has room for; a sweep finds the others again."""
+        room = {prefix: self._room_of(prefix) for prefix, _ in orphans}
+        chosen: list[Identity] = []
+        for orphan in orphans:
+            room[orphan[0]] -= 1
+            if room[orphan[0]] >= 0:
+                chosen.append(orphan)
+        with self._asking(Counter(prefix for prefix, _ in chosen)):
+            asked_at = time.monotonic()
+            rescued = await self._pod.store.rescue(shard, chosen, pod=self._pod.name, lease_ms=self._pod.lease_ms)
+            _tell_quarantined(rescued)
+            for timer in rescued.timers:
+                self._pod.observer.rescued(timer.prefix)
+                _log.warning("run rescued from an expired lease", timer=timer.key, attempt=timer.attempt)
+            self._runner.start(shard, rescued, asked_at)
 
-    def _follow_up(self, wanted: Wanted, ask: Ask, *, has_more: bool) -> None:
-        """A full batch, or one that a sweep asked for, leaves the queue dirty; a short one has emptied it, or has met
-        a limit: then the end of a run marks it again."""
-        if not has_more:
+    def _room_of(self, prefix: str) -> int:
+        """What this pod may still take of a queue; what the other round has asked for counts as taken."""
+        return max(self._runner.room_of(prefix) - self._asked_of[prefix], 0)
+
+    @contextmanager
+    def _asking(self, most: Mapping[str, int]) -> Iterator[None]:
+        self._asked_of.update(most)
+        try:
+            yield
+        finally:
+            self._asked_of -= Counter(most)
+
+    def _follow_up(self, wanted: Wanted, ask: Ask, claimed: Claimed, *, has_room: bool) -> None:
+        """A full batch, or one that a sweep asked for, leaves the queue dirty. A short one has emptied it, or has met a
+        limit: then the end of a run marks it again, or the time at which its rate allows the next."""
+        wait_ms = claimed.waits_ms.get(ask.prefix)
+        if wait_ms is not None:
+            self._intake.mark_after(wanted.shard, ask.prefix, wait_ms / 1000)
+        if wait_ms is not None or not has_room or ask.prefix not in claimed.more:
             self._intake.emptied(wanted.shard, ask)
         elif ask.most >= CLAIM_BATCH or wanted.cause != "event":
             self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=ask.most >= CLAIM_BATCH)

@@ -1,0 +1,211 @@
+"""What a queue may do at once: concurrency over the fleet and on a pod, rate, order, pause; it holds up nobody else."""
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, Held, until
+from timers.model import Status, Timer
+from timers.processor import BURST_US, Context
+from timers.spec import NewTimer
+
+
+class Busy(Calls):
+    """A processor that takes a few turns of the loop and knows how many of its runs were ever under way at once."""
+
+    def __init__(self, prefix: str = "note", **options: Any) -> None:
+        super().__init__(prefix, self._work, **options)
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        """By pod, and in all under the name ``""``."""
+
+    async def _work(self, timer: Timer, _context: Context) -> None:
+        assert timer.lease is not None
+        names = (timer.lease.pod, "")
+        for name in names:
+            self.running[name] += 1
+            self.most[name] = max(self.most[name], self.running[name])
+        await asyncio.sleep(0.001)
+        self.running.subtract(names)
+
+
+def ids(count: int) -> list[str]:
+    return [f"n{number}" for number in range(count)]
+
+
+async def arm(fleet: Fleet, timer_ids: Iterable[str], prefix: str = "note", **fields: Any) -> list[Timer]:
+    """Arm many alike, due at once unless told otherwise."""
+    due = fields if "due_at" in fields else {"delay": 0, **fields}
+    results = await fleet.client.batch([NewTimer(prefix=prefix, id=timer_id, **due) for timer_id in timer_ids])
+    return [result.timer for result in results if not isinstance(result, Exception)]
+
+
+async def ended(fleet: Fleet, timer_ids: Sequence[str], prefix: str = "note") -> list[Timer]:
+    """All of them, once each is completed."""
+    return [await fleet.completed(timer_id, prefix) for timer_id in timer_ids]
+
+
+class TestConcurrency:
+    async def test_over_the_whole_fleet_no_more_run_than_the_limit(self, fleet: Fleet) -> None:
+        busy = Busy(concurrency=3)
+        for name in ("a", "b", "c"):
+            await fleet.pod(busy, name=name)
+        await arm(fleet, ids(60))
+        await ended(fleet, ids(60))
+        assert busy.most[""] == 3
+        assert sorted(busy.ids) == sorted(ids(60))
+
+    async def test_on_a_pod_no_more_run_than_the_limit_and_another_pod_takes_as_many(self, fleet: Fleet) -> None:
+        held = Held(pod_concurrency=3)
+        await fleet.pod(held, name="a")
+        await fleet.pod(held, name="b")
+        await arm(fleet, ids(20))
+        await until(lambda: len(held) == 6, "both pods are at their limit")
+        await arm(fleet, ["other"], "note-beside")
+        held.release.set()
+        await ended(fleet, ids(20))
+        assert Counter(timer.lease.pod for timer in held.timers[:6] if timer.lease) == {"a": 3, "b": 3}
+
+    async def test_two_claims_under_way_do_not_exceed_the_limit_of_a_pod(self, fleet: Fleet) -> None:
+        """Each of them had asked for all the room that there was."""
+        held = Held(pod_concurrency=250)
+        await fleet.pod(held, concurrency=1000)
+        await arm(fleet, ids(600))
+        await until(lambda: len(held) >= 250, "the pod is at its limit")
+        await arm(fleet, ["beside"], "note-beside")
+        await until(lambda: "beside" in held.ids, "further claims have been answered")
+        assert len(held) == 251
+        held.release.set()
+        await ended(fleet, ids(600))
+
+    async def test_a_pod_at_the_limit_of_a_prefix_does_not_ask_for_it_again_and_again(self, fleet: Fleet) -> None:
+        """After a full batch the queue stayed marked, and the pod claimed nothing from it without a pause."""
+        held = Held(pod_concurrency=250)
+        pod = await fleet.pod(held, concurrency=1000)
+        await arm(fleet, ids(600))
+        await until(lambda: len(held) >= 250, "the pod is at its limit")
+        await until(lambda: not pod.worker._intake._marks, "it has stopped asking")
+        held.release.set()
+        await ended(fleet, ids(600))
+
+    async def test_room_on_one_pod_is_filled_when_a_run_on_another_ends(self, fleet: Fleet) -> None:
+        held = Held(concurrency=1)
+        first = await fleet.pod(held, name="a")
+        await arm(fleet, ["x"])
+        await until(lambda: len(held) == 1, "the limit is reached")
+        await fleet.pod(held, name="b")
+        await arm(fleet, ["y"])
+        held.release.set()
+        await fleet.drain(first)
+        await ended(fleet, ["x", "y"])
+
+    async def test_over_several_shards_the_limit_is_the_same(self, sharded: Fleet) -> None:
+        busy = Busy(concurrency=2)
+        for name in ("a", "b"):
+            await sharded.pod(busy, name=name)
+        await arm(sharded, ids(40))
+        await ended(sharded, ids(40))
+        assert busy.most[""] <= 2
+
+
+class TestOrder:
+    async def test_one_at_a_time_runs_by_due_time_then_by_arming_over_all_pods(self, fleet: Fleet) -> None:
+        calls = Busy(concurrency=1)
+        for name in ("a", "b"):
+            await fleet.pod(calls, name=name)
+        await fleet.store.pause("note", paused=True)
+        now_ms = await fleet.store.now_ms()
+        armed = [(now_ms - 1000 * (number * 7 % 5), f"n{number * 13 % 100}") for number in range(100)]
+        for due_ms, timer_id in armed:
+            await arm(fleet, [timer_id], due_at=due_ms)
+        await fleet.store.pause("note", paused=False)
+        await ended(fleet, ids(100))
+        assert calls.ids == [timer_id for _, timer_id in sorted(armed, key=lambda timer: timer[0])]
+        assert calls.most[""] == 1
+
+    async def test_a_failed_one_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
+        """Its next try is due later, so the queue goes on."""
+
+        async def fail_once(timer: Timer, _context: Context) -> None:
+            if timer.id == "n1" and timer.attempt == 1:
+                raise ValueError("not now")
+
+        calls = Calls(act=fail_once, concurrency=1, retry={"backoff": "fixed", "base": "50ms"})
+        await arm(fleet, ids(3))
+        await fleet.pod(calls)
+        await ended(fleet, ids(3))
+        assert calls.ids == ["n0", "n1", "n2", "n1"]
+
+
+class TestRate:
+    @pytest.mark.parametrize("rate", ["100/s", "200/s"])
+    async def test_over_all_pods_never_more_than_the_rate_and_its_burst(self, fleet: Fleet, rate: str) -> None:
+        """Counted on the server's own times of the claims, in every window there is."""
+        calls, interval_ms = Calls(rate=rate), 1000 / int(rate[:-2])
+        burst = BURST_US // round(interval_ms * 1000)
+        for name in ("a", "b"):
+            await fleet.pod(calls, name=name)
+        await arm(fleet, ids(60))
+        starts = sorted(timer.history[1].at_ms for timer in await ended(fleet, ids(60)))
+        for first, at_ms in enumerate(starts):
+            last = bisect_left(starts, at_ms + 100)
+            assert last - first <= 100 / interval_ms + burst + 1
+        assert len(calls) == 60
+        assert starts[-1] - starts[0] >= (60 - burst - 1) * interval_ms - 1
+
+    async def test_what_may_not_run_yet_stays_due_and_unleased(self, fleet: Fleet) -> None:
+        calls = Calls(rate="1/d")
+        await fleet.pod(calls)
+        await arm(fleet, ["x", "y"])
+        await fleet.completed("x")
+        await arm(fleet, ["z"])
+        waiting = await fleet.client.get("note", "y")
+        assert (waiting.status, waiting.lease, waiting.attempt) == (Status.SCHEDULED, None, 0)
+        assert calls.ids == ["x"]
+
+
+class TestPause:
+    async def test_nothing_starts_until_it_is_resumed_and_what_runs_goes_on(self, fleet: Fleet) -> None:
+        held = Held()
+        await fleet.pod(held)
+        await arm(fleet, ["running"])
+        await until(lambda: len(held) == 1, "one is running")
+        assert await fleet.store.pause("note", paused=True)
+        await arm(fleet, ids(5))
+        held.release.set()
+        await fleet.completed("running")
+        assert {(await fleet.client.get("note", timer_id)).status for timer_id in ids(5)} == {Status.SCHEDULED}
+        assert await fleet.store.pause("note", paused=False)
+        await ended(fleet, ids(5))
+
+
+async def block(fleet: Fleet, way: str) -> None:
+    """Fill the queue `slow` so that it cannot go on."""
+    await arm(fleet, ids(300), "slow")
+    if way == "paused":
+        await fleet.store.pause("slow", paused=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("one at a time", {"concurrency": 1}),
+        ("few on a pod", {"pod_concurrency": 2}),
+        ("slow", {"rate": "1/d"}),
+        ("paused", {}),
+    ],
+)
+async def test_a_prefix_that_is_held_up_holds_up_no_other(fleet: Fleet, way: str, options: dict[str, Any]) -> None:
+    held, calls = Held("slow", **options), Calls()
+    await block(fleet, way)
+    await fleet.pod(held, calls, concurrency=20)
+    for number in range(10):
+        await arm(fleet, [f"n{number}"])
+        await fleet.completed(f"n{number}")
+    assert len(held) <= 2
+    assert calls.ids == ids(10)
+    held.release.set()
