@@ -122,7 +122,8 @@ class Intake:
         await self._something.wait()
 
     def take(self, room: int) -> list[Wanted]:
-        """Claims for at most `room` timers in all. What is asked for is off the marks; the rest stays."""
+        """Claims for at most `room` timers in all. What is asked for is off the marks; the rest stays, behind the
+        others, so that on a full pod all queues have their turn."""
         chosen: dict[tuple[int, str], list[Ask]] = {}
         for (shard, prefix), mark in list(self._marks.items()):
             if room <= 0:
@@ -131,8 +132,9 @@ class Intake:
             chosen.setdefault((shard, mark.cause), []).append(Ask(prefix, most, mark.touched))
             room -= most
             mark.wanted = max(mark.wanted - most, 0)
-            if not mark.deep and (mark.drain or mark.wanted == 0):
-                del self._marks[(shard, prefix)]
+            del self._marks[(shard, prefix)]
+            if mark.deep or (not mark.drain and mark.wanted > 0):
+                self._marks[(shard, prefix)] = mark
         self._settle_flag()
         return [Wanted(shard, asks, cause) for (shard, cause), asks in chosen.items()]
 
