@@ -20,6 +20,7 @@ from timers.errors import (
 )
 from timers.feed import Event, Feed
 from timers.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
+from timers.gathering import Gathering
 from timers.model import Status, Timer
 from timers.planning import changed_progress, due_of_change, new_id, plan
 from timers.spec import NewTimer, TimerChange, check_id, check_prefix, check_traceparent
@@ -71,6 +72,7 @@ class TimerClient:
         self._store: Store | None = None
         self._edit_lock_ms = edit_lock_ms
         self._feed: Feed | None = None
+        self._gathering: Gathering | None = None
 
     @classmethod
     def from_url(cls, url: str, *, edit_lock_ms: int = 0) -> Self:
@@ -82,7 +84,7 @@ class TimerClient:
         """A client over a store that is open already; closing it closes the store's connections."""
         client = cls.__new__(cls)
         client._connections, client._store, client._edit_lock_ms = store.connections, store, edit_lock_ms
-        client._feed = None
+        client._feed = client._gathering = None
         return client
 
     async def __aenter__(self) -> Self:
@@ -117,10 +119,23 @@ class TimerClient:
 
     async def put(self, new: NewTimer, *, traceparent: str | None = None, quota: Quota | None = None) -> Armed:
         """As `arm`, and say whether it was created, replaced or kept. Raises TooManyPending where the quota is full."""
-        (result,) = await self.batch([new], traceparent=traceparent, quota=quota)
+        if traceparent is not None:
+            check_traceparent(traceparent)
+        store = await self._open()
+        arming = plan(new, store.clock.now_ms(), traceparent)
+        if quota is None:
+            answer = await self._gathering_of(store).arm(arming)
+        else:
+            (answer,) = await store.arm([arming], edit_lock_ms=self._edit_lock_ms, quota=quota)
+        result = _armed(answer, quota)
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _gathering_of(self, store: Store) -> Gathering:
+        if self._gathering is None:
+            self._gathering = Gathering(store, edit_lock_ms=self._edit_lock_ms)
+        return self._gathering
 
     async def batch(
         self, news: Sequence[NewTimer], *, traceparent: str | None = None, quota: Quota | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,6 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api
 from timers.api import stream
-from timers.feed import QUEUE_LIMIT
 from timers.spec import NewTimer
 
 DEADLINE_SECONDS = 30
@@ -102,12 +102,16 @@ async def test_silence_is_filled_with_comments(api: Api, monkeypatch: pytest.Mon
 async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_up(api: Api) -> None:
     """The slow one reads nothing until far more has happened than its socket and its queue hold."""
     parts = urlsplit(api.server.url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
+    with socket.socket() as narrow:
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect((parts.hostname, parts.port))
+        reader, writer = await asyncio.open_connection(sock=narrow.dup(), limit=1024)
+    feed = await api.client.feed()
     writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS), listening(api) as quick:
         assert b"open" in await reader.readuntil(b"event: open")
         told, sent = 0, 0
-        while sent < 40 * QUEUE_LIMIT:
+        while not any(listener._dropped for listener in feed._listeners):
             await api.client.batch([NewTimer(prefix="test", delay="1h") for _ in range(500)])
             sent += 500
             while told < sent:

@@ -117,7 +117,7 @@ async def _send(url: str, waiting: Iterator[bytes]) -> None:
 
 
 def _request(path: str, media: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -1,0 +1,72 @@
+"""Creates that come at the same time share calls to Redis, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from timers.client import TimerClient
+from timers.embedded import EmbeddedServer
+from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from timers.model import Timer
+
+
+@pytest.fixture
+async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerClient]:
+    await redis.ping()
+    async with TimerClient(server.url) as client:
+        await client.stats()
+        yield client
+
+
+async def scripts_run(redis: Redis) -> int:
+    return int((await redis.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+
+async def test_creates_at_the_same_time_share_calls(client: TimerClient, redis: Redis) -> None:
+    await client.create("test", "first", delay="1h")
+    before = await scripts_run(redis)
+    timers = await asyncio.gather(*(client.create("test", f"t{i}", delay="1h") for i in range(200)))
+    assert [timer.id for timer in timers] == [f"t{i}" for i in range(200)]
+    assert await scripts_run(redis) - before <= 5
+
+
+async def test_each_gets_its_own_answer(client: TimerClient) -> None:
+    await client.create("test", "taken", delay="1h")
+    answers = await asyncio.gather(
+        client.create("test", "new", delay="1h"),
+        client.create("test", "taken", delay="1h"),
+        client.create("test", "far", delay="99999d"),
+        client.create("test", "taken", delay="1h", if_exists="keep"),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], Timer)
+    assert isinstance(answers[1], AlreadyExists)
+    assert isinstance(answers[2], InvalidInput)
+    assert isinstance(answers[3], Timer)
+
+
+async def test_one_that_is_cancelled_before_it_was_sent_is_not_armed(client: TimerClient) -> None:
+    creating = [asyncio.create_task(client.create("test", f"t{i}", delay="1h")) for i in range(3)]
+    await asyncio.sleep(0)
+    creating[1].cancel()
+    assert [isinstance(a, Timer) for a in await asyncio.gather(*creating, return_exceptions=True)] == [
+        True,
+        False,
+        True,
+    ]
+    with pytest.raises(NotFound):
+        await client.get("test", "t1")
+
+
+async def test_without_redis_every_one_is_refused_and_later_ones_go_on(client: TimerClient, redis: Redis) -> None:
+    await redis.config_set("maxclients", 1)
+    try:
+        await client._connections.commands.connection_pool.disconnect()
+        creating = (client.create("test", f"t{i}", delay="1h") for i in range(20))
+        answers = await asyncio.gather(*creating, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {Unavailable}
+    finally:
+        await redis.config_set("maxclients", 10_000)
+    assert (await client.create("test", "later", delay="1h")).status == "scheduled"
