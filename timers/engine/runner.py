@@ -234,6 +234,7 @@ class Runner:
             deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
             log=_processors_log,
             timers=self._timers,
+            traceparent=timer.traceparent,
         )
 
     def _set_timeout(self, run: Run) -> None:
