@@ -1,0 +1,150 @@
+"""The canary alone: what it makes of an event that comes in time, late, or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from tests.engine.fleet import until
+from timers.engine import canary as module
+from timers.engine.canary import Canary, Hearing
+from timers.errors import Unavailable
+from timers.store import server
+from timers.store.connect import connect
+from timers.store.store import Store
+
+Set = Callable[..., Awaitable[None]]
+
+
+class _Cage:
+    """A canary whose server is the test: it says when the key is gone, and whether that is announced."""
+
+    def __init__(self) -> None:
+        self.canary = Canary(Store(connect("redis://nowhere.invalid")), "a")
+        self.touches_until_gone = 1
+        self.announces = True
+        self.announce_after = 0.0
+        self.rounds = 0
+        self.trouble: Exception | None = None
+
+    async def set(self, _redis: object, pod: str, _ttl_ms: int) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        assert pod == "a"
+        self.rounds += 1
+        self._left = self.touches_until_gone
+
+    async def touch(self, _redis: object, _pod: str) -> bool:
+        self._left -= 1
+        if self._left == 0 and self.announces:
+            asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, "a")
+        return self._left > 0
+
+
+@pytest.fixture
+async def cage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_Cage]:
+    made = _Cage()
+    monkeypatch.setattr(server, "set_canary", made.set)
+    monkeypatch.setattr(server, "touch_canary", made.touch)
+    monkeypatch.setattr(module, "LIFE_MS", 0)
+    monkeypatch.setattr(module, "DEAF_SECONDS", 0.05)
+    monkeypatch.setattr(module, "EVERY_SECONDS", 0.0)
+    singing = asyncio.create_task(made.canary.run())
+    yield made
+    singing.cancel()
+    await asyncio.gather(singing, return_exceptions=True)
+
+
+async def rounds(cage: _Cage, more: int = 2) -> None:
+    """So many whole rounds from now."""
+    wanted = cage.rounds + more
+    await until(lambda: cage.rounds >= wanted, "a few rounds")
+
+
+async def test_an_event_in_time_is_ok(cage: _Cage) -> None:
+    await rounds(cage)
+    assert cage.canary.hearing is Hearing.OK
+    assert not cage.canary.is_deaf()
+
+
+async def test_the_key_is_touched_until_it_is_gone(cage: _Cage) -> None:
+    """Redis expires strictly after the deadline, so a first touch may come too soon."""
+    cage.touches_until_gone = 5
+    await rounds(cage)
+    assert cage.canary.hearing is Hearing.OK
+
+
+async def test_no_event_is_deaf_and_one_is_ok_again(cage: _Cage) -> None:
+    cage.announces = False
+    await until(cage.canary.is_deaf, "it is deaf")
+    cage.announces = True
+    await until(lambda: cage.canary.hearing is Hearing.OK, "it hears again")
+
+
+async def test_an_event_that_takes_its_time_is_late(cage: _Cage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.005)
+    monkeypatch.setattr(module, "DEAF_SECONDS", 30.0)
+    cage.announce_after = 0.02
+    await until(lambda: cage.canary.hearing is Hearing.LATE, "it is late")
+    assert not cage.canary.is_deaf()
+
+
+async def test_another_pods_canary_is_not_taken_for_its_own(cage: _Cage) -> None:
+    cage.announces = False
+    for _ in range(3):
+        cage.canary.heard("b")
+    await rounds(cage)
+    assert cage.canary.is_deaf()
+
+
+async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(cage: _Cage) -> None:
+    cage.announces = False
+    await rounds(cage)
+    cage.canary.heard("a")
+    await rounds(cage, 3)
+    assert cage.canary.is_deaf()
+
+
+async def test_deaf_or_without_a_subscription_it_cannot_hear(cage: _Cage) -> None:
+    assert not cage.canary.can_hear()
+    cage.canary.resubscribed()
+    assert cage.canary.can_hear()
+    cage.announces = False
+    await until(cage.canary.is_deaf, "it is deaf")
+    assert not cage.canary.can_hear()
+    cage.announces = True
+    await until(cage.canary.can_hear, "it hears again")
+    cage.canary.unsubscribed()
+    assert not cage.canary.can_hear()
+
+
+async def test_a_fresh_subscription_ends_the_pause(cage: _Cage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY_SECONDS", 3_600.0)
+    await until(lambda: cage.rounds, "the first round")
+    for _ in range(3):
+        before = cage.rounds
+
+        def judged(before: int = before) -> bool:
+            cage.canary.resubscribed()
+            return cage.rounds > before
+
+        await until(judged, "another round")
+
+
+async def test_whoever_waits_for_silence_or_a_song_is_told_of_the_next(cage: _Cage) -> None:
+    await cage.canary.next_song()
+    cage.announces = False
+    await cage.canary.next_silence()
+    cage.announces = True
+    await cage.canary.next_song()
+    assert cage.canary.hearing is Hearing.OK
+
+
+async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
+    cage = _Cage()
+    cage.trouble = Unavailable("away")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server, "set_canary", cage.set)
+        with pytest.raises(Unavailable):
+            await cage.canary.run()
+    assert cage.canary.hearing is Hearing.OK

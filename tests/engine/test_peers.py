@@ -1,0 +1,155 @@
+"""Peers alone: whose event an event is, and who touches which shard, over pods that come and go."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from timers.engine.peers import Peers
+from timers.store.connect import connect
+from timers.store.store import PodSign, Store
+
+IDS = [f"user-{number}" for number in range(4_000)]
+
+
+class _Registry(Store):
+    """A registry that says what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(connect("redis://nowhere.invalid"))
+        self.signs: list[PodSign] = []
+
+    async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
+        return self.signs
+
+
+def sign(pod: str, **info: Any) -> PodSign:
+    return PodSign(pod, 0, {"roles": ["worker"], "serves": ["note"], "only": [], "shards": None, **info})
+
+
+async def fleet_of(*signs: PodSign) -> dict[str, Peers]:
+    """Every pod's view of all of them."""
+    registry = _Registry()
+    registry.signs = list(signs)
+    views = {each.pod: Peers(registry, each.pod, dict) for each in signs}
+    for view in views.values():
+        await view.beat()
+    return views
+
+
+async def named(names: Sequence[str]) -> dict[str, Peers]:
+    return await fleet_of(*[sign(name) for name in names])
+
+
+def owners(views: Mapping[str, Peers], prefix: str = "note", shard: int = 0) -> dict[str, str]:
+    """Whose each id is; fails where it is nobody's or several pods'."""
+    owner = {}
+    for timer_id in IDS:
+        (owner[timer_id],) = [name for name, view in views.items() if view.mine(shard, prefix, timer_id)]
+    return owner
+
+
+NAMES = {
+    "numbered": [f"pod-{number}" for number in range(8)],
+    "of a deployment": [f"timers-7d9c{number:04x}b-x{number}k2p" for number in range(8)],
+    "letters": list("abcdefgh"),
+    "hosts": [f"worker{number}.eu-west-1.example.org:{4711 + number}" for number in range(8)],
+}
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("kind", NAMES)
+async def test_every_event_is_one_pods_and_the_shares_are_even(kind: str, size: int) -> None:
+    shares = Counter(owners(await named(NAMES[kind][:size])).values())
+    assert len(shares) == size
+    even = len(IDS) / size
+    assert all(abs(share - even) < 0.15 * even for share in shares.values()), shares
+
+
+@pytest.mark.parametrize("kind", NAMES)
+async def test_when_a_pod_leaves_only_its_own_events_move(kind: str) -> None:
+    names = NAMES[kind]
+    before = owners(await named(names))
+    after = owners(await named(names[1:]))
+    assert {i for i in IDS if before[i] != after[i]} == {i for i in IDS if before[i] == names[0]}
+    heirs = Counter(after[i] for i in IDS if before[i] == names[0])
+    assert len(heirs) == len(names) - 1
+
+
+@pytest.mark.parametrize("kind", NAMES)
+async def test_every_shard_has_each_rank_once_and_the_touching_is_shared_out(kind: str) -> None:
+    views = await named(NAMES[kind])
+    first = Counter[str]()
+    for shard in range(64):
+        ranks = {name: view.rank(shard) for name, view in views.items()}
+        assert sorted(ranks.values()) == list(range(len(views)))
+        first.update(name for name, rank in ranks.items() if rank == 0)
+    assert max(first.values()) <= 64 // 2
+
+
+async def test_alone_everything_is_mine() -> None:
+    alone = (await named(["a"]))["a"]
+    assert all(alone.mine(0, "note", timer_id) for timer_id in IDS)
+    assert alone.rank(0) == 0
+    assert not alone.serve(0, "note")
+
+
+async def test_before_the_first_beat_everything_is_mine() -> None:
+    unborn = Peers(_Registry(), "a", dict)
+    assert unborn.mine(0, "note", "x")
+    assert unborn.rank(0) == 0
+
+
+async def test_a_pod_that_is_no_worker_has_no_share() -> None:
+    views = await fleet_of(sign("a"), sign("api", roles=["api"]))
+    assert all(views["a"].mine(0, "note", timer_id) for timer_id in IDS)
+    assert views["a"].rank(0) == 0
+
+
+async def test_a_pod_has_a_share_only_of_the_prefixes_it_serves() -> None:
+    views = await fleet_of(sign("a", serves=["note", "mail"]), sign("b", serves=["note"]))
+    assert all(views["a"].mine(0, "mail", timer_id) for timer_id in IDS)
+    assert len(set(owners(views).values())) == 2
+    assert not views["a"].serve(0, "mail")
+    assert views["a"].serve(0, "note.of.any.kind")
+
+
+async def test_a_pod_limited_to_some_prefixes_has_a_share_only_of_those() -> None:
+    views = await fleet_of(sign("a", serves=["n"]), sign("b", serves=["n"], only=["note", "news"]))
+    assert len(set(owners(views).values())) == 2
+    assert all(views["a"].mine(0, "number", timer_id) for timer_id in IDS)
+    assert views["a"].serve(0, "newsletter")
+
+
+async def test_a_pod_limited_to_some_shards_has_a_share_only_of_those() -> None:
+    views = await fleet_of(sign("a"), sign("b", shards=[1]))
+    assert all(views["a"].mine(0, "note", timer_id) for timer_id in IDS)
+    assert len(set(owners(views, shard=1).values())) == 2
+    assert (views["a"].rank(0), {views["a"].rank(1), views["b"].rank(1)}) == (0, {0, 1})
+
+
+async def test_shards_that_nobody_takes_are_known() -> None:
+    views = await fleet_of(sign("a", shards=[0, 1]), sign("b", shards=[3]))
+    assert views["a"].uncovered(5, (0, 1)) == [2, 4]
+    everywhere = await fleet_of(sign("a", shards=[0]), sign("b"))
+    assert everywhere["a"].uncovered(5, (0,)) == []
+
+
+async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat() -> None:
+    registry = _Registry()
+    registry.signs = [sign("a"), sign("b")]
+    view = Peers(registry, "a", dict)
+    await view.beat()
+    shared = [timer_id for timer_id in IDS if view.mine(0, "note", timer_id)]
+    registry.signs = [sign("a")]
+    await view.beat()
+    assert len(shared) < len(IDS)
+    assert all(view.mine(0, "note", timer_id) for timer_id in IDS)
+
+
+async def test_a_pod_that_says_nothing_of_itself_is_no_rival() -> None:
+    """A stranger's entry, or one of a version that says other things."""
+    views = await fleet_of(sign("a"), PodSign("odd", 0, {}))
+    assert views["a"].mine(0, "note", "x")
+    assert views["a"].rank(0) == 0

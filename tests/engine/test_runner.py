@@ -1,0 +1,205 @@
+"""The runner alone: how much it takes on, and what becomes of runs that cannot be started or are taken back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+
+import pytest
+
+from tests.engine.fleet import Calls, Held, until
+from tests.unit.samples import NoTimers, a_timer
+from timers.engine.observer import Observer
+from timers.engine.pod import Pod
+from timers.engine.runner import Runner
+from timers.engine.runs import Run, Runs
+from timers.engine.settler import Settler
+from timers.model import Status, Timer
+from timers.processor import Registry
+from timers.store.connect import connect
+from timers.store.store import Claimed, Settlement, Store
+
+LEASE_MS = 30_000
+_tokens = count(1)
+
+
+class _Clerk(Settler):
+    """A settler that only keeps the ends."""
+
+    ends: list[Settlement]
+
+    def put(self, run: Run, settlement: Settlement) -> None:
+        self.ends.append(settlement)
+        self.waiting += 1
+
+
+class _Shop:
+    """A runner for ten with nothing around it."""
+
+    def __init__(self, *calls: Calls, concurrency: int = 10) -> None:
+        store = Store(connect("redis://nowhere.invalid"))
+        store.clock.observe(a_timer().due_ms, time.monotonic(), time.monotonic())
+        pod = Pod("a", store, Registry([each.processor for each in calls]), (0,), LEASE_MS, Observer())
+        self.runs = Runs()
+        self.clerk = _Clerk(pod, self.runs, retention_ms=1, written=lambda _runs: None)
+        self.clerk.ends = []
+        self.runner = Runner(pod, self.clerk, self.runs, NoTimers(), concurrency=concurrency)
+
+    def start(self, number: int = 1, prefix: str = "note", asked_at: float | None = None) -> list[Timer]:
+        """So many claimed timers."""
+        timers = [a_timer(prefix=prefix, id=f"n{n}", token=next(_tokens)) for n in range(number)]
+        self.runner.start(0, Claimed(timers, [], {}), time.monotonic() if asked_at is None else asked_at)
+        return timers
+
+    def held(self, timer: Timer) -> Run:
+        """The run of a timer that was started."""
+        (run,) = [run for run in self.runs if run.timer is timer]
+        return run
+
+    def statuses(self) -> Sequence[Status]:
+        return [end.transition.status for end in self.clerk.ends]
+
+
+@pytest.fixture
+async def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+async def shop(held: Held) -> AsyncIterator[_Shop]:
+    made = _Shop(held)
+    yield made
+    await made.runner.drain(0)
+    made.runner.close()
+
+
+async def test_what_runs_takes_room_until_it_has_ended(shop: _Shop, held: Held) -> None:
+    assert (shop.runner.room, shop.runner.executing) == (10, 0)
+    shop.start(4)
+    assert (shop.runner.room, shop.runner.executing) == (6, 4)
+    held.release.set()
+    await until(lambda: shop.runner.executing == 0, "all have ended")
+    assert shop.runner.room == 10
+    assert shop.statuses() == [Status.COMPLETED] * 4
+
+
+async def test_ends_that_wait_to_be_written_take_room_once_they_are_many(shop: _Shop) -> None:
+    """They hold leases too; a pod whose Redis takes nothing must not go on claiming."""
+    rooms = {}
+    for waiting in (0, 10, 11, 15, 20, 25):
+        shop.clerk.waiting = waiting
+        rooms[waiting] = shop.runner.room
+    assert rooms == {0: 10, 10: 10, 11: 9, 15: 5, 20: 0, 25: -5}
+
+
+async def test_the_larger_of_running_and_waiting_counts(shop: _Shop) -> None:
+    shop.start(3)
+    shop.clerk.waiting = 12
+    assert shop.runner.room == 7
+    shop.clerk.waiting = 18
+    assert shop.runner.room == 2
+    shop.clerk.waiting = 0
+
+
+async def test_room_is_waited_for_beside_what_claims_under_way_may_bring(shop: _Shop, held: Held) -> None:
+    shop.start(8)
+    await asyncio.wait_for(shop.runner.room_free(1), 10)
+    waiting = asyncio.create_task(shop.runner.room_free(2))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    held.release.set()
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(shop: _Shop) -> None:
+    shop.clerk.waiting = 20
+    waiting = asyncio.create_task(shop.runner.room_free(0))
+    await asyncio.sleep(0)
+    shop.clerk.waiting = 0
+    shop.runner.room_changed()
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_queue_with_a_limit_of_its_own_has_its_own_room() -> None:
+    prefixes = ("narrow", "narrow.other", "wide")
+    narrow, wide = Held("narrow", pod_concurrency=2), Held("wide")
+    shop = _Shop(narrow, wide)
+    assert [shop.runner.room_of(prefix) for prefix in prefixes] == [2, 2, 10]
+    shop.start(2, "narrow")
+    shop.start(1, "wide")
+    assert [shop.runner.room_of(prefix) for prefix in prefixes] == [0, 2, 10]
+    narrow.release.set()
+    await until(lambda: shop.runner.room_of("narrow") == 2, "its room is free again")
+    await shop.runner.drain(0)
+    shop.runner.close()
+
+
+async def test_a_claim_that_was_answered_after_its_lease_starts_nothing(shop: _Shop, held: Held) -> None:
+    shop.start(3, asked_at=time.monotonic() - LEASE_MS / 1000)
+    await asyncio.sleep(0)
+    assert (shop.runner.executing, len(shop.runs), len(held)) == (0, 0, 0)
+
+
+async def test_an_unreadable_timer_is_ended_without_a_run(shop: _Shop, held: Held) -> None:
+    timer = a_timer(prefix="note", token=next(_tokens))
+    shop.runner.start(0, Claimed([], [(timer, "unreadable record: odd")], {}), time.monotonic())
+    assert shop.statuses() == [Status.FAILED]
+    assert "unreadable record: odd" in shop.clerk.ends[0].transition.note
+    assert (shop.runner.executing, len(held)) == (0, 0)
+
+
+async def test_all_of_a_burst_are_started_although_a_few_in_each_turn(held: Held) -> None:
+    shop = _Shop(held, concurrency=1_000)
+    shop.start(300)
+    shop.start(300)
+    await until(lambda: len(held) == 600, "all are started")
+    await shop.runner.drain(0)
+    shop.runner.close()
+
+
+async def test_a_drain_takes_back_what_has_not_started(held: Held) -> None:
+    shop = _Shop(held, concurrency=1_000)
+    shop.start(200)
+    await shop.runner.drain(0)
+    assert len(held) < 200
+    assert shop.statuses() == [Status.SCHEDULED] * 200
+    assert {end.transition.failures for end in shop.clerk.ends} == {0}
+    assert shop.runner.executing == 0
+    shop.runner.close()
+
+
+async def test_a_lost_run_that_has_not_started_is_dropped(shop: _Shop, held: Held) -> None:
+    (lost, other) = shop.start(2)
+    shop.runner.lose(shop.held(lost))
+    await until(lambda: len(held) == 1, "the other has started")
+    assert held.timers == [other]
+    assert [run.timer for run in shop.runs] == [other]
+    assert shop.clerk.ends == []
+
+
+async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(shop: _Shop, held: Held) -> None:
+    (timer,) = shop.start()
+    await until(lambda: len(held) == 1, "it runs")
+    shop.runner.lose(shop.held(timer))
+    await until(lambda: shop.runner.executing == 0, "it has ended")
+    assert held.cancelled == 1
+    assert (shop.clerk.ends, len(shop.runs)) == ([], 0)
+
+
+async def test_a_run_told_twice_that_it_is_lost_ends_once(shop: _Shop, held: Held) -> None:
+    (timer,) = shop.start()
+    await until(lambda: len(held) == 1, "it runs")
+    run = shop.held(timer)
+    shop.runner.lose(run)
+    shop.runner.lose(run)
+    await until(lambda: shop.runner.executing == 0, "it has ended")
+    shop.runner.lose(run)
+    assert (shop.runner.executing, shop.runner.room, shop.clerk.ends) == (0, 10, [])
+
+
+async def test_a_timer_whose_pods_deaths_used_up_its_tries_is_not_run(shop: _Shop, held: Held) -> None:
+    timer = a_timer(prefix="note", token=next(_tokens), attempt=6, failures=50)
+    shop.runner.start(0, Claimed([timer], [], {}), time.monotonic())
+    await until(lambda: shop.clerk.ends, "it has ended")
+    assert len(held) == 0
+    assert (shop.statuses(), shop.clerk.ends[0].transition.attempt) == ([Status.FAILED], 5)
