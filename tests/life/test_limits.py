@@ -127,6 +127,20 @@ class TestOrder:
         assert calls.ids == [timer_id for _, timer_id in sorted(armed, key=lambda timer: timer[0])]
         assert calls.most[""] == 1
 
+    async def test_one_at_a_time_runs_by_due_time_over_all_shards(self, sharded: Fleet) -> None:
+        """Each shard had an order of its own."""
+        calls = Busy(concurrency=1)
+        for name in ("a", "b"):
+            await sharded.pod(calls, name=name)
+        await sharded.store.pause("note", paused=True)
+        now_ms = await sharded.store.now_ms()
+        armed = [(now_ms - 10 * (number * 7 % 50), f"n{number}") for number in range(50)]
+        for due_ms, timer_id in armed:
+            await arm(sharded, [timer_id], due_at=due_ms)
+        await sharded.store.pause("note", paused=False)
+        await ended(sharded, ids(50))
+        assert calls.ids == [timer_id for _, timer_id in sorted(armed)]
+
     async def test_a_failed_one_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
         """Its next try is due later, so the queue goes on."""
 

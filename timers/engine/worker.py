@@ -168,11 +168,11 @@ class Worker:
         return await self.peers.beat()
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
-        """There is room again: on this pod, and in queues that may run only so many at once."""
+        """There is room again: on this pod, and in queues that may run only so many at once, whatever their shard."""
         self.runner.room_changed()
-        limited = {(run.shard, run.timer.prefix) for run in runs if run.processor.limits.bounds_concurrency}
-        for shard, prefix in limited:
-            self._intake.mark_all(shard, prefix, "room")
+        for prefix in {run.timer.prefix for run in runs if run.processor.limits.bounds_concurrency}:
+            for shard in self._pod.shards:
+                self._intake.mark_all(shard, prefix, "room")
 
     def _info(self) -> Mapping[str, Any]:
         """What this pod says of itself in the registry."""

@@ -99,10 +99,21 @@ local function take(prefix, ids)
   return #gone
 end
 
+-- A queue that runs one at a time is one over all shards: its earliest due comes first, wherever it lies.
+local function is_first(prefix)
+  local mine = redis.call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')[2]
+  for shard = 0, mine and shards - 1 or -1 do
+    local head = redis.call('ZRANGE', 'timers:{' .. shard .. '}:due:' .. prefix, 0, 0, 'WITHSCORES')[2]
+    if head and tonumber(head) < tonumber(mine) then return false end
+  end
+  return true
+end
+
 local function claim_queue(prefix, most, concurrency, interval, burst)
   local wait = 0
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then most = 0 end
   if concurrency > 0 then most = math.min(most, concurrency - running(prefix)) end
+  if concurrency == 1 and shards > 1 and most > 0 and not is_first(prefix) then most = 0 end
   if interval > 0 and most > 0 then
     local allowed
     allowed, wait = permits(prefix, interval, burst)
