@@ -11,7 +11,6 @@ from tests.bench.stage import Stage
 from tests.bench.usage import Usage
 
 WARM_UP: Final = 2_000
-LEAD_MS: Final = 3_000
 REFERENCE: Final = 5_000
 
 _COLUMNS: Final = (
@@ -50,12 +49,8 @@ async def _measure(timers: int, stage: Stage) -> list[Row]:
 async def _drained(stage: Stage, pods: Pods, timers: int) -> tuple[float, Usage]:
     """Seconds by the server's clock from due to the last settled end, and what was used."""
     prefix = stage.fresh("noop")
-    due_ms = await stage.store.now_ms() + LEAD_MS
-    await stage.arm(prefix, [due_ms] * timers)
-    early_s = stage.store.clock.seconds_until(due_ms)
-    if early_s < 0.1:
-        raise RuntimeError(f"arming {timers} timers took longer than the {LEAD_MS} ms until they were due")
-    await asyncio.sleep(early_s - 0.05)
+    due_ms = await stage.arm_ahead(prefix, timers, 1)
+    await asyncio.sleep(stage.store.clock.seconds_until(due_ms) - 0.05)
     begin = await Usage.so_far(stage.redis, pods)
     if not await stage.completed(prefix, timers, timeout_s=120):
         raise RuntimeError(f"{timers} timers were not drained within 120 s")

@@ -39,7 +39,7 @@ async def _measure(timers: int, over_s: float, stage: Stage) -> list[Row]:
 
 async def _fired(stage: Stage, timers: int, over_s: float, *, cut: bool) -> Row:
     prefix = stage.fresh("timed")
-    await stage.spread(prefix, timers, over_s)
+    await stage.arm_ahead(prefix, timers, round(over_s * 1000))
     cuts = 0
 
     async def cut_all() -> None:

@@ -49,7 +49,7 @@ async def _measure(timers: int, others: int, stage: Stage) -> list[Row]:
 
 async def _timers(stage: Stage, prefix: str, timers: int) -> list[Row]:
     async with stage.pods(1):
-        await stage.spread(prefix, timers, SPREAD_S)
+        await stage.arm_ahead(prefix, timers, round(SPREAD_S * 1000))
         async with round_trips_ms(stage.redis) as took_ms:
             await stage.completed(prefix, timers, timeout_s=60)
     starts = stage.starts(prefix)

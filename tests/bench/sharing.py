@@ -11,7 +11,6 @@ from tests.bench.starts import Lateness, Tally
 from tests.bench.usage import Usage
 
 IDLE_S: Final = 4.0
-LEAD_S: Final = 3.0
 
 _COLUMNS: Final = (
     Column("pods"),
@@ -48,9 +47,9 @@ async def _with_pods(stage: Stage, count: int, timers: int, over_s: float) -> Ro
     prefix = stage.fresh("timed")
     async with stage.pods(count) as pods:
         idle = await _idle(stage)
-        await stage.spread(prefix, timers, over_s, lead_s=LEAD_S)
+        await stage.arm_ahead(prefix, timers, round(over_s * 1000))
         begin = await Usage.so_far(stage.redis, pods)
-        await stage.completed(prefix, timers, timeout_s=LEAD_S + over_s + 30)
+        await stage.completed(prefix, timers, timeout_s=over_s + 30)
         used = (await Usage.so_far(stage.redis, pods)).since(begin)
     starts = stage.starts(prefix)
     tally = Tally.of(starts, timers)

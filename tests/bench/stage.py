@@ -25,6 +25,10 @@ from timers.store.store import Store
 DAY_MS: Final = 24 * 3600 * 1000
 LEASE_MS: Final = 30_000
 
+LEAD_MS: Final = 2_000
+ARMED_PER_S: Final = 4_000
+"""A cautious guess, so that all timers are armed before the first is due."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -72,12 +76,16 @@ class Stage:
                 [NewTimer(prefix=prefix, id=f"other-{i:07}", due_at=due) for i, due in zip(some, due_ms, strict=True)]
             )
 
-    async def spread(self, prefix: str, number: int, over_s: float, *, lead_s: float = 3.0) -> list[int]:
-        """Arm timers due at random over a span that begins after a lead; answers the due times."""
-        first_ms = await self.store.now_ms() + round(lead_s * 1000)
-        due_ms = [first_ms + self.rng.randrange(round(over_s * 1000)) for _ in range(number)]
-        await self.arm(prefix, due_ms)
-        return due_ms
+    async def arm_ahead(self, prefix: str, number: int, over_ms: int) -> int:
+        """Arm timers due at random over a span that begins when all are armed; answers its begin.
+
+        Raises RuntimeError where arming took longer than that: the lateness of such timers would not be the service's.
+        """
+        begin_ms = await self.store.now_ms() + LEAD_MS + number * 1000 // ARMED_PER_S
+        await self.arm(prefix, [begin_ms + self.rng.randrange(over_ms) for _ in range(number)])
+        if self.store.clock.now_ms() > begin_ms - LEAD_MS / 2:
+            raise RuntimeError(f"{number} timers were not armed in time; this machine is too busy")
+        return begin_ms
 
     async def completed(self, prefix: str, number: int, *, timeout_s: float) -> bool:
         """Wait until so many timers of a prefix are completed; False when they are not in time."""

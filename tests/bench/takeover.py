@@ -16,7 +16,7 @@ BEYOND_LEASE_S: Final = 1.0
 
 _COLUMNS: Final = (
     Column("lease s", 1),
-    Column("kills"),
+    Column("kills a run"),
     Column("takeover p50 s", 2),
     worst("max s", 2),
     Column("limit s", 1),
