@@ -1,7 +1,7 @@
 """Pods in the test's own process, each with connections of its own, so that one can be killed beside the others."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Self
 
 from redis.asyncio import Redis
@@ -151,9 +151,9 @@ class Fleet:
         """The test's own connection; it answers bytes."""
         return self.store.connections.commands
 
-    async def pod(self, *calls: Calls | Processor, name: str = "a", **options: Any) -> Pod:
-        """Start a pod with these processors."""
-        registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls])
+    async def pod(self, *calls: Calls | Processor, name: str = "a", only: Iterable[str] = (), **options: Any) -> Pod:
+        """Start a pod with these processors, limited to the prefixes of `only` (`TIMERS_PREFIXES`) if there are any."""
+        registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls], only)
         defaults = {"concurrency": 100, "lease_ms": CALM_LEASE_MS, "retention_ms": DAY_MS, "drain_timeout_ms": 10_000}
         pod = Pod(await open_store(connect(self.url)), registry, WorkerOptions(pod=name, **{**defaults, **options}))
         self._alive.append(pod)

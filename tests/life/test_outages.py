@@ -1,0 +1,163 @@
+"""Timers that came due while no pod was alive: what each `missed` policy makes of them; repeats over pods' deaths."""
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, Pod, notes
+from tests.life.past import make_older
+from tests.waiting import eventually
+from timers.model import Status, Timer
+from timers.store.store import Settlement
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+
+
+async def missed(fleet: Fleet, policy: object, **fields: Any) -> Timer:
+    """A timer armed an hour and a half ago, due half an hour later, with no pod alive."""
+    await fleet.client.create("note", "x", delay="30m", missed=policy, **fields)
+    await make_older(fleet, "note", "x", 90 * MINUTE_MS)
+    return await fleet.client.get("note", "x")
+
+
+async def occurrence(fleet: Fleet, number: int, timer_id: str = "x") -> Timer:
+    """The timer, once it is scheduled for that occurrence."""
+
+    async def look() -> Timer | None:
+        (timer,) = await fleet.store.get([("note", timer_id)])
+        reached = timer is not None and timer.status is Status.SCHEDULED and timer.occurrence == number
+        return timer if reached else None
+
+    found = await eventually(look, f"occurrence {number} of {timer_id} is scheduled")
+    assert found is not None
+    return found
+
+
+class TestOnce:
+    @pytest.mark.parametrize("policy", ["fire", {"grace": "90m"}])
+    async def test_runs_late_where_that_is_allowed(self, fleet: Fleet, policy: object) -> None:
+        await missed(fleet, policy)
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await fleet.completed("x")
+        assert calls.ids == ["x"]
+        assert timer.history[1].lateness_ms is not None
+        assert timer.history[1].lateness_ms >= HOUR_MS
+
+    @pytest.mark.parametrize("policy", ["skip", {"grace": "59m"}])
+    async def test_is_left_out_where_it_is_too_late_and_says_so(self, fleet: Fleet, policy: object) -> None:
+        await missed(fleet, policy)
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await fleet.completed("x")
+        assert (len(calls), timer.attempt, timer.failures) == (0, 0, 0)
+        assert notes(timer)[-1].startswith("skipped: 36")
+
+
+class TestRepeats:
+    """Due every 20 minutes since an hour ago: four slots have passed, the next is 20 minutes from the newest."""
+
+    EVERY_MS = 20 * MINUTE_MS
+
+    @pytest.mark.parametrize(("policy", "runs"), [("fire", 1), ("latest", 1), ("all", 4), ("skip", 0)])
+    async def test_after_an_outage(self, fleet: Fleet, policy: str, runs: int) -> None:
+        armed = await missed(fleet, policy, repeat={"every": "20m"})
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await occurrence(fleet, 1 + max(runs, 1))
+        slots = [armed.due_ms + n * self.EVERY_MS for n in range(5)]
+        assert [run.due_ms for run in calls.timers] == slots[:runs]
+        assert timer.due_ms == slots[4]
+        left_out = any("left out what was missed before" in note for note in notes(timer))
+        assert left_out is (policy != "all")
+
+    async def test_a_count_is_never_exceeded_by_what_is_made_up_for(self, fleet: Fleet) -> None:
+        await missed(fleet, "all", repeat={"every": "20m", "count": 3})
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await fleet.completed("x")
+        assert (len(calls), timer.occurrence) == (3, 3)
+
+    async def test_slots_after_until_are_not_made_up_for(self, fleet: Fleet) -> None:
+        until_ms = await fleet.store.now_ms() + 51 * MINUTE_MS - 90 * MINUTE_MS
+        await missed(fleet, "all", repeat={"every": "20m", "until": until_ms})
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await fleet.completed("x")
+        assert (len(calls), timer.occurrence) == (2, 2)
+
+    async def test_a_cron_goes_on_with_its_next_time(self, fleet: Fleet) -> None:
+        """Armed without a due time of its own; fired by hand for the slot to come."""
+        armed = await fleet.client.create("note", "x", repeat={"cron": "*/20 * * * *", "timezone": "Europe/Berlin"})
+        calls = Calls()
+        await fleet.pod(calls)
+        await fleet.client.fire("note", "x")
+        timer = await occurrence(fleet, 2)
+        assert (armed.due_ms % self.EVERY_MS, timer.due_ms) == (0, armed.due_ms + self.EVERY_MS)
+
+    async def test_a_fixed_delay_counts_from_the_end_of_the_run(self, fleet: Fleet) -> None:
+        """At a fixed rate the next would be due at the fourth slot, in a quarter of an hour."""
+        await missed(fleet, "fire", repeat={"every": "25m", "mode": "fixed_delay"})
+        before_ms = await fleet.store.now_ms()
+        await fleet.pod(Calls())
+        timer = await occurrence(fleet, 2)
+        assert timer.due_ms >= before_ms + 24 * MINUTE_MS
+
+    async def test_a_fixed_rate_keeps_its_slots_however_long_a_run_takes(self, fleet: Fleet) -> None:
+        async def act(_timer: Timer, _context: object) -> None:
+            await asyncio.sleep(0.015)
+
+        calls = Calls(act=act)
+        await fleet.client.create("note", "x", delay="20ms", repeat={"every": "10ms", "count": 8}, missed="all")
+        await fleet.pod(calls)
+        await fleet.completed("x")
+        assert {later.due_ms - earlier.due_ms for earlier, later in pairwise(calls.timers)} == {10}
+        assert len(calls) == 8
+
+
+def hang_at_settle(pod: Pod, *, written: bool) -> asyncio.Event:
+    """The pod stops for ever between a run and the end of it, or right after the end was written and before it knows;
+    the event tells when."""
+    original, called = pod.store.settle, asyncio.Event()
+
+    async def die(shard: int, settlements: list[Settlement], **options: Any) -> list[str]:
+        if written:
+            await original(shard, settlements, **options)
+        called.set()
+        await asyncio.Event().wait()
+        raise AssertionError("this pod is dead")
+
+    pod.store.settle = die  # type: ignore[method-assign, assignment]
+    return called
+
+
+class TestDeath:
+    async def test_between_run_and_settle_neither_ends_a_cycle_nor_doubles_a_slot(self, fleet: Fleet) -> None:
+        calls = Calls()
+        first = await fleet.pod(calls, name="a")
+        hangs = hang_at_settle(first, written=False)
+        armed = await fleet.client.create("note", "x", delay="20ms", repeat={"every": "10ms", "count": 5}, missed="all")
+        await hangs.wait()
+        await fleet.kill(first)
+        await fleet.pod(calls, name="b")
+        await fleet.expire_lease("x")
+        timer = await fleet.completed("x")
+        runs = [(run.occurrence, run.attempt, run.due_ms - armed.due_ms) for run in calls.timers]
+        assert runs == [(1, 1, 0), (1, 2, 0), (2, 1, 10), (3, 1, 20), (4, 1, 30), (5, 1, 40)]
+        assert timer.failures == 0
+        assert notes(timer)[2] == "rescue"
+
+    async def test_after_settle_leaves_the_next_slot_armed_once(self, fleet: Fleet) -> None:
+        calls = Calls()
+        first = await fleet.pod(calls, name="a")
+        hangs = hang_at_settle(first, written=True)
+        armed = await fleet.client.create("note", "x", delay="20ms", repeat={"every": "10ms", "count": 5}, missed="all")
+        await hangs.wait()
+        await fleet.kill(first)
+        await fleet.pod(calls, name="b")
+        await fleet.completed("x")
+        runs = [(run.occurrence, run.attempt, run.due_ms - armed.due_ms) for run in calls.timers]
+        assert runs == [(n + 1, 1, 10 * n) for n in range(5)]

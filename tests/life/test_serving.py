@@ -1,0 +1,201 @@
+"""Who serves what: pods for some prefixes and some shards, what nobody covers, and timers that end unhandled for it."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from structlog.typing import EventDict
+
+from tests.engine.fleet import Calls, Fleet, Held, Pod, until
+from tests.waiting import eventually
+from timers.engine import peers
+from timers.engine.observer import Observer
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod as WorkerPod
+from timers.engine.undertaker import Undertaker
+from timers.model import Status
+from timers.processor import Registry
+from timers.spec import NewTimer
+from timers.store.connect import connect
+from timers.store.store import Nudged, Store
+
+PATIENCE_MS = 200
+LONG_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def _quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods notice sooner who is there."""
+    monkeypatch.setattr(peers, "BEAT_SECONDS", 0.05)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[EventDict]]:
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+async def warned(pod: Pod, *parts: str) -> str:
+    """A warning of the pod's health that has all these parts."""
+
+    async def look() -> str | None:
+        return next((w for w in pod.worker.health().warnings if all(part in w for part in parts)), None)
+
+    found = await eventually(look, f"the pod warns of {parts}")
+    assert found is not None
+    return found
+
+
+class TestUnhandled:
+    async def test_a_timer_that_nobody_serves_ends_unhandled_with_an_alarm_and_is_armed_again(
+        self, fleet: Fleet, logged: list[EventDict]
+    ) -> None:
+        watching = Calls("mail")
+        await fleet.pod(watching, unhandled_after_ms=PATIENCE_MS)
+        await fleet.client.create("note", "x", delay=0, payload={"n": 1})
+        timer = await fleet.reached(Status.UNHANDLED, "x")
+        last = timer.history[-1]
+        assert (last.status, last.pod, last.note) == (Status.UNHANDLED, "a", "no live pod serves the prefix")
+        assert last.at_ms - timer.due_ms >= PATIENCE_MS
+        alarms = [event for event in logged if event["event"].startswith("timers unhandled")]
+        assert [(alarm["log_level"], alarm["prefix"], alarm["count"], alarm["first"]) for alarm in alarms] == [
+            ("error", "note", 1, "x")
+        ]
+        calls = Calls()
+        await fleet.pod(calls, name="b")
+        assert (await fleet.client.retry("note", "x")).status is Status.SCHEDULED
+        done = await fleet.completed("x")
+        assert calls.timers[0].payload == {"n": 1}
+        assert [entry.status for entry in done.history] == [
+            *(Status.SCHEDULED, Status.UNHANDLED, Status.SCHEDULED, Status.RUNNING, Status.COMPLETED)
+        ]
+
+    async def test_nothing_that_is_served_paused_or_not_due_ends_so(self, fleet: Fleet) -> None:
+        held = Held("mail", concurrency=1)
+        await fleet.store.pause("paused", paused=True)
+        waiting = [("paused", "x"), ("later", "x"), ("mail", "second")]
+        for prefix, timer_id in [("mail", "first"), *waiting]:
+            await fleet.client.create(prefix, timer_id, delay="1h" if prefix == "later" else 0)
+        await fleet.pod(held, unhandled_after_ms=PATIENCE_MS)
+        for timer_id in ("x", "y"):
+            # The second one is looked at after all that was there with the first.
+            await fleet.client.create("lost", timer_id, delay=0)
+            await fleet.reached(Status.UNHANDLED, timer_id, "lost")
+        assert {(await fleet.client.get(*timer)).status for timer in waiting} == {Status.SCHEDULED}
+        held.release.set()
+
+    async def test_a_rolling_deploy_does_not_trip_it(self, fleet: Fleet) -> None:
+        """A pod goes and its successor comes: the patience starts anew with every pod that serves the prefix."""
+        watch = await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=LONG_MS)
+        old = await fleet.pod(Calls(), name="old")
+        await until(lambda: watch.worker.peers.serve(0, "note"), "the watching pod sees who serves")
+        await fleet.drain(old)
+        await fleet.client.create("note", "x", delay=0)
+        await warned(watch, "no live pod serves", "note")
+        calls = Calls()
+        await fleet.pod(calls, name="new")
+        timer = await fleet.completed("x")
+        assert calls.ids == ["x"]
+        assert Status.UNHANDLED not in {entry.status for entry in timer.history}
+        await until(lambda: not watch.worker.health().warnings, "the warning is gone")
+
+
+class _Overdue(Store):
+    """A store with one timer that has been due since time 0, and a clock that the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__(connect("redis://nowhere.invalid"))
+        self.now_ms_is = 0
+        self.abandoned_before: list[int] = []
+
+    async def nudge(self, shard: int) -> Nudged:
+        return Nudged(self.now_ms_is, None, {"note": 0}, [])
+
+    async def abandon(self, shard: int, prefix: str, *, due_before_ms: int, most: int, pod: str) -> list[str]:
+        self.abandoned_before.append(due_before_ms)
+        return ["x"]
+
+
+class _Others(Peers):
+    """Peers of which the test says whether one of them serves the prefix."""
+
+    serving = False
+
+    def serve(self, shard: int, prefix: str) -> bool:
+        return self.serving
+
+
+async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_it() -> None:
+    """However often a deploy takes the only pod away, as long as each time is shorter than the patience."""
+    store = _Overdue()
+    others = _Others(store, "a", dict)
+    pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
+    undertaker = Undertaker(pod, others, patience_ms=60_000)
+    for store.now_ms_is in range(0, 600_000, 5_000):
+        others.serving = store.now_ms_is % 60_000 == 0
+        await undertaker._look(0)
+    assert store.abandoned_before == []
+    others.serving = False
+    for store.now_ms_is in range(600_000, 665_000, 5_000):
+        await undertaker._look(0)
+    # Unserved since the look at 545 s, for there was a pod at 540 s.
+    assert store.abandoned_before[0] == 605_000 - 60_000
+
+
+class TestPrefixes:
+    async def test_pods_take_only_their_kinds_of_work(self, fleet: Fleet) -> None:
+        mails, pushes = [Calls("mail"), Calls("push")], [Calls("mail"), Calls("push")]
+        await fleet.pod(*mails, only=["mail"], name="a")
+        await fleet.pod(*pushes, only=["push"], name="b")
+        for number in range(10):
+            await fleet.client.create(("mail-x", "push")[number % 2], f"n{number}", delay=0)
+        for number in range(10):
+            await fleet.completed(f"n{number}", ("mail-x", "push")[number % 2])
+        assert [len(calls) for calls in (*mails, *pushes)] == [5, 0, 0, 5]
+
+    async def test_due_timers_that_no_pod_takes_are_named(self, fleet: Fleet) -> None:
+        pod = await fleet.pod(Calls("mail"), Calls("push"), only=["mail"], name="a", unhandled_after_ms=LONG_MS)
+        await fleet.client.create("push", "later", delay="1h")
+        await fleet.client.create("mail", "x", delay=0)
+        await fleet.completed("x", "mail")
+        assert pod.worker.health().warnings == ()
+        await fleet.client.create("push-now", "x", delay=0)
+        assert "push-now" in await warned(pod, "no live pod serves")
+        assert pod.worker.health().ready
+        await fleet.pod(Calls("push"), name="b")
+        await fleet.completed("x", "push-now")
+        await until(lambda: not pod.worker.health().warnings, "the warning is gone")
+
+
+class TestShards:
+    async def test_shards_that_no_pod_takes_are_named(self, sharded: Fleet) -> None:
+        pod = await sharded.pod(Calls(), name="a", shard_subset=(0, 1))
+        assert await warned(pod, "shards") == "no live pod takes the shards 2, 3"
+        second = await sharded.pod(Calls(), name="b", shard_subset=(2,))
+        await until(lambda: "no live pod takes the shards 3" in pod.worker.health().warnings, "one is left")
+        await sharded.pod(Calls(), name="c", shard_subset=(3,))
+        await until(lambda: not pod.worker.health().warnings, "all are covered")
+        assert second.worker.health().ready
+
+    async def test_some_prefixes_on_some_shards(self, sharded: Fleet) -> None:
+        """By kind and by load together: every timer has one pod that takes it."""
+        pods = {}
+        for only in ("mail", "push"):
+            for shards in ((0, 1), (2, 3)):
+                pods[only, shards] = calls = [Calls("mail"), Calls("push")]
+                await sharded.pod(*calls, only=[only], name=f"{only}-{shards[0]}", shard_subset=shards)
+        news = [NewTimer(prefix=prefix, id=f"n{n}", delay=0) for n in range(20) for prefix in ("mail", "push")]
+        await sharded.client.batch(news)
+        for new in news:
+            await sharded.completed(str(new.id), new.prefix)
+        for (only, shards), calls in pods.items():
+            ran = [timer for each in calls for timer in each.timers]
+            assert {timer.prefix for timer in ran} == {only}
+            assert {sharded.store.shard_of(timer.prefix, timer.id) for timer in ran} == set(shards)
+
+    async def test_a_prefix_that_is_served_only_on_other_shards_is_named(self, sharded: Fleet) -> None:
+        low = await sharded.pod(Calls("mail"), name="low", shard_subset=(0, 1), unhandled_after_ms=LONG_MS)
+        await sharded.pod(Calls("push"), name="high", shard_subset=(2, 3))
+        timer_id = next(f"n{n}" for n in range(100) if sharded.store.shard_of("push", f"n{n}") == 0)
+        await sharded.client.create("push", timer_id, delay=0)
+        await warned(low, "no live pod serves", "push")
