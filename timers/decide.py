@@ -1,5 +1,6 @@
 """Owns the only policy: what happens to a timer after a run. Pure: time and chance come in as arguments."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
@@ -15,6 +16,8 @@ IN_TIME_MS: Final = 1000
 """How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
+
+_SKIPPED: Final = re.compile(r"skipped: \d+ ms late, missed policy ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     lateness_ms = now_ms - max(timer.due_ms, armed_ms)
     allowed_ms = IN_TIME_MS if rule.policy == "skip" else max(rule.grace_ms, IN_TIME_MS)
     return Missed(lateness_ms) if lateness_ms > allowed_ms else None
+
+
+def was_skipped(timer: Timer) -> bool:
+    """Whether a completed timer did not run but was left out by its `missed` policy."""
+    return bool(timer.history) and _SKIPPED.match(timer.history[-1].note) is not None
 
 
 def _is_rescued(timer: Timer) -> bool:

@@ -120,12 +120,18 @@ class Oracle:
         life.note(note)
         return "changed"
 
-    def revive(self, identity: Identity, due_ms: int, note: str) -> str:
+    def revive(
+        self, identity: Identity, due_ms: int, note: str, version: int | None = None, *, completed: bool = False
+    ) -> str:
         life = self.lives.get(identity)
         if life is None:
             return "missing"
-        if life.status in (Status.RUNNING, Status.SCHEDULED, Status.COMPLETED):
+        if version is not None and version != life.version:
+            return "version"
+        if life.status in (Status.RUNNING, Status.SCHEDULED) or (life.status is Status.COMPLETED and not completed):
             return life.status.value
+        if life.status is Status.COMPLETED:
+            life.occurrence, life.attempt = life.occurrence + 1, 0
         life.status, life.failures = Status.SCHEDULED, 0
         life.note(note)
         self._queue(life, due_ms)

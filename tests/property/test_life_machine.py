@@ -45,6 +45,7 @@ VERBS: Final = frozenset(
         *("cancel: finished", "cancel: missing"),
         *("change: changed", "change: running", "change: finished", "change: locked", "change: version"),
         *("fire: changed", "retry: changed", "retry: scheduled", "retry: completed", "retry: running"),
+        *("replay: changed", "replay: version", "replay: scheduled"),
         *("claim", "claim of a batch", "claim of a paused queue", "claim at the limit", "claim in order"),
         *("settle: settled", "settle: already", "settle: fenced", "settle: missing"),
         *("Done", "Rearm", "Failed", "Snooze", "HandBack", "Missed", "Exhausted"),

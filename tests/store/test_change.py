@@ -215,6 +215,27 @@ async def test_what_cannot_be_revived(store: Store, status: Status, code: str) -
     assert answer.timer.version == before.version
 
 
+async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(store: Store) -> None:
+    """Its idempotency key must not be that of the run that completed."""
+    before = await finished(store)
+    due_ms = await store.now_ms() + 60_000
+    answer = await store.revive(PREFIX, "a", due=f"@{due_ms}", completed=True, note="replayed")
+    timer = answer.timer
+    assert answer.code == "changed"
+    assert timer is not None
+    assert (timer.status, timer.due_ms, timer.history[-1].note) == (Status.SCHEDULED, due_ms, "replayed")
+    assert (timer.occurrence, timer.attempt, timer.token) == (before.occurrence + 1, 0, before.token)
+    assert await claim(store) == []
+
+
+async def test_a_timer_that_has_changed_since_is_not_revived(store: Store) -> None:
+    before = await finished(store, status=Status.FAILED)
+    again = await store.revive(PREFIX, "a", version=before.version - 1, note="replayed")
+    assert again.code == "version"
+    assert await read(store, "a") == before
+    assert (await store.revive(PREFIX, "a", version=before.version, note="replayed")).code == "changed"
+
+
 async def test_a_missing_timer_cannot_be_revived(store: Store) -> None:
     assert await store.revive(PREFIX, "a", note="-") == Answer("missing", None)
 

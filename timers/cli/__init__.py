@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import keys, many, operating, pods, single
+from timers.cli import keys, many, operating, pods, replaying, single
 from timers.errors import FieldError, InvalidInput, TimersError
 
 _OPTIONS: Final = {
@@ -27,6 +27,8 @@ _OPTIONS: Final = {
     "due_before": "--due-before",
     "limit": "--limit",
     "cursor": "--cursor",
+    "from": "--from",
+    "to": "--to",
 }
 """How a timer's fields are called on the command line."""
 
@@ -40,6 +42,7 @@ app = typer.Typer(
 pods.add_to(app)
 single.add_to(app)
 many.add_to(app)
+replaying.add_to(app)
 operating.add_to(app)
 keys.add_to(app)
 

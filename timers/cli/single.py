@@ -111,13 +111,12 @@ def _json(text: str | None) -> Any:
         raise InvalidInput.of("payload", text, f"JSON ({error})") from None
 
 
-def _due(after: str | None, at: str | None) -> dict[str, str | int]:
-    given: dict[str, str | int] = {}
+def _due(after: str | None, at: str | None) -> dict[str, str]:
+    given: dict[str, str] = {}
     if after is not None:
         given["delay"] = after
     if at is not None:
-        # Epoch ms are a number in JSON; on a command line everything is text.
-        given["due_at"] = int(at) if at.isascii() and at.isdecimal() else at
+        given["due_at"] = at
     return given
 
 

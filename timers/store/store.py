@@ -186,9 +186,21 @@ class Store:
         ]
         return await self._one("reschedule", prefix, timer_id, arguments)
 
-    async def revive(self, prefix: str, timer_id: str, *, note: str) -> Answer:
-        """Arm a failed, unhandled or cancelled timer again. Codes: changed, missing, running, scheduled, completed."""
-        return await self._one("revive", prefix, timer_id, [prefix, timer_id, codec.clean_note(note)])
+    async def revive(
+        self,
+        prefix: str,
+        timer_id: str,
+        *,
+        note: str,
+        due: str = "+0",
+        version: int | None = None,
+        completed: bool = False,
+    ) -> Answer:
+        """Arm a failed, unhandled or cancelled timer again; with `completed` also one that completed. Codes: changed,
+        missing, version, running, scheduled, completed."""
+        also = "completed" if completed else ""
+        arguments = [prefix, timer_id, due, _expected(version), also, codec.clean_note(note)]
+        return await self._one("revive", prefix, timer_id, arguments)
 
     async def claim(
         self,

@@ -121,6 +121,15 @@ class CallerVerbs(World):
         assert answer.code == self.oracle.revive(identity, self._due_now(answer, "changed"), "retried by hand")
         self.happened(f"retry: {answer.code}")
 
+    @verb(chosen=st.tuples(st.sampled_from(list(Status)), st.integers(0, 3)), offset=offsets, wanted=versions)
+    def replay(self, *, chosen: Choice, offset: int, wanted: str | None) -> None:
+        identity, due_ms = self.the(chosen), self.at(offset)
+        version = self.version(identity, wanted)
+        revival = self.store.revive(*identity, due=f"@{due_ms}", version=version, completed=True, note="replayed")
+        answer = self.do(revival)
+        assert answer.code == self.oracle.revive(identity, due_ms, "replayed", version, completed=True)
+        self.happened(f"replay: {answer.code}")
+
     def _due_now(self, answer: Answer, code: str) -> int:
         if answer.code != code or answer.timer is None:
             return 0

@@ -37,11 +37,6 @@ end
 
 local room = room_left(ARGV[3])
 
-local function due_of(spec)
-  local kind, ms = string.sub(spec, 1, 1), tonumber(string.sub(spec, 2))
-  return text(kind == '+' and now + ms or ms)
-end
-
 local function arm(prefix, id, if_exists, due, wishes, progress, said)
   local member = member_of(prefix, id)
   local r, raw = read_or_clear(prefix, id)

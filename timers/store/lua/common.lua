@@ -16,6 +16,12 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function text(number) return string.format('%.0f', number) end
 
+-- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`.
+local function due_of(spec)
+  local ms = tonumber(string.sub(spec, 2))
+  return text(string.sub(spec, 1, 1) == '+' and now + ms or ms)
+end
+
 -- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so it can be taken apart again.
 local function member_of(prefix, id) return prefix .. ':' .. id end
 local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end

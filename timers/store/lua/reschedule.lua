@@ -23,10 +23,7 @@ end
 
 local refused = refusal()
 if refused then return {text(now), refused, raw} end
-if due ~= '' then
-  local ms = tonumber(string.sub(due, 2))
-  r.due = text(string.sub(due, 1, 1) == '+' and now + ms or ms)
-end
+if due ~= '' then r.due = due_of(due) end
 -- A timer that was adopted from a bare key is no longer what the key says: the key goes, or the next scan would undo this.
 if due ~= '' or redis.call('ZSCORE', root .. 'adopted', member) then
   unschedule(prefix, id)

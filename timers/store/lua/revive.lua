@@ -1,21 +1,32 @@
--- Arm a failed, unhandled or cancelled timer again, due now. The occurrence and its attempts go on (the receiver may have
--- seen a part of it); the count of failures starts anew.
+-- Arm a finished timer again. The occurrence of one that failed, was cancelled or went unhandled goes on, with its attempts
+-- (the receiver may have seen a part of it); one that completed begins its next. The count of failures starts anew.
 --
 -- ARGV[2]  prefix      ARGV[3] id
--- ARGV[4]  note for the history
--- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `scheduled`, `completed`
+-- ARGV[4]  due (`@<epoch ms>`, `+<ms from now>`)
+-- ARGV[5]  expected version, or '' for any
+-- ARGV[6]  `completed` to take one that completed too, or ''
+-- ARGV[7]  note for the history
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`
 
 local prefix, id = ARGV[2], ARGV[3]
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
-local refusals = {r = 'running', s = 'scheduled', c = 'completed'}
 
-if not r then return {text(now), 'missing', raw} end
-if refusals[r.status] then return {text(now), refusals[r.status], raw} end
+local function refusal()
+  if not r then return 'missing' end
+  if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
+  if r.status == 'r' then return 'running' end
+  if r.status == 's' then return 'scheduled' end
+  if r.status == 'c' and ARGV[6] ~= 'completed' then return 'completed' end
+end
+
+local refused = refusal()
+if refused then return {text(now), refused, raw} end
 local from = r.status
 redis.call('ZREM', finished_key(from, prefix), id)
-r.status, r.failures, r.due = 's', '0', text(now)
-note(r, '-', '-', ARGV[4])
+if from == 'c' then r.occurrence, r.attempt = text(r.occurrence + 1), '0' end
+r.status, r.failures, r.due = 's', '0', due_of(ARGV[4])
+note(r, '-', '-', ARGV[7])
 schedule(prefix, id, r.due)
 recount(from, 's', prefix)
 raw = write(member, r)

@@ -1,0 +1,51 @@
+"""Owns the command that runs again what fell into a window of time."""
+
+from typing import Annotated
+
+import typer
+
+from timers.cli.output import Format, Output, show_records
+from timers.cli.session import Session, run
+from timers.durations import parse_time
+from timers.errors import InvalidInput
+from timers.processor import Rate
+from timers.replay import Replayed, arm_again, preview
+from timers.store.queries import Filter
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(replay)
+
+
+def replay(
+    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later.")],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier.")],
+    *,
+    prefix: Annotated[str | None, typer.Option(metavar="PREFIX", help="Only timers of this prefix.")] = None,
+    completed: Annotated[bool, typer.Option("--completed", help="Run also what completed once more.")] = False,
+    rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Run again what failed, went unhandled or was skipped and was due in a window of time."""
+    window = _window(prefix, since, until)
+    pace = Rate.parse(rate)
+
+    async def act(session: Session) -> list[Replayed]:
+        planned = await preview(session.store, window, pace, completed=completed)
+        return planned if dry_run else await arm_again(session.store, planned)
+
+    found = run(act)
+    show_records([each.to_json() for each in found], output)
+    armed = sum(each.result == "armed" for each in found)
+    told = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
+    typer.echo(f"timers: {told}, {rate}", err=True)
+
+
+def _window(prefix: str | None, since: str, until: str) -> Filter:
+    after_ms, before_ms = parse_time(since, "from"), parse_time(until, "to")
+    if after_ms >= before_ms:
+        raise InvalidInput.of("to", until, "a time after --from")
+    return Filter.parse(prefix=prefix, due_after=after_ms, due_before=before_ms)
+

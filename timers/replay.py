@@ -1,0 +1,105 @@
+"""Owns running again what fell into a window of time: finds it, plans it at a pace and in order, arms it again.
+
+The pace is in the due times, so it is kept by the service and not by whoever asked for the replay. Repeating a replay
+that broke off goes on where it stopped: what is armed again has left the window.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from timers.decide import was_skipped
+from timers.durations import format_time
+from timers.errors import InvalidInput
+from timers.model import Status, Timer
+from timers.processor import Rate
+from timers.store.queries import PAGE_LIMIT, Filter, Queries
+from timers.store.store import Store
+
+REPLAY_LIMIT: Final = 100_000
+"""Timers that one replay takes: they are held in memory to be put in order."""
+
+AT_ONCE: Final = 8
+"""Calls under way at a time."""
+
+_STATUSES: Final = (Status.FAILED, Status.UNHANDLED, Status.COMPLETED)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A timer of the window: as it was found, when it runs again, and what came of arming it (empty: nothing yet)."""
+
+    prefix: str
+    id: str
+    status: Status
+    version: int
+    due_ms: int
+    runs_ms: int = 0
+    result: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command line shows it."""
+        return {
+            "prefix": self.prefix,
+            "id": self.id,
+            "status": self.status.value,
+            "due_at": format_time(self.due_ms),
+            "runs_at": format_time(self.runs_ms),
+            "result": self.result,
+        }
+
+
+async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) -> list[Replayed]:
+    """What failed, went unhandled or was skipped and has a due time in the window, by due time, each with the time when
+    it would run again; with `completed` also what completed. A timer that is still scheduled or running is not
+    replayed: it runs anyway. Nor is a cancelled one. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
+    found: list[Replayed] = []
+    async for timer in _finished(Queries(store), window):
+        if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
+            continue
+        found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.due_ms))
+        if len(found) > REPLAY_LIMIT:
+            raise InvalidInput.of("to", None, f"a window with at most {REPLAY_LIMIT} timers to replay; narrow it")
+    return _paced(found, await store.now_ms(), pace)
+
+
+async def arm_again(store: Store, planned: Sequence[Replayed]) -> list[Replayed]:
+    """Arm what `preview` found, each with its result: `armed`, or why not: it has changed since. Raises Unavailable;
+    what was armed before stays."""
+    results: list[Replayed] = []
+    for start in range(0, len(planned), AT_ONCE):
+        results += await asyncio.gather(*(_arm(store, each) for each in planned[start : start + AT_ONCE]))
+    return results
+
+
+async def _finished(queries: Queries, window: Filter) -> AsyncIterator[Timer]:
+    for status in _STATUSES:
+        cursor: str | None = None
+        while True:
+            page = await queries.page(replace(window, status=status), limit=PAGE_LIMIT, cursor=cursor)
+            for timer in page.items:
+                yield timer
+            if page.next_cursor is None:
+                break
+            cursor = page.next_cursor
+
+
+def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]:
+    ordered = sorted(found, key=lambda each: (each.due_ms, each.prefix, each.id))
+    return [replace(each, runs_ms=now_ms + n * pace.interval_us // 1000) for n, each in enumerate(ordered)]
+
+
+async def _arm(store: Store, planned: Replayed) -> Replayed:
+    answer = await store.revive(
+        planned.prefix,
+        planned.id,
+        due=f"@{planned.runs_ms}",
+        version=planned.version,
+        completed=True,
+        note="replayed",
+    )
+    return replace(planned, result="armed" if answer.code == "changed" else _REASONS[answer.code])
+
+
+_REASONS: Final = {"missing": "removed since", "version": "changed since"}
