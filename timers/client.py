@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from timers.actions import Act, Counts, act_on_all, check_action
+from timers.coverage import Uncovered, read_uncovered
 from timers.errors import (
     AlreadyExists,
     EditLocked,
@@ -294,6 +295,10 @@ class TimerClient:
     async def counts(self) -> Mapping[str, Mapping[Status, int]]:
         """How many timers of each prefix are in each status; zeros left out."""
         return await Queries(await self._open()).counts()
+
+    async def uncovered(self) -> Uncovered:
+        """The shards and due prefixes that no live pod takes."""
+        return await read_uncovered(await self._open())
 
     async def prefixes(self) -> Sequence[PrefixView]:
         """The prefixes that have timers or a processor, or are paused."""

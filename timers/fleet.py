@@ -37,6 +37,12 @@ def serves(info: Mapping[str, Any], prefix: str) -> bool:
     return prefix.startswith(tuple(info.get("serves", ()))) and (not only or prefix.startswith(only))
 
 
+def takes(info: Mapping[str, Any], shard: int) -> bool:
+    """Whether a pod that says this of itself runs timers of the shard."""
+    shards = info.get("shards")
+    return shards is None or shard in shards
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """A live pod as it is shown. `lateness` counts its starts of the last minutes by bucket."""

@@ -5,6 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from timers.coverage import Uncovered
 from timers.engine.observer import Observer
 from timers.engine.worker import Health
 from timers.model import Status
@@ -34,6 +35,10 @@ class Metrics(Observer):
         self._rescued = Counter("timers_rescued_total", "Runs rescued", ["prefix"], registry=self._registry)
         self._subscribed = Counter("timers_subscriptions_total", "Subscriptions confirmed", registry=self._registry)
         self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], registry=self._registry)
+        self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], registry=self._registry)
+        self._prefixes = Gauge(
+            "timers_uncovered_prefixes", "1 where timers are due that no pod takes", ["prefix"], registry=self._registry
+        )
         self._running = Gauge("timers_running", "Processors being run on this pod", registry=self._registry)
         self._ready = Gauge("timers_ready", "1 while this pod is ready", registry=self._registry)
         self._hearing = Gauge(
@@ -62,14 +67,22 @@ class Metrics(Observer):
         """See Observer."""
         self._subscribed.inc()
 
-    def render(self, counts: Mapping[str, Mapping[Status, int]], health: Health | None) -> bytes:
+    def render(self, counts: Mapping[str, Mapping[Status, int]], uncovered: Uncovered, health: Health | None) -> bytes:
         """The exposition text."""
-        self._timers.clear()
-        for prefix, statuses in counts.items():
-            for status, n in statuses.items():
-                self._timers.labels(prefix, status.value).set(n)
+        self._set_db(counts, uncovered)
         if health is not None:
             self._running.set(health.running)
             self._ready.set(health.ready)
             self._hearing.set(health.notifications == "ok")
         return generate_latest(self._registry)
+
+    def _set_db(self, counts: Mapping[str, Mapping[Status, int]], uncovered: Uncovered) -> None:
+        for gauge in (self._timers, self._shards, self._prefixes):
+            gauge.clear()
+        for prefix, statuses in counts.items():
+            for status, n in statuses.items():
+                self._timers.labels(prefix, status.value).set(n)
+        for shard in uncovered.shards:
+            self._shards.labels(shard).set(1)
+        for prefix in uncovered.prefixes:
+            self._prefixes.labels(prefix).set(1)

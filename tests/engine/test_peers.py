@@ -129,13 +129,6 @@ async def test_a_pod_limited_to_some_shards_has_a_share_only_of_those() -> None:
     assert (views["a"].rank(0), {views["a"].rank(1), views["b"].rank(1)}) == (0, {0, 1})
 
 
-async def test_shards_that_nobody_takes_are_known() -> None:
-    views = await fleet_of(sign("a", shards=[0, 1]), sign("b", shards=[3]))
-    assert views["a"].uncovered(5, (0, 1)) == [2, 4]
-    everywhere = await fleet_of(sign("a", shards=[0]), sign("b"))
-    assert everywhere["a"].uncovered(5, (0,)) == []
-
-
 async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat() -> None:
     registry = _Registry()
     registry.signs = [sign("a"), sign("b")]

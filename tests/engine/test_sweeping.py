@@ -142,12 +142,6 @@ async def test_orphans_of_prefixes_it_serves_are_marked(bench: _Bench) -> None:
     assert bench.intake.take_orphans(10) == {0: [("note", "x")]}
 
 
-async def test_prefixes_that_no_pod_serves_are_told(bench: _Bench) -> None:
-    bench.shelf.due = {"note": NOW_MS - 1, "unknown": NOW_MS - 1}
-    await bench.look()
-    assert bench.sweeper.unserved() == ["unknown"]
-
-
 async def test_a_nearer_due_time_brings_the_look_forward_and_a_later_one_does_not(bench: _Bench) -> None:
     await bench.look()
     bench.sweeper.wake(0, NOW_MS + 200)

@@ -1,4 +1,4 @@
-"""Who serves what: pods for some prefixes and some shards, what nobody covers, and timers that end unhandled for it."""
+"""Who serves what: pods for some prefixes and some shards, and timers that end unhandled because nobody does."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,7 @@ import pytest
 import structlog
 from structlog.typing import EventDict
 
-from tests.engine.fleet import Calls, Fleet, Held, Pod, until
-from tests.waiting import eventually
+from tests.engine.fleet import Calls, Fleet, Held, until
 from timers.engine import peers
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
@@ -20,7 +19,6 @@ from timers.store.connect import connect
 from timers.store.store import Nudged, Store
 
 PATIENCE_MS = 200
-LONG_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +31,6 @@ def _quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 def logged() -> Iterator[list[EventDict]]:
     with structlog.testing.capture_logs() as captured:
         yield captured
-
-
-async def warned(pod: Pod, *parts: str) -> str:
-    """A warning of the pod's health that has all these parts."""
-
-    async def look() -> str | None:
-        return next((w for w in pod.worker.health().warnings if all(part in w for part in parts)), None)
-
-    found = await eventually(look, f"the pod warns of {parts}")
-    assert found is not None
-    return found
 
 
 class TestUnhandled:
@@ -86,18 +73,17 @@ class TestUnhandled:
 
     async def test_a_rolling_deploy_does_not_trip_it(self, fleet: Fleet) -> None:
         """A pod goes and its successor comes: the patience starts anew with every pod that serves the prefix."""
-        watch = await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=LONG_MS)
+        watch = await fleet.pod(Calls("mail"), name="watch")
         old = await fleet.pod(Calls(), name="old")
         await until(lambda: watch.worker.peers.serve(0, "note"), "the watching pod sees who serves")
         await fleet.drain(old)
         await fleet.client.create("note", "x", delay=0)
-        await warned(watch, "no live pod serves", "note")
+        await until(lambda: not watch.worker.peers.serve(0, "note"), "the watching pod sees that nobody does")
         calls = Calls()
         await fleet.pod(calls, name="new")
         timer = await fleet.completed("x")
         assert calls.ids == ["x"]
         assert Status.UNHANDLED not in {entry.status for entry in timer.history}
-        await until(lambda: not watch.worker.health().warnings, "the warning is gone")
 
 
 class _Overdue(Store):
@@ -153,30 +139,8 @@ class TestPrefixes:
             await fleet.completed(f"n{number}", ("mail-x", "push")[number % 2])
         assert [len(calls) for calls in (*mails, *pushes)] == [5, 0, 0, 5]
 
-    async def test_due_timers_that_no_pod_takes_are_named(self, fleet: Fleet) -> None:
-        pod = await fleet.pod(Calls("mail"), Calls("push"), only=["mail"], name="a", unhandled_after_ms=LONG_MS)
-        await fleet.client.create("push", "later", delay="1h")
-        await fleet.client.create("mail", "x", delay=0)
-        await fleet.completed("x", "mail")
-        assert pod.worker.health().warnings == ()
-        await fleet.client.create("push-now", "x", delay=0)
-        assert "push-now" in await warned(pod, "no live pod serves")
-        assert pod.worker.health().ready
-        await fleet.pod(Calls("push"), name="b")
-        await fleet.completed("x", "push-now")
-        await until(lambda: not pod.worker.health().warnings, "the warning is gone")
-
 
 class TestShards:
-    async def test_shards_that_no_pod_takes_are_named(self, sharded: Fleet) -> None:
-        pod = await sharded.pod(Calls(), name="a", shard_subset=(0, 1))
-        assert await warned(pod, "shards") == "no live pod takes the shards 2, 3"
-        second = await sharded.pod(Calls(), name="b", shard_subset=(2,))
-        await until(lambda: "no live pod takes the shards 3" in pod.worker.health().warnings, "one is left")
-        await sharded.pod(Calls(), name="c", shard_subset=(3,))
-        await until(lambda: not pod.worker.health().warnings, "all are covered")
-        assert second.worker.health().ready
-
     async def test_some_prefixes_on_some_shards(self, sharded: Fleet) -> None:
         """By kind and by load together: every timer has one pod that takes it."""
         pods = {}
@@ -192,10 +156,3 @@ class TestShards:
             ran = [timer for each in calls for timer in each.timers]
             assert {timer.prefix for timer in ran} == {only}
             assert {sharded.store.shard_of(timer.prefix, timer.id) for timer in ran} == set(shards)
-
-    async def test_a_prefix_that_is_served_only_on_other_shards_is_named(self, sharded: Fleet) -> None:
-        low = await sharded.pod(Calls("mail"), name="low", shard_subset=(0, 1), unhandled_after_ms=LONG_MS)
-        await sharded.pod(Calls("push"), name="high", shard_subset=(2, 3))
-        timer_id = next(f"n{n}" for n in range(100) if sharded.store.shard_of("push", f"n{n}") == 0)
-        await sharded.client.create("push", timer_id, delay=0)
-        await warned(low, "no live pod serves", "push")

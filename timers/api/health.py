@@ -8,6 +8,7 @@ from aiohttp import web
 
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
+from timers.coverage import read_uncovered
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.store.store import Store
@@ -37,24 +38,23 @@ class HealthRoutes:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 where Redis answers and every part works; else 503 with the reasons."""
-        redis = await self._redis()
-        state: dict[str, Any] = {"redis": redis or "ok", **self._worker_state()}
+        redis, warnings = await self._redis()
+        state: dict[str, Any] = {"redis": redis or "ok", **self._worker_state(), "warnings": warnings}
         problems = [*([redis] if redis else []), *state.pop("problems", []), *(["draining"] if self._draining else [])]
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
         if problems:
             return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
         return web.json_response(state)
 
-    async def _redis(self) -> str | None:
-        """What is wrong with Redis, if anything."""
+    async def _redis(self) -> tuple[str | None, Sequence[str]]:
+        """What is wrong with Redis, if anything, and what it says that no live pod covers."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await self._store.now_ms()
+                return None, (await read_uncovered(self._store)).warnings()
         except TimeoutError:
-            return f"Redis does not answer within {ANSWER_SECONDS:g} seconds"
+            return f"Redis does not answer within {ANSWER_SECONDS:g} seconds", ()
         except Unavailable as error:
-            return str(error)
-        return None
+            return str(error), ()
 
     def _worker_state(self) -> dict[str, Any]:
         if self._worker is None:
@@ -64,6 +64,5 @@ class HealthRoutes:
             "notifications": health.notifications,
             "services": dict(health.services),
             "running": health.running,
-            "warnings": list(health.warnings),
             "problems": list(health.problems),
         }

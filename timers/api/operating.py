@@ -11,6 +11,7 @@ from timers.api.body import read_query, refuse_body
 from timers.api.operations import route
 from timers.api.scope import require_visible, visible_to
 from timers.client import TimerClient
+from timers.coverage import Uncovered
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import Metrics
@@ -73,15 +74,17 @@ class OperatingRoutes:
         """200 the exposition text."""
         read_query(request)
         health = None if self._worker is None else self._worker.health()
-        return web.Response(body=self._metrics.render(await self._counts(), health), content_type="text/plain")
+        counts, uncovered = await self._db()
+        return web.Response(body=self._metrics.render(counts, uncovered, health), content_type="text/plain")
 
-    async def _counts(self) -> Mapping[str, Mapping[Status, int]]:
-        """The timers by prefix and status; none while Redis is away, which is when a pod is looked at most."""
+    async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Uncovered]:
+        """The timers by prefix and status, and what no pod covers; neither while Redis is away, which is when a pod is
+        looked at most."""
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                return await self._client.counts()
+                return await self._client.counts(), await self._client.uncovered()
         except (Unavailable, TimeoutError):
-            return {}
+            return {}, Uncovered((), ())
 
 
 async def _prefix(request: web.Request) -> str:

@@ -182,7 +182,8 @@ class HealthAnswer(_Shape):
 
 
 class ReadyAnswer(_Shape):
-    """Every part works. The parts of a worker are told only by a pod that is one."""
+    """Every part works. The parts of a worker are told only by a pod that is one; `warnings` name shards, and prefixes
+    with timers due, that no live pod takes."""
 
     ready: Literal[True]
     redis: Literal["ok"]

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from timers.fleet import FORGET_AFTER_MS, serves
+from timers.fleet import FORGET_AFTER_MS, serves, takes
 from timers.store.store import PodSign, Store
 
 BEAT_SECONDS: Final = 1.0
@@ -57,7 +57,7 @@ class Peers:
     def rank(self, shard: int) -> int:
         """This pod's place among those that may sweep the shard; 0 usually does the touching."""
         mine = weight(self._own_seed, shard)
-        return sum(weight(zlib.crc32(s.pod.encode()), shard) > mine for s in self._others if _takes_shard(s, shard))
+        return sum(weight(zlib.crc32(s.pod.encode()), shard) > mine for s in self._others if takes(s.info, shard))
 
     def mine(self, shard: int, prefix: str, timer_id: str) -> bool:
         """Whether this pod is the one to claim at once for an event of the timer."""
@@ -71,22 +71,10 @@ class Peers:
         """Whether another live pod serves the queue."""
         return bool(self._rivals(shard, prefix))
 
-    def uncovered(self, shards: int, own: Sequence[int]) -> list[int]:
-        """The shards that no live pod takes, this one included."""
-        taken = set(own).union(
-            *[range(shards) if (s := sign.info.get("shards")) is None else s for sign in self._others]
-        )
-        return [shard for shard in range(shards) if shard not in taken]
-
     def _rivals(self, shard: int, prefix: str) -> Sequence[int]:
         """The seeds of the other pods that serve a queue."""
         queue = f"{shard}:{prefix}"
         if queue not in self._seeds:
-            rivals = [s for s in self._others if _takes_shard(s, shard) and serves(s.info, prefix)]
+            rivals = [s for s in self._others if takes(s.info, shard) and serves(s.info, prefix)]
             self._seeds[queue] = [zlib.crc32(s.pod.encode()) for s in rivals]
         return self._seeds[queue]
-
-
-def _takes_shard(sign: PodSign, shard: int) -> bool:
-    shards = sign.info.get("shards")
-    return shards is None or shard in shards

@@ -42,7 +42,6 @@ class _ShardSweep:
         self._heard_ms = 0.0
         self._everything = True
         self._nearer = asyncio.Event()
-        self.left_to_others: set[str] = set()
 
     def heard(self, now_ms: float) -> None:
         self._heard_ms = now_ms
@@ -105,7 +104,6 @@ class _ShardSweep:
 
     def _mark(self, nudged: Nudged, *, everything: bool) -> None:
         own = [prefix for prefix in nudged.due if self._all.pod.serves(self._shard, prefix)]
-        self.left_to_others = nudged.due.keys() - own
         for prefix in own:
             if everything or nudged.due[prefix] < nudged.now_ms - GRACE_MS:
                 self._all.intake.mark_all(self._shard, prefix, "sweep")
@@ -152,11 +150,6 @@ class Sweeper:
         """A trigger of the shard was announced: somebody touches."""
         if shard in self._sweeps:
             self._sweeps[shard].heard(self.pod.store.clock.now_ms())
-
-    def unserved(self) -> list[str]:
-        """The prefixes with timers due, at the last look, that no live pod serves."""
-        found = ((shard, prefix) for shard, sweep in self._sweeps.items() for prefix in sweep.left_to_others)
-        return sorted({prefix for shard, prefix in found if not self.peers.serve(shard, prefix)})
 
     def sweep_everything(self) -> None:
         """After a gap: look at all shards at once and mark whatever is due."""

@@ -32,9 +32,6 @@ from timers.store.store import PodSign, Store
 WRITE_OUT_SECONDS: Final = 5.0
 """How long a drain waits for the last ends to be written; what is not by then is rescued by another pod."""
 
-PREFIXES_SHOWN: Final = 20
-"""Prefixes that a warning names; anybody may invent more."""
-
 _log = get_logger("timers.worker")
 
 
@@ -54,14 +51,13 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pod is. `problems` says why it is not ready; `warnings` what it can work with but should be seen."""
+    """How a pod is. `problems` says why it is not ready."""
 
     ready: bool
     notifications: str
     services: Mapping[str, str]
     running: int
     problems: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
 
 
 class Worker:
@@ -153,15 +149,7 @@ class Worker:
         if self._draining:
             problems.append("draining")
         hearing, running = self._canary.hearing.value, self.runner.executing
-        return Health(not problems, hearing, states, running, tuple(problems), self._warnings())
-
-    def _warnings(self) -> tuple[str, ...]:
-        """What no pod covers."""
-        uncovered = self.peers.uncovered(self._pod.store.shards, self._pod.shards)
-        unserved = self._sweeper.unserved()
-        shards = f"no live pod takes the shards {', '.join(map(str, uncovered))}"
-        prefixes = f"timers are due that no live pod serves, of the prefixes {', '.join(unserved[:PREFIXES_SHOWN])}"
-        return (*([shards] if uncovered else ()), *([prefixes] if unserved else ()))
+        return Health(not problems, hearing, states, running, tuple(problems))
 
     async def pods(self) -> list[PodSign]:
         """All live pods."""

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Self
@@ -20,6 +20,9 @@ from timers.store.subscription import Subscription
 PAGE_LIMIT: Final = 1000
 LOOKS_PER_ITEM: Final = 10
 """Records that a filter may reject for each place on a page; then the page ends early and its cursor goes on."""
+
+Queue = tuple[int, str]
+"""A shard and a prefix."""
 
 _ORDER: Final = (
     Status.RUNNING,
@@ -168,16 +171,32 @@ class Queries:
     async def counts(self) -> dict[str, dict[Status, int]]:
         """How many timers of each prefix are in each status; zeros left out."""
         found: dict[str, dict[Status, int]] = {}
+        async for _, prefix, status, n in self._counted():
+            statuses = found.setdefault(prefix, {})
+            statuses[status] = statuses.get(status, 0) + n
+        return found
+
+    async def waiting_queues(self) -> list[Queue]:
+        """The queues with timers that are scheduled, those of bare keys too."""
+        return [(shard, prefix) async for shard, prefix, status, _ in self._counted() if status is Status.SCHEDULED]
+
+    async def _counted(self) -> AsyncIterator[tuple[int, str, Status, int]]:
         for shard in range(self._store.shards):
             async with reachable():
                 counted: Any = await self._redis.hgetall(f"{keys.root(shard)}counts")
             for field, n in counted.items():
                 letter, _, prefix = field.decode().partition(" ")
                 if int(n):
-                    statuses = found.setdefault(prefix, {})
-                    status = codec.STATUSES[letter]
-                    statuses[status] = statuses.get(status, 0) + int(n)
-        return found
+                    yield shard, prefix, codec.STATUSES[letter], int(n)
+
+    async def due_queues(self) -> list[Queue]:
+        """The queues with timers that are due, asked of all shards together."""
+        until = f"({await self._store.now_ms() + 1}"
+        async with reachable(), self._redis.pipeline(transaction=False) as asked:
+            for shard in range(self._store.shards):
+                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", until)
+            answers = await asked.execute()
+        return [(shard, prefix.decode()) for shard, found in enumerate(answers) for prefix in found]
 
     async def oldest_due_ms(self) -> int | None:
         """The earliest due time of all that is scheduled; None where nothing is."""

@@ -1,0 +1,107 @@
+"""What no live pod covers is named wherever one looks: `/readyz` and `/metrics` of a pod, and `timers doctor`."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.api.harness import Api, running_api
+from tests.engine.fleet import Calls, Fleet
+from timers.doctor import examine
+
+HOUR = "1h"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of shards and of prefixes: warnings, samples, and the doctor's (level, sentence)."""
+
+    readyz: list[str]
+    metrics: set[str]
+    shards: tuple[str, str]
+    prefixes: tuple[str, str]
+
+
+@pytest.fixture
+async def bystander(fleet: Fleet) -> AsyncIterator[Api]:
+    """A pod that runs no timers itself."""
+    async with running_api(fleet.url, []) as api:
+        yield api
+
+
+async def told(api: Api) -> Told:
+    ready = (await api.call("GET", "/readyz")).body
+    assert ready["ready"]
+    samples = {line for line in (await api.text("/metrics")).splitlines() if line.startswith("timers_uncovered_")}
+    checks = {check.name: (check.level, check.said) for check in await examine(api.store)}
+    return Told(ready["warnings"], samples, checks["shards"], checks["prefixes"])
+
+
+async def test_everything_covered_is_told_as_such(fleet: Fleet, bystander: Api) -> None:
+    await fleet.pod(Calls())
+    await fleet.client.create("note", "x", delay=HOUR)
+    fine = Told([], set(), ("ok", "1 live workers cover all 1"), ("ok", "every waiting timer has a pod that takes it"))
+    assert await told(bystander) == fine
+
+
+async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystander: Api) -> None:
+    await fleet.client.create("note", "x", delay=0)
+    now = await told(bystander)
+    assert now.readyz == [
+        "no live pod takes the shards 0",
+        "timers are due that no live pod takes, of the prefixes note",
+    ]
+    assert now.metrics == {
+        'timers_uncovered_shards{shard="0"} 1.0',
+        'timers_uncovered_prefixes{prefix="note"} 1.0',
+    }
+    assert now.shards == ("warn", "no worker is alive: nothing runs")
+    assert now.prefixes == ("warn", "timers wait that no live pod takes, of the prefixes note")
+
+
+async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None:
+    """One is limited to another prefix, though it has the processor. The doctor looks ahead as well."""
+    await fleet.pod(Calls("mail"), Calls("push"), only=["mail"], name="a")
+    await fleet.client.create("push-later", "x", delay=HOUR)
+    await fleet.client.create("push-now", "x", delay=0)
+    now = await told(bystander)
+    assert now.readyz == ["timers are due that no live pod takes, of the prefixes push-now"]
+    assert now.metrics == {'timers_uncovered_prefixes{prefix="push-now"} 1.0'}
+    assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes push-later, push-now")
+    await fleet.pod(Calls("push"), name="b")
+    await fleet.completed("x", "push-now")
+    assert (await told(bystander)).metrics == set()
+
+
+@pytest.fixture
+async def sharded_bystander(sharded: Fleet) -> AsyncIterator[Api]:
+    async with running_api(sharded.url, []) as api:
+        yield api
+
+
+async def test_shards_that_no_pod_takes(sharded: Fleet, sharded_bystander: Api) -> None:
+    """A prefix that somebody serves is not named beside them: it is the shards that are missing."""
+    await sharded.pod(Calls(), name="a", shard_subset=(0, 1))
+    await sharded.client.create("note", in_shard(sharded, "note", 2), delay=0)
+    now = await told(sharded_bystander)
+    assert now.readyz == ["no live pod takes the shards 2, 3"]
+    assert now.metrics == {f'timers_uncovered_shards{{shard="{shard}"}} 1.0' for shard in (2, 3)}
+    assert now.shards == ("fail", "no live pod takes the shards 2, 3")
+    assert now.prefixes[0] == "ok"
+    await sharded.pod(Calls(), name="b", shard_subset=(2, 3))
+    assert (await told(sharded_bystander)).readyz == []
+
+
+async def test_a_prefix_that_is_served_only_on_other_shards(sharded: Fleet, sharded_bystander: Api) -> None:
+    await sharded.pod(Calls("mail"), name="low", shard_subset=(0, 1))
+    await sharded.pod(Calls("push"), name="high", shard_subset=(2, 3))
+    await sharded.client.create("push", in_shard(sharded, "push", 0), delay=0)
+    now = await told(sharded_bystander)
+    assert now.readyz == ["timers are due that no live pod takes, of the prefixes push"]
+    assert now.metrics == {'timers_uncovered_prefixes{prefix="push"} 1.0'}
+    assert (now.shards[0], now.prefixes[0]) == ("ok", "fail")
+
+
+def in_shard(fleet: Fleet, prefix: str, shard: int) -> str:
+    """An id whose timer lies in that shard."""
+    return next(f"n{n}" for n in range(1_000) if fleet.store.shard_of(prefix, f"n{n}") == shard)

@@ -1,0 +1,49 @@
+"""Owns what no live pod covers: shards that none takes, and prefixes with timers that none runs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from timers.fleet import live_workers, serves, takes
+from timers.store.queries import Queries, Queue
+from timers.store.store import PodSign, Store
+
+NAMES_SHOWN: Final = 20
+"""Shards or prefixes that a sentence names; anybody may invent more prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """What no live pod covers, in order."""
+
+    shards: Sequence[int]
+    prefixes: Sequence[str]
+
+    def warnings(self) -> list[str]:
+        """A sentence for each that there is."""
+        shards = f"no live pod takes the shards {few(self.shards)}"
+        prefixes = f"timers are due that no live pod takes, of the prefixes {few(self.prefixes)}"
+        return [*([shards] if self.shards else ()), *([prefixes] if self.prefixes else ())]
+
+
+def uncovered(workers: Sequence[PodSign], queues: Iterable[Queue], shards: int) -> Uncovered:
+    """What the workers leave uncovered of a db with so many shards, and of these queues. In a shard that none of them
+    takes a prefix counts as served by a pod of another shard, so that one gap has one name."""
+    open_shards = [shard for shard in range(shards) if not any(takes(worker.info, shard) for worker in workers)]
+
+    def is_served(shard: int, prefix: str) -> bool:
+        able = [worker for worker in workers if shard in open_shards or takes(worker.info, shard)]
+        return any(serves(worker.info, prefix) for worker in able)
+
+    return Uncovered(open_shards, sorted({prefix for shard, prefix in queues if not is_served(shard, prefix)}))
+
+
+async def read_uncovered(store: Store) -> Uncovered:
+    """What nobody covers now; of prefixes those that have timers due. Raises Unavailable."""
+    return uncovered(await live_workers(store), await Queries(store).due_queues(), store.shards)
+
+
+def few(names: Sequence[object]) -> str:
+    """The first of the names, and how many there are beside."""
+    rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(map(str, names[:NAMES_SHOWN])) + rest
