@@ -48,4 +48,3 @@ def _window(prefix: str | None, since: str, until: str) -> Filter:
     if after_ms >= before_ms:
         raise InvalidInput.of("to", until, "a time after --from")
     return Filter.parse(prefix=prefix, due_after=after_ms, due_before=before_ms)
-
