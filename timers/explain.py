@@ -1,8 +1,9 @@
 """Owns the story of a timer in words: why it was late, ran twice, or did not run, from its record alone. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from timers.decide import was_skipped
 from timers.durations import format_time
 from timers.model import HistoryEntry, Status, Timer
 
@@ -35,12 +36,10 @@ def _entry(entry: HistoryEntry) -> str:
 
 def _answers(timer: Timer, now_ms: int) -> Iterator[str]:
     yield from _not_run(timer, now_ms)
-    starts = [entry for entry in timer.history if entry.status is Status.RUNNING]
-    for entry in starts:
+    for entry in timer.history:
         if entry.lateness_ms is not None and entry.lateness_ms > PUNCTUAL_MS and entry.note != "rescue":
             yield f"late by {entry.lateness_ms} ms at attempt {entry.attempt}: {_CAUSES.get(entry.note, entry.note)}"
-    if timer.attempt > 1:
-        yield from _more_than_once(timer, starts)
+    yield from _started_again(timer.history)
 
 
 def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
@@ -63,13 +62,20 @@ def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
             yield (
                 f"running on {timer.lease.pod}" if timer.lease else "running, but its lease has expired; rescue follows"
             )
+        case Status.COMPLETED if was_skipped(timer):
+            yield f"not run: {timer.history[-1].note}"
         case Status.COMPLETED:
             return
 
 
-def _more_than_once(timer: Timer, starts: list[HistoryEntry]) -> Iterator[str]:
-    rescued = sum(entry.note == "rescue" for entry in starts)
-    yield (
-        f"started {timer.attempt} times in this occurrence: {timer.failures} failed attempts, {rescued} of the starts "
-        "shown were rescues; the others were handed back or snoozed"
-    )
+def _started_again(history: Sequence[HistoryEntry]) -> Iterator[str]:
+    """Why each start but the first of an occurrence: what lies between it and the start before."""
+    since: list[str] = []
+    for entry in history:
+        if entry.status is not Status.RUNNING:
+            since.append(entry.note)
+            continue
+        if entry.attempt > 1:
+            why = [_CAUSES["rescue"]] if entry.note == "rescue" else since
+            yield f"started again, attempt {entry.attempt}: {'; '.join(why)}"
+        since = []

@@ -1,0 +1,188 @@
+"""The record alone tells why a timer was late, ran twice or did not run: what `timers get --explain` says of it."""
+
+import pytest
+
+from tests.engine.fleet import Act, Calls, Fleet, Held, notes, until
+from tests.life.past import make_older
+from timers.engine import sweeper
+from timers.explain import explain
+from timers.model import Status, Timer
+from timers.outcome import Done, Fail, Retry
+from timers.processor import Context, Result
+
+HOUR_MS = 3_600_000
+SWEPT = "no event was heard, or nobody had room; the sweep of the due index found it"
+LOST = "the lease of the run before had expired: its pod died, hung or could not reach Redis"
+
+
+async def answers(fleet: Fleet, prefix: str = "note") -> list[str]:
+    """What is said of the timer beside its history."""
+    timer = await fleet.client.get(prefix, "x")
+    return explain(timer, await fleet.store.now_ms())[len(timer.history) :]
+
+
+class TestCause:
+    async def test_of_an_event(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sweeper, "GRACE_MS", HOUR_MS)
+        await fleet.pod(Calls())
+        for timer_id in ("first", "x"):
+            # The second is armed when the sweep that follows the subscription is over.
+            await fleet.client.create("note", timer_id, delay="50ms")
+            await fleet.completed(timer_id)
+        assert notes(await fleet.client.get("note", "x")) == ["created", "event", "completed"]
+
+    async def test_of_a_sweep(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay="30m")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        await fleet.pod(Calls())
+        assert notes(await fleet.completed("x")) == ["created", "sweep", "completed"]
+
+    async def test_of_a_rescue(self, fleet: Fleet) -> None:
+        held = Held()
+        dying = await fleet.pod(held)
+        await fleet.client.create("note", "x", delay=0)
+        await until(lambda: len(held) == 1, "it runs")
+        await fleet.kill(dying)
+        await fleet.expire_lease("x")
+        await fleet.pod(Calls(), name="b")
+        timer = await fleet.completed("x")
+        assert [(entry.pod, entry.note) for entry in timer.history[2:]] == [("b", "rescue"), ("b", "completed")]
+        assert f"started again, attempt 2: {LOST}" in await answers(fleet)
+
+    async def test_of_a_hand(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay="1h")
+        await fleet.client.fire("note", "x")
+        await fleet.client.cancel("note", "x")
+        await fleet.client.retry("note", "x")
+        await fleet.pod(Calls())
+        timer = await fleet.completed("x")
+        assert notes(timer)[:4] == ["created", "fired by hand", "cancelled", "retried by hand"]
+
+
+class TestLate:
+    async def test_after_an_outage(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay="30m")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        await fleet.pod(Calls())
+        started = (await fleet.completed("x")).history[1]
+        assert await answers(fleet) == [f"late by {started.lateness_ms} ms at attempt 1: {SWEPT}"]
+
+    @pytest.mark.parametrize(
+        ("cause", "why"),
+        [
+            ("event", "its expired event was heard"),
+            ("late look", "the pod whose event it was had not claimed it"),
+            ("room", "its queue runs only so many at once"),
+            ("rate", "its queue's rate allowed it then"),
+        ],
+    )
+    async def test_for_each_cause_of_a_claim(self, fleet: Fleet, cause: str, why: str) -> None:
+        await fleet.client.create("note", "x", delay="30m")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        await fleet.store.claim(0, [("note", 1)], pod="a", lease_ms=HOUR_MS, cause=cause)
+        running, late = await answers(fleet)
+        assert running == "running on a"
+        assert late.startswith("late by 18")
+        assert why in late
+
+
+def first_time(act: Act) -> Act:
+    """Does that at the first attempt, and nothing at the second."""
+
+    async def once(timer: Timer, context: Context) -> Result:
+        return await act(timer, context) if timer.attempt == 1 else None
+
+    return once
+
+
+async def break_down(_timer: Timer, _context: Context) -> None:
+    raise ValueError("broken")
+
+
+async def snooze(_timer: Timer, _context: Context) -> None:
+    raise Retry("asleep", after="1ms", snooze=True)
+
+
+class TestTwice:
+    @pytest.mark.parametrize(
+        ("act", "why"), [(break_down, "will retry after ValueError: broken"), (snooze, "snoozed: asleep")]
+    )
+    async def test_by_its_processor(self, fleet: Fleet, act: Act, why: str) -> None:
+        await fleet.pod(Calls(act=first_time(act), retry={"base": "1ms"}))
+        await fleet.client.create("note", "x", delay=0)
+        await fleet.completed("x")
+        assert f"started again, attempt 2: {why}" in await answers(fleet)
+
+    async def test_by_a_drain(self, fleet: Fleet) -> None:
+        held = Held()
+        leaving = await fleet.pod(held, drain_timeout_ms=0)
+        await fleet.client.create("note", "x", delay=0)
+        await until(lambda: len(held) == 1, "it runs")
+        await fleet.drain(leaving)
+        await fleet.pod(Calls(), name="b")
+        timer = await fleet.completed("x")
+        assert timer.failures == 0
+        assert f"started again, attempt 2: {notes(timer)[2]}" in await answers(fleet)
+        assert notes(timer)[2].startswith("handed back")
+
+    async def test_by_hand(self, fleet: Fleet) -> None:
+        await fleet.pod(Calls(act=first_time(break_down), retry={"max_attempts": 1}))
+        await fleet.client.create("note", "x", delay=0)
+        await fleet.failed("x")
+        await fleet.client.retry("note", "x")
+        await fleet.completed("x")
+        why = "gave up after ValueError: broken; retried by hand"
+        assert f"started again, attempt 2: {why}" in await answers(fleet)
+
+
+class TestNotRun:
+    async def test_because_it_is_not_due(self, fleet: Fleet) -> None:
+        timer = await fleet.client.create("note", "x", delay="1h")
+        (said,) = explain(timer, timer.due_ms - 5)[1:]
+        assert said == "not run yet: due in 5 ms"
+
+    async def test_because_nobody_takes_it(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay=0)
+        (said,) = await answers(fleet)
+        assert said.endswith("no pod with room serves 'note', or the prefix is paused or at its limit")
+
+    async def test_because_nobody_served_it(self, fleet: Fleet) -> None:
+        await fleet.pod(Calls("mail"), unhandled_after_ms=1)
+        await fleet.client.create("note", "x", delay=0)
+        await fleet.reached(Status.UNHANDLED, "x")
+        assert await answers(fleet) == ["not run: no live pod served 'note'; start one and retry it"]
+
+    async def test_because_it_was_cancelled(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay="1h")
+        await fleet.client.cancel("note", "x")
+        assert await answers(fleet) == ["not run: it was cancelled"]
+
+    async def test_because_it_would_have_been_too_late(self, fleet: Fleet) -> None:
+        """It was claimed, and its history shows that; but nothing was run."""
+        await fleet.client.create("note", "x", delay="30m", missed="skip")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await fleet.completed("x")
+        assert len(calls) == 0
+        assert (await answers(fleet))[0] == f"not run: {notes(timer)[-1]}"
+        assert notes(timer)[-1].startswith("skipped: 18")
+
+    async def test_because_the_processor_found_no_reason_to(self, fleet: Fleet) -> None:
+        async def check(_timer: Timer, _context: Context) -> Done:
+            return Done("skipped: no phone number")
+
+        await fleet.pod(Calls(act=check))
+        await fleet.client.create("note", "x", delay=0)
+        await fleet.completed("x")
+        timer = await fleet.client.get("note", "x")
+        assert explain(timer, 0)[2].endswith("completed on a: skipped: no phone number")
+
+    async def test_any_more_because_it_failed(self, fleet: Fleet) -> None:
+        async def give_up(_timer: Timer, _context: Context) -> None:
+            raise Fail("no such user")
+
+        await fleet.pod(Calls(act=give_up))
+        await fleet.client.create("note", "x", delay=0)
+        await fleet.failed("x")
+        assert (await answers(fleet))[0] == "given up after 1 failed attempts; the last error: no such user"
