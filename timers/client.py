@@ -33,9 +33,6 @@ from timers.store.store import Answer, Arming, Quota, Store
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
 
-SCRIPT_BATCH: Final = 250
-"""Timers armed by one script call: it must not hold the server up."""
-
 LIST_LIMIT: Final = 100
 """Timers on a page where nothing else is asked for."""
 
@@ -148,17 +145,9 @@ class TimerClient:
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
-        results: Results = []
-        for start in range(0, len(news), SCRIPT_BATCH):
-            results += await self._arm_some(store, news[start : start + SCRIPT_BATCH], traceparent, quota)
-        return results
-
-    async def _arm_some(
-        self, store: Store, news: Sequence[NewTimer], traceparent: str | None, quota: Quota | None
-    ) -> Results:
         planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms, quota=quota) if armings else ())
+        answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms, quota=quota))
         return [_armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:

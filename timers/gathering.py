@@ -6,12 +6,8 @@ databases as group commit (D. DeWitt et al., "Implementation Techniques for Main
 
 import asyncio
 from collections import defaultdict
-from typing import Final
 
-from timers.store.store import Answer, Arming, Store
-
-MOST: Final = 250
-"""Timers in one script call: it must not hold the server up."""
+from timers.store.store import ARM_LIMIT, Answer, Arming, Store
 
 _Waiting = tuple[Arming, asyncio.Future[Answer]]
 
@@ -43,9 +39,9 @@ class Gathering:
 
     def _take(self, shard: int) -> list[_Waiting]:
         wanted = [one for one in self._waiting.pop(shard, ()) if not one[1].done()]
-        if len(wanted) > MOST:
-            self._waiting[shard] = wanted[MOST:]
-        return wanted[:MOST]
+        if len(wanted) > ARM_LIMIT:
+            self._waiting[shard] = wanted[ARM_LIMIT:]
+        return wanted[:ARM_LIMIT]
 
     async def _arm(self, some: list[_Waiting]) -> None:
         try:

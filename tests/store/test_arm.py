@@ -42,6 +42,7 @@ async def test_a_new_timer_is_created(store: Store) -> None:
     assert [(entry.status, entry.note, entry.at_ms) for entry in timer.history] == [
         (Status.SCHEDULED, "created", timer.created_ms)
     ]
+    assert await read(store) == timer
 
 
 async def test_an_absolute_due_time_is_kept_to_the_millisecond(store: Store) -> None:

@@ -5,7 +5,7 @@ PROTOCOL.md gives the fields.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
@@ -26,6 +26,7 @@ STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LE
 NOTE_LIMIT_CHARACTERS: Final = 200
 
 _DECODER: Final = json.JSONDecoder()
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
 
@@ -41,7 +42,7 @@ class CorruptRecord(ValueError):
 
 def encode_wishes(wishes: Mapping[str, Any]) -> str:
     """One line of compact JSON."""
-    return json.dumps(wishes, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODE(wishes)
 
 
 def encode_progress(progress: Progress) -> str:
@@ -56,7 +57,7 @@ def encode_progress(progress: Progress) -> str:
         "occurrences": progress.occurrences,
     }
     kept = {k: v for k, v in fields.items() if v}
-    text = json.dumps(kept, ensure_ascii=False, separators=(",", ":")) if kept else ""
+    text = _ENCODE(kept) if kept else ""
     return _encodable(text)
 
 
@@ -117,6 +118,28 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
     )
 
 
+def newborn(
+    prefix: str, timer_id: str, *, due_ms: int, now_ms: int, wishes: Mapping[str, Any], progress: Progress
+) -> Timer:
+    """The timer of the record that `arm` makes of a free identity: what `decode` would read from it."""
+    return Timer(
+        prefix=prefix,
+        id=timer_id,
+        status=Status.SCHEDULED,
+        due_ms=due_ms,
+        version=1,
+        token=0,
+        attempt=0,
+        failures=0,
+        occurrence=1,
+        created_ms=now_ms,
+        updated_ms=now_ms,
+        wishes=wishes,
+        progress=progress,
+        history=StoredHistory(now_ms, 0, []),
+    )
+
+
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
     """The timer of a record's head alone."""
     error = encode_progress(Progress(last_error={"type": "CorruptRecord", "reason": reason, "detail": ""}))
@@ -137,6 +160,9 @@ class StoredHistory(Sequence[HistoryEntry]):
 
     def __len__(self) -> int:
         return len(self._lines) + 1
+
+    def __iter__(self) -> Iterator[HistoryEntry]:
+        return iter(self[:])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

@@ -23,6 +23,9 @@ from timers.errors import Unavailable
 
 Argument = str | int | bytes
 
+Call = tuple[str, Sequence[Argument]]
+"""On which shard (its root) with which arguments."""
+
 PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "CLUSTERDOWN")
 """Error codes of a server that is there but cannot do it now; the same command may succeed later."""
 
@@ -75,3 +78,28 @@ async def run(redis: Redis, name: str, root: str, arguments: Sequence[Argument])
             return await redis.evalsha(digest(name), 1, root, *arguments)
         except NoScriptError:
             return await redis.eval(source(name), 1, root, *arguments)
+
+
+async def run_all(redis: Redis, name: str, calls: Sequence[Call]) -> list[Any]:
+    """Run a script several times, in order and in one round trip. Raises as `run`;
+    the calls before the one that failed have been made, and those after it may have been."""
+    if len(calls) == 1:
+        return [await run(redis, name, *calls[0])]
+    async with reachable():
+        answers = await _pipelined(redis, name, calls)
+    # Those that a server without the script did not run: all, or the last after a flush in between, so the order stays.
+    for place, answer in enumerate(answers):
+        if isinstance(answer, NoScriptError):
+            answers[place] = await run(redis, name, *calls[place])
+    return answers
+
+
+async def _pipelined(redis: Redis, name: str, calls: Sequence[Call]) -> list[Any]:
+    async with redis.pipeline(transaction=False) as pipeline:
+        for root, arguments in calls:
+            pipeline.evalsha(digest(name), 1, root, *arguments)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
+            raise answer
+    return answers

@@ -19,6 +19,9 @@ from timers.store.connect import Connections
 NUDGE_LIMIT: Final = 500
 """Trigger keys touched a queue and call: a script that published many more could get a fast subscriber cut off."""
 
+ARM_LIMIT: Final = 250
+"""Timers armed by one script call: it must not hold the server up."""
+
 NO_QUEUE_LIMITS: Final[Mapping[str, Limits]] = MappingProxyType({})
 
 Identity = tuple[str, str]
@@ -120,21 +123,24 @@ class Store:
     async def arm(
         self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, quota: Quota | None = None
     ) -> list[Answer]:
-        """Arm timers, of any shards; answers in order. Codes: created, replaced, kept, exists, running, locked,
-        full."""
+        """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
+        running, locked, full."""
+        batches = [
+            positions[start : start + ARM_LIMIT]
+            for positions in self._by_shard((a.prefix, a.id) for a in armings).values()
+            for start in range(0, len(positions), ARM_LIMIT)
+        ]
+        counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
+        calls = [self._arm_call([armings[place] for place in batch], edit_lock_ms, counted) for batch in batches]
         answers: list[Answer | None] = [None] * len(armings)
-        for shard, positions in self._by_shard((a.prefix, a.id) for a in armings).items():
-            chosen = [armings[position] for position in positions]
-            for position, answer in zip(positions, await self._arm(shard, chosen, edit_lock_ms, quota), strict=True):
-                answers[position] = answer
+        for batch, reply in zip(batches, await self._run_all("arm", calls), strict=True):
+            for i, place in enumerate(batch):
+                answers[place] = _arm_answer(armings[place], int(reply[0]), reply[2 * i + 1], reply[2 * i + 2])
         return [answer for answer in answers if answer is not None]
 
-    async def _arm(self, shard: int, armings: Sequence[Arming], edit_lock_ms: int, quota: Quota | None) -> list[Answer]:
-        counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
-        arguments: list[scripts.Argument] = [edit_lock_ms, counted]
-        arguments += [_arming(arming) for arming in armings]
-        reply = await self.run("arm", shard, arguments)
-        return [_answer(a.prefix, a.id, reply[2 * i], reply[2 * i + 1]) for i, a in enumerate(armings)]
+    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> scripts.Call:
+        shard = self.shard_of(armings[0].prefix, armings[0].id)
+        return keys.root(shard), [self._wake, edit_lock_ms, quota, *map(_arming, armings)]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""
@@ -311,6 +317,24 @@ class Store:
         reply: list[Any] = await scripts.run(client, name, root, [self._wake, *arguments])
         self.clock.observe(int(reply[0]), sent, time.monotonic())
         return reply[1:]
+
+    async def _run_all(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
+        """Run a script on several shards or several times; the answers still begin with the server's time."""
+        sent = time.monotonic()
+        replies = await scripts.run_all(self.connections.commands, name, calls)
+        for reply in replies:
+            self.clock.observe(int(reply[0]), sent, time.monotonic())
+        return replies
+
+
+def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Answer:
+    """Of a new timer only the due time is told: all else was asked for."""
+    if code != b"created":
+        return _answer(arming.prefix, arming.id, code, told)
+    timer = codec.newborn(
+        arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, wishes=arming.wishes, progress=arming.progress
+    )
+    return Answer("created", timer)
 
 
 def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Answer:

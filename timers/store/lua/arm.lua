@@ -5,8 +5,9 @@
 --          count; '' for none
 -- ARGV[4…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
 --          `+<ms from now>`), wishes, progress, a note for the history when it replaces
--- Answer   {now, code, record, code, record, …}; the record is the one that is now there. Codes: `created`, `replaced`,
---          `kept`, `exists`, `running`, `locked` and `full` (the last four changed nothing; `full` may have no record)
+-- Answer   {now, code, record, code, record, …}; the record is the one that is now there, but of `created` its due time, for
+--          all else is known. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last five
+--          changed nothing; `full` may have no record)
 
 local edit_lock = tonumber(ARGV[2])
 local answer = {text(now)}
@@ -50,7 +51,9 @@ local function arm(prefix, id, if_exists, due, wishes, progress, said)
   end
   if r then leave(prefix, id, r.status) end
   schedule(prefix, id, due)
-  return r and 'replaced' or 'created', write(member, new_life(prefix, r, due, wishes, progress, said))
+  raw = write(member, new_life(prefix, r, due, wishes, progress, said))
+  if r then return 'replaced', raw end
+  return 'created', due
 end
 
 local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'

@@ -1,0 +1,57 @@
+"""A batch is one round trip, however many scripts it takes, and its order is kept whatever the server has forgotten."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import SharedServers
+from tests.store.acts import PREFIX, arming, put
+from tests.store.backends import Backend, open_store
+from timers.store.store import ARM_LIMIT, Store
+
+MANY = 4 * ARM_LIMIT
+
+
+@pytest.fixture
+def sent(real: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the store's connections send, one entry each time."""
+    kind = real.connections.commands.connection_pool.connection_class
+    send, sent = kind.send_packed_command, list[str]()
+
+    async def count(connection: Any, command: Any, check_health: bool = True) -> None:
+        sent.append(type(command).__name__)
+        await send(connection, command, check_health)
+
+    monkeypatch.setattr(kind, "send_packed_command", count)
+    return sent
+
+
+async def test_a_thousand_timers_are_armed_in_one_round_trip(real: Store, sent: list[str]) -> None:
+    await put(real, "first")
+    sent.clear()
+    answers = await real.arm([arming(f"user-{i}") for i in range(MANY)])
+    assert len(sent) == 1
+    assert [(answer.code, answer.timer.id) for answer in answers if answer.timer] == [
+        ("created", f"user-{i}") for i in range(MANY)
+    ]
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_a_server_that_knows_no_script_arms_them_in_their_order(
+    servers: SharedServers, backend: Backend, shards: int
+) -> None:
+    async with open_store(servers, backend, shards=shards) as store:
+        await store.connections.commands.script_flush()
+        twice = [arming("same", wishes={"payload": n}) for n in range(2)]
+        others = [arming(f"user-{i}") for i in range(2 * ARM_LIMIT)]
+        answers = await store.arm([twice[0], *others, twice[1]])
+        assert [answer.code for answer in answers] == ["created"] * (len(others) + 1) + ["exists"]
+        assert answers[-1].timer == answers[0].timer
+        (found,) = await store.get([(PREFIX, "same")])
+        assert found is not None
+        assert found.payload == 0
+
+
+async def test_nothing_to_arm_asks_nobody(real: Store, sent: list[str]) -> None:
+    assert await real.arm([]) == []
+    assert sent == []
