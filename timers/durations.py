@@ -91,7 +91,7 @@ class Duration:
     def parse(cls, value: object, field: str = "") -> "Duration":
         """Reads text, a number of seconds, a `timedelta` or a `Duration`. Raises `InvalidInput` for `field`."""
         duration = _read(value)
-        if duration is None or not duration._in_range():
+        if duration is None:
             raise InvalidInput.of(field, value, DURATION_FORMS)
         return duration
 
@@ -129,10 +129,6 @@ class Duration:
         """The shortest text that `parse` reads back to an equal value: `1d12h`, or ISO 8601 when there are months."""
         return _iso_text(self) if self.months else _short_text(self)
 
-    def _in_range(self) -> bool:
-        length_ms = self.months * _MEAN_MONTH_MS + self.days * DAY_MS + self.ms
-        return min(self.months, self.days, self.ms) >= 0 and length_ms <= MAX_MS
-
 
 NAMED_INTERVALS: Final[Mapping[str, Duration]] = MappingProxyType(
     {
@@ -151,7 +147,7 @@ def parse_interval(value: object, field: str = "") -> Duration:
     if isinstance(value, str) and value in NAMED_INTERVALS:
         return NAMED_INTERVALS[value]
     interval = _read(value)
-    if interval is None or interval.is_zero or not interval._in_range():
+    if interval is None or interval.is_zero:
         raise InvalidInput.of(field, value, INTERVAL_FORMS)
     return interval
 
@@ -197,6 +193,24 @@ def _second(seconds: int) -> str:
 
 
 def _read(value: object) -> Duration | None:
+    if isinstance(value, str):
+        return _read_text(value) if len(value) <= _MAX_CHARACTERS else None
+    return _in_range(_read_number(value))
+
+
+@lru_cache(maxsize=1024)  # bulk creates repeat the same few texts
+def _read_text(text: str) -> Duration | None:
+    return _in_range(_from_text(text))
+
+
+def _in_range(duration: Duration | None) -> Duration | None:
+    if duration is None or min(duration.months, duration.days, duration.ms) < 0:
+        return None
+    length_ms = duration.months * _MEAN_MONTH_MS + duration.days * DAY_MS + duration.ms
+    return duration if length_ms <= MAX_MS else None
+
+
+def _read_number(value: object) -> Duration | None:
     match value:
         case Duration():
             return value
@@ -208,8 +222,6 @@ def _read(value: object) -> Duration | None:
             return _from_seconds(value)
         case timedelta():
             return Duration(days=value.days, ms=value.seconds * 1000 - (-value.microseconds // 1000))
-        case str() if len(value) <= _MAX_CHARACTERS:
-            return _from_text(value)
     return None
 
 
@@ -220,7 +232,6 @@ def _from_seconds(seconds: float) -> Duration | None:
     return Duration(ms=math.ceil(Fraction(repr(float(seconds))) * 1000))
 
 
-@lru_cache(maxsize=1024)  # bulk creates repeat the same few texts
 def _from_text(text: str) -> Duration | None:
     match = _SECONDS.fullmatch(text) or _SHORT.fullmatch(text) or _ISO.fullmatch(text)
     parts = {unit: number for unit, number in match.groupdict().items() if number} if match else {}

@@ -220,20 +220,20 @@ class Timer:
 
     def to_json(self) -> dict[str, Json]:
         """The timer as the HTTP API shows it."""
-        retry, repeat = self.retry, self.repeat
-        traced = {} if self.traceparent is None else {"traceparent": self.traceparent}
+        wishes, retry, repeat = self.wishes, self.retry, self.repeat
+        traced = {"traceparent": wishes["traceparent"]} if "traceparent" in wishes else {}
         return {
             "prefix": self.prefix,
             "id": self.id,
             "status": self.status.value,
             "due_at": format_time(self.due_ms),
-            "payload": self.payload,
+            "payload": wishes.get("payload"),
             "repeat": None if repeat is None else repeat.to_json(),
             "retry": None if retry is None else retry.to_json(),
             "missed": self.missed.to_json(),
-            "timeout": self.timeout,
-            "tags": list(self.wishes.get("tags", ())),
-            "metadata": dict(self.metadata),
+            "timeout": wishes.get("timeout"),
+            "tags": list(wishes.get("tags", ())),
+            "metadata": dict(wishes.get("metadata", ())),
             "version": self.version,
             "token": self.token,
             "attempt": self.attempt,

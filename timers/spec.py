@@ -371,7 +371,7 @@ class NewTimer(_Wishes):
 
     @model_validator(mode="after")
     def _own_fields(self) -> Self:
-        if MissedPolicy.parse(self.missed).policy in ("latest", "all") and self.repeat is None:
+        if self.missed in ("latest", "all") and self.repeat is None:
             raise InvalidInput.of("missed", self.missed, "'latest' and 'all' only with repeat")
         if self.delay is None and self.due_at is None and not self.plans_itself:
             raise InvalidInput.of("delay", None, "exactly one of delay and due_at (or a retry ladder, or repeat.cron)")

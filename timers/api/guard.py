@@ -57,7 +57,10 @@ class Guard:
             return await handler(request)
         if operation is None:
             raise Forbidden("this address is not in the table of calls, so no key opens it")
-        caller = await self._known(request, operation)
+        with _refusals_logged(request):
+            caller = await self._caller(request, operation)
+        if caller is ANYBODY:
+            return await handler(request)
         with bound_contextvars(key=caller.id or None):
             with _refusals_logged(request):
                 await self._admit(caller)
@@ -65,10 +68,6 @@ class Guard:
                 _check_right(caller, operation)
             _limit(caller, request)
             return await handler(request)
-
-    async def _known(self, request: web.Request, operation: Operation) -> Caller:
-        with _refusals_logged(request):
-            return await self._caller(request, operation)
 
     async def _caller(self, request: web.Request, operation: Operation) -> Caller:
         if "Authorization" not in request.headers and self._signatures and signing.is_signed(request.headers):

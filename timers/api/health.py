@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.answer import answer
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
 from timers.coverage import read_uncovered
@@ -34,7 +35,7 @@ class HealthRoutes:
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """Whoever answers lives."""
-        return web.json_response({"status": "ok"})
+        return answer({"status": "ok"})
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 where Redis answers and every part works; else 503 with the reasons."""
@@ -44,7 +45,7 @@ class HealthRoutes:
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
         if problems:
             return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
-        return web.json_response(state)
+        return answer(state)
 
     async def _redis(self) -> tuple[str | None, Sequence[str]]:
         """What is wrong with Redis, if anything, and what it says that no live pod covers."""

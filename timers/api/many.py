@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.answer import answer
 from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
 from timers.api.problems import problem_body
@@ -46,28 +47,38 @@ class ManyRoutes:
             visible=visible_to(request),
             **{name: query[name] for name in _FILTERS if name in query},
         )
-        return web.json_response({"items": [timer.to_json() for timer in page.items], "next_cursor": page.next_cursor})
+        return answer({"items": [timer.to_json() for timer in page.items], "next_cursor": page.next_cursor})
 
     async def create(self, request: web.Request) -> web.Response:
         """200 a result for each timer, in order."""
         read_query(request)
-        wishes = [await self._wish(request, value) for value in await _read_batch(request)]
+        refused: dict[str, TimersError | None] = {}
+        wishes = [await self._wish(request, value, refused) for value in await _read_batch(request)]
         news = [wish for wish in wishes if isinstance(wish, NewTimer)]
         traceparent, quota = traceparent_of(request), quota_of(request)
         came = iter(await self._client.batch(news, traceparent=traceparent, quota=quota) if news else ())
         results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
-        return web.json_response({"results": results})
+        return answer({"results": results})
 
-    async def _wish(self, request: web.Request, value: Any) -> Wish:
+    async def _wish(self, request: web.Request, value: Any, refused: dict[str, TimersError | None]) -> Wish:
+        """`refused` remembers what was found of the batch's prefixes."""
         if isinstance(value, TimersError):
             return value
         try:
             new = NewTimer.parse(as_object(value))
-            require_visible(request, new.prefix)
-            await self._serving.require(new.prefix)
         except TimersError as error:
             return error
-        return new
+        if new.prefix not in refused:
+            refused[new.prefix] = await self._refusal(request, new.prefix)
+        return refused[new.prefix] or new
+
+    async def _refusal(self, request: web.Request, prefix: str) -> TimersError | None:
+        try:
+            require_visible(request, prefix)
+            await self._serving.require(prefix)
+        except TimersError as error:
+            return error
+        return None
 
     async def act(self, request: web.Request) -> web.Response:
         """200 the counts."""
@@ -80,7 +91,7 @@ class ManyRoutes:
             dry_run=_dry_run(wishes.get("dry_run", False)),
             **{name: wishes[name] for name in ("delay", "due_at") if name in wishes},
         )
-        return web.json_response(counts.to_json())
+        return answer(counts.to_json())
 
 
 def _limit(text: str | None) -> int:

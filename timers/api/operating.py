@@ -7,6 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
+from timers.api.answer import answer
 from timers.api.body import read_query, refuse_body
 from timers.api.operations import route
 from timers.api.scope import require_visible, visible_to
@@ -44,31 +45,31 @@ class OperatingRoutes:
         stats, visible = await self._client.stats(), visible_to(request)
         if visible is not None:
             stats = replace(stats, counts={prefix: n for prefix, n in stats.counts.items() if visible(prefix)})
-        return web.json_response(stats.to_json())
+        return answer(stats.to_json())
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """200 the prefixes that the asker may see."""
         read_query(request)
         visible = visible_to(request)
         views = [view for view in await self._client.prefixes() if visible is None or visible(view.prefix)]
-        return web.json_response({"items": [view.to_json() for view in views]})
+        return answer({"items": [view.to_json() for view in views]})
 
     async def pause(self, request: web.Request) -> web.Response:
         """200 the prefix, paused."""
         prefix = await _prefix(request)
         await self._client.pause(prefix)
-        return web.json_response({"prefix": prefix, "paused": True})
+        return answer({"prefix": prefix, "paused": True})
 
     async def resume(self, request: web.Request) -> web.Response:
         """200 the prefix, no longer paused."""
         prefix = await _prefix(request)
         await self._client.resume(prefix)
-        return web.json_response({"prefix": prefix, "paused": False})
+        return answer({"prefix": prefix, "paused": False})
 
     async def pods(self, request: web.Request) -> web.Response:
         """200 the live pods."""
         read_query(request)
-        return web.json_response({"items": [pod.to_json() for pod in await self._client.pods()]})
+        return answer({"items": [pod.to_json() for pod in await self._client.pods()]})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """200 the exposition text."""

@@ -1,6 +1,7 @@
 """Owns keeping other sites' pages out of an open API: a browser on this machine reaches it, and no key is asked for."""
 
 import ipaddress
+from functools import lru_cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,8 +18,7 @@ def check_host(request: web.Request) -> None:
     """Raises Forbidden for a name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses are
     no names, and names without a dot or under these ends are in nobody's hands."""
     given = request.headers.get("Host")
-    host = _parts(f"//{given}").hostname or "."
-    if given is None or "." not in host or host.endswith(_NOBODYS) or _is_address(host):
+    if given is None or _is_nobodys(given):
         return
     raise Forbidden(
         f"this API is open to this machine alone, and {shown(given)} may be anybody's name for it; use localhost, "
@@ -32,6 +32,12 @@ def check_origin(request: web.Request) -> None:
     if origin is None or request.method in _SAFE_METHODS or _parts(origin).netloc == request.host:
         return
     raise Forbidden("a page of another site may change nothing here; set TIMERS_API_KEYS and send a key")
+
+
+@lru_cache(maxsize=256)  # the clients of one API use few names for it
+def _is_nobodys(given: str) -> bool:
+    host = _parts(f"//{given}").hostname or "."
+    return "." not in host or host.endswith(_NOBODYS) or _is_address(host)
 
 
 def _parts(url: str) -> SplitResult:

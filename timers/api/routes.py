@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.answer import answer
 from timers.api.body import as_object, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
 from timers.api.scope import quota_of, require_visible
@@ -119,7 +120,7 @@ def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Res
     if located:
         # Every character of a prefix and an id may stand in a path as it is (RFC 3986 §3.3).
         headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"
-    return web.json_response(timer.to_json(), status=status, headers=headers)
+    return answer(timer.to_json(), status=status, headers=headers)
 
 
 def _flag(text: str) -> bool:

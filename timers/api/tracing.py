@@ -3,11 +3,10 @@
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Final
 
 from aiohttp import web
-from structlog.contextvars import bind_contextvars, reset_contextvars
+from structlog.contextvars import bind_contextvars, get_contextvars, reset_contextvars
 
 from timers.errors import InvalidInput
 from timers.planning import new_id
@@ -21,12 +20,11 @@ _SANE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+=-]{0,127}")
 
 _ID: Final = web.RequestKey("request_id", str)
 
-_current: ContextVar[str | None] = ContextVar("request_id", default=None)
-
 
 def current_request_id() -> str | None:
     """The id of the request that is being answered; None outside of one."""
-    return _current.get()
+    known: str | None = get_contextvars().get("request_id")
+    return known
 
 
 @contextmanager
@@ -34,12 +32,11 @@ def new_request(request_id: str | None = None) -> Iterator[str]:
     """A request with that id, or a new one, as long as the context lasts: the next request of the same connection runs
     in the same context."""
     known = request_id or new_id()
-    token, bound = _current.set(known), bind_contextvars(request_id=known)
+    bound = bind_contextvars(request_id=known)
     try:
         yield known
     finally:
         reset_contextvars(**bound)
-        _current.reset(token)
 
 
 @web.middleware
