@@ -39,7 +39,7 @@ def uncovered(workers: Sequence[PodSign], queues: Iterable[Queue], shards: int) 
 
 
 async def read_uncovered(store: Store) -> Uncovered:
-    """What nobody covers now; of prefixes those that have timers due. Raises Unavailable."""
+    """What nobody covers now; of prefixes those with timers that are due or to be rescued. Raises Unavailable."""
     return uncovered(await live_workers(store), await Queries(store).due_queues(), store.shards)
 
 

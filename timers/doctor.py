@@ -16,7 +16,9 @@ async def examine(store: Store, *, fix: bool = False) -> list[Check]:
     def served(prefix: str) -> bool:
         return any(serves(worker.info, prefix) for worker in workers)
 
-    missing = uncovered(workers, await Queries(store).waiting_queues(), store.shards)
+    queries = Queries(store)
+    queues = {*await queries.waiting_queues(), *await queries.due_queues()}
+    missing = uncovered(workers, queues, store.shards)
     found = await check_server(store, fix=fix, served=served)
     return [*found, _shards(missing.shards, workers, store.shards), _prefixes(missing.prefixes, workers)]
 

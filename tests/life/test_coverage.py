@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.api.harness import Api, running_api
-from tests.engine.fleet import Calls, Fleet
+from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, until
 from timers.doctor import examine
 
 HOUR = "1h"
@@ -71,6 +71,30 @@ async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None
     await fleet.pod(Calls("push"), name="b")
     await fleet.completed("x", "push-now")
     assert (await told(bystander)).metrics == set()
+
+
+async def test_a_prefix_whose_only_pod_died_in_a_run(fleet: Fleet, bystander: Api) -> None:
+    """Nothing is due in its queue, but a run is to be rescued."""
+    held, calls = Held(), Calls()
+    await fleet.pod(Calls("mail"), name="mails")
+    dying = await fleet.pod(held, name="notes")
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    await fleet.kill(dying)
+    await signed_off(fleet, "notes")
+    await fleet.expire_lease("x")
+    now = await told(bystander)
+    assert now.readyz == ["timers are due that no live pod takes, of the prefixes note"]
+    assert now.metrics == {'timers_uncovered_prefixes{prefix="note"} 1.0'}
+    assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes note")
+    await fleet.pod(calls, name="again")
+    await fleet.completed("x")
+    assert (await told(bystander)).readyz == []
+
+
+async def signed_off(fleet: Fleet, pod: str) -> None:
+    """As after seconds of silence."""
+    await fleet.store.beat(pod, None, forget_after_ms=DAY_MS)
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ LOOKS_PER_ITEM: Final = 10
 Queue = tuple[int, str]
 """A shard and a prefix."""
 
+ORPHANS_LOOKED_AT: Final = 100
+"""Of each shard, when it is asked which queues want a pod."""
+
 _ORDER: Final = (
     Status.RUNNING,
     Status.SCHEDULED,
@@ -190,13 +193,16 @@ class Queries:
                     yield shard, prefix, codec.STATUSES[letter], int(n)
 
     async def due_queues(self) -> list[Queue]:
-        """The queues with timers that are due, asked of all shards together."""
-        until = f"({await self._store.now_ms() + 1}"
+        """The queues with timers that are due or to be rescued, asked of all shards together."""
+        now_ms, shards = await self._store.now_ms(), range(self._store.shards)
         async with reachable(), self._redis.pipeline(transaction=False) as asked:
-            for shard in range(self._store.shards):
-                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", until)
-            answers = await asked.execute()
-        return [(shard, prefix.decode()) for shard, found in enumerate(answers) for prefix in found]
+            for shard in shards:
+                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", f"({now_ms + 1}")
+                asked.zrangebyscore(f"{keys.root(shard)}leases", "-inf", now_ms, start=0, num=ORPHANS_LOOKED_AT)
+            answers: list[list[bytes]] = await asked.execute()
+        members = zip(shards, answers[::2], answers[1::2], strict=True)
+        found = {(shard, m.partition(b":")[0].decode()) for shard, due, orphans in members for m in (*due, *orphans)}
+        return sorted(found)
 
     async def oldest_due_ms(self) -> int | None:
         """The earliest due time of all that is scheduled; None where nothing is."""
