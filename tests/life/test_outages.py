@@ -11,6 +11,7 @@ from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
 from tests.life.past import make_older
 from tests.waiting import eventually
 from timers.model import Status, Timer
+from timers.outcome import Rearm
 from timers.store.store import Settlement
 
 MINUTE_MS = 60_000
@@ -189,6 +190,23 @@ class TestDeath:
         assert slots(calls, armed) == [(1, 1, 0), (1, 2, 0), (2, 1, 10), (3, 1, 20), (4, 1, 30), (5, 1, 40)]
         assert timer.failures == 0
         assert notes(timer)[2] == "rescue"
+
+    async def test_between_run_and_re_arm_does_not_end_the_cycle(self, fleet: Fleet) -> None:
+        """Of a processor that sets its own key again."""
+
+        async def act(timer: Timer, _context: object) -> Rearm | None:
+            return Rearm(after="1ms") if timer.occurrence < 3 else None
+
+        calls = Calls(act=act)
+        first = await fleet.pod(calls, name="a")
+        hangs = hang_at_settle(first, written=False)
+        await fleet.client.create("note", "x", delay=0)
+        await hangs.wait()
+        await fleet.kill(first)
+        await fleet.pod(calls, name="b")
+        await fleet.expire_lease("x")
+        await fleet.completed("x")
+        assert [(run.occurrence, run.attempt) for run in calls.timers] == [(1, 1), (1, 2), (2, 1), (3, 1)]
 
     async def test_after_settle_leaves_the_next_slot_armed_once(self, fleet: Fleet) -> None:
         calls = Calls()
