@@ -189,7 +189,7 @@ async def _drain(worker: Worker, stopping: Stopping) -> None:
 async def _hurry(worker: Worker, stopping: Stopping) -> None:
     await stopping.hurried.wait()
     _log.warning("handing running timers back at once; a third signal ends this process as it is")
-    await worker.runner.drain(0)
+    worker.hurry()
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:

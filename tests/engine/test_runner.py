@@ -69,7 +69,7 @@ async def held() -> Held:
 async def shop(held: Held) -> AsyncIterator[_Shop]:
     made = _Shop(held)
     yield made
-    await made.runner.drain(0)
+    await made.runner.hand_back()
     made.runner.close()
 
 
@@ -130,7 +130,7 @@ async def test_a_queue_with_a_limit_of_its_own_has_its_own_room() -> None:
     assert [shop.runner.room_of(prefix) for prefix in prefixes] == [0, 2, 10]
     narrow.release.set()
     await until(lambda: shop.runner.room_of("narrow") == 2, "its room is free again")
-    await shop.runner.drain(0)
+    await shop.runner.hand_back()
     shop.runner.close()
 
 
@@ -153,14 +153,14 @@ async def test_all_of_a_burst_are_started_although_a_few_in_each_turn(held: Held
     shop.start(300)
     shop.start(300)
     await until(lambda: len(held) == 600, "all are started")
-    await shop.runner.drain(0)
+    await shop.runner.hand_back()
     shop.runner.close()
 
 
 async def test_a_drain_takes_back_what_has_not_started(held: Held) -> None:
     shop = _Shop(held, concurrency=1_000)
     shop.start(200)
-    await shop.runner.drain(0)
+    await shop.runner.hand_back()
     assert len(held) < 200
     assert shop.statuses() == [Status.SCHEDULED] * 200
     assert {end.transition.failures for end in shop.clerk.ends} == {0}

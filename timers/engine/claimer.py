@@ -39,7 +39,8 @@ class Claimer:
                 group.create_task(self._turn())
 
     async def finish(self) -> None:
-        """Wait for the claims that were under way when the service was stopped."""
+        """Wait for the claims that were under way when the service was stopped. Cancelled, it gives them up: what they
+        may have claimed is left to its lease."""
         await asyncio.gather(*self._rounds, return_exceptions=True)
 
     async def _turn(self) -> None:

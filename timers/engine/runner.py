@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
@@ -116,26 +117,23 @@ class Runner:
         _log.warning("lease lost", timer=run.timer.key, attempt=run.timer.attempt, token=run.timer.token)
         self._stop(run, "lost")
 
-    async def drain(self, seconds: float) -> None:
-        """Let runs finish for so long, then hand the rest back."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        await self._ended_by(deadline)
+    async def finished(self) -> None:
+        """Until nothing is executed."""
+        while self._executing:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def hand_back(self) -> None:
+        """Take back what is executed. A processor that ignores its cancellation is left behind."""
         for run in self._runs:
             self._stop(run, HandBack("the pod drains"))
-        await self._ended_by(asyncio.get_running_loop().time() + 2 * IGNORED_CANCEL_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * IGNORED_CANCEL_SECONDS):
+                await self.finished()
 
     def close(self) -> None:
         """Let go of the threads without waiting for what hangs in them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _ended_by(self, deadline: float) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self._executing:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return
 
     async def _live(self, run: Run) -> None:
         try:

@@ -1,7 +1,7 @@
 """Owns a pod's worker role: builds the services, starts them, tells their health, drains them in order."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,14 +23,14 @@ from timers.engine.settler import Settler
 from timers.engine.supervisor import Supervisor
 from timers.engine.sweeper import Sweeper
 from timers.engine.undertaker import PATIENCE_MS, Undertaker
-from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Registry, Timers
 from timers.store.bare import BareKeys
 from timers.store.store import PodSign, Store
 
-WRITE_OUT_SECONDS: Final = 5.0
-"""How long a drain waits for the last ends to be written; what is not by then is rescued by another pod."""
+HAND_BACK_SECONDS: Final = 1.0
+"""How long after the drain time-out Redis has to take the last ends; what it has not by then is rescued by another
+pod."""
 
 _log = get_logger("timers.worker")
 
@@ -75,6 +75,7 @@ class Worker:
         self._pod = Pod(options.pod, store, registry, shards, options.lease_ms, observer or Observer())
         self._options = options
         self._draining = False
+        self._overdue = asyncio.Event()
         self.peers = Peers(store, options.pod, self._info)
         self._canary = Canary(store, options.pod)
         self._intake = Intake()
@@ -113,32 +114,47 @@ class Worker:
         _log.info("worker started", pod=self._options.pod, prefixes=list(self._pod.registry.prefixes))
 
     async def drain(self) -> None:
-        """Stop claiming at once, let runs finish within the drain time-out, hand the rest back, write every end. What a
-        Redis that does not answer costs on the way comes out of that time."""
+        """Stop claiming at once, let runs finish and their ends be written within the drain time-out, hand the rest
+        back. A Redis that does not answer gets HAND_BACK_SECONDS more, and no step of this waits longer for it."""
         self._draining = True
-        deadline = asyncio.get_running_loop().time() + self._options.drain_timeout_ms / 1000
+        time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
         await self._taking.stop()
         await self._presence.stop()
-        await self._leave()
-        await self._claimer.finish()
-        await self.runner.drain(max(deadline - asyncio.get_running_loop().time(), 0))
-        await self._write_out()
+        signing_off = asyncio.create_task(self._sign_off())
+        await self._until_overdue(self._claimer.finish(), and_seconds=HAND_BACK_SECONDS)
+        await self._until_overdue(self.runner.finished())
+        await self.runner.hand_back()
+        written = asyncio.gather(self._settler.emptied(), signing_off)
+        await self._until_overdue(written, and_seconds=HAND_BACK_SECONDS)
+        if self._settler.waiting:
+            _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
         await self._ending.stop()
         self.runner.close()
+        time_out.cancel()
         _log.info("worker drained", pod=self._options.pod)
 
-    async def _leave(self) -> None:
+    def hurry(self) -> None:
+        """Let a drain end as if its time-out were over."""
+        self._overdue.set()
+
+    async def _until_overdue(self, awaited: Awaitable[object], *, and_seconds: float = 0) -> None:
+        """Wait for it until the drain time-out is over, and so many seconds longer; then cancel it."""
+        waiting = asyncio.ensure_future(awaited)
+        overdue = asyncio.create_task(self._overdue.wait())
+        try:
+            await asyncio.wait({waiting, overdue}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiting}, timeout=and_seconds)
+        finally:
+            waiting.cancel()
+            overdue.cancel()
+            await asyncio.gather(waiting, overdue, return_exceptions=True)
+
+    async def _sign_off(self) -> None:
+        """Beside the drain, which goes on whatever comes of it."""
         try:
             await self.peers.leave()
-        except Unavailable as error:
+        except Exception as error:  # noqa: BLE001 (the others forget this pod by themselves)
             _log.warning("could not sign off", reason=str(error))
-
-    async def _write_out(self) -> None:
-        try:
-            async with asyncio.timeout(WRITE_OUT_SECONDS):
-                await self._settler.emptied()
-        except TimeoutError:
-            _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
 
     def health(self) -> Health:
         """The pod's state now."""
