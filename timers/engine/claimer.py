@@ -10,6 +10,7 @@ from typing import Final
 from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
+from timers.engine.runs import named
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.store import Claimed, Identity
@@ -107,7 +108,7 @@ class Claimer:
             _tell_quarantined(rescued)
             for timer in rescued.timers:
                 self._pod.observer.rescued(timer.prefix)
-                _log.warning("run rescued from an expired lease", timer=timer.key, attempt=timer.attempt)
+                _log.warning("run rescued from an expired lease", **named(timer))
             self._runner.start(shard, rescued, asked_at)
 
     def _room_of(self, prefix: str) -> int:

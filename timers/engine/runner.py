@@ -16,7 +16,7 @@ import structlog
 from timers.decide import Transition, decide, exhausted, missed
 from timers.durations import to_datetime
 from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs, StopReason
+from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
 from timers.logs import get_logger
 from timers.model import Timer
@@ -114,7 +114,7 @@ class Runner:
 
     def lose(self, run: Run) -> None:
         """The run's lease went to another pod: stop it; whatever it answers does not count."""
-        _log.warning("lease lost", timer=run.timer.key, attempt=run.timer.attempt, token=run.timer.token)
+        _log.warning("lease lost", **named(run.timer), token=run.timer.token)
         self._stop(run, "lost")
 
     async def finished(self) -> None:
@@ -145,7 +145,7 @@ class Runner:
     def _end(self, run: Run, outcome: Outcome | None) -> None:
         """The first end of a run counts; a processor that outlived its time-out may come here a second time."""
         if run.ended:
-            _log.warning("late result refused", timer=run.timer.key, attempt=run.timer.attempt, token=run.timer.token)
+            _log.warning("late result refused", **named(run.timer), token=run.timer.token)
             return
         run.ended = True
         if run.timeout is not None:
@@ -173,14 +173,7 @@ class Runner:
             return decide(run.timer, failed, now_ms, policy, self._rng)
 
     def _report(self, run: Run, failed: Failed) -> None:
-        _log.warning(
-            "attempt failed",
-            timer=run.timer.key,
-            attempt=run.timer.attempt,
-            pod=self._pod.name,
-            error=failed.error,
-            reason=failed.reason,
-        )
+        _log.warning("attempt failed", **named(run.timer), error=failed.error, reason=failed.reason)
 
     async def _outcome(self, run: Run) -> Outcome | None:
         """How the run ended; None where that is no longer ours to say."""
@@ -203,7 +196,7 @@ class Runner:
         return run.stop if stopped else outcome
 
     async def _called(self, run: Run) -> Outcome:
-        structlog.contextvars.bind_contextvars(timer=run.timer.key, attempt=run.timer.attempt, pod=self._pod.name)
+        structlog.contextvars.bind_contextvars(**named(run.timer))
         try:
             return _meaning(await self._result(run))
         except Retry as asked:
@@ -255,7 +248,7 @@ class Runner:
         """The processor did not obey: its slot and its timer are freed; what it still does is without the token."""
         if run.ended:
             return
-        _log.error("processor ignores its cancellation", timer=run.timer.key, processor=run.processor.origin)
+        _log.error("processor ignores its cancellation", **named(run.timer), processor=run.processor.origin)
         self._end(run, None if run.stop == "lost" or run.stop is None else run.stop)
 
 

@@ -15,6 +15,11 @@ StopReason = Failed | HandBack | Literal["lost"]
 """Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""
 
 
+def named(timer: Timer) -> dict[str, object]:
+    """What every line of the log about a run says of it."""
+    return {"timer": timer.key, "attempt": timer.attempt, "pod": timer.lease.pod if timer.lease else None}
+
+
 class Run:
     """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs
+from timers.engine.runs import Run, Runs, named
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.store import Settlement
@@ -64,8 +64,7 @@ class Settler:
                 self._pod.observer.refused(run.timer.prefix)
                 _log.warning(
                     "late result refused",
-                    timer=run.timer.key,
-                    attempt=run.timer.attempt,
+                    **named(run.timer),
                     token=run.timer.token,
                     answer=code,
                     result=settlement.transition.status.value,
@@ -82,5 +81,5 @@ class Settler:
         except Exception as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
             if len(settlements) > 1:
                 return [code for one in settlements for code in await self._settle(shard, [one])]
-            _log.error("end cannot be written", timer=settlements[0].timer.key, exc_info=error)
+            _log.error("end cannot be written", **named(settlements[0].timer), exc_info=error)
             return ["unwritable"]

@@ -1,0 +1,89 @@
+"""The logs of a run, whoever writes them: each line names the timer, the attempt and the pod, and so can be traced."""
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.engine.fleet import Calls, Fleet, Held, until
+from timers.logs import configure
+from timers.model import Timer
+from timers.processor import Context, processor
+
+
+class Log(io.StringIO):
+    """What pods write, line by line."""
+
+    def of(self, *events: str) -> list[dict[str, Any]]:
+        """The lines with these events."""
+        lines = [json.loads(line) for line in self.getvalue().splitlines()]
+        return [line for line in lines if line["event"] in events]
+
+
+@pytest.fixture
+def log(_short_logs: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    """As a pod writes it; no logger is to keep writing there in other tests."""
+    root, written = logging.getLogger(), Log()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(sys, "stderr", written)
+    configure("json")
+    structlog.configure(cache_logger_on_first_use=False)
+    yield written
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+def names(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["timer"], line["attempt"], line["pod"]
+
+
+async def test_lines_of_processors_name_their_run(fleet: Fleet, log: Log) -> None:
+    """By the context's logger, another one, the standard library's, and in a thread; and each only its own run."""
+
+    async def write(_timer: Timer, context: Context) -> None:
+        context.log.info("by the context")
+        structlog.get_logger().info("by structlog")
+        logging.getLogger("driver").warning("by logging")
+
+    @processor("plain")
+    def in_a_thread(_timer: Timer, _context: Context) -> None:
+        logging.getLogger("driver").warning("in a thread")
+
+    await fleet.pod(Calls(act=write), in_a_thread)
+    for prefix in ("note", "plain"):
+        await fleet.client.create(prefix, "x", delay=0)
+        await fleet.completed("x", prefix)
+    lines = log.of("by the context", "by structlog", "by logging", "in a thread")
+    assert [names(line) for line in lines] == [("note:x", 1, "a")] * 3 + [("plain:x", 1, "a")]
+
+
+async def test_what_happens_to_a_run_names_it_too(fleet: Fleet, log: Log) -> None:
+    """It is frozen, rescued elsewhere, fails there, and its late result is refused."""
+
+    async def fail(_timer: Timer, _context: Context) -> None:
+        raise ValueError("broken")
+
+    held = Held()
+    frozen = await fleet.pod(held, name="a")
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    await frozen.freeze()
+    await fleet.expire_lease("x")
+    await fleet.pod(Calls(act=fail, retry={"max_attempts": 2}), name="b")
+    await fleet.failed("x")
+    held.release.set()
+    await until(lambda: frozen.worker.runner.executing == 0, "the frozen pod's run has ended")
+    frozen.thaw()
+    await until(lambda: frozen.seen.refusals, "its result was refused")
+    lines = log.of("run rescued from an expired lease", "attempt failed", "late result refused")
+    assert [(line["event"], *names(line)) for line in lines] == [
+        ("run rescued from an expired lease", "note:x", 2, "b"),
+        ("attempt failed", "note:x", 2, "b"),
+        ("late result refused", "note:x", 1, "a"),
+    ]
