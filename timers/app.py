@@ -21,6 +21,8 @@ from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
 from timers.embedded import EmbeddedServer
+from timers.engine.peers import Peers
+from timers.engine.presence import Presence
 from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
@@ -133,7 +135,13 @@ async def _serve(
             ends.push_async_callback(client.end_events)
         if worker is not None:
             ends.push_async_callback(_drain, worker, stopping)
-            await _start(worker)
+            with _starting():
+                await worker.start()
+        else:
+            presence = Presence(Peers(store, settings.pod, lambda: {"roles": _roles(settings)}))
+            ends.push_async_callback(presence.stop)
+            with _starting():
+                await presence.start()
         announce(Started(api.url if api is not None else None, redacted(url), embedded))
         await stopping.asked.wait()
         health.drain()
@@ -151,6 +159,7 @@ def _worker(
         raise ConfigurationError(str(FieldError("TIMERS_SHARD_SUBSET", str(settings.shard_subset[-1]), rule)))
     options = WorkerOptions(
         pod=settings.pod,
+        roles=_roles(settings),
         concurrency=settings.concurrency,
         lease_ms=settings.lease_ms,
         retention_ms=settings.retention_ms,
@@ -161,11 +170,16 @@ def _worker(
     return Worker(store, registry, client, options, metrics)
 
 
-async def _start(worker: Worker) -> None:
+@contextmanager
+def _starting() -> Iterator[None]:
     try:
-        await worker.start()
+        yield
     except Unavailable as error:
-        raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the worker started: {error}") from error
+        raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the pod started: {error}") from error
+
+
+def _roles(settings: Settings) -> tuple[str, ...]:
+    return tuple(sorted(settings.roles))
 
 
 async def _api(settings: Settings, routes: Sequence[web.RouteDef], callers: Callers) -> ApiServer | None:

@@ -61,9 +61,14 @@ class PodView:
         return said if said in HEARINGS else HEARINGS[-1]
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """What it does: `api`, `worker` or both."""
+        return tuple(self.sign.info.get("roles", ()))
+
+    @property
     def works(self) -> bool:
         """Whether it runs timers."""
-        return "worker" in self.sign.info.get("roles", ())
+        return "worker" in self.roles
 
     @property
     def lateness(self) -> Mapping[int, int]:
@@ -76,7 +81,7 @@ class PodView:
         return {
             "pod": self.name,
             "seen_at": format_time(self.sign.seen_ms),
-            "roles": info.get("roles", []),
+            "roles": list(self.roles),
             "serves": info.get("serves", []),
             "only": info.get("only", []),
             "shards": info.get("shards"),

@@ -122,6 +122,8 @@ async def test_serve_writes_nothing_but_data_to_stdout(start: Start, server: Emb
     redis.ping()
     pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)
     await until_ready(await url_of(pod))
+    async with TimerClient(server.url) as client:
+        assert [each.roles for each in await client.pods()] == [("api", "worker")]
     pod.signal(signal.SIGTERM)
     ended = pod.end()
     assert (ended.code, ended.out) == (0, "")
@@ -147,6 +149,10 @@ async def test_an_api_pod_arms_what_a_worker_pod_runs(start: Start, server: Embe
         await eventually(armed, "the worker's prefixes are known")
     async with TimerClient(server.url) as client:
         await until_status(client, "hold", "running")
+        assert sorted(pod.roles for pod in await client.pods()) == [("api",), ("worker",)]
+        api.signal(signal.SIGTERM)
+        assert api.end().code == 0
+        assert [pod.roles for pod in await client.pods()] == [("worker",)]
     assert "http://" not in worker.err
 
 

@@ -130,7 +130,7 @@ class Pod:
     @property
     def _services(self) -> list[Supervisor]:
         """What writes ends first, so that no end slips out while the rest is being stopped."""
-        return [self.worker._ending, self.worker._taking, self.worker._presence]
+        return [self.worker._ending, self.worker._taking, self.worker._presence._beating]
 
 
 class Fleet:

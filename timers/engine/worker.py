@@ -16,6 +16,7 @@ from timers.engine.listener import Listener
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.engine.presence import Presence
 from timers.engine.pulse import Pulse
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
@@ -44,6 +45,7 @@ class WorkerOptions:
     lease_ms: int
     retention_ms: int
     drain_timeout_ms: int
+    roles: tuple[str, ...] = ("worker",)
     shard_subset: tuple[int, ...] | None = None
     adopt_every_ms: int = 10_000
     unhandled_after_ms: int = PATIENCE_MS
@@ -88,7 +90,7 @@ class Worker:
         self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
         self.runner = Runner(pod, self._settler, runs, timers, concurrency=self._options.concurrency)
         self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, Pulse(runs)])
-        self._presence = Supervisor([self.peers])
+        self._presence = Presence(self.peers)
 
     def _build_taking(self) -> None:
         """What finds and claims timers; stopped first."""
@@ -107,9 +109,8 @@ class Worker:
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for."""
-        await self.peers.beat()
+        await self._presence.start()
         self._ending.start()
-        self._presence.start()
         self._taking.start()
         _log.info("worker started", pod=self._options.pod, prefixes=list(self._pod.registry.prefixes))
 
@@ -119,8 +120,7 @@ class Worker:
         self._draining = True
         time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
         await self._taking.stop()
-        await self._presence.stop()
-        signing_off = asyncio.create_task(self._sign_off())
+        signing_off = asyncio.create_task(self._presence.stop())
         await self._until_overdue(self._claimer.finish(), and_seconds=HAND_BACK_SECONDS)
         await self._until_overdue(self.runner.finished())
         await self.runner.hand_back()
@@ -149,13 +149,6 @@ class Worker:
             overdue.cancel()
             await asyncio.gather(waiting, overdue, return_exceptions=True)
 
-    async def _sign_off(self) -> None:
-        """Beside the drain, which goes on whatever comes of it."""
-        try:
-            await self.peers.leave()
-        except Exception as error:  # noqa: BLE001 (the others forget this pod by themselves)
-            _log.warning("could not sign off", reason=str(error))
-
     def health(self) -> Health:
         """The pod's state now."""
         states = {**self._taking.states, **self._presence.states, **self._ending.states}
@@ -181,7 +174,7 @@ class Worker:
     def _info(self) -> Mapping[str, Any]:
         """What this pod says of itself in the registry."""
         return {
-            "roles": ["worker"],
+            "roles": self._options.roles,
             "serves": self._pod.registry.prefixes,
             "only": self._pod.registry.only,
             "shards": self._options.shard_subset,
