@@ -1,5 +1,6 @@
 """A pod that asks for keys, and the keys that the command line makes and revokes while it runs."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -42,3 +43,26 @@ async def test_what_is_no_entry_ends_the_start_and_is_not_shown(
     line = pod.end().refusal()
     assert "TIMERS_API_KEYS" in line
     assert "plainsecret" not in line
+
+
+@pytest.mark.usefixtures("redis")
+async def test_every_log_line_of_a_request_has_its_id(server: EmbeddedServer, start: Callable[..., Process]) -> None:
+    pod = start("serve", "--roles", "api", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_API_KEYS="stored")
+    url = await url_of(pod)
+    before = len(pod.err.splitlines())
+    async with ClientSession(url) as session:
+        async with session.get("/v1/timers", headers={"X-Request-Id": "mine-1"}) as answer:
+            assert (answer.status, (await answer.json())["request_id"]) == (401, "mine-1")
+        async with session.get("/v1/timers", headers={"Authorization": "Bearer wrong"}) as answer:
+            given = answer.headers["X-Request-Id"]
+
+    async def lines() -> list[dict[str, object]] | None:
+        logged = [json.loads(line) for line in pod.err.splitlines()[before:]]
+        return logged if len(logged) == 2 else None
+
+    logged = await eventually(lines, "both refusals are in the log")
+    assert logged is not None
+    assert [(line["event"], line["request_id"]) for line in logged] == [
+        ("request refused", "mine-1"),
+        ("request refused", given),
+    ]
