@@ -174,8 +174,14 @@ class TimerClient:
         )
         return _accepted(answer, prefix, id, ("cancelled", "purged"))
 
-    async def change(self, prefix: str, id: str, change: TimerChange, *, version: int | None = None) -> Timer:
-        """Change a scheduled timer's given fields. Raises as `cancel`."""
+    async def change(
+        self, prefix: str, id: str, change: TimerChange | None = None, *, version: int | None = None, **fields: Any
+    ) -> Timer:
+        """Change a scheduled timer; the keywords are the fields of a `PATCH`, which may also be given parsed. Raises as
+        `cancel`."""
+        if change is not None and fields:
+            raise TypeError("a TimerChange or its fields, not both")
+        change = change or TimerChange.parse(fields)
         store = await self._open()
         answer = await self._change(store, await self.get(prefix, id), change, version)
         for _ in range(_CHANGE_TRIES):
@@ -245,9 +251,17 @@ class TimerClient:
                 return
             cursor = page.next_cursor
 
-    async def act(self, action: str, filter: Filter, *, dry_run: bool = False, **due: Any) -> Counts:  # noqa: A002
+    async def act(
+        self,
+        action: str,
+        filter: Filter | Mapping[str, Any],  # noqa: A002
+        *,
+        dry_run: bool = False,
+        **due: Any,
+    ) -> Counts:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
         `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone."""
+        filter = filter if isinstance(filter, Filter) else Filter.parse(**filter)  # noqa: A001
         statuses = check_action(action, filter)
         change = TimerChange.parse(due) if due else None
         if (action == "reschedule") != (change is not None and change.moves_due):
