@@ -13,13 +13,13 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from tests.bench import arming, burst, cuts, http, idle, lateness, sharing, takeover, weight
+from tests.bench import arming, burst, cuts, http, idle, lateness, pages, sharing, takeover, weight
 from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
 
-NAMES: Final = ("lateness", "burst", "pods", "takeover", "cuts", "arming", "memory", "idle", "http")
+NAMES: Final = ("lateness", "burst", "pods", "takeover", "cuts", "arming", "memory", "idle", "pages", "http")
 
 
 class Output(StrEnum):
@@ -36,14 +36,16 @@ def main(
     runs: Annotated[int, typer.Option(min=1, help="of each; the tables show medians")] = 3,
     seed: int = 1,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
-    others: Annotated[int, typer.Option(min=0, help="armed timers beside those of `lateness`")] = 200_000,
+    others: Annotated[
+        int, typer.Option(min=0, help="armed timers beside those of `lateness`, and in `pages`")
+    ] = 200_000,
     burst_timers: Annotated[int, typer.Option(min=1)] = 20_000,
     pods: Annotated[str, typer.Option(help="numbers of pods in `pods`")] = "1,2,4",
     per_s: Annotated[int, typer.Option(min=1, help="rate in `pods`")] = 500,
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
     memory_timers: Annotated[int, typer.Option(min=1)] = 200_000,
 ) -> None:
-    """Measure lateness, drain rate, sharing, takeover, cut subscriptions, arming, memory, idle cost, HTTP."""
+    """Measure lateness, drain rate, sharing, takeover, cut subscriptions, arming, memory, idle cost, lists, HTTP."""
     made = (
         lateness.benchmark(2_000, others),
         burst.benchmark(burst_timers),
@@ -53,6 +55,7 @@ def main(
         arming.benchmark(20_000, 2_000),
         weight.benchmark(memory_timers),
         idle.benchmark((1, 10_000), (1, 4), 10.0),
+        pages.benchmark(20_000, others),
         http.benchmark(4_000, 40_000),
     )
     chosen = _chosen(dict(zip(NAMES, made, strict=True)), names or NAMES)
