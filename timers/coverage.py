@@ -32,8 +32,9 @@ def uncovered(workers: Sequence[PodSign], queues: Iterable[Queue], shards: int) 
     open_shards = [shard for shard in range(shards) if not any(takes(worker.info, shard) for worker in workers)]
 
     def is_served(shard: int, prefix: str) -> bool:
-        able = [worker for worker in workers if shard in open_shards or takes(worker.info, shard)]
-        return any(serves(worker.info, prefix) for worker in able)
+        return any(
+            serves(worker.info, prefix) and (takes(worker.info, shard) or shard in open_shards) for worker in workers
+        )
 
     return Uncovered(open_shards, sorted({prefix for shard, prefix in queues if not is_served(shard, prefix)}))
 

@@ -24,8 +24,8 @@ LOOKS_PER_ITEM: Final = 10
 Queue = tuple[int, str]
 """A shard and a prefix."""
 
-ORPHANS_LOOKED_AT: Final = 100
-"""Of each shard, when it is asked which queues want a pod."""
+WANTING_LIMIT: Final = 1000
+"""Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
 
 _ORDER: Final = (
     Status.RUNNING,
@@ -197,8 +197,8 @@ class Queries:
         now_ms, shards = await self._store.now_ms(), range(self._store.shards)
         async with reachable(), self._redis.pipeline(transaction=False) as asked:
             for shard in shards:
-                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", f"({now_ms + 1}")
-                asked.zrangebyscore(f"{keys.root(shard)}leases", "-inf", now_ms, start=0, num=ORPHANS_LOOKED_AT)
+                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
+                asked.zrangebyscore(f"{keys.root(shard)}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
             answers: list[list[bytes]] = await asked.execute()
         members = zip(shards, answers[::2], answers[1::2], strict=True)
         found = {(shard, m.partition(b":")[0].decode()) for shard, due, orphans in members for m in (*due, *orphans)}
