@@ -4,7 +4,7 @@ from tests.engine.fleet import Calls, Fleet, notes
 from tests.waiting import eventually
 from timers.model import Status, Timer
 from timers.spec import TimerChange
-from timers.store.bare import BareKeys
+from timers.store.bare import BareKeys, Heard
 
 HOUR_MS = 3_600_000
 OFTEN_MS = 50
@@ -53,7 +53,7 @@ class TestChanges:
         assert await bare.adopt(0, {X: b"1"}) == ["adopted"]
         await fleet.redis.set("note:x", "2", px=2 * HOUR_MS)
         assert await bare.adopt(0, {X: b"2"}) == ["moved"]
-        assert await bare.announce(0, {X: 1}) == ["known"]
+        assert await bare.announce(0, {X: Heard(1, 0)}) == ["known"]
         timer = await fleet.client.get("note", "x")
         assert (timer.status, timer.payload, notes(timer)[-1]) == (Status.SCHEDULED, 2, "its bare key was set again")
         assert await fleet.redis.zcard("timers:{0}:due:note") == 0

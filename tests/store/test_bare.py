@@ -5,7 +5,7 @@ import pytest
 from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, armed, claim, finished, key_gone, read, running, settle
 from timers.model import Status
-from timers.store.bare import BareKeys, payload_of
+from timers.store.bare import BareKeys, Heard, payload_of
 from timers.store.store import Store
 
 A = (PREFIX, "a")
@@ -22,8 +22,8 @@ async def adopt(store: Store, value: bytes = b"1") -> str:
     return code
 
 
-async def announce(store: Store, times: int = 1) -> str:
-    (code,) = await BareKeys(store).announce(0, {A: times})
+async def announce(store: Store, times: int = 1, *, since_ms: int = 0) -> str:
+    (code,) = await BareKeys(store).announce(0, {A: Heard(times, since_ms)})
     return code
 
 
@@ -132,6 +132,33 @@ async def test_a_key_that_expired_before_it_was_seen_fires_with_its_name_alone(s
     assert await announce(store, times=2) == "due"
     (timer,) = await claim(store)
     assert timer.occurrence == 2
+
+
+async def answered(store: Store, *, ago_ms: int) -> int:
+    """A key that expired and fired so long ago; answers when that was."""
+    assert await announce(store) == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    at_ms = await store.now_ms() - ago_ms
+    await store.connections.commands.set(f"timers:{{0}}:bare:{PREFIX}:a", f"1 {at_ms}", keepttl=True)
+    return at_ms
+
+
+async def test_an_expiry_that_is_told_again_long_after_it_was_answered_is_known(store: Store) -> None:
+    at_ms = await answered(store, ago_ms=6_000)
+    assert await announce(store, since_ms=at_ms - 1) == "known"
+    assert await claim(store) == []
+
+
+async def test_an_expiry_long_after_one_that_was_answered_is_due(store: Store) -> None:
+    at_ms = await answered(store, ago_ms=6_000)
+    assert await announce(store, since_ms=at_ms) == "due"
+
+
+async def test_of_two_expiries_at_once_the_second_is_due_also_for_who_has_answered_neither(store: Store) -> None:
+    at_ms = await answered(store, ago_ms=1_000)
+    assert await announce(store, times=1, since_ms=at_ms) == "known"
+    assert await announce(store, times=2, since_ms=at_ms - 1) == "due"
 
 
 async def test_a_key_over_a_finished_timer_is_a_new_life(store: Store) -> None:

@@ -26,7 +26,7 @@ from tests.store.test_bare import adopted_and_expired
 from timers.errors import Unavailable
 from timers.model import Status
 from timers.store import server
-from timers.store.bare import BareKeys
+from timers.store.bare import BareKeys, Heard
 from timers.store.store import Store
 
 
@@ -140,5 +140,5 @@ async def test_an_adopted_timer_becomes_due(real: Store) -> None:
     bare = BareKeys(real)
     await adopted_and_expired(real)
     async with full(real):
-        assert await bare.announce(0, {(PREFIX, "a"): 1}) == ["due"]
+        assert await bare.announce(0, {(PREFIX, "a"): Heard(1, 0)}) == ["due"]
         assert len(await claim(real)) == 1

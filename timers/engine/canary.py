@@ -52,6 +52,12 @@ class Canary:
         self.listening_since_ms = self._store.clock.now_ms()
         self._resubscribe.set()
 
+    def heard_until_ms(self) -> int:
+        """The server's time until which nothing that is yet to be heard was announced."""
+        now_ms = self._store.clock.now_ms()
+        sang_ms = now_ms - (time.monotonic() - self.sang_at) * 1000
+        return int(min(max(self.listening_since_ms, sang_ms), now_ms))
+
     def unsubscribed(self) -> None:
         """The subscription is gone. That is known at once, and no judgement on how events arrive over the next one."""
         self._subscribed = False

@@ -96,7 +96,7 @@ class Worker:
         """What finds and claims timers; stopped first."""
         pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
         bare = BareKeys(pod.store)
-        announcer = Announcer(bare, intake)
+        announcer = Announcer(pod, bare, intake, canary)
         adopter = Adopter(pod, bare, peers, canary, every_ms=self._options.adopt_every_ms)
         self._sweeper = Sweeper(pod, intake, peers, canary, adopter.overdue)
         self._listener = Listener(pod, intake, self._sweeper, peers=peers, canary=canary, announcer=announcer)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from timers.errors import InvalidInput
 from timers.shapes import RESERVED_PREFIX
@@ -16,6 +16,14 @@ SCAN_COUNT: Final = 500
 """Keys one SCAN call looks at."""
 
 ANNOUNCE_BATCH: Final = 250
+
+
+class Heard(NamedTuple):
+    """How often a pod has heard a key expire within 5 s, and the server's time until which each of its expiries, as the
+    pod knows, has been answered."""
+
+    times: int
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +91,9 @@ class BareKeys:
             arguments += (prefix, timer_id, value, codec.encode_wishes(wishes_of(value)))
         return [code.decode() for code in await self._store.run("adopt", shard, arguments)]
 
-    async def announce(self, shard: int, heard: Mapping[Identity, int]) -> list[str]:
-        """Make expired keys' timers due; the numbers say how often each was heard of. Codes: due, known, running."""
-        arguments = [f"{prefix}\n{timer_id}\n{n}" for (prefix, timer_id), n in heard.items()]
+    async def announce(self, shard: int, heard: Mapping[Identity, Heard]) -> list[str]:
+        """Make expired keys' timers due. Codes: due, known, running."""
+        arguments = [f"{prefix}\n{timer_id}\n{h.times}\n{h.since_ms}" for (prefix, timer_id), h in heard.items()]
         return [code.decode() for code in await self._store.run("announce", shard, arguments)]
 
     async def look(self, shard: int, start: int, most: int) -> tuple[list[Gone], int]:

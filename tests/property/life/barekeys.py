@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, SHARDS, VALUES, World, identities, verb
 from timers.durations import HOUR_MS
-from timers.store.bare import Gone, wishes_of
+from timers.store.bare import Gone, Heard, wishes_of
 from timers.store.store import Identity
 
 LAST_MOMENT_MS: Final = 8
@@ -94,7 +94,7 @@ class BareVerbs(World):
         if heard <= 0:
             return
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.announce(self.store.shard_of(*identity), {identity: heard}))
+        (code,) = self.do(self.bare.announce(self.store.shard_of(*identity), {identity: Heard(heard, 0)}))
         (timer,) = self.do(self.store.get([identity]))
         now_ms = timer.due_ms if timer is not None and timer.due_ms >= before_ms else before_ms
         assert code == self.oracle.announce(identity, heard, now_ms)

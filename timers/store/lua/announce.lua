@@ -1,19 +1,26 @@
 -- Bare keys have expired: make their timers due. Every pod hears of each; whoever comes first does it.
 --
--- ARGV[2…] one for each key, three lines: prefix, id, how often the pod has heard it expire within BARE_MS
+-- ARGV[2…] one for each key, four lines: prefix, id, how often the pod has heard it expire within BARE_MS, and the time (ms)
+--          until which it knows that each expiry of the key has been answered
 -- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (the last run is under way; try again)
 
 local BARE_MS = 5000
+local LOCK_MS = 60000
 local CLOCK_MS = 10     -- as in adopt.lua
 local answer = {text(now)}
 
--- The lock of a bare key: SET … PX with the number of expiries that have been answered. A pod that has heard no more of
--- them than that is late; one that has heard more brings a new one, even if the key was set again at once.
-local function first(member, heard)
+-- The lock of a bare key: the number of expiries that have been answered within BARE_MS, and when the last was. A pod that
+-- has heard no more of them than that is late; one that has heard more brings a new one, even if the key was set again at
+-- once. Later the numbers say nothing: then a pod that stood still brings what another has answered meanwhile.
+local function first(member, heard, since)
   local key = root .. 'bare:' .. member
-  local answered = tonumber(redis.call('GET', key)) or 0
-  if heard <= answered then return false end
-  redis.call('SET', key, heard, 'PX', BARE_MS)
+  local answered, at = string.match(redis.call('GET', key) or '', '^(%d+) (%d+)$')
+  if at and now - at < BARE_MS then
+    if heard <= tonumber(answered) then return false end
+  elseif at and tonumber(at) > since then
+    return false
+  end
+  redis.call('SET', key, heard .. ' ' .. text(now), 'PX', LOCK_MS)
   return true
 end
 
@@ -32,14 +39,14 @@ local function due_now(prefix, id, member, r)
   enqueue(prefix, id, r.due)
 end
 
-local function announce(prefix, id, heard)
+local function announce(prefix, id, heard, since)
   local member = member_of(prefix, id)
   local r = read_or_clear(prefix, id)
   if r and r.status == 'r' then return 'running' end
   local adopted = r and r.status == 's' and redis.call('ZSCORE', root .. 'adopted', member)
   if adopted and set_again(member, r) then return 'known' end
   redis.call('ZREM', root .. 'adopted', member)
-  if not first(member, heard) and not adopted then return 'known' end
+  if not first(member, heard, since) and not adopted then return 'known' end
   if adopted then
     due_now(prefix, id, member, r)
     return 'due'
@@ -51,8 +58,8 @@ local function announce(prefix, id, heard)
 end
 
 for i = 2, #ARGV do
-  local prefix, id, heard = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)$')
-  answer[#answer + 1] = announce(prefix, id, tonumber(heard))
+  local prefix, id, heard, since = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%d+)$')
+  answer[#answer + 1] = announce(prefix, id, tonumber(heard), tonumber(since))
 end
 conclude()
 return answer
