@@ -132,5 +132,9 @@ class Unavailable(TimersError):
     """Redis is away, overloaded or refuses writes. Nothing was half done; repeating is safe for a given id."""
 
 
+class NotPermitted(TimersError):
+    """The Redis user may not do this; the service does without."""
+
+
 class ConfigurationError(TimersError):
     """Something the operator set is unusable. The text names the setting and says what would work."""

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from tests.conftest import SharedServers
 from tests.engine.fleet import Fleet
 from tests.engine.own import OwnServer
+from tests.rights import as_user, grant, refused
 from tests.servers import FAMILIES, ServerHandle
 from timers.embedded import Family
 
@@ -41,14 +42,16 @@ async def server(servers: SharedServers, family: Family) -> AsyncIterator[Server
     async with Redis.from_url(shared.url) as redis:
         await redis.flushdb()
         await redis.config_set("notify-keyspace-events", "Ex")
+        await grant(redis, 0)
         yield shared
         await redis.config_set("notify-keyspace-events", "Ex")
+        assert await refused(redis) == set()
 
 
 @pytest.fixture
 async def fleet(server: ServerHandle) -> AsyncIterator[Fleet]:
-    """A fleet of pods; after the test they are drained and the db's books must balance."""
-    made = await Fleet.over(server.url)
+    """A fleet of pods that have the least rights; after the test they are drained and the db's books must balance."""
+    made = await Fleet.over(server.url, pods_url=as_user(server.url))
     yield made
     await made.close()
 

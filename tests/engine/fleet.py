@@ -136,15 +136,15 @@ class Pod:
 class Fleet:
     """The pods of one test and, beside them, a client and a store that belong to none."""
 
-    def __init__(self, url: str, store: Store) -> None:
-        self.url, self.store = url, store
+    def __init__(self, url: str, store: Store, pods_url: str) -> None:
+        self.url, self.store, self.pods_url = url, store, pods_url
         self.client = TimerClient.over(store)
         self._alive: list[Pod] = []
 
     @classmethod
-    async def over(cls, url: str, *, shards: int = 1) -> Self:
-        """A fleet without pods."""
-        return cls(url, await open_store(connect(url), shards=shards))
+    async def over(cls, url: str, *, shards: int = 1, pods_url: str | None = None) -> Self:
+        """A fleet without pods. `pods_url` is how they reach the server where the test itself has more rights."""
+        return cls(url, await open_store(connect(url), shards=shards), pods_url or url)
 
     @property
     def redis(self) -> Redis:
@@ -155,7 +155,9 @@ class Fleet:
         """Start a pod with these processors, limited to the prefixes of `only` (`TIMERS_PREFIXES`) if there are any."""
         registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls], only)
         defaults = {"concurrency": 100, "lease_ms": CALM_LEASE_MS, "retention_ms": DAY_MS, "drain_timeout_ms": 10_000}
-        pod = Pod(await open_store(connect(self.url)), registry, WorkerOptions(pod=name, **{**defaults, **options}))
+        pod = Pod(
+            await open_store(connect(self.pods_url)), registry, WorkerOptions(pod=name, **{**defaults, **options})
+        )
         self._alive.append(pod)
         await pod.worker.start()
         return pod

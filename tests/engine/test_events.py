@@ -102,6 +102,13 @@ async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet, monkeypat
     assert swept >= 1
 
 
+@pytest.fixture
+def _may_configure(fleet: Fleet) -> None:
+    """The pods have all rights."""
+    fleet.pods_url = fleet.url
+
+
+@pytest.mark.usefixtures("_may_configure")
 async def test_the_servers_flags_are_added_to_and_not_overwritten(fleet: Fleet) -> None:
     await fleet.redis.config_set(server_facts.FLAGS, "Kg$")
     pod = await fleet.pod(Calls())
@@ -109,6 +116,7 @@ async def test_the_servers_flags_are_added_to_and_not_overwritten(fleet: Fleet) 
     assert await _flags(fleet.redis) == set("KEg$x")
 
 
+@pytest.mark.usefixtures("_may_configure")
 async def test_flags_that_a_server_has_forgotten_are_set_again_with_the_next_subscription(fleet: Fleet) -> None:
     pod = await fleet.pod(Calls())
     await until(lambda: pod.seen.subscriptions == 1, "the subscription")
@@ -131,9 +139,9 @@ async def no_config(fleet: Fleet) -> AsyncIterator[str]:
 @pytest.mark.usefixtures("_quick_judgement")
 async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet: Fleet, no_config: str) -> None:
     calls = Calls()
-    own_url, fleet.url = fleet.url, no_config
+    own_url, fleet.pods_url = fleet.pods_url, no_config
     pod = await fleet.pod(calls)
-    fleet.url = own_url
+    fleet.pods_url = own_url
     await until(lambda: pod.worker.health().notifications == "deaf", "it has noticed")
     health = pod.worker.health()
     assert not health.ready
@@ -149,7 +157,7 @@ async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet:
     await fleet.drain(pod)
 
 
-@pytest.mark.usefixtures("_quick_judgement")
+@pytest.mark.usefixtures("_quick_judgement", "_may_configure")
 async def test_flags_that_somebody_turned_off_are_turned_on_again_by_the_pod_that_hears_nothing(fleet: Fleet) -> None:
     pod = await fleet.pod(Calls())
     await until(lambda: pod.worker.health().ready and pod.seen.subscriptions == 1, "it hears")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
+from tests.rights import as_user
 from tests.servers import ServerHandle
 from timers.engine import peers, sweeper
 from timers.model import Status
@@ -121,7 +122,7 @@ async def test_timers_of_a_prefix_that_no_pod_serves_wait_for_one_that_does(flee
 @pytest.fixture
 async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
     """The fleet of a db with four shards."""
-    made = await Fleet.over(server.url, shards=4)
+    made = await Fleet.over(server.url, shards=4, pods_url=as_user(server.url))
     yield made
     await made.close()
 

@@ -15,6 +15,7 @@ from timers.engine.canary import Canary
 from timers.engine.intake import LATER_SECONDS
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.errors import NotPermitted
 from timers.logs import get_logger
 from timers.store.bare import BareKeys, Gone
 from timers.store.store import Identity
@@ -38,6 +39,7 @@ class Adopter:
         self._pod, self._bare, self._peers, self._canary = pod, bare, peers, canary
         self._every_seconds = every_ms / 1000
         self._overdue = asyncio.Event()
+        self._warned = False
         self._doubtful: dict[Identity, float] = {}
 
     def overdue(self) -> None:
@@ -68,6 +70,14 @@ class Adopter:
     async def _scan(self) -> None:
         if self._peers.rank(0) != 0:
             return
+        try:
+            await self._scan_all()
+        except NotPermitted as error:
+            if not self._warned:
+                _log.warning("bare keys are not adopted and fire by their event alone", reason=str(error))
+            self._warned = True
+
+    async def _scan_all(self) -> None:
         cursor = -1
         while cursor != 0:
             began = time.monotonic()

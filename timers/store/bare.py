@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from timers.errors import InvalidInput
+from redis.exceptions import NoPermissionError
+
+from timers.errors import InvalidInput, NotPermitted
 from timers.shapes import RESERVED_PREFIX
 from timers.spec import encode_payload
 from timers.store import codec, keys
@@ -69,9 +71,13 @@ class BareKeys:
         return self._store.shard_of(*identity)
 
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
-        """The next keys of the form `<prefix>:<id>`, and the cursor to go on with; 0 begins and ends."""
+        """The next keys of the form `<prefix>:<id>`, and the cursor to go on with; 0 begins and ends. Raises
+        NotPermitted where the Redis user is not to see the names of all keys."""
         async with reachable():
-            cursor, found = await self._redis.scan(cursor, count=SCAN_COUNT)
+            try:
+                cursor, found = await self._redis.scan(cursor, count=SCAN_COUNT)
+            except NoPermissionError as error:
+                raise NotPermitted(str(error)) from None
         matches = [match for key in found if isinstance(key, bytes) and (match := keys.BARE.fullmatch(key))]
         identities = [(match[1].decode(), match[2].decode()) for match in matches]
         return cursor, [identity for identity in identities if identity[0] != RESERVED_PREFIX]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from timers.store import keys, server
 from timers.store.scripts import reachable
@@ -146,13 +146,16 @@ async def _wait_a_little(heard: asyncio.Event) -> None:
 async def _strangers(store: Store, served: Callable[[str], bool]) -> Check:
     strangers: list[bytes] = []
     seen = 0
-    async with reachable():
-        async for key in store.connections.commands.scan_iter(count=1000):
-            seen += 1
-            if _is_strange(key, served):
-                strangers.append(key)
-            if seen >= SCAN_LIMIT:
-                break
+    try:
+        async with reachable():
+            async for key in store.connections.commands.scan_iter(count=1000):
+                seen += 1
+                if _is_strange(key, served):
+                    strangers.append(key)
+                if seen >= SCAN_LIMIT:
+                    break
+    except NoPermissionError as error:
+        return Check("strangers", "warn", f"the server denies SCAN ({error}); bare keys are not adopted")
     return _said_of(strangers, seen)
 
 

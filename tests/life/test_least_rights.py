@@ -1,0 +1,116 @@
+"""Everything works with the rights that PROTOCOL.md gives a pod, and its user reaches nothing of others.
+
+The pods of all these folders' tests have the commands and channels of that list; here its key patterns count too.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
+
+from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.rights import as_user, grant, refused
+from timers.access import RIGHTS, Scope, make_key
+from timers.actions import Counts
+from timers.client import TimerClient
+from timers.doctor import examine
+from timers.model import Status
+from timers.outcome import Retry
+from timers.spec import NewTimer
+from timers.store.callers import Callers
+from timers.store.server import FLAGS
+
+MINE = ("note",)
+
+
+@pytest.fixture
+async def client(fleet: Fleet) -> AsyncIterator[TimerClient]:
+    """A caller with no more rights than the pods, on a server that was told to announce expired keys."""
+    await grant(fleet.redis, 0, MINE)
+    assert (await fleet.redis.config_get(FLAGS))[FLAGS] in ("Ex", "xE")
+    async with TimerClient(as_user(fleet.url)) as made:
+        yield made
+
+
+async def test_a_pod_and_a_caller_can_do_all_that_there_is(fleet: Fleet, client: TimerClient) -> None:
+    failing = iter((Retry(after=0), None))
+
+    async def act(_timer: object, _context: object) -> None:
+        if (error := next(failing, None)) is not None:
+            raise error
+
+    calls = Calls(act=act)
+    await fleet.pod(calls, adopt_every_ms=50)
+    await client.create("note", "retried", delay=0)
+    await fleet.completed("retried")
+    await client.create("note", "repeats", delay=0, repeat={"every": "10ms", "count": 3})
+    assert (await fleet.completed("repeats")).occurrence == 3
+    await fleet.redis.set("note:bare", "{}", px=60_000)
+    await fleet.reached(Status.SCHEDULED, "bare")
+    await client.fire("note", "bare")
+    await fleet.completed("bare")
+    await fleet.redis.set("note:short", "{}", px=1)
+    await fleet.completed("short")
+    await client.batch([NewTimer(prefix="note", id=f"n{i}", delay="1h") for i in range(600)])
+    assert await client.act("cancel", {"prefix": "note", "status": "scheduled"}) == Counts(600, 600)
+    await client.retry("note", "n1")
+    await client.cancel("note", "n2", purge=True)
+    await client.pause("note")
+    await client.resume("note")
+    assert (await client.stats()).to_json()["by_status"]["completed"] >= 4
+    assert len((await client.list(limit=1000)).items) > 600
+    assert [pod.name for pod in await client.pods()] == ["a"]
+    assert await refused(fleet.redis) == set()
+
+
+async def test_a_run_is_rescued(fleet: Fleet, client: TimerClient) -> None:
+    held = Held()
+    first = await fleet.pod(held, name="first")
+    await client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    await fleet.kill(first)
+    await fleet.expire_lease("x")
+    await fleet.pod(Calls(), name="second")
+    assert (await fleet.completed("x")).attempt == 2
+    assert await refused(fleet.redis) == set()
+
+
+async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, client: TimerClient) -> None:
+    callers = Callers(await client._open())
+    _, key = make_key(Scope.parse(["note"]), frozenset(RIGHTS))
+    await callers.keep(key.id, key.entry)
+    assert await callers.entries() == {key.id: key.entry}
+    assert await callers.revoke(key.id)
+    assert [await callers.first_time("request", 60_000) for _ in range(2)] == [True, False]
+    assert await refused(fleet.redis) == set()
+
+
+async def test_strangers_are_out_of_reach(fleet: Fleet, client: TimerClient) -> None:
+    await fleet.redis.set("others", "kept")
+    store = await client._open()
+    for reach in (store.connections.commands.get, store.connections.commands.delete):
+        with pytest.raises(NoPermissionError):
+            await reach("others")
+    async with Redis.from_url(as_user(fleet.url)) as redis:
+        for name in ("config_get", "keys", "flushdb"):
+            with pytest.raises(NoPermissionError):
+                await getattr(redis, name)(*(["*"] if name != "flushdb" else []))
+    await fleet.redis.delete("others")
+    await fleet.redis.acl_log_reset()
+
+
+async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_goes_on(fleet: Fleet) -> None:
+    await grant(fleet.redis, 0, MINE, without=["scan"])
+    calls = Calls()
+    pod = await fleet.pod(calls, adopt_every_ms=20)
+    await fleet.redis.set("note:bare", "{}", px=50)
+    assert (await fleet.completed("bare")).payload is None
+    await fleet.client.create("note", "x", delay=0)
+    await fleet.completed("x")
+    health = pod.worker.health()
+    assert health.services["adopter"] == "running"
+    assert await refused(fleet.redis) == {"command scan"}
+    strangers = next(check for check in await examine(pod.store, fix=False) if check.name == "strangers")
+    assert (strangers.level, "SCAN" in strangers.said) == ("warn", True)
+    await fleet.redis.acl_log_reset()

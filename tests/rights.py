@@ -1,0 +1,50 @@
+"""Owns the least rights that a pod needs, as PROTOCOL.md gives them: the tests' pods have no more."""
+
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+USER: Final = "timers"
+PASSWORD: Final = "secret"
+
+
+def documented() -> list[str]:
+    """The words after `ACL SETUSER timers`."""
+    text = (files("timers.store") / "PROTOCOL.md").read_text()
+    found = re.search(r"ACL SETUSER timers (.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1].split()
+
+
+async def grant(redis: Redis, db: int, prefixes: Iterable[str] = ("",), *, without: Iterable[str] = ()) -> None:
+    """Give the user these rights in a db, for some prefixes, and forget what was refused before."""
+    patterns = [f"~{prefix}*" for prefix in prefixes]
+    rules = [_rule(word, db) for word in documented() if not word.startswith("~") or word == "~timers:*"]
+    rules = [rule for rule in rules if rule not in {f"+{name}" for name in without}]
+    server: Any = redis
+    await server.execute_command("ACL", "SETUSER", USER, *rules, *patterns)
+    await redis.acl_log_reset()
+
+
+def _rule(word: str, db: int) -> str:
+    return word.replace("SECRET", PASSWORD).replace("@5__", f"@{db}__")
+
+
+async def refused(redis: Redis) -> set[str]:
+    """What the user was refused since, but for what a pod may try: to look at the configuration, and to name its
+    library."""
+    entries: list[Any] = await redis.acl_log()
+    said = {(_text(entry["reason"]), _text(entry["object"])) for entry in entries if _text(entry["username"]) == USER}
+    return {f"{reason} {what}" for reason, what in said if not what.startswith(("config", "client|setinfo"))}
+
+
+def as_user(url: str) -> str:
+    """The URL of a server's socket as that user."""
+    return f"{url}&username={USER}&password={PASSWORD}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
