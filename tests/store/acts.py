@@ -111,6 +111,16 @@ async def lease_ended(store: Store, timer: Timer) -> None:
     await key_gone(store, lease_key(timer))
 
 
+async def put_in_place_of_lease(store: Store, timer: Timer, kind: str) -> None:
+    """A stranger's key, a `string` or a `list`, without a TTL."""
+    redis, key = store.connections.commands, lease_key(timer)
+    await redis.delete(key)
+    if kind == "string":
+        await redis.set(key, b"\xff stranger")
+    else:
+        await redis.rpush(key, "stranger")
+
+
 def lease_key(timer: Timer) -> str:
     return f"timers:{{0}}:lease:{timer.key}"
 

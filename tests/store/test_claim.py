@@ -15,6 +15,7 @@ from tests.store.acts import (
     claim,
     in_status,
     lease_key,
+    put_in_place_of_lease,
     read,
     running,
     settle,
@@ -128,13 +129,22 @@ async def test_one_winner(store: Store) -> None:
 async def test_a_timer_with_a_lease_is_left_until_the_lease_ends(store: Store) -> None:
     """Somebody's lease, whosever, says that a run may be under way."""
     timer = await armed(store)
-    await store.connections.commands.set(lease_key(timer), "stranger 1")
+    await store.connections.commands.set(lease_key(timer), "stranger 1", px=3_600_000)
     await armed(store, "b")
     assert [claimed.id for claimed in await claim(store)] == ["b"]
     state = await state_of(store)
     assert (set(state.due), state.counts[Status.SCHEDULED, PREFIX]) == ({(PREFIX, "a")}, 1)
     await store.connections.commands.delete(lease_key(timer))
     assert [claimed.id for claimed in await claim(store)] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["string", "list"])
+async def test_a_key_without_a_ttl_in_the_place_of_a_lease_holds_up_no_timer(store: Store, kind: str) -> None:
+    timer = await armed(store)
+    await put_in_place_of_lease(store, timer, kind)
+    (claimed,) = await claim(store)
+    assert (await state_of(store)).held == {(PREFIX, "a"): f"{POD} {claimed.token}"}
+    assert 0 < await store.connections.commands.pttl(lease_key(timer)) <= LEASE_MS
 
 
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.COMPLETED, Status.CANCELLED])

@@ -16,6 +16,7 @@ from tests.store.acts import (
     in_status,
     lease_ended,
     lease_key,
+    put_in_place_of_lease,
     read,
     running,
     settle,
@@ -105,6 +106,20 @@ async def test_a_live_lease_is_not_rescued(store: Store) -> None:
     timer = await running(store)
     assert await rescue(store, "a") == []
     assert (await read(store)).token == timer.token
+
+
+@pytest.mark.parametrize("kind", ["string", "list"])
+async def test_a_run_whose_lease_a_stranger_has_replaced_is_seen_without_one_and_rescued(
+    store: Store, kind: str
+) -> None:
+    timer = await running(store, lease_ms=1)
+    await lease_ended(store, timer)
+    await put_in_place_of_lease(store, timer, kind)
+    assert (await read(store)).lease is None
+    assert (await store.nudge(0)).orphans == [A]
+    (rescued,) = await rescue(store, "a", pod=OTHER)
+    assert (await state_of(store)).held == {A: f"{OTHER} {rescued.token}"}
+    assert await rescue(store, "a", pod="pod-3") == []
 
 
 async def test_a_run_is_rescued_once(store: Store) -> None:

@@ -358,7 +358,7 @@ def _identity(member: str) -> Identity:
 def _read(identity: Identity, now_ms: float, raw: bytes | None, held: bytes, left_ms: int) -> Timer | None:
     if raw is None:
         return None
-    lease = Lease(held.decode().partition(" ")[0], round(now_ms) + left_ms) if held else None
+    lease = Lease(held.decode(errors="replace").partition(" ")[0], round(now_ms) + left_ms) if held else None
     return codec.readable(*identity, raw, lease)
 
 

@@ -30,7 +30,7 @@ local function claim_one(prefix, id, token)
     redis.call('ZREM', queue_key(prefix), id)
     return false
   end
-  if not redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms) then return false end
+  if not take_lease(member, pod, token, lease_ms) then return false end
   r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
   note(r, pod, text(now - r.due), cause)
   leases[#leases + 1] = text(now + lease_ms)

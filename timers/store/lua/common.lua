@@ -132,6 +132,17 @@ end
 
 local earliest = nil
 
+-- A lease has a TTL. What lies in its place without one is a stranger's and would hold up the timer for ever.
+local function is_leased(member) return redis.call('PTTL', lease_key(member)) >= 0 end
+
+local function take_lease(member, pod, token, lease_ms)
+  local key, value = lease_key(member), pod .. ' ' .. token
+  if redis.call('SET', key, value, 'NX', 'PX', lease_ms) then return true end
+  if is_leased(member) then return false end
+  redis.call('SET', key, value, 'PX', lease_ms)
+  return true
+end
+
 -- Into the due index, behind everything of the same millisecond.
 local function enqueue(prefix, id, due)
   local queue = queue_key(prefix)

@@ -38,7 +38,7 @@ end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, most)) do
-  if redis.call('EXISTS', lease_key(member)) == 0 then orphans[#orphans + 1] = member end
+  if not is_leased(member) then orphans[#orphans + 1] = member end
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 -- Adopted timers: their trigger is the caller's own key.

@@ -21,13 +21,13 @@ local function rescue(prefix, id)
     end
     return
   end
-  if redis.call('EXISTS', lease_key(member)) == 1 then return end
+  if is_leased(member) then return end
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
   -- Freeing first, as in claim: it comes back below with its new end.
   redis.call('ZREM', root .. 'leases', member)
   if r.status ~= 'r' then return end
   local token = text(take_tokens(1))
-  redis.call('SET', lease_key(member), pod .. ' ' .. token, 'NX', 'PX', lease_ms)
+  take_lease(member, pod, token, lease_ms)
   r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
   note(r, pod, text(now - r.due), 'rescue')
   redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
