@@ -44,8 +44,8 @@ Role = Literal["api", "worker"]
 MAX_SHARDS: Final = 1024
 _NAME_PREFIX: Final = "TIMERS_"
 _REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
-_LEDGER_SCHEMES: Final = ("sqlite+aiosqlite", "postgresql+asyncpg")
-_CONFIDENTIAL: Final = frozenset({"redis_url", "ledger_url", "api_keys", "signing_secrets"})
+_LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
+_CONFIDENTIAL: Final = frozenset({"redis_url", "api_keys", "signing_secrets"})
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or PT24H"
 
 
@@ -124,13 +124,6 @@ def _check_redis_url(url: str) -> str:
         usable = _check_addresses(parts) and re.fullmatch(path, parts.path) is not None
     if not usable:
         raise ValueError("no server")
-    return url
-
-
-def _check_ledger_url(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if scheme not in _LEDGER_SCHEMES or not separator or not rest.strip("/"):
-        raise ValueError(scheme)
     return url
 
 
@@ -219,10 +212,6 @@ class Settings(BaseSettings):
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
     adopt_every_ms: Milliseconds = _duration("10s", minimum_ms=10)
-    ledger_url: Annotated[str, AfterValidator(_check_ledger_url)] | None = Field(
-        default=None, repr=False, description="sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/database"
-    )
-    """Confidential; show `redacted_ledger_url` instead."""
     api_keys: Annotated[SecretStr, AfterValidator(_check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
     """The text as it was given; `access.read_entries` reads it."""
     signing_secrets: Annotated[
@@ -259,10 +248,6 @@ class Settings(BaseSettings):
     @property
     def redacted_redis_url(self) -> str | None:
         return redacted(self.redis_url) if self.redis_url else None
-
-    @property
-    def redacted_ledger_url(self) -> str | None:
-        return redacted(self.ledger_url) if self.ledger_url else None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -303,6 +288,7 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     environment = _Environment(os.environ if environ is None else environ)
     file = _open_env_file(env_file)
     given = {**file.env_vars, **environment.env_vars}
+    _refuse_later(name for name, value in given.items() if value)
     _refuse_unknown(given)
     try:
         return Settings(_build_sources=((environment, file), {}))
@@ -318,9 +304,16 @@ def _open_env_file(path: Path) -> DotEnvSettingsSource:
         raise ConfigurationError(f"{path} cannot be read: {error}") from None
 
 
+def _refuse_later(names: Iterable[str]) -> None:
+    """A second copy of the timers that is asked for and not kept must not look as if it was."""
+    for name in names:
+        if name in _LATER:
+            raise ConfigurationError(f"{name} is not supported by this version; leave it out")
+
+
 def _refuse_unknown(names: Iterable[str]) -> None:
     for name in names:
-        if name.startswith(_NAME_PREFIX) and name not in _FIELDS:
+        if name.startswith(_NAME_PREFIX) and name not in _FIELDS and name not in _LATER:
             # Without what all names share, which would make every name look close.
             rests = [known.removeprefix(_NAME_PREFIX) for known in SETTING_NAMES]
             close = difflib.get_close_matches(name.removeprefix(_NAME_PREFIX), rests, n=1)

@@ -239,6 +239,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({"TIMERS_SHARD_SUBSET": "5"}, "TIMERS_SHARD_SUBSET"),
         ({"TIMERS_SHARDS": "7"}, "TIMERS_SHARDS"),
         ({"TIMERS_COLOUR": "blue"}, "TIMERS_COLOUR"),
+        ({"TIMERS_LEDGER_URL": "sqlite+aiosqlite:///ledger.db"}, "TIMERS_LEDGER_URL is not supported by this version"),
     ],
 )
 def test_what_cannot_be_used_at_the_start_is_one_line(

@@ -30,7 +30,7 @@ def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
         *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "PREFIXES", "SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY"),
-        *("LEDGER_URL", "API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
+        *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
     }
 
@@ -54,7 +54,6 @@ def test_defaults() -> None:
         "edit_lock_ms": 0,
         "drain_timeout_ms": 25_000,
         "adopt_every_ms": 10_000,
-        "ledger_url": None,
         "api_keys": None,
         "signing_secrets": (),
         "insecure": False,
@@ -186,10 +185,18 @@ def test_redis_urls_that_are_refused(url: str) -> None:
     assert "sword" not in line
 
 
-def test_a_ledger_needs_an_asynchronous_driver() -> None:
-    assert load(LEDGER_URL="sqlite+aiosqlite:///ledger.db").ledger_url == "sqlite+aiosqlite:///ledger.db"
-    assert "postgresql+asyncpg" in refusal(LEDGER_URL="postgresql://me:sword@host/db")
-    assert "sword" not in refusal(LEDGER_URL="postgresql://me:sword@host/db")
+@pytest.mark.parametrize("url", ["sqlite+aiosqlite:///ledger.db", "postgresql+asyncpg://me:sword@host/db"])
+def test_a_ledger_is_refused_because_none_would_be_kept(url: str) -> None:
+    assert refusal(LEDGER_URL=url) == "TIMERS_LEDGER_URL is not supported by this version; leave it out"
+    assert load(LEDGER_URL="").roles
+
+
+def test_a_ledger_in_the_file_is_refused_too(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("TIMERS_LEDGER_URL=sqlite+aiosqlite:///ledger.db\n")
+    assert refused_in(file, {}) == "TIMERS_LEDGER_URL is not supported by this version; leave it out"
+    file.write_text("TIMERS_LEDGER_URL=\n")
+    assert load_settings({}, file).roles
 
 
 def test_signing_secrets_may_be_several_for_rotation() -> None:
@@ -207,17 +214,15 @@ def test_a_bad_signing_secret_is_refused_unseen(bad: str) -> None:
 
 def test_secrets_are_shown_nowhere() -> None:
     settings = load(
-        REDIS_URL="rediss://user:hid@host:1/0?ssl_password=hid&db=0",
-        LEDGER_URL="postgresql+asyncpg://user:hi@d@host/db",
+        REDIS_URL="rediss://user:hi@d@host:1/0?ssl_password=hid&db=0",
         API_KEYS=f"k1:{'0123456789abcdef' * 4}:*:read",
         SIGNING_SECRETS=SECRET,
     )
-    shown = f"{settings!r} {settings} {settings.redacted_redis_url} {settings.redacted_ledger_url}"
+    shown = f"{settings!r} {settings} {settings.redacted_redis_url}"
     assert "hi" not in shown
     assert SECRET not in shown
     assert "0123456789abcdef" not in shown
     assert settings.redacted_redis_url == "rediss://user:***@host:1/0?ssl_password=***&db=0"
-    assert settings.redacted_ledger_url == "postgresql+asyncpg://user:***@host/db"
     assert load().redacted_redis_url is None
 
 
