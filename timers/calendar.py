@@ -66,7 +66,7 @@ def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None
 
 def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) -> _Slot:
     slot_ms = progress.slot_ms if progress.slot_ms is not None else timer.due_ms
-    catches_up = timer.missed.policy == "all"
+    catches_up = timer.missed_policy.policy == "all"
     interval = repeat.interval
     if interval is None:
         return _next_cron(repeat, slot_ms, progress.step, now_ms, catches_up=catches_up)

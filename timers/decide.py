@@ -47,7 +47,7 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             delay_ms = _delayed(after, now_ms, _backoff_ms(timer, policy, 1, rng))
             return _again(timer, delay_ms, timer.failures, timer.progress, f"snoozed: {reason}")
         case Missed(lateness_ms):
-            note = f"skipped: {lateness_ms} ms late, missed policy {timer.missed.policy}"
+            note = f"skipped: {lateness_ms} ms late, missed policy {timer.missed_policy.policy}"
             return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, note)
         case Exhausted(reason):
             progress = replace(timer.progress, last_error=_error(timer, Failed("Lost", reason), now_ms))
@@ -63,7 +63,7 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
     time in the past was not missed. Nor was a run that is rescued: it had started, and would else end without a result
     as if it had been skipped.
     """
-    rule = timer.missed
+    rule = timer.missed_policy
     if rule.policy not in ("skip", "grace") or _is_rescued(timer):
         return None
     armed_ms = max((e.at_ms for e in timer.history if e.status is Status.SCHEDULED), default=timer.created_ms)

@@ -121,8 +121,8 @@ def _timeout_ms(value: str | int | float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """One timer as it was when it was read. Times are epoch milliseconds by the Redis server's clock (`…_ms`), with
-    the JSON's names (`due_at` …) as aware datetimes.
+    """One timer as it was when it was read. The JSON's names are attributes with the JSON's values, times as aware
+    datetimes (`due_at` …); those are epoch milliseconds by the Redis server's clock too (`due_ms` …).
 
     `wishes` is what the caller asked for, with the JSON's names and only what differs from the defaults.
     """
@@ -161,9 +161,15 @@ class Timer:
         return None if value is None else Repeat.model_validate(value)
 
     @property
-    def missed(self) -> MissedPolicy:
-        """What to do when it could not run in time."""
-        return MissedPolicy.parse(self.wishes["missed"]) if "missed" in self.wishes else _FIRE
+    def missed(self) -> str | dict[str, Json]:
+        """What to do when it could not run in time: `"fire"` … or `{"grace": "10m"}`."""
+        value: str | dict[str, Json] = self.wishes.get("missed", "fire")
+        return value
+
+    @property
+    def missed_policy(self) -> MissedPolicy:
+        """`missed` as the engine reads it."""
+        return MissedPolicy.parse(self.missed) if "missed" in self.wishes else _FIRE
 
     @property
     def timeout(self) -> str | int | float | None:
@@ -177,15 +183,14 @@ class Timer:
         return None if self.timeout is None else _timeout_ms(self.timeout)
 
     @property
-    def tags(self) -> tuple[str, ...]:
+    def tags(self) -> list[str]:
         """Short labels to find the timer by."""
-        return tuple(self.wishes.get("tags", ()))
+        return list(self.wishes.get("tags", ()))
 
     @property
-    def metadata(self) -> Mapping[str, str]:
+    def metadata(self) -> dict[str, str]:
         """String pairs the service keeps and does not read."""
-        value: Mapping[str, str] = self.wishes.get("metadata", {})
-        return value
+        return dict(self.wishes.get("metadata", ()))
 
     @property
     def traceparent(self) -> str | None:
@@ -230,10 +235,10 @@ class Timer:
             "payload": wishes.get("payload"),
             "repeat": None if repeat is None else repeat.to_json(),
             "retry": None if retry is None else retry.to_json(),
-            "missed": self.missed.to_json(),
+            "missed": self.missed,
             "timeout": wishes.get("timeout"),
-            "tags": list(wishes.get("tags", ())),
-            "metadata": dict(wishes.get("metadata", ())),
+            "tags": self.tags,
+            "metadata": self.metadata,
             "version": self.version,
             "token": self.token,
             "attempt": self.attempt,

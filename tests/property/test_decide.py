@@ -221,7 +221,7 @@ def test_the_next_occurrence_of_a_repeat_lies_ahead_unless_each_missed_one_is_wa
 ) -> None:
     for step in life[1]:
         new = step.decided.occurrence > step.timer.occurrence and not isinstance(step.outcome, Rearm)
-        if new and step.timer.missed.policy != "all":
+        if new and step.timer.missed_policy.policy != "all":
             assert step.decided.due_ms > step.now_ms
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.samples import a_timer, at
-from timers.durations import DAY_MS
+from tests.unit.samples import START_MS, a_timer, at
+from timers.durations import DAY_MS, format_time
 from timers.errors import InvalidInput
-from timers.model import Timer
+from timers.model import HistoryEntry, Lease, Progress, Status, Timer
 from timers.shapes import LADDER_LIMIT
 from timers.spec import (
     PAYLOAD_LIMIT_BYTES,
@@ -253,11 +253,42 @@ def test_a_good_value_is_taken_and_the_record_keeps_what_reads_back_the_same(giv
     assert timer.payload == new.payload
     assert timer.repeat == new.repeat
     assert timer.retry == new.retry
-    assert timer.missed == MissedPolicy.parse(new.missed)
+    assert timer.missed == new.missed
+    assert timer.missed_policy == MissedPolicy.parse(new.missed)
     assert timer.timeout == new.timeout
-    assert timer.tags == new.tags
+    assert timer.tags == list(new.tags)
     assert timer.metadata == new.metadata
     assert NewTimer.parse({**LEAST, **wishes}).wishes() == wishes
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_the_attributes_of_a_timer_are_the_values_of_its_json(given: dict[str, Any]) -> None:
+    error = {"type": "Fail", "reason": "no", "detail": "", "at": "2026-11-21T10:00:00.000Z", "attempt": 1}
+    timer = a_timer(
+        wishes={**NewTimer.parse({**LEAST, **given}).wishes(), "traceparent": f"00-{1:032x}-{1:016x}-01"},
+        lease=Lease("pod-a", START_MS + 30_000),
+        progress=Progress(last_error=error),
+        history=[HistoryEntry(START_MS, Status.RUNNING, 1, "pod-a", "claimed", 3)],
+    )
+    assert as_attributes(timer, timer.to_json()) == timer.to_json()
+    assert type(timer.tags) is list
+    assert type(timer.metadata) is dict
+
+
+def as_attributes(thing: Any, shown: dict[str, Any]) -> dict[str, Any]:
+    """What the names of the JSON are as attributes; of what is no plain value, its own attributes."""
+    return {name: as_json(getattr(thing, name), value) for name, value in shown.items()}
+
+
+def as_json(given: Any, shown: Any) -> Any:
+    if isinstance(given, datetime):
+        assert given.tzinfo is UTC
+        return format_time(round(given.timestamp() * 1000))
+    if isinstance(given, RetryPolicy | Repeat | Lease | HistoryEntry):
+        return as_attributes(given, shown)
+    if isinstance(shown, list):
+        return [as_json(*pair) for pair in zip(given, shown, strict=True)]
+    return given
 
 
 def as_new(timer: Timer) -> dict[str, Any]:
