@@ -1,25 +1,37 @@
 """The driver's calls to the service, each with its line before and its answer after."""
 
 import asyncio
+import json
+import time
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Final
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from tests.chaos.processors import PREFIX, Behaviour
 from tests.chaos.witness import Event, Kind, Made, Verb, Witness
 from timers import NewTimer, TimerClient, TimersError
 from timers.client import Armed
 from timers.errors import AlreadyExists, Refused, Unavailable
+from timers.spec import Repeat
 
 BATCH: Final = 500
 TRIES: Final = 50
 TRY_AGAIN_S: Final = 0.2
+REPEAT_EVERY: Final = "700ms"
+
+LOOK_BEFORE_S: Final = 0.5
+"""How long before it expires a bare key is to be a timer that can be read, if it counts as created."""
 
 
 class Calls:
     """A client whose every call is witnessed. Timers are named by their id; all have the prefix `chaos`."""
 
-    def __init__(self, client: TimerClient, witness: Witness) -> None:
+    def __init__(self, client: TimerClient, redis: Redis, witness: Witness) -> None:
         self._client = client
+        self._redis = redis
         self._witness = witness
 
     async def create_all(self, wanted: Sequence[tuple[str, int, Behaviour]]) -> None:
@@ -31,8 +43,10 @@ class Calls:
         """False when nobody knows whether it took effect."""
         news = [new_timer(timer_id, due_ms, behaviour) for timer_id, due_ms, behaviour in wanted]
         calls = [
-            self._witness.invoke(Verb.CREATE, named(timer_id), due_ms=due_ms, if_exists="error")
-            for timer_id, due_ms, _ in wanted
+            self._witness.invoke(
+                Verb.CREATE, named(timer_id), due_ms=due_ms, slots=behaviour.get("slots", 0), if_exists="error"
+            )
+            for timer_id, due_ms, behaviour in wanted
         ]
         try:
             results = await self._client.batch(news)
@@ -60,6 +74,28 @@ class Calls:
         for _ in range(TRIES):
             if await self._create_batch([(timer_id, due_ms, behaviour)]):
                 return
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    async def set_bare(self, timer_id: str, life_ms: int, behaviour: Behaviour) -> None:
+        """Sets a bare key as any client may, and looks shortly before its end whether it has become a timer: only then
+        is it certain to fire, because what nobody has seen goes with its event. Returns when the key is gone."""
+        key, due_ms = f"{PREFIX}:{timer_id}", time.time_ns() // 1_000_000 + life_ms
+        call = self._witness.invoke(Verb.CREATE, named(timer_id), due_ms=due_ms, slots=1, if_exists="replace")
+        adopted = False
+        with suppress(RedisError, TimersError):
+            await self._redis.set(key, json.dumps(behaviour), px=life_ms)
+            await asyncio.sleep(life_ms / 1000 - LOOK_BEFORE_S)
+            adopted = (await self._client.get(PREFIX, timer_id)).due_ms >= due_ms
+        self._witness.answer(call, Kind.OK if adopted else Kind.INFO, Made.CREATED if adopted else "")
+        await asyncio.sleep(2 * LOOK_BEFORE_S)
+        await self._gone(key)
+
+    async def _gone(self, key: str) -> None:
+        """Asked for only after its end, because asking makes Redis expire a key that it has left lying."""
+        while True:
+            with suppress(RedisError):
+                if not await self._redis.exists(key):
+                    return
             await asyncio.sleep(TRY_AGAIN_S)
 
     async def cancel(self, timer_id: str) -> None:
@@ -95,4 +131,6 @@ def named(timer_id: str) -> str:
 
 def new_timer(timer_id: str, due_ms: int, behaviour: Behaviour) -> NewTimer:
     """A strict create of one timer."""
-    return NewTimer(prefix=PREFIX, id=timer_id, due_at=due_ms, payload=behaviour)
+    slots = behaviour.get("slots")
+    repeat = None if slots is None else Repeat(every=REPEAT_EVERY, count=slots)
+    return NewTimer(prefix=PREFIX, id=timer_id, due_at=due_ms, payload=behaviour, repeat=repeat)

@@ -45,6 +45,7 @@ def _of_story(story: Story, end: EndState | None, faults: Faults, max_attempts: 
     yield from life_rules.lost(story, end)
     yield from life_rules.early(story)
     yield from life_rules.cancelled(story, end)
+    yield from life_rules.repeated(story, end)
     yield from life_rules.created_twice(story, faults)
     yield from life_rules.never_created(story, end)
     yield from attempt_rules.one_winner(story, faults)

@@ -20,6 +20,7 @@ _LIVES = (
     "cancelled",
     "cancel unknown",
     "repeats",
+    "repeats, moved",
     "retried",
     "created again",
 )
@@ -59,25 +60,25 @@ class _Service:
     def live(self, timer: str) -> None:
         """One whole life, from its create to the drain."""
         life = _Life(timer, now=self._between(0, 500), due=self._between(1_000, 3_000))
-        if not self._born(life):
-            return
         way = self._draw(st.sampled_from(_LIVES))
+        if not self._born(life, slots=2 if way.startswith("repeats") else 0):
+            return
         if way.startswith("cancel") and self._cancelled(life, way):
             return
         if way == "rescheduled":
             life.due += 700
             self.past.call(Verb.RESCHEDULE, timer, life.now + 10, due=life.due, took=self._between(1, 40))
-        self._occurrence(life, Outcome.REARMED if way == "repeats" else Outcome.DONE)
+        self._occurrence(life, Outcome.REARMED if way.startswith("repeats") else Outcome.DONE)
         self._afterlife(life, way)
         self._end(life, "completed" if life.done else "failed")
 
     def _between(self, least: int, most: int) -> int:
         return self._draw(st.integers(least, most))
 
-    def _born(self, life: _Life) -> bool:
+    def _born(self, life: _Life, *, slots: int) -> bool:
         birth = self._draw(st.sampled_from(_BIRTHS))
         answer = {"ok": Kind.OK, "kept": Kind.OK, "refused": Kind.FAIL}.get(birth, Kind.INFO)
-        self.past.create(life.timer, life.now, due=life.due, answer=answer)
+        self.past.create(life.timer, life.now, due=life.due, slots=slots, answer=answer)
         if birth == "unknown, then exists":
             self.past.call(Verb.CREATE, life.timer, life.now + 50, due=0, answer=Kind.FAIL, outcome=Made.EXISTS)
         if birth == "kept":
@@ -93,8 +94,11 @@ class _Service:
         return True
 
     def _afterlife(self, life: _Life, way: str) -> None:
-        if way == "repeats" and life.done:
+        if way.startswith("repeats") and life.done:
             life.occurrence, life.attempt, life.due = life.occurrence + 1, 0, life.now + 1_000
+            if way == "repeats, moved":
+                life.due = self._between(0, life.now + 2_000)
+                self.past.call(Verb.RESCHEDULE, life.timer, life.now + 10, due=life.due)
         elif way == "retried" and not life.done:
             self.past.call(Verb.RETRY, life.timer, life.now + 10, due=life.now + 10)
             life.attempt, life.due = self._draw(st.sampled_from([0, life.attempt])), life.now + 10

@@ -21,6 +21,7 @@ class Property(StrEnum):
     CANCEL = "P6 cancel cancels"
     ZOMBIE = "P7 no zombie result"
     BOUNDED = "P8 bounded attempts"
+    REPEATS = "P9 one run per slot"
     IDEMPOTENT = "P10 one identity, one timer"
     CONSERVATION = "P11 conservation"
     ORDERLY = "P13 orderly"

@@ -33,18 +33,22 @@ class Past:
         answer: Kind | None = Kind.OK,
         outcome: str = "",
         due: int | None = None,
+        slots: int = 0,
         took: int = 1,
         if_exists: str = "error",
     ) -> None:
         """A call at `at` and its answer `took` later; `answer=None`: the driver never heard."""
         name, due_ms = f"c{next(self._calls)}", 0 if due is None else EPOCH_MS + due
-        self._add(Kind.INVOKE, at, timer=timer, verb=verb, call=name, due_ms=due_ms, if_exists=if_exists)
+        self._add(Kind.INVOKE, at, timer=timer, verb=verb, call=name, due_ms=due_ms, slots=slots, if_exists=if_exists)
         if answer is not None:
             self._add(answer, at + took, timer=timer, verb=verb, call=name, outcome=outcome)
 
-    def create(self, timer: str, at: int = 0, *, due: int = 1_000, answer: Kind | None = Kind.OK) -> None:
+    def create(
+        self, timer: str, at: int = 0, *, due: int = 1_000, slots: int = 0, answer: Kind | None = Kind.OK
+    ) -> None:
         """A strict create; answered OK it made the timer."""
-        self.call(Verb.CREATE, timer, at, due=due, answer=answer, outcome=Made.CREATED if answer is Kind.OK else "")
+        outcome = Made.CREATED if answer is Kind.OK else ""
+        self.call(Verb.CREATE, timer, at, due=due, slots=slots, answer=answer, outcome=outcome)
 
     def run(
         self,

@@ -1,4 +1,5 @@
-"""The promises about a timer's life: P1 never lost, P2 never early, P6 cancel cancels, P10 one identity, one timer."""
+"""The promises about a timer's life: P1 never lost, P2 never early, P6 cancel cancels, P9 one run per slot, P10 one
+identity, one timer."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -70,6 +71,29 @@ def cancelled(story: Story, end: EndState | None) -> Iterator[Finding]:
                 yield Finding(Property.CANCEL, story.timer, "it started after its cancel was answered", lines)
         if end is not None and end.status != "cancelled" and not armed_anew:
             yield Finding(Property.CANCEL, story.timer, f"it was cancelled, but ended {end.status}", cancel.lines())
+
+
+def repeated(story: Story, end: EndState | None) -> Iterator[Finding]:
+    """P9: a timer that repeats has as many occurrences as were asked for, each due later than the one before, unless a
+    call moved it between them. Not judged where it was armed more than once."""
+    if sum(call.arms for call in story.calls) > 1:
+        return
+    firsts = [runs[0] for runs in story.chains() if runs[0].start.attempt == 1]
+    for earlier, later in pairwise(firsts):
+        if later.start.due_ms <= earlier.start.due_ms and not _moved_between(story, earlier, later):
+            text = f"occurrence {later.start.occurrence} is not due later than the one before"
+            yield Finding(Property.REPEATS, story.timer, text, earlier.lines() + later.lines())
+    wanted = max((call.invoke.slots for call in story.of(Verb.CREATE)), default=0)
+    made = len({run.start.occurrence for run in story.runs})
+    if wanted and end is not None and end.status == "completed" and made != wanted:
+        text = f"{made} occurrences were made where {wanted} were asked for"
+        yield Finding(Property.REPEATS, story.timer, text, story.lines())
+
+
+def _moved_between(story: Story, earlier: Run, later: Run) -> bool:
+    """True when a call may have given the later run its due time after the earlier had started."""
+    moves = (call for call in story.of(Verb.RESCHEDULE) if call.ok or call.unknown)
+    return any(call.from_ns < later.start.mono_ns and call.until_ns > earlier.start.mono_ns for call in moves)
 
 
 def created_twice(story: Story, faults: Faults) -> Iterator[Finding]:

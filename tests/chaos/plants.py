@@ -260,6 +260,44 @@ def hand_back_burnt_an_attempt(past: Past) -> None:
     past.ended(TIMER, "failed", attempt=MAX_ATTEMPTS, reason="it said no")
 
 
+def _repeats_twice(past: Past) -> None:
+    past.create(TIMER, slots=2)
+    past.run(TIMER, 1_002, pod="a", token=1, occurrence=1, outcome=Outcome.DONE)
+
+
+def slot_made_twice(past: Past) -> None:
+    _repeats_twice(past)
+    past.run(TIMER, 1_052, pod="a", token=2, occurrence=2, due=1_000)
+    past.completed(TIMER, 1_060, token=2)
+
+
+def slot_made_twice_beside_a_move_of_another_time(past: Past) -> None:
+    past.create(TIMER, due=900, slots=2)
+    past.call(Verb.RESCHEDULE, TIMER, 100, due=1_000)
+    past.run(TIMER, 1_002, pod="a", token=1, occurrence=1)
+    past.run(TIMER, 1_052, pod="a", token=2, occurrence=2, due=1_000)
+    past.completed(TIMER, 1_060, token=2)
+
+
+def slot_too_many(past: Past) -> None:
+    _repeats_twice(past)
+    for occurrence in (2, 3):
+        past.run(TIMER, 1_000 * occurrence, pod="a", token=occurrence, occurrence=occurrence, due=1_000 * occurrence)
+    past.completed(TIMER, 3_010, token=3)
+
+
+def bare_key_fired_twice(past: Past) -> None:
+    past.call(Verb.CREATE, TIMER, 0, due=1_000, slots=1, outcome=Made.CREATED, if_exists="replace")
+    past.run(TIMER, 1_002, pod="a", token=1, occurrence=1)
+    past.run(TIMER, 7_002, pod="b", token=2, occurrence=2, due=7_001)
+    past.completed(TIMER, 7_010, token=2)
+
+
+def slot_left_out(past: Past) -> None:
+    _repeats_twice(past)
+    past.completed(TIMER, 1_010)
+
+
 def stop_counted_as_a_failure(past: Past) -> None:
     past.create(TIMER)
     past.fault(FaultKind.STOP, "a", 1_003, took=50)
@@ -377,6 +415,13 @@ PLANTS: dict[Property, list[Plant]] = {
         failed_too_soon,
         hand_back_burnt_an_attempt,
         stop_counted_as_a_failure,
+    ],
+    Property.REPEATS: [
+        slot_made_twice,
+        slot_made_twice_beside_a_move_of_another_time,
+        slot_too_many,
+        bare_key_fired_twice,
+        slot_left_out,
     ],
     Property.IDEMPOTENT: [created_twice, replaced_by_a_strict_create, refused_but_run, run_without_a_create],
     Property.CONSERVATION: [

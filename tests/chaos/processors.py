@@ -16,11 +16,13 @@ MAX_ATTEMPTS: Final = 5
 
 
 class Behaviour(TypedDict, total=False):
-    """What a payload may ask for: run that long; fail while fewer failures are counted; hang in the first attempts."""
+    """What a payload may ask for: run that long; fail while fewer failures are counted; hang in the first attempts.
+    With `slots` its timer repeats, so often in all."""
 
     run_ms: int
     fail_first: int
     hang_first: int
+    slots: int
 
 
 @cache
@@ -51,7 +53,7 @@ async def chaos(timer: Timer, context: Context) -> None:
 
 
 async def _behave(timer: Timer) -> None:
-    behaviour: Behaviour = timer.payload
+    behaviour: Behaviour = timer.payload or {}  # a bare key that expired before a pod saw it has taken its value along
     if timer.attempt <= behaviour.get("hang_first", 0):
         await asyncio.Event().wait()
     await asyncio.sleep(behaviour.get("run_ms", 0) / 1000)

@@ -19,6 +19,7 @@ from tests.chaos.server import Server
 from tests.chaos.witness import Event, Kind, Witness, read_history
 from timers import TimerClient
 from timers.embedded import Family
+from timers.store.connect import connect
 
 _START_TIMEOUT_S: Final = 20.0
 
@@ -85,7 +86,11 @@ async def stage(
     directory: Path, *, family: Family, pods: int, lease_ms: int, needs: Needs = NOTHING
 ) -> AsyncIterator[Stage]:
     """A server in `directory` and so many working pods; all of it ends with the block."""
-    settings = {"TIMERS_LEASE": f"{lease_ms}ms", "TIMERS_DRAIN_TIMEOUT": f"{needs.drain_timeout_ms}ms"}
+    settings = {
+        "TIMERS_LEASE": f"{lease_ms}ms",
+        "TIMERS_DRAIN_TIMEOUT": f"{needs.drain_timeout_ms}ms",
+        "TIMERS_ADOPT_EVERY": "1s",
+    }
     lines = directory / "history"
     lines.mkdir()
     async with AsyncExitStack() as ends:
@@ -96,6 +101,9 @@ async def stage(
         proxy = await ends.enter_async_context(await Proxy.start(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
         client = await ends.enter_async_context(TimerClient.from_url(url))
+        plain = connect(url)
+        ends.push_async_callback(plain.close)
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
         await crew.start(pods)
-        yield Stage(server, redis, proxy, client, witness, Calls(client, witness), crew, lines, lease_ms)
+        calls = Calls(client, plain.commands, witness)
+        yield Stage(server, redis, proxy, client, witness, calls, crew, lines, lease_ms)

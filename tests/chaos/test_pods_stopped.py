@@ -1,9 +1,13 @@
 """Pods paused past their lease, or told to stop: a late result does not count, a stopped run goes on elsewhere."""
 
 import time
+from functools import partial
 from pathlib import Path
 
+from redis.asyncio import Redis
+
 from tests.chaos.faults import paused, stop
+from tests.chaos.pods import until
 from tests.chaos.stage import Needs, stage
 from timers import Status
 
@@ -38,3 +42,22 @@ async def test_run_of_a_pod_that_is_told_to_stop_is_handed_back_and_done_by_anot
     assert code == 0
     assert second.pod != first.pod
     assert timer.failures == 0
+
+
+async def test_bare_key_that_expired_while_a_pod_was_paused_fires_once(tmp_path: Path) -> None:
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=4_000) as on:
+        async with paused(on.witness, on.pods.live[0]):
+            await on.calls.set_bare("bare", 2_500, {})
+            await until(partial(_counted_no_more, on.redis), timeout_s=20.0, what="the lock has forgotten its count")
+        for _ in range(2):  # what the pod found when it went on comes with its first sign of life
+            await on.pods.healed()
+        report = await on.judge(["bare"], drain_s=20.0)
+    assert report.ok, str(report)
+    assert report.figures.starts == 1
+
+
+async def _counted_no_more(redis: Redis) -> bool:
+    """Whether the expiry was answered more than 5 s ago (lua/announce.lua)."""
+    lock = await redis.get("timers:{0}:bare:chaos:bare")
+    seconds, _ = await redis.time()
+    return lock is not None and int(lock.split()[1]) < (seconds - 6) * 1000

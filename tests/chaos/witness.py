@@ -88,8 +88,8 @@ class Event:
     """One line; 0 and "" mean none.
 
     `timer` is `prefix/id`. `call` joins an answer to its call and a fault's end to its begin. `due_ms` is epoch
-    milliseconds: on a call the earliest that was asked for, on a start what the timer said of itself. `exit_code` is
-    that of a pod that was told to stop.
+    milliseconds: on a call the earliest that was asked for, on a start what the timer said of itself. `slots` is how
+    often the timer of a create is to run, 0 for nothing said. `exit_code` is that of a pod that was told to stop.
     """
 
     kind: Kind
@@ -105,6 +105,7 @@ class Event:
     attempt: int = 0
     token: int = 0
     due_ms: int = 0
+    slots: int = 0
     outcome: str = ""
     fault: str = ""
     proof: str = ""
@@ -150,6 +151,7 @@ class Said(TypedDict, total=False):
     attempt: int
     token: int
     due_ms: int
+    slots: int
     outcome: str
     fault: str
     proof: str
@@ -183,10 +185,12 @@ class Witness:
         """Closes the file. Nothing is left to flush."""
         os.close(self._file)
 
-    def invoke(self, verb: Verb, timer: str, *, due_ms: int = 0, if_exists: str = "") -> Event:
+    def invoke(self, verb: Verb, timer: str, *, due_ms: int = 0, slots: int = 0, if_exists: str = "") -> Event:
         """Writes that a call is about to be made. `due_ms`: no start may come earlier if it takes effect."""
         call = f"{self._pod}-{self._pid}-{next(self._calls)}"
-        return self._write(Kind.INVOKE, verb=verb, timer=timer, call=call, due_ms=due_ms, if_exists=if_exists)
+        return self._write(
+            Kind.INVOKE, verb=verb, timer=timer, call=call, due_ms=due_ms, slots=slots, if_exists=if_exists
+        )
 
     def answer(self, call: Event, kind: Kind, outcome: str = "") -> Event:
         """Writes how `call` ended: OK it took effect, FAIL it did not, INFO nobody knows."""

@@ -21,32 +21,46 @@ _ONE_IN: Final = 100
 _ARRIVAL_MS: Final = 2_000
 """The longest delay of a timer that is armed during the run."""
 
+_BARE_MS: Final = (3_000, 6_000)
+"""How long a bare key lives: mostly long enough to be adopted."""
+
+_SLOTS: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The timers armed beforehand, those armed on the way, and the ids of those that are changed."""
+    """The timers armed beforehand, those armed on the way, the bare keys (id, ms to live), and the ids of those that
+    are changed. Times are seconds since the begin."""
 
     timers: list[Wanted]
     arriving: list[tuple[float, Wanted]]
+    bare: list[tuple[float, str, int]]
     cancelled: list[str]
     moved: list[str]
     created_again: list[str]
 
     @classmethod
     def drawn(cls, number: int, begin_ms: int, spread_s: float, rng: random.Random) -> "Workload":
-        """Due times spread evenly; one in a hundred is armed only on the way, one cancelled, one moved, one created
-        a second time."""
+        """Due times spread evenly; one in a hundred is armed only on the way, one a bare key, one repeats, one is
+        cancelled, one moved, one created a second time."""
         some = max(1, number // _ONE_IN)
         ids = [f"t{index}" for index in range(number)]
-        early, late = ids[some:], ids[:some]
-        timers = [(id_, begin_ms + rng.randrange(int(spread_s * 1000)), _behaviour(rng)) for id_ in early]
-        arriving = [_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late]
-        return cls(timers, arriving, rng.sample(early, some), rng.sample(early, some), rng.sample(early, some))
+        late, bare, repeating, early = ids[:some], ids[some : 2 * some], ids[2 * some : 3 * some], ids[2 * some :]
+        does = {id_: _behaviour(rng) for id_ in early} | {id_: _repeats(rng) for id_ in repeating}
+        return cls(
+            timers=[(id_, begin_ms + rng.randrange(int(spread_s * 1000)), does[id_]) for id_ in early],
+            arriving=[_arrival(id_, begin_ms, rng.uniform(0, spread_s), rng) for id_ in late],
+            bare=[(rng.uniform(0, spread_s / 2), id_, rng.randrange(*_BARE_MS)) for id_ in bare],
+            cancelled=rng.sample(early, some),
+            moved=rng.sample(early, some),
+            created_again=rng.sample(early, some),
+        )
 
     @property
     def ids(self) -> list[str]:
         """Of all timers."""
-        return [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
+        armed = [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
+        return armed + [id_ for _, id_, _ in self.bare]
 
     def changes(self, calls: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
         """What the driver does during the run, by time. Half of what it cancels it arms again a little later."""
@@ -60,6 +74,10 @@ class Workload:
         changes = [(rng.uniform(0, within_s), action) for action in actions]
         return sorted([*changes, *self._arrivals(calls)], key=lambda change: change[0])
 
+    def bare_keys(self, calls: Calls) -> list[Change]:
+        """The bare keys to set. Each call lasts as long as its key."""
+        return [(at_s, partial(calls.set_bare, id_, life_ms, {"run_ms": 5})) for at_s, id_, life_ms in self.bare]
+
     def _arrivals(self, calls: Calls) -> Iterator[Change]:
         for at_s, wanted in self.arriving:
             yield at_s, partial(calls.create_surely, *wanted)
@@ -68,6 +86,10 @@ class Workload:
 def _arrival(timer_id: str, begin_ms: int, at_s: float, rng: random.Random) -> tuple[float, Wanted]:
     due_ms = begin_ms + int(at_s * 1000) + rng.randrange(_ARRIVAL_MS)
     return at_s, (timer_id, due_ms, _behaviour(rng))
+
+
+def _repeats(rng: random.Random) -> Behaviour:
+    return {"run_ms": rng.randrange(10), "slots": _SLOTS}
 
 
 def _behaviour(rng: random.Random) -> Behaviour:
