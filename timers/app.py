@@ -154,6 +154,7 @@ def _worker(
 ) -> Worker | None:
     if "worker" not in settings.roles:
         return None
+    registry.check_only()
     if settings.shard_subset and settings.shard_subset[-1] >= store.shards:
         rule = f"shards of this db, 0 to {store.shards - 1}"
         raise ConfigurationError(str(FieldError("TIMERS_SHARD_SUBSET", str(settings.shard_subset[-1]), rule)))

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from structlog.typing import FilteringBoundLogger
 
 from timers.durations import parse_ms
-from timers.errors import ConfigurationError, InvalidInput, NoProcessor
+from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
 from timers.model import Timer
 from timers.outcome import Done, Rearm
 from timers.spec import DurationInput, NewTimer, RetryPolicy, check_prefix
@@ -200,8 +200,25 @@ class Registry:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The prefixes the processors were declared with, sorted."""
-        return tuple(sorted(self._by_prefix))
+        """What this pod runs, sorted: every timer whose prefix starts with one of these. They are the prefixes that the
+        processors were declared with, and where the pod is limited, the narrower of the two."""
+        if not self._only:
+            return tuple(sorted(self._by_prefix))
+        return tuple(sorted({found for part in self._only for found in self._within(part)}))
+
+    def _within(self, part: str) -> Iterator[str]:
+        """What the processors leave of one member of `only`."""
+        for declared in self._by_prefix:
+            if declared.startswith(part) or part.startswith(declared):
+                yield max(declared, part, key=len)
+
+    def check_only(self) -> None:
+        """Raises ConfigurationError for a limit to prefixes that no processor can serve."""
+        for part in self._only:
+            if not any(self._within(part)):
+                known = ", ".join(sorted(self._by_prefix)) or "none"
+                rule = f"prefixes that a processor of this pod serves; it has processors for: {known}"
+                raise ConfigurationError(str(FieldError("TIMERS_PREFIXES", shown(part), rule)))
 
     @property
     def only(self) -> tuple[str, ...]:
@@ -211,7 +228,7 @@ class Registry:
     @property
     def processors(self) -> tuple[Processor, ...]:
         """The processors, sorted by prefix."""
-        return tuple(self._by_prefix[prefix] for prefix in self.prefixes)
+        return tuple(self._by_prefix[prefix] for prefix in sorted(self._by_prefix))
 
 
 def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:

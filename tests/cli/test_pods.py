@@ -234,6 +234,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({}, "TIMERS_REDIS_URL"),
         ({"TIMERS_REDIS_URL": "redis+cluster://127.0.0.1:1"}, "TIMERS_REDIS_URL"),
         ({"TIMERS_PROCESSORS": "no.such.module"}, "TIMERS_PROCESSORS"),
+        ({"TIMERS_PREFIXES": "nope"}, "TIMERS_PREFIXES: 'nope' is not accepted"),
         ({"TIMERS_HTTP_HOST": "host.invalid", "TIMERS_INSECURE": "1"}, "TIMERS_HTTP_HOST"),
         ({"TIMERS_HTTP_HOST": "0.0.0.0"}, "TIMERS_API_KEYS"),
         ({"TIMERS_SHARD_SUBSET": "5"}, "TIMERS_SHARD_SUBSET"),
@@ -246,10 +247,39 @@ def test_what_cannot_be_used_at_the_start_is_one_line(
     start: Start, server: EmbeddedServer, redis: Redis, settings: dict[str, str], named: str
 ) -> None:
     redis.hset("timers:meta", mapping={"format": "1", "shards": "1"})
-    needs_server = {"TIMERS_HTTP_HOST", "TIMERS_SHARD_SUBSET", "TIMERS_SHARDS", "TIMERS_PROCESSORS"} & set(settings)
-    url = {"TIMERS_REDIS_URL": server.url} if needs_server else {}
+    reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "PROCESSORS", "PREFIXES")
+    url = {"TIMERS_REDIS_URL": server.url} if {f"TIMERS_{name}" for name in reached} & set(settings) else {}
     pod = start("serve", TIMERS_HTTP_PORT="0" if "TIMERS_HTTP_PORT" not in settings else "", **url, **settings)
     assert named in pod.end().refusal()
+
+
+async def test_a_limited_pod_tells_only_what_it_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:
+    redis.ping()
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_PREFIXES="hold-long,log")
+    url = await url_of(pod)
+    await until_ready(url)
+    async with ClientSession() as session:
+        wish = {"prefix": "send-message", "id": "one", "delay": 0}
+        async with session.post(f"{url}/v1/timers", json=wish) as answer:
+            assert answer.status == 422
+            assert "(hold-long, log)" in (await answer.json())["detail"]
+    async with TimerClient(server.url) as client:
+        (shown,) = [each.to_json() for each in await client.pods()]
+        assert (shown["serves"], shown["only"]) == (["hold-long", "log"], ["hold-long", "log"])
+    (started,) = [line for line in map(json.loads, pod.err.splitlines()) if line["event"] == "worker started"]
+    assert started["prefixes"] == ["hold-long", "log"]
+    pod.signal(signal.SIGTERM)
+    assert pod.end().code == 0
+
+
+async def test_a_pod_that_runs_no_timers_may_be_limited_to_what_others_run(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    redis.ping()
+    pod = start("serve", "--roles", "api", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_PREFIXES="nope")
+    await until_ready(await url_of(pod))
+    pod.signal(signal.SIGTERM)
+    assert pod.end().code == 0
 
 
 def test_unknown_roles_are_wrong_usage(start: Start) -> None:

@@ -233,6 +233,26 @@ class TestOnly:
         assert registry.match("send-mail") is found[0]
         assert registry.match("send-mail-welcome") is found[1]
 
+    def test_only_what_the_pod_runs_is_listed(self) -> None:
+        found = [serving("send"), serving("log"), serving("log-twice")]
+        registry = Registry(found, only=["send-mail", "log"])
+        assert registry.prefixes == ("log", "log-twice", "send-mail")
+        with pytest.raises(NoProcessor, match=r"there are: log, log-twice, send-mail$"):
+            registry.require("send-push")
+        assert Registry(found, only=["log-t"]).prefixes == ("log-t", "log-twice")
+        assert Registry(found, only=["nope"]).prefixes == ()
+
+    def test_a_part_that_no_processor_can_serve_is_named_with_those_there_are(self) -> None:
+        found = [serving("send"), serving("log")]
+        Registry(found, only=["send-mail", "lo"]).check_only()
+        Registry(found).check_only()
+        with pytest.raises(ConfigurationError) as caught:
+            Registry(found, only=["log", "nope"]).check_only()
+        assert str(caught.value) == (
+            "TIMERS_PREFIXES: 'nope' is not accepted; "
+            "expected prefixes that a processor of this pod serves; it has processors for: log, send"
+        )
+
 
 class TestLoad:
     def test_the_built_in_ones_are_always_there(self) -> None:

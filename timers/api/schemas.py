@@ -289,7 +289,8 @@ class StatsAnswer(_Shape):
 
 
 class PrefixAnswer(_Shape):
-    """A prefix that has timers, a processor, or is paused. `processor` is the prefix that its processor declared."""
+    """A prefix that has timers, a processor, or is paused. `processor` is the longest of what pods run that it starts
+    with."""
 
     prefix: Prefix
     processor: str | None
