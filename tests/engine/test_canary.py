@@ -1,6 +1,7 @@
 """The canary alone: what it makes of an event that comes in time, late, or not at all."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -25,16 +26,21 @@ class _Cage:
         self.announces = True
         self.announce_after = 0.0
         self.rounds = 0
+        self.touched_at = float("inf")
+        self.sang_ahead: list[float] = []
         self.trouble: Exception | None = None
 
     async def set(self, _redis: object, pod: str, _ttl_ms: int) -> None:
         if self.trouble is not None:
             raise self.trouble
         assert pod == "a"
+        if self.rounds:
+            self.sang_ahead.append(self.canary.sang_at - self.touched_at)
         self.rounds += 1
         self._left = self.touches_until_gone
 
     async def touch(self, _redis: object, _pod: str) -> bool:
+        self.touched_at = time.monotonic()
         self._left -= 1
         if self._left == 0 and self.announces:
             asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, "a")
@@ -59,6 +65,11 @@ async def rounds(cage: _Cage, more: int = 2) -> None:
     """So many whole rounds from now."""
     wanted = cage.rounds + more
     await until(lambda: cage.rounds >= wanted, "a few rounds")
+
+
+async def test_what_is_announced_while_the_touch_is_answered_does_not_count_as_heard(cage: _Cage) -> None:
+    await rounds(cage)
+    assert max(cage.sang_ahead) <= 0
 
 
 async def test_an_event_in_time_is_ok(cage: _Cage) -> None:

@@ -36,8 +36,8 @@ class Canary:
         self.hearing = Hearing.OK
         self._subscribed = False
         self.sang_at = float("-inf")
-        """Monotonic time at which the newest canary that was heard had been touched: whatever was announced before then
-        has been heard too."""
+        """Monotonic time at which the newest canary that was heard was about to be touched: whatever was announced
+        before then has been heard too."""
         self.listening_since_ms = float("inf")
         """The server's time at which the present subscription was confirmed."""
 
@@ -92,9 +92,10 @@ class Canary:
         await server.set_canary(redis, self._pod, LIFE_MS)
         await asyncio.sleep(LIFE_MS / 1000)
         # Redis expires strictly after the deadline, so the first touch may come a moment too soon.
-        while await server.touch_canary(redis, self._pod):  # noqa: ASYNC110 (only the server knows, and only when asked)
-            await asyncio.sleep(0.001)
         touched = time.monotonic()
+        while await server.touch_canary(redis, self._pod):
+            await asyncio.sleep(0.001)
+            touched = time.monotonic()
         try:
             async with asyncio.timeout(DEAF_SECONDS):
                 await self._heard.wait()
