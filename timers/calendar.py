@@ -7,11 +7,11 @@ from typing import Final
 from timers.cron import Cron
 from timers.durations import Duration
 from timers.model import Progress, Timer
-from timers.spec import Repeat
+from timers.spec import MissedPolicy, Repeat
 
 CATCH_UP_LIMIT: Final = 1000
-"""Slots that `missed: all` makes up for after an outage: of an interval the newest, of a cron the oldest. The others
-are dropped, and the history says so."""
+"""Slots in the past that are made up for in a row: of an interval the newest, of a cron the oldest. The others are
+dropped, and the history says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,52 +66,57 @@ def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None
 
 def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) -> _Slot:
     slot_ms = progress.slot_ms if progress.slot_ms is not None else timer.due_ms
-    catches_up = timer.missed_policy.policy == "all"
+    oldest_ms = _oldest_ms(timer.missed_policy, now_ms)
     interval = repeat.interval
     if interval is None:
-        return _next_cron(repeat, slot_ms, progress.step, now_ms, catches_up=catches_up)
+        return _next_cron(repeat, slot_ms, progress.step, now_ms, oldest_ms)
     if repeat.mode == "fixed_delay":
         return _Slot(interval.add_to(now_ms, repeat.timezone))
     anchor_ms = progress.anchor_ms if progress.anchor_ms is not None else slot_ms
-    return _next_interval(interval, repeat.timezone, anchor_ms, progress.step, now_ms, catches_up=catches_up)
+    return _next_interval(interval, repeat.timezone, anchor_ms, progress.step, now_ms=now_ms, oldest_ms=oldest_ms)
 
 
-def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, *, catches_up: bool) -> _Slot:
+def _oldest_ms(missed: MissedPolicy, now_ms: int) -> int:
+    """The oldest slot that may still start now: what has passed in time or within its grace was not missed."""
+    return 0 if missed.policy == "all" else now_ms - missed.allowed_ms
+
+
+def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: int) -> _Slot:
     """The next slot of a cron. Its step counts the slots made up for in a row, since a cron has no way to tell how many
     lie in between but to walk them."""
     cron = _cron(repeat.cron or "", repeat.timezone)
     if repeat.mode == "fixed_delay":
         return _Slot(cron.next_after(now_ms))
     following_ms = cron.next_after(slot_ms)
-    if following_ms > now_ms:
-        return _Slot(following_ms)
-    if catches_up and step < CATCH_UP_LIMIT:
-        return _Slot(following_ms, step + 1)
-    return _Slot(cron.next_after(now_ms), dropped=True)
+    nearest_ms = following_ms if following_ms >= oldest_ms else cron.next_after(oldest_ms - 1)
+    if nearest_ms <= now_ms and step >= CATCH_UP_LIMIT:
+        nearest_ms = cron.next_after(now_ms)
+    return _Slot(nearest_ms, step + 1 if nearest_ms <= now_ms else 0, dropped=nearest_ms > following_ms)
 
 
 def _next_interval(
-    interval: Duration, timezone: str, anchor_ms: int, step: int, now_ms: int, *, catches_up: bool
+    interval: Duration, timezone: str, anchor_ms: int, step: int, *, now_ms: int, oldest_ms: int
 ) -> _Slot:
-    """The next slot of anchor + step × interval. What was missed is jumped over, except for the newest
-    `CATCH_UP_LIMIT` slots where the timer asked for each of them."""
-    newest = _first_step_after(interval, timezone, anchor_ms, step + 1, now_ms)
-    following = max(step + 1, newest - CATCH_UP_LIMIT) if catches_up else newest
+    """The next slot of anchor + step × interval, from the oldest that may still start, and of those in the past at most
+    the newest `CATCH_UP_LIMIT`."""
+    oldest = _first_step_after(interval, timezone, anchor_ms, step + 1, oldest_ms - 1)
+    newest = _first_step_after(interval, timezone, anchor_ms, oldest, now_ms)
+    following = max(oldest, newest - CATCH_UP_LIMIT)
     return _Slot(_slot(interval, timezone, anchor_ms, following), following, dropped=following > step + 1)
 
 
-def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: int, now_ms: int) -> int:
-    """The smallest step ≥ `low` whose slot lies after `now_ms`: doubling, then bisection, so that a long outage of a
+def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: int, at_ms: int) -> int:
+    """The smallest step ≥ `low` whose slot lies after `at_ms`: doubling, then bisection, so that a long outage of a
     short interval costs a few dozen steps of calendar arithmetic and not one for each slot."""
-    if _slot(interval, timezone, anchor_ms, low) > now_ms:
+    if _slot(interval, timezone, anchor_ms, low) > at_ms:
         return low
     width = 1
-    while _slot(interval, timezone, anchor_ms, low + width) <= now_ms:
+    while _slot(interval, timezone, anchor_ms, low + width) <= at_ms:
         low, width = low + width, width * 2
     high = low + width
     while high - low > 1:
         middle = (low + high) // 2
-        if _slot(interval, timezone, anchor_ms, middle) > now_ms:
+        if _slot(interval, timezone, anchor_ms, middle) > at_ms:
             high = middle
         else:
             low = middle

@@ -12,9 +12,6 @@ from timers.model import Progress, Status, Timer
 from timers.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.spec import RetryPolicy
 
-IN_TIME_MS: Final = 1000
-"""How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""
-
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 
 _SKIPPED: Final = re.compile(r"skipped: \d+ ms late, missed policy ")
@@ -68,8 +65,7 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
         return None
     armed_ms = max((e.at_ms for e in timer.history if e.status is Status.SCHEDULED), default=timer.created_ms)
     lateness_ms = now_ms - max(timer.due_ms, armed_ms)
-    allowed_ms = IN_TIME_MS if rule.policy == "skip" else max(rule.grace_ms, IN_TIME_MS)
-    return Missed(lateness_ms) if lateness_ms > allowed_ms else None
+    return Missed(lateness_ms) if lateness_ms > rule.allowed_ms else None
 
 
 def was_skipped(timer: Timer) -> bool:

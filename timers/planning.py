@@ -5,10 +5,10 @@ import time
 from typing import Final
 
 from timers import calendar
-from timers.durations import Duration, parse_time
+from timers.durations import Duration, format_time, parse_time
 from timers.errors import InvalidInput
 from timers.model import NO_PROGRESS, Progress, Timer
-from timers.spec import NewTimer, TimerChange
+from timers.spec import NewTimer, Repeat, TimerChange
 from timers.store.store import Arming
 
 FURTHEST_MS: Final = 10 * 366 * 24 * 3600 * 1000
@@ -30,6 +30,7 @@ def plan(new: NewTimer, now_ms: float, traceparent: str | None = None) -> Arming
     due, progress = _first_due(new, now_ms), NO_PROGRESS
     if new.repeat is not None:
         due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
+        _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", calendar.start(due_ms)
     wishes = new.wishes() if traceparent is None else {**new.wishes(), "traceparent": traceparent}
     return Arming(new.prefix, new.id or new_id(), due, wishes, progress, new.if_exists)
@@ -61,6 +62,12 @@ def _within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
     return due_ms
 
 
+def _require_before_end(repeat: Repeat, due_ms: int) -> None:
+    if repeat.until_ms is not None and due_ms > repeat.until_ms:
+        rule = f"a time not before the first run, which would be due {format_time(due_ms)}"
+        raise InvalidInput.of("repeat.until", repeat.until, rule)
+
+
 def due_of_change(change: TimerChange, now_ms: float) -> int | None:
     """The new due time of a change in epoch ms; None where it does not move."""
     if change.due_at is not None:
@@ -72,9 +79,12 @@ def due_of_change(change: TimerChange, now_ms: float) -> int | None:
 
 
 def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:
-    """A moved due time or another cycle starts the plan anew from there; what was counted stays counted."""
-    repeats = change.repeat is not None if "repeat" in change.model_fields_set else current.repeat is not None
-    if not repeats or (due_ms is None and "repeat" not in change.model_fields_set):
+    """A moved due time or another cycle starts the plan anew from there; what was counted stays counted. Raises
+    InvalidInput for a cycle that would be over before."""
+    repeat = change.repeat if "repeat" in change.model_fields_set else current.repeat
+    if repeat is None or (due_ms is None and "repeat" not in change.model_fields_set):
         return None
-    started = calendar.start(current.due_ms if due_ms is None else due_ms)
+    first_ms = current.due_ms if due_ms is None else due_ms
+    _require_before_end(repeat, first_ms)
+    started = calendar.start(first_ms)
     return Progress(current.last_error, started.slot_ms, started.anchor_ms, 0, current.progress.occurrences)

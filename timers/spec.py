@@ -41,6 +41,9 @@ _ID = re.compile(ID_PATTERN)
 # What JSON can name and UTF-8 cannot hold.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
+IN_TIME_MS: Final = 1000
+"""How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""
+
 DurationInput = str | int | float
 TimeInput = str | int
 
@@ -261,7 +264,7 @@ class Repeat(_Model):
 
 @dataclass(frozen=True, slots=True)
 class MissedPolicy:
-    """What to do with a run that could not start in time: `fire`, `skip`, `grace` (fire up to `grace_ms` late), and for
+    """What to do with a run that could not start in time: `fire`, `skip`, `grace` (fire up to that much late), and for
     repeats `latest` (one run for all that were missed) or `all` (each of them, bounded)."""
 
     policy: Literal["fire", "skip", "grace", "latest", "all"] = "fire"
@@ -281,9 +284,9 @@ class MissedPolicy:
         raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
 
     @property
-    def grace_ms(self) -> int:
-        """How late a run may start under `grace`."""
-        return 0 if self.grace is None else parse_ms(self.grace)
+    def allowed_ms(self) -> int:
+        """How late a run may start and still count as in time."""
+        return IN_TIME_MS if self.grace is None else max(parse_ms(self.grace), IN_TIME_MS)
 
     def to_json(self) -> str | dict[str, Any]:
         """As the API shows it."""

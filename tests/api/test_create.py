@@ -182,3 +182,28 @@ async def test_a_pod_that_runs_no_timers_serves_nothing(api: Api) -> None:
     await announce_pod(api.store, "other", {"roles": ["api"], "serves": ["mail"]})
     reply = await api.call("POST", "/v1/timers", {**HOUR, "prefix": "mail"})
     assert reply.bad_fields(422, "no-processor") == ["prefix"]
+
+
+@pytest.mark.parametrize(
+    "planned",
+    [
+        {"due_at": "2030-01-02T00:00:00Z", "repeat": {"every": "1d", "until": "2030-01-01T00:00:00Z"}},
+        {"delay": "2h", "repeat": {"every": "1d", "until": 1}},
+        {"repeat": {"cron": "0 9 * * *", "until": "2026-01-01T00:00:00Z"}},
+    ],
+)
+async def test_a_repeat_that_is_over_before_its_first_run_is_refused(api: Api, planned: dict[str, Any]) -> None:
+    reply = await api.create(**planned)
+    assert reply.bad_fields() == ["repeat.until"]
+    assert (await api.call("GET", "/v1/timers/test/one")).status == 404
+
+
+async def test_a_repeat_may_end_with_its_first_run(api: Api) -> None:
+    day = "2030-01-01T00:00:00Z"
+    assert (await api.create(due_at=day, repeat={"every": "1d", "until": day})).status == 201
+
+
+@pytest.mark.parametrize("change", [{"due_at": "2030-02-01T00:00:00Z"}, {"repeat": {"every": "1h", "until": 1}}])
+async def test_no_change_makes_a_repeat_that_is_over(api: Api, change: dict[str, Any]) -> None:
+    await api.create(due_at="2030-01-01T00:00:00Z", repeat={"every": "1d", "until": "2030-01-15T00:00:00Z"})
+    assert (await api.call("PATCH", "/v1/timers/test/one", change)).bad_fields() == ["repeat.until"]

@@ -18,10 +18,10 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 
 
-async def missed(fleet: Fleet, policy: object, **fields: Any) -> Timer:
-    """A timer armed an hour and a half ago, due half an hour later, with no pod alive."""
+async def missed(fleet: Fleet, policy: object, *, ago_ms: int = HOUR_MS, **fields: Any) -> Timer:
+    """A timer armed half an hour before it was due, an hour ago, with no pod alive."""
     await fleet.client.create("note", "x", delay="30m", missed=policy, **fields)
-    await make_older(fleet, "note", "x", 90 * MINUTE_MS)
+    await make_older(fleet, "note", "x", ago_ms + 30 * MINUTE_MS)
     return await fleet.client.get("note", "x")
 
 
@@ -60,13 +60,14 @@ class TestOnce:
 
 
 class TestRepeats:
-    """Due every 20 minutes since an hour ago: four slots have passed, the next is 20 minutes from the newest."""
+    """Due every 20 minutes since 65 minutes ago: four slots have passed, the newest 5 minutes ago."""
 
     EVERY_MS = 20 * MINUTE_MS
+    AGO_MS = 65 * MINUTE_MS
 
     @pytest.mark.parametrize(("policy", "runs"), [("fire", 1), ("latest", 1), ("all", 4), ("skip", 0)])
     async def test_after_an_outage(self, fleet: Fleet, policy: str, runs: int) -> None:
-        armed = await missed(fleet, policy, repeat={"every": "20m"})
+        armed = await missed(fleet, policy, ago_ms=self.AGO_MS, repeat={"every": "20m"})
         calls = Calls()
         await fleet.pod(calls)
         timer = await occurrence(fleet, 1 + max(runs, 1))
@@ -76,6 +77,14 @@ class TestRepeats:
         left_out = any("left out what was missed before" in note for note in notes(timer))
         assert left_out is (policy != "all")
 
+    async def test_after_an_outage_the_newest_slot_runs_within_its_grace(self, fleet: Fleet) -> None:
+        armed = await missed(fleet, {"grace": "10m"}, ago_ms=self.AGO_MS, repeat={"every": "20m"})
+        calls = Calls()
+        await fleet.pod(calls)
+        timer = await occurrence(fleet, 3)
+        assert [run.due_ms for run in calls.timers] == [armed.due_ms + 3 * self.EVERY_MS]
+        assert timer.due_ms == armed.due_ms + 4 * self.EVERY_MS
+
     async def test_a_count_is_never_exceeded_by_what_is_made_up_for(self, fleet: Fleet) -> None:
         await missed(fleet, "all", repeat={"every": "20m", "count": 3})
         calls = Calls()
@@ -84,8 +93,9 @@ class TestRepeats:
         assert (len(calls), timer.occurrence) == (3, 3)
 
     async def test_slots_after_until_are_not_made_up_for(self, fleet: Fleet) -> None:
-        until_ms = await fleet.store.now_ms() + 51 * MINUTE_MS - 90 * MINUTE_MS
-        await missed(fleet, "all", repeat={"every": "20m", "until": until_ms})
+        now_ms = await fleet.store.now_ms()
+        repeat = {"every": "20m", "until": now_ms - 39 * MINUTE_MS}
+        await fleet.client.create("note", "x", due_at=now_ms - HOUR_MS, missed="all", repeat=repeat)
         calls = Calls()
         await fleet.pod(calls)
         timer = await fleet.completed("x")

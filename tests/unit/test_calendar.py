@@ -11,8 +11,10 @@ from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, fo
 from timers.model import Progress, Timer
 from timers.spec import Repeat
 
+GRACE = {"grace": "10m"}
 
-def repeating(first: str = "2026-11-21T10:00:00Z", *, missed: str = "fire", **repeat: Any) -> Timer:
+
+def repeating(first: str = "2026-11-21T10:00:00Z", *, missed: object = "fire", **repeat: Any) -> Timer:
     """A timer in the first run of its cycle."""
     due_ms = at(first[11:-1], first[:10])
     return a_timer(due_ms=due_ms, progress=start(due_ms), wishes={"repeat": repeat, "missed": missed})
@@ -87,16 +89,29 @@ class TestInterval:
             dropped=False,
         )
 
-    def test_a_slot_that_is_just_now_has_been_missed(self) -> None:
-        """It must lie after now, or the timer would be armed with a time that has passed."""
-        planned = following(repeating(every="1m"), START_MS + MINUTE_MS)
-        assert planned is not None
-        assert planned.due_ms == START_MS + 2 * MINUTE_MS
-        assert following(repeating(every="1m"), START_MS + MINUTE_MS - 1) == Planned(
-            START_MS + MINUTE_MS,
-            Progress(slot_ms=START_MS + MINUTE_MS, anchor_ms=START_MS, step=1, occurrences=1),
+    @pytest.mark.parametrize(
+        ("missed", "allowed_ms"), [("fire", 1000), ("latest", 1000), ("skip", 1000), (GRACE, 600_000)]
+    )
+    def test_a_slot_that_passed_in_time_is_run(self, missed: object, allowed_ms: int) -> None:
+        """A run, or its retries, took longer than the interval: what followed meanwhile was not missed yet."""
+        timer = repeating(every="1h", missed=missed)
+        assert following(timer, START_MS + HOUR_MS + allowed_ms) == Planned(
+            START_MS + HOUR_MS,
+            Progress(slot_ms=START_MS + HOUR_MS, anchor_ms=START_MS, step=1, occurrences=1),
             False,
         )
+        later = following(timer, START_MS + HOUR_MS + allowed_ms + 1)
+        assert later is not None
+        assert (later.due_ms, later.dropped) == (START_MS + 2 * HOUR_MS, True)
+
+    def test_each_slot_within_its_grace_is_run_and_those_before_are_not(self) -> None:
+        timer: Timer | None = repeating(every="4m", missed=GRACE)
+        minutes = []
+        while timer is not None and timer.due_ms <= START_MS + HOUR_MS:
+            timer = then(timer, START_MS + HOUR_MS)
+            assert timer is not None
+            minutes.append((timer.due_ms - START_MS) // MINUTE_MS)
+        assert minutes == [52, 56, 60, 64]
 
     def test_without_progress_the_due_time_is_the_first_slot(self) -> None:
         timer = a_timer(wishes={"repeat": {"every": "1m"}})
@@ -164,10 +179,17 @@ class TestCron:
         assert planned.due_ms == START_MS + HOUR_MS
 
     def test_what_was_missed_is_jumped_over(self) -> None:
-        planned = following(repeating(cron="*/5 * * * *"), START_MS + HOUR_MS)
+        planned = following(repeating(cron="*/5 * * * *"), START_MS + HOUR_MS + 1001)
         assert planned is not None
         assert planned.due_ms == START_MS + HOUR_MS + 5 * MINUTE_MS
         assert planned.dropped
+
+    @pytest.mark.parametrize(("missed", "allowed_ms"), [("fire", 1000), ("skip", 1000), (GRACE, 60_000)])
+    def test_what_passed_in_time_is_run(self, missed: object, allowed_ms: int) -> None:
+        timer = repeating(cron="*/5 * * * *", missed=missed)
+        planned = following(timer, START_MS + 5 * MINUTE_MS + allowed_ms)
+        assert planned is not None
+        assert (planned.due_ms, planned.dropped) == (START_MS + 5 * MINUTE_MS, False)
 
     def test_a_fixed_delay_is_the_next_time_after_the_run(self) -> None:
         planned = following(repeating(cron="*/5 * * * *", mode="fixed_delay"), START_MS + HOUR_MS)
@@ -270,5 +292,5 @@ class TestOutage:
         now_ms = START_MS + 3_650 * DAY_MS
         planned = following(repeating(every=every), now_ms)
         assert planned is not None
-        assert now_ms < planned.due_ms <= now_ms + 31 * DAY_MS
+        assert now_ms - 1000 <= planned.due_ms <= now_ms + 31 * DAY_MS
         assert len(steps) < 100

@@ -11,12 +11,12 @@ import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
 from timers.calendar import start
-from timers.decide import DETAIL_LIMIT_CHARACTERS, IN_TIME_MS, Transition, decide, exhausted, missed
+from timers.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed
 from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.errors import InvalidInput
 from timers.model import HistoryEntry, Progress, Status, Timer
 from timers.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
-from timers.spec import NewTimer, RetryPolicy
+from timers.spec import IN_TIME_MS, NewTimer, RetryPolicy
 
 ENDED_MS = START_MS + 300
 BROKEN = Failed("ValueError", "broken")
@@ -95,7 +95,7 @@ class TestDone:
 
     def test_says_what_a_repeat_has_left_out(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
-        decided = after(timer, Done("sent"), START_MS + 5 * HOUR_MS)
+        decided = after(timer, Done("sent"), START_MS + 5 * HOUR_MS + 1001)
         assert decided.due_ms == START_MS + 6 * HOUR_MS
         assert decided.note == "left out what was missed before 2026-11-21T16:00:00.000Z; sent"
 
@@ -432,13 +432,13 @@ class TestMissed:
 
     def test_of_a_repeat_goes_on_after_now(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": {"grace": "10m"}})
-        decided = after(timer, Missed(3 * HOUR_MS), START_MS + 3 * HOUR_MS)
+        decided = after(timer, Missed(3 * HOUR_MS), START_MS + 3 * HOUR_MS + 600_001)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + 4 * HOUR_MS)
         assert decided.note.endswith("skipped: 10800000 ms late, missed policy grace")
 
     def test_latest_is_one_run_for_all_that_were_missed(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": "latest"})
-        assert after(timer, Done(), START_MS + 5 * HOUR_MS).due_ms == START_MS + 6 * HOUR_MS
+        assert after(timer, Done(), START_MS + 5 * HOUR_MS + 1001).due_ms == START_MS + 6 * HOUR_MS
 
     def test_all_is_a_run_for_each_that_was_missed(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": "all"})
