@@ -90,11 +90,6 @@ async def test_put_takes_the_identity_of_its_address_only(api: Api) -> None:
     assert other.bad_fields() == ["prefix", "id", "if_exists"]
 
 
-async def test_a_condition_that_put_does_not_check_is_refused(api: Api) -> None:
-    reply = await api.call("PUT", "/v1/timers/test/one", {"delay": "1h"}, headers={"If-Match": '"1"'})
-    assert "If-Match" in reply.problem(400, "malformed-request")["detail"]
-
-
 HOUR = {"prefix": "test", "id": "one", "delay": "1h"}
 
 

@@ -40,7 +40,11 @@ _TAGS: Final = {
 }
 
 _HEADERS: Final[Json] = {
-    "ETag": ("The timer's version; for `If-Match`.", {"type": "string", "pattern": '^"[0-9]+"$'}, '"1"'),
+    "ETag": (
+        "The timer's version; for `If-Match` and `If-None-Match`.",
+        {"type": "string", "pattern": '^"[0-9]+"$'},
+        '"1"',
+    ),
     "Location": (
         "The timer's address.",
         {"type": "string", "pattern": "^/v1/timers/[^/]+/[^/]+$"},
@@ -179,9 +183,10 @@ def _reference(model: type[BaseModel]) -> Json:
 def _answers(answers: Iterable[Answer]) -> Json:
     told: Json = {}
     for answer in answers:
-        one = told.setdefault(str(answer.status), {"description": answer.description, "content": {}})
+        one = told.setdefault(str(answer.status), {"description": answer.description})
         one["headers"] = _header_references((*answer.headers, "X-Request-Id"), required=answer.headers)
-        one["content"][answer.media_type] = _content(answer.media_type, answer.body)
+        if answer.media_type is not None:
+            one.setdefault("content", {})[answer.media_type] = _content(answer.media_type, answer.body)
     return told
 
 

@@ -31,13 +31,14 @@ _ONE: Final = "/v1/timers/{prefix}/{id}"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of a call. `body` is its model, None where it is text of the media type."""
+    """One answer of a call. `body` is its model, None where it is text of the media type; without a media type there is
+    no content."""
 
     status: int
     description: str
     body: type[BaseModel] | None
     headers: tuple[str, ...] = ()
-    media_type: str = JSON
+    media_type: str | None = JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,15 @@ TIMER_OPERATIONS: Final = (
         ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending"),
     ),
     Operation(
-        "getTimer", "GET", _ONE, "read", "timers", "Read a timer", _SAME_TIMER, _IDENTITY, problems=("timer-not-found",)
+        "getTimer",
+        "GET",
+        _ONE,
+        "read",
+        "timers",
+        "Read a timer",
+        (*_SAME_TIMER, Answer(304, "The caller has this version already.", None, _TAGGED, None)),
+        (*_IDENTITY, given.IF_NONE_MATCH),
+        problems=("timer-not-found",),
     ),
     Operation(
         "changeTimer",

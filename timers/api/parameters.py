@@ -63,6 +63,13 @@ IF_MATCH: Final = Parameter(
     {"type": "string"},
     '"3"',
 )
+IF_NONE_MATCH: Final = Parameter(
+    "If-None-Match",
+    "header",
+    "304 without a body if the timer's ETag is one of these. `*` is any.",
+    {"type": "string"},
+    '"3"',
+)
 TRACEPARENT: Final = Parameter(
     "traceparent",
     "header",

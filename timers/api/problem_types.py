@@ -19,7 +19,7 @@ class Told:
 TOLD: Final[Mapping[str, Told]] = MappingProxyType(
     {
         "malformed-request": Told(
-            "not HTTP, not JSON, or a condition that the call does not honour",
+            "not HTTP, not JSON, or a write with a condition that it does not honour",
             "the body is not JSON: Expecting value: line 1 column 1 (char 0)",
         ),
         "no-such-address": Told("nothing is at this address", "GET /v1/timer"),

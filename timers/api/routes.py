@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api import conditions
 from timers.api.answer import answer
 from timers.api.body import as_object, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
@@ -47,7 +48,6 @@ class TimerRoutes:
     async def put(self, request: web.Request) -> web.Response:
         """As create, with the identity from the address and whatever was there replaced."""
         read_query(request)
-        _refuse_preconditions(request)
         wishes = as_object(await read_json(request))
         prefix, timer_id = _identity(request)
         fixed = {"prefix": prefix, "id": timer_id, "if_exists": "replace"}
@@ -68,9 +68,12 @@ class TimerRoutes:
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
     async def get(self, request: web.Request) -> web.Response:
-        """200 the timer."""
+        """200 the timer, 304 where the caller has it already."""
         read_query(request)
-        return _shown(await self._client.get(*_identity(request)))
+        timer = await self._client.get(*_identity(request))
+        if conditions.is_known(request, timer):
+            return web.Response(status=304, headers={"ETag": conditions.etag(timer)})
+        return _shown(timer)
 
     async def patch(self, request: web.Request) -> web.Response:
         """200 the changed timer."""
@@ -101,10 +104,9 @@ class TimerRoutes:
 
     async def _expected_version(self, request: web.Request) -> int | None:
         """The version that If-Match asks for; None where any will do."""
-        tags = request.if_match
-        if tags is None or any(tag.value == "*" for tag in tags):
+        versions = conditions.versions(request)
+        if versions is None:
             return None
-        versions = [int(tag.value) for tag in tags if not tag.is_weak and tag.value.isdecimal() and len(tag.value) < 16]
         if len(versions) > 1:
             current = (await self._client.get(*_identity(request))).version
             versions = [current] if current in versions else []
@@ -116,7 +118,7 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 
 def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Response:
-    headers = {"ETag": f'"{timer.version}"'}
+    headers = {"ETag": conditions.etag(timer)}
     if located:
         # Every character of a prefix and an id may stand in a path as it is (RFC 3986 §3.3).
         headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"
@@ -131,12 +133,4 @@ def _flag(text: str) -> bool:
 
 async def _refuse_wishes(request: web.Request) -> None:
     read_query(request)
-    _refuse_preconditions(request)
     await refuse_body(request)
-
-
-def _refuse_preconditions(request: web.Request) -> None:
-    """A condition that is not checked must not look as if it was."""
-    for name in ("If-Match", "If-None-Match"):
-        if name in request.headers:
-            raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; PATCH and DELETE honour If-Match")

@@ -8,6 +8,7 @@ from typing import Any, Final, Self, cast
 
 from aiohttp import web
 
+from timers.api.conditions import refuse_unchecked
 from timers.api.door import BoundedConnection, Door
 from timers.api.guard import Guard
 from timers.api.patience import answer_in_time
@@ -52,7 +53,7 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
 
 def application(routes: Iterable[web.AbstractRouteDef], guard: Guard) -> web.Application:
     """An application of these routes, for whom the guard lets through."""
-    app = web.Application(middlewares=[follow, answer_problems, answer_in_time, guard.check])
+    app = web.Application(middlewares=[follow, answer_problems, answer_in_time, guard.check, refuse_unchecked])
     app.on_response_prepare.append(name_answer)
     app.add_routes(routes)
     return app

@@ -1,0 +1,63 @@
+"""Owns conditional requests (RFC 9110 §13): which call honours which condition, and what an ETag condition asks for."""
+
+import re
+from typing import Final
+
+from aiohttp import web
+
+from timers.api.operations import operation_of
+from timers.api.tracing import Handler
+from timers.errors import shown
+from timers.model import Timer
+
+CONDITIONS: Final = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
+
+_TAG: Final = re.compile(r'(?:W/)?"[^"\x00-\x20\x7f]*"')
+_TAGS: Final = re.compile(rf"[ \t,]*(?:{_TAG.pattern}[ \t]*(?:,[ \t,]*|$))+")
+_OURS: Final = re.compile(r'"(0|[1-9][0-9]{0,14})"')
+
+_HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer If-None-Match"
+
+
+@web.middleware
+async def refuse_unchecked(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """400 for a write with a condition that it does not check: it must not look as if it was. A read without its
+    condition only answers more."""
+    operation = operation_of(request)
+    if operation is not None and operation.method != "GET":
+        honoured = {parameter.name for parameter in operation.parameters}
+        for name in CONDITIONS:
+            if name in request.headers and name not in honoured:
+                raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
+    return await handler(request)
+
+
+def etag(timer: Timer) -> str:
+    """A timer's entity tag: its version."""
+    return f'"{timer.version}"'
+
+
+def versions(request: web.Request) -> list[int] | None:
+    """The versions of ours that If-Match names; None where any will do. HTTP 400 where it is malformed."""
+    tags = _tags(request, "If-Match")
+    if tags is None or tags == ["*"]:
+        return None
+    return [int(found[1]) for tag in tags if (found := _OURS.fullmatch(tag))]
+
+
+def is_known(request: web.Request, timer: Timer) -> bool:
+    """Whether the caller has this version already, by If-None-Match. HTTP 400 where that is malformed."""
+    tags = _tags(request, "If-None-Match") or []
+    return tags == ["*"] or etag(timer) in [tag.removeprefix("W/") for tag in tags]
+
+
+def _tags(request: web.Request, name: str) -> list[str] | None:
+    """The tags of a condition, `*` alone for any; None where it is not there."""
+    if name not in request.headers:
+        return None
+    text = ",".join(request.headers.getall(name))
+    if text == "*":
+        return ["*"]
+    if not _TAGS.fullmatch(text):
+        raise web.HTTPBadRequest(text=f'{name} is {shown(text)}; send ETags, as in "3" with the quotes, or * alone')
+    return _TAG.findall(text)
