@@ -40,6 +40,9 @@ class Metrics(Observer):
             "timers_uncovered_prefixes", "1 where timers are due that no pod takes", ["prefix"], registry=self._registry
         )
         self._running = Gauge("timers_running", "Processors being run on this pod", registry=self._registry)
+        self._abandoned = Gauge(
+            "timers_abandoned", "Plain functions that go on in their threads without a run", registry=self._registry
+        )
         self._ready = Gauge("timers_ready", "1 while this pod is ready", registry=self._registry)
         self._hearing = Gauge(
             "timers_notifications_ok", "1 while notifications arrive in time", registry=self._registry
@@ -72,6 +75,7 @@ class Metrics(Observer):
         self._set_db(counts, uncovered)
         if health is not None:
             self._running.set(health.running)
+            self._abandoned.set(health.abandoned)
             self._ready.set(health.ready)
             self._hearing.set(health.notifications == "ok")
         return generate_latest(self._registry)

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from tests.engine.fleet import Calls, Fleet, notes
+from tests.engine.fleet import Calls, Fleet, notes, until
 from timers.model import Status, Timer
 from timers.outcome import Done
 from timers.processor import Context, processor
@@ -98,6 +98,28 @@ async def test_a_plain_function_runs_in_a_thread_and_its_answer_counts(fleet: Fl
     timer = await fleet.completed("x", "plain")
     assert notes(timer)[-1] == f"seen x under {timer.token}"
     assert threads[0] is not threading.main_thread()
+
+
+async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet: Fleet) -> None:
+    """A hundred and more that are due at once: each is called, none waits for a thread under its time-out."""
+    ids = [f"n{number}" for number in range(150)]
+    begun: list[str] = []
+    all_begun = threading.Event()
+
+    @processor("plain", timeout="1m", retry={"max_attempts": 1})
+    def plain(timer: Timer, _context: Context) -> None:
+        begun.append(timer.id)
+        all_begun.wait()
+
+    await fleet.client.batch([NewTimer.parse({"prefix": "plain", "id": id, "delay": 0}) for id in ids])
+    await fleet.pod(plain, concurrency=200)
+    try:
+        await until(lambda: len(begun) == len(ids), "all are called")
+    finally:
+        all_begun.set()
+    for timer_id in ids:
+        assert (await fleet.completed(timer_id, "plain")).attempt == 1
+    assert sorted(begun) == sorted(ids)
 
 
 async def test_a_plain_function_that_blocks_does_not_hold_up_the_others(fleet: Fleet) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fleet import Calls, Fleet, notes
+from tests.engine.fleet import Calls, Fleet, notes, until
 from timers.model import Status, Timer
 from timers.outcome import Done, Fail, Rearm, Retry
 from timers.processor import Context, processor
@@ -345,6 +345,25 @@ async def test_a_thread_that_cannot_be_stopped_does_not_hold_its_timer(fleet: Fl
         await fleet.drain(pod)
     finally:
         let_go.set()
+
+
+async def test_a_pod_whose_room_hanging_threads_have_used_up_says_so(fleet: Fleet) -> None:
+    let_go = threading.Event()
+
+    @processor("stuck", timeout="20ms", retry=ONE_TRY)
+    def stuck(_timer: Timer, _context: Context) -> None:
+        let_go.wait()
+
+    pod = await fleet.pod(stuck, concurrency=1)
+    try:
+        await fleet.client.create("stuck", "x", delay=0)
+        await fleet.failed("x", "stuck")
+        health = pod.worker.health()
+        assert health.abandoned == 1
+        assert "no room: 1 functions go on whose runs timed out or were lost" in health.problems
+    finally:
+        let_go.set()
+    await until(lambda: pod.worker.health().abandoned == 0, "the thread is free")
 
 
 async def test_a_run_that_finished_in_time_is_not_hit_by_its_time_out(fleet: Fleet) -> None:

@@ -1,9 +1,11 @@
 """The runner alone: how much it takes on, and what becomes of runs that cannot be started or are taken back."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.model import Status, Timer
-from timers.processor import Registry
+from timers.processor import Context, Processor, Registry, processor
 from timers.store.connect import connect
 from timers.store.store import Claimed, Settlement, Store
 
@@ -33,13 +35,36 @@ class _Clerk(Settler):
         self.waiting += 1
 
 
+class _Plain:
+    """A plain function whose calls go on until the test lets them: `release.set()`. Nothing can stop its threads."""
+
+    def __init__(self, prefix: str = "plain", **options: Any) -> None:
+        self.timers: list[Timer] = []
+        self.release = threading.Event()
+        self.processor: Processor = processor(prefix, **options)(self._call)
+
+    def _call(self, timer: Timer, _context: Context) -> None:
+        self.timers.append(timer)
+        self.release.wait()
+
+    def __len__(self) -> int:
+        return len(self.timers)
+
+
 class _Shop:
     """A runner for ten with nothing around it."""
 
-    def __init__(self, *calls: Calls, concurrency: int = 10) -> None:
+    def __init__(self, *calls: Calls | _Plain | Processor, concurrency: int = 10) -> None:
         store = Store(connect("redis://nowhere.invalid"))
         store.clock.observe(a_timer().due_ms, time.monotonic(), time.monotonic())
-        pod = Pod("a", store, Registry([each.processor for each in calls]), (0,), LEASE_MS, Observer())
+        pod = Pod(
+            "a",
+            store,
+            Registry([each if isinstance(each, Processor) else each.processor for each in calls]),
+            (0,),
+            LEASE_MS,
+            Observer(),
+        )
         self.runs = Runs()
         self.clerk = _Clerk(pod, self.runs, retention_ms=1, written=lambda _runs: None)
         self.clerk.ends = []
@@ -63,6 +88,13 @@ class _Shop:
 @pytest.fixture
 async def held() -> Held:
     return Held()
+
+
+@pytest.fixture
+def plain() -> Iterator[_Plain]:
+    made = _Plain(timeout="20ms", retry={"max_attempts": 1})
+    yield made
+    made.release.set()
 
 
 @pytest.fixture
@@ -203,3 +235,100 @@ async def test_a_timer_whose_pods_deaths_used_up_its_tries_is_not_run(shop: _Sho
     await until(lambda: shop.clerk.ends, "it has ended")
     assert len(held) == 0
     assert (shop.statuses(), shop.clerk.ends[0].transition.attempt) == ([Status.FAILED], 5)
+
+
+async def test_as_many_plain_functions_run_at_once_as_the_pod_takes() -> None:
+    """Not only as many as there are threads in some pool: what is claimed is started."""
+    plain = _Plain()
+    shop = _Shop(plain, concurrency=150)
+    try:
+        shop.start(150, "plain")
+        await until(lambda: len(plain) == 150, "all are running")
+    finally:
+        plain.release.set()
+    await until(lambda: shop.runner.executing == 0, "all have ended")
+    assert shop.statuses() == [Status.COMPLETED] * 150
+    shop.runner.close()
+
+
+async def test_a_thread_is_used_again() -> None:
+    threads: set[threading.Thread] = set()
+
+    @processor("plain")
+    def plain(_timer: Timer, _context: Context) -> None:
+        threads.add(threading.current_thread())
+
+    shop = _Shop(plain)
+    for _ in range(5):
+        shop.start(1, "plain")
+        await until(lambda: shop.runner.executing == 0, "it has ended")
+    assert shop.statuses() == [Status.COMPLETED] * 5
+    assert len(threads) == 1
+    shop.runner.close()
+
+
+async def test_a_thread_that_hangs_takes_room_and_not_the_place_of_a_later_run(plain: _Plain, held: Held) -> None:
+    shop = _Shop(plain, held, concurrency=2)
+    shop.start(1, "plain")
+    await until(lambda: shop.statuses() == [Status.FAILED], "it timed out")
+    shop.clerk.waiting = 0
+    assert (shop.runner.executing, shop.runner.abandoned, shop.runner.room) == (0, 1, 1)
+    shop.start(1, "note")
+    await until(lambda: len(held) == 1, "the next one runs")
+    assert shop.runner.room == 0
+    waiting = asyncio.create_task(shop.runner.room_free(0))
+    await asyncio.sleep(0)
+    plain.release.set()
+    await asyncio.wait_for(waiting, 10)
+    assert (shop.runner.abandoned, shop.runner.room) == (0, 1)
+    await shop.runner.hand_back()
+    shop.runner.close()
+
+
+async def test_a_plain_function_that_has_to_wait_for_a_thread_does_not_time_out_meanwhile(
+    plain: _Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may give fewer threads than the concurrency asks for. The time-out counts from the start."""
+    first = _Plain("first")
+    shop = _Shop(plain, first)
+    shop.start(1, "first")
+    await until(lambda: len(first) == 1, "the only thread is taken")
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    (waits,) = shop.start(1, "plain")
+    await until(lambda: shop.held(waits).in_thread, "it waits")
+    assert shop.held(waits).timeout is None
+    first.release.set()
+    await until(lambda: len(plain) == 1, "it runs")
+    await until(lambda: shop.statuses() == [Status.COMPLETED, Status.FAILED], "then it times out")
+    shop.runner.close()
+
+
+async def test_a_drain_takes_back_what_waits_for_a_thread(plain: _Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _Plain("first")
+    shop = _Shop(plain, first)
+    shop.start(1, "first")
+    await until(lambda: len(first) == 1, "the only thread is taken")
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    (waits,) = shop.start(1, "plain")
+    await until(lambda: shop.held(waits).in_thread, "it waits")
+    await shop.runner.hand_back()
+    assert (shop.statuses(), shop.runner.abandoned) == ([Status.SCHEDULED] * 2, 2)
+    first.release.set()
+    await until(lambda: shop.runner.abandoned == 0, "the thread is free")
+    assert len(plain) == 0
+    shop.runner.close()
+
+
+async def test_without_any_thread_a_plain_function_fails_and_says_so(
+    plain: _Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = _Shop(plain)
+    monkeypatch.setattr(threading.Thread, "start", _no_thread)
+    shop.start(1, "plain")
+    await until(lambda: shop.statuses() == [Status.FAILED], "it has failed")
+    assert "can't start new thread" in shop.clerk.ends[0].transition.note
+    assert (shop.runner.abandoned, len(plain)) == (0, 0)
+
+
+def _no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

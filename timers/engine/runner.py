@@ -1,13 +1,12 @@
 """Owns running: calls processors within the pod's concurrency and their time-outs; every end becomes an outcome."""
 
 import asyncio
-import contextvars
 import inspect
 import time
 import traceback
 from collections import Counter, deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -18,14 +17,12 @@ from timers.durations import to_datetime
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
+from timers.engine.threads import Threads
 from timers.logs import get_logger
 from timers.model import Timer
 from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.processor import Context, Limits, Timers
 from timers.store.store import Claimed, Settlement
-
-THREADS_LIMIT: Final = 64
-"""Plain functions that run at once; further ones wait for a thread."""
 
 IGNORED_CANCEL_SECONDS: Final = 1.0
 """How long a processor may take to obey its cancellation before its run is ended without it."""
@@ -44,11 +41,11 @@ class Runner:
         self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
         self._clock, self._observer = pod.store.clock, pod.observer
         self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
-        self._executing = 0
+        self._executing = self._abandoned = 0
         self._of_prefix: Counter[str] = Counter()
         self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
-        self._threads = ThreadPoolExecutor(min(concurrency, THREADS_LIMIT), thread_name_prefix="timers.processor")
+        self._threads = Threads()
         self._rng = Random()  # noqa: S311 (jitter, not a secret)
 
     def room_changed(self) -> None:
@@ -61,9 +58,15 @@ class Runner:
         return self._executing
 
     @property
+    def abandoned(self) -> int:
+        """Plain functions whose runs were given up and that go on all the same: a thread cannot be stopped."""
+        return self._abandoned
+
+    @property
     def room(self) -> int:
-        """Runs this pod can take on: bounded by what executes, and by ends not yet written, which hold leases too."""
-        return self._concurrency - max(self._executing, self._settler.waiting - self._concurrency)
+        """Runs this pod can take on: bounded by what executes, by threads that hang, so that there are never more than
+        the concurrency, and by ends not yet written, which hold leases too."""
+        return self._concurrency - max(self._executing + self._abandoned, self._settler.waiting - self._concurrency)
 
     def limits_of(self, prefix: str) -> Limits:
         """The limits of a queue."""
@@ -89,8 +92,6 @@ class Runner:
             return
         for timer in claimed.timers:
             self._starting.append(self._begin(shard, timer, lease_until))
-            # The claim was the newest change; a due time before the creation (armed in the past) is not lateness.
-            self._observer.started(timer.prefix, timer.updated_ms - max(timer.due_ms, timer.created_ms))
         for timer, reason in claimed.unreadable:
             self._end(self._begin(shard, timer, lease_until), Failed("CorruptRecord", reason, final=True))
         if self._starting:
@@ -133,12 +134,12 @@ class Runner:
 
     def close(self) -> None:
         """Let go of the threads without waiting for what hangs in them."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _live(self, run: Run) -> None:
         try:
             outcome = await self._outcome(run)
-        except BaseException as error:  # noqa: BLE001 (a GeneratorExit from a thread unwinds every caller before it can be caught)
+        except BaseException as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
             outcome = None if run.stop == "lost" else _failure(error)
         self._end(run, outcome)
 
@@ -150,6 +151,9 @@ class Runner:
         run.ended = True
         if run.timeout is not None:
             run.timeout.cancel()
+        if run.in_thread:
+            self._abandoned += 1
+            _log.warning("function goes on in its thread", **named(run.timer), abandoned=self._abandoned)
         self._executing -= 1
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
@@ -185,7 +189,6 @@ class Runner:
         late = missed(timer, round(self._clock.now_ms()))
         if late is not None:
             return late
-        self._set_timeout(run)
         outcome = await self._called(run)
         if run.stop == "lost":
             return None
@@ -208,13 +211,34 @@ class Runner:
             return _failure(error)
 
     async def _result(self, run: Run) -> object:
-        function, arguments = run.processor.function, (run.timer, self._context(run))
         if run.processor.is_async:
-            result = function(*arguments)
+            self._started(run)
+            result: object = run.processor.function(run.timer, self._context(run))
         else:
-            inside = contextvars.copy_context().run
-            result = await asyncio.get_running_loop().run_in_executor(self._threads, inside, function, *arguments)
+            result = await self._result_in_thread(run)
         return await result if inspect.isawaitable(result) else result
+
+    async def _result_in_thread(self, run: Run) -> object:
+        in_thread = partial(self._call_in_thread, run, asyncio.get_running_loop())
+        ended = self._threads.call(in_thread, partial(self._freed, run))
+        run.in_thread = True
+        result, error = await ended
+        if error is not None:
+            raise error
+        return result
+
+    def _call_in_thread(self, run: Run, loop: asyncio.AbstractEventLoop) -> object:
+        if run.stop is not None:
+            raise asyncio.CancelledError
+        loop.call_soon_threadsafe(self._started, run)
+        return run.processor.function(run.timer, self._context(run))
+
+    def _freed(self, run: Run) -> None:
+        """The run's thread is free again, perhaps long after the run has ended."""
+        run.in_thread = False
+        if run.ended:
+            self._abandoned -= 1
+            self._changed.set()
 
     def _context(self, run: Run) -> Context:
         timer = run.timer
@@ -228,8 +252,15 @@ class Runner:
             traceparent=timer.traceparent,
         )
 
-    def _set_timeout(self, run: Run) -> None:
-        timeout_ms = _timeout_ms(run)
+    def _started(self, run: Run) -> None:
+        """The processor is being called: its time-out runs from now on."""
+        if run.stop is not None:
+            return
+        now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
+        # The claim was the newest change; a due time before the creation (armed in the past) is not lateness.
+        late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + round((now - run.started) * 1000)
+        self._observer.started(timer.prefix, late_ms)
+        run.started = now
         if timeout_ms is not None:
             reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")
             run.timeout = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._stop, run, reason)

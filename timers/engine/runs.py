@@ -21,9 +21,13 @@ def named(timer: Timer) -> dict[str, object]:
 
 
 class Run:
-    """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain."""
+    """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain,
+    `started` that of its claim and then of its start; `in_thread` is true as long as a thread is busy with it."""
 
-    __slots__ = ("coroutine", "ended", "lease_until", "processor", "shard", "started", "stop", "timeout", "timer")
+    __slots__ = (
+        *("coroutine", "ended", "in_thread", "lease_until", "processor"),
+        *("shard", "started", "stop", "timeout", "timer"),
+    )
 
     def __init__(self, shard: int, timer: Timer, processor: Processor, lease_until: float) -> None:
         self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
@@ -31,7 +35,7 @@ class Run:
         self.timeout: asyncio.TimerHandle | None = None
         self.stop: StopReason | None = None
         self.started = time.monotonic()
-        self.ended = False
+        self.ended = self.in_thread = False
 
 
 class Runs:

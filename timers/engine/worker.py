@@ -53,12 +53,14 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pod is. `problems` says why it is not ready."""
+    """How a pod is. `abandoned` are plain functions that go on in their threads without a run; `problems` says why it
+    is not ready."""
 
     ready: bool
     notifications: str
     services: Mapping[str, str]
     running: int
+    abandoned: int
     problems: tuple[str, ...]
 
 
@@ -155,10 +157,12 @@ class Worker:
         problems = [f"{name}: {state}" for name, state in states.items() if state != "running"]
         if self._canary.is_deaf():
             problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
+        if self.runner.abandoned >= self._options.concurrency:
+            problems.append(f"no room: {self.runner.abandoned} functions go on whose runs timed out or were lost")
         if self._draining:
             problems.append("draining")
         hearing, running = self._canary.hearing.value, self.runner.executing
-        return Health(not problems, hearing, states, running, tuple(problems))
+        return Health(not problems, hearing, states, running, self.runner.abandoned, tuple(problems))
 
     async def pods(self) -> list[PodSign]:
         """All live pods."""
