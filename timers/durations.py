@@ -33,7 +33,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _LENGTHS: Final = "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m, a number of seconds, or ISO 8601 (PT24H, P1M)"
 DURATION_FORMS: Final = f"{_LENGTHS}, zero or more and at most 10 years"
-EXACT_FORMS: Final = "an exact duration such as 250ms, 90s, 15m, 24h, 7d or PT24H, without months or years"
 TIME_FORMS: Final = (
     "an RFC 3339 time with an offset (2026-11-21T20:00:00Z) or epoch milliseconds, from 1970 to the end of 2200"
 )
@@ -80,7 +79,7 @@ class Duration:
 
     `1d`, `7d`, `1w`, `P1D` and the days of a `timedelta` are calendar days: added in a zone they keep the wall time
     over a daylight-saving change. `24h`, `PT24H` and a number of seconds are exact. `24h` and `1d` are therefore not
-    equal, although both are 24 hours long where an exact length is asked for.
+    equal, although both are 24 hours long where there is no date to count from, as for a lease or a wait.
     """
 
     months: int = 0
@@ -97,10 +96,9 @@ class Duration:
 
     @property
     def exact_ms(self) -> int:
-        """Milliseconds, a day being 24 hours. Raises `InvalidInput` when there are months: those have no one length."""
-        if self.months:
-            raise InvalidInput.of("", str(self), EXACT_FORMS)
-        return self.days * DAY_MS + self.ms
+        """Milliseconds where there is no date to count from: a day has 24 hours, a month 30 days, a year 365."""
+        years, months = divmod(self.months, 12)
+        return (365 * years + 30 * months + self.days) * DAY_MS + self.ms
 
     @property
     def is_zero(self) -> bool:
@@ -153,10 +151,8 @@ def parse_interval(value: object, field: str = "") -> Duration:
 
 
 def parse_ms(value: object, field: str = "", *, minimum: int = 0, maximum: int = MAX_MS) -> int:
-    """Exact milliseconds within `minimum` and `maximum` (both allowed); months and years are refused."""
+    """Milliseconds within `minimum` and `maximum` (both allowed), counted as `Duration.exact_ms` does."""
     duration = Duration.parse(value, field)
-    if duration.months:
-        raise InvalidInput.of(field, value, EXACT_FORMS)
     if not minimum <= duration.exact_ms <= maximum:
         raise InvalidInput.of(field, value, f"a duration from {Duration(ms=minimum)} to {Duration(ms=maximum)}")
     return duration.exact_ms

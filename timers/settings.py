@@ -46,7 +46,7 @@ _NAME_PREFIX: Final = "TIMERS_"
 _REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
 _CONFIDENTIAL: Final = frozenset({"redis_url", "api_keys", "signing_secrets"})
-_DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or PT24H"
+_DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
 
 def _name_without_prefix(field: str) -> str:

@@ -37,12 +37,7 @@ DURATION: Final = _duration(
     _SECONDS,
     "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`, `P1M`); at most 10 years",
 )
-EXACT_DURATION: Final = _duration(
-    "timer-exact-duration",
-    _SECONDS,
-    "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`); no months or years",
-)
-TIMEOUT: Final = _duration("timer-timeout", _SOME_SECONDS, "an exact duration above zero")
+TIMEOUT: Final = _duration("timer-timeout", _SOME_SECONDS, "a duration above zero; a month counts 30 days")
 _NAMED: Final = {"type": "string", "enum": list(NAMED_INTERVALS)}
 INTERVAL: Final = _duration("timer-interval", _SOME_SECONDS, "a named interval or a duration above zero")
 INTERVAL["anyOf"].insert(0, _NAMED)
@@ -71,7 +66,7 @@ ZONE: Final[Schema] = {
 BACKOFF: Final[Schema] = {
     "anyOf": [
         {"type": "string", "enum": ["exponential", "fixed"]},
-        {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": EXACT_DURATION},
+        {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": DURATION},
     ],
     "default": "exponential",
     "description": "a formula, or a ladder: the waits before the tries, one after the other",
@@ -81,7 +76,7 @@ MISSED: Final[Schema] = {
         {"type": "string", "enum": ["fire", "skip", "latest", "all"]},
         {
             "type": "object",
-            "properties": {"grace": EXACT_DURATION},
+            "properties": {"grace": DURATION},
             "required": ["grace"],
             "additionalProperties": False,
         },

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -54,12 +55,6 @@ def _checked_duration(value: object) -> DurationInput:
     return value if isinstance(value, str | int | float) else str(parsed)
 
 
-def _checked_exact(value: object) -> DurationInput:
-    """As above, without months and years: a retry has an exact length."""
-    parse_ms(_checked_duration(value))
-    return value if isinstance(value, str | int | float) else str(Duration.parse(value))
-
-
 def _checked_interval(value: object) -> DurationInput:
     """As a duration, but above zero, and with the named intervals."""
     parsed = parse_interval(value)
@@ -67,8 +62,8 @@ def _checked_interval(value: object) -> DurationInput:
 
 
 def _checked_timeout(value: object) -> DurationInput:
-    """As an exact duration, and long enough for a run to end in it."""
-    checked = _checked_exact(value)
+    """As a duration, and long enough for a run to end in it."""
+    checked = _checked_duration(value)
     parse_ms(checked, minimum=1)
     return checked
 
@@ -84,27 +79,53 @@ def _checked_backoff(value: object) -> str | tuple[DurationInput, ...]:
         return value
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= LADDER_LIMIT:
         raise InvalidInput.of("", value, f"'exponential', 'fixed' or a list of 1 to {LADDER_LIMIT} durations")
-    return tuple(_step(position, step) for position, step in enumerate(value))
+    steps: list[DurationInput] = []
+    errors: list[FieldError] = []
+    for position, step in enumerate(value):
+        try:
+            steps.append(_checked_duration(step))
+        except InvalidInput as error:
+            errors += error.under(str(position)).errors
+    if errors:
+        raise InvalidInput(errors)
+    return tuple(steps)
 
 
-def _step(position: int, step: object) -> DurationInput:
-    try:
-        return _checked_exact(step)
-    except InvalidInput as error:
-        raise error.under(str(position)) from None
+def _checked_zone(value: str) -> str:
+    parse_timezone(value, "")
+    return value
 
 
 AnyDuration = Annotated[DurationInput, PlainValidator(_checked_duration), WithJsonSchema(shapes.DURATION)]
-ExactDuration = Annotated[DurationInput, PlainValidator(_checked_exact), WithJsonSchema(shapes.EXACT_DURATION)]
 Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(shapes.INTERVAL)]
 Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(shapes.TIMEOUT)]
 Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(shapes.TIME)]
 Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
 CronText = Annotated[StrictStr, WithJsonSchema(shapes.CRON)]
-Zone = Annotated[StrictStr, WithJsonSchema(shapes.ZONE)]
-Payload = Annotated[Any, WithJsonSchema(shapes.PAYLOAD)]
-Tags = Annotated[tuple[StrictStr, ...], WithJsonSchema(shapes.TAGS)]
-Metadata = Annotated[dict[StrictStr, StrictStr], WithJsonSchema(shapes.METADATA)]
+Zone = Annotated[StrictStr, AfterValidator(_checked_zone), WithJsonSchema(shapes.ZONE)]
+
+
+def _checked_payload(value: object) -> object:
+    encode_payload(value, "")
+    return value
+
+
+def _checked_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
+    if len(tags) > 16 or any(not 1 <= len(tag) <= TAG_LIMIT_CHARACTERS or not tag.isprintable() for tag in tags):
+        raise InvalidInput.of("", tags, "up to 16 strings of 1 to 64 printable characters")
+    return tags
+
+
+def _checked_metadata(pairs: dict[str, str]) -> dict[str, str]:
+    sizes_fit = len(pairs) <= 32 and all(1 <= len(k) <= 64 and len(v) <= 512 for k, v in pairs.items())
+    if not sizes_fit or _HALF_CHARACTER.search("".join((*pairs, *pairs.values()))):
+        raise InvalidInput.of("", pairs, "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters")
+    return pairs
+
+
+Payload = Annotated[Any, PlainValidator(_checked_payload), WithJsonSchema(shapes.PAYLOAD)]
+Tags = Annotated[tuple[StrictStr, ...], AfterValidator(_checked_tags), WithJsonSchema(shapes.TAGS)]
+Metadata = Annotated[dict[StrictStr, StrictStr], AfterValidator(_checked_metadata), WithJsonSchema(shapes.METADATA)]
 
 
 def check_prefix(value: object, field: str = "prefix") -> str:
@@ -128,17 +149,17 @@ def check_traceparent(value: object, field: str = "traceparent") -> str:
     raise InvalidInput.of(field, value, "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal")
 
 
-def encode_payload(payload: object) -> str:
+def encode_payload(payload: object, field: str = "payload") -> str:
     """The payload as compact JSON; InvalidInput where it is not JSON or passes 64 KiB."""
     try:
         text = _ENCODE(payload)
         size = len(text.encode())
     except RecursionError:
-        raise InvalidInput.of("payload", type(payload), "a JSON value of fewer levels") from None
+        raise InvalidInput.of(field, type(payload), "a JSON value of fewer levels") from None
     except (TypeError, ValueError) as error:
-        raise InvalidInput.of("payload", payload, f"a JSON value ({error})") from None
+        raise InvalidInput.of(field, payload, f"a JSON value ({error})") from None
     if size > PAYLOAD_LIMIT_BYTES:
-        raise InvalidInput.of("payload", f"{size} bytes", f"at most {PAYLOAD_LIMIT_BYTES} bytes as JSON")
+        raise InvalidInput.of(field, f"{size} bytes", f"at most {PAYLOAD_LIMIT_BYTES} bytes as JSON")
     return text
 
 
@@ -153,7 +174,22 @@ class _Model(BaseModel):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise invalid_input(error) from None
+            found = invalid_input(error)
+        named = {each.field for each in found.errors}
+        more = cls._contradictions(value) if isinstance(value, Mapping) else ()
+        raise InvalidInput([*found.errors, *(each for each in more if each.field not in named)])
+
+    @model_validator(mode="after")
+    def _without_contradictions(self) -> Self:
+        if errors := list(self._contradictions(self.__dict__)):
+            raise InvalidInput(errors)
+        return self
+
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterable[FieldError]:
+        """What is wrong between the fields, checked or as they were given: pydantic does not come that far where one
+        of them is wrong by itself, and whoever asks wants to hear of all."""
+        return ()
 
 
 _ACCEPTED: Final = {
@@ -193,8 +229,8 @@ class RetryPolicy(_Model):
 
     max_attempts: int = Field(default=5, ge=1, le=1000, strict=True)
     backoff: Backoff = "exponential"
-    base: ExactDuration = "1s"
-    cap: ExactDuration = "1h"
+    base: AnyDuration = "1s"
+    cap: AnyDuration = "1h"
     jitter: StrictBool = True
 
     @model_validator(mode="after")
@@ -236,13 +272,14 @@ class Repeat(_Model):
     until: Time | None = None
     mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
 
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+        every, cron = given.get("every"), given.get("cron")
+        if (every is None) == (cron is None):
+            yield FieldError("every", shown({"every": every, "cron": cron}), "exactly one of every and cron")
+
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if (self.every is None) == (self.cron is None):
-            raise InvalidInput.of("every", {"every": self.every, "cron": self.cron}, "exactly one of every and cron")
-        parse_timezone(self.timezone, "timezone")
-        if self.every is not None:
-            parse_interval(self.every, "every")
+    def _cron_has_times(self) -> Self:
         if self.cron is not None:
             Cron.parse(self.cron, self.timezone, "cron")
         return self
@@ -278,7 +315,7 @@ class MissedPolicy:
                 return cls(policy)
         if isinstance(value, Mapping) and set(value) == {"grace"}:
             try:
-                return cls("grace", _checked_exact(value["grace"]))
+                return cls("grace", _checked_duration(value["grace"]))
             except InvalidInput as error:
                 raise error.under("grace") from None
         raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
@@ -310,19 +347,6 @@ Id = Annotated[
 MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(shapes.MISSED)]
 
 
-def _check_tags(tags: tuple[str, ...]) -> None:
-    if len(tags) > 16 or any(not 1 <= len(tag) <= TAG_LIMIT_CHARACTERS or not tag.isprintable() for tag in tags):
-        raise InvalidInput.of("tags", tags, "up to 16 strings of 1 to 64 printable characters")
-
-
-def _check_metadata(pairs: Mapping[str, str]) -> None:
-    sizes_fit = len(pairs) <= 32 and all(1 <= len(k) <= 64 and len(v) <= 512 for k, v in pairs.items())
-    if not sizes_fit or _HALF_CHARACTER.search("".join((*pairs, *pairs.values()))):
-        raise InvalidInput.of(
-            "metadata", dict(pairs), "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters"
-        )
-
-
 class _Wishes(_Model):
     """The fields that a new timer and a change have in common."""
 
@@ -334,16 +358,10 @@ class _Wishes(_Model):
     tags: Tags = ()
     metadata: Metadata = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _common(self) -> Self:
-        if self.delay is not None and self.due_at is not None:
-            raise InvalidInput.of("delay", self.delay, "only one of delay and due_at")
-        encode_payload(self.payload)
-        if self.tags:
-            _check_tags(self.tags)
-        if self.metadata:
-            _check_metadata(self.metadata)
-        return self
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+        if given.get("delay") is not None and given.get("due_at") is not None:
+            yield FieldError("delay", shown(given["delay"]), "only one of delay and due_at")
 
     def wishes(self) -> dict[str, Any]:
         """What the record keeps: the JSON's names, only what was given and differs from the default."""
@@ -372,28 +390,22 @@ class NewTimer(_Wishes):
     timeout: Timeout | None = None
     if_exists: Literal["error", "replace", "keep"] = "error"
 
-    @model_validator(mode="after")
-    def _own_fields(self) -> Self:
-        if self.missed in ("latest", "all") and self.repeat is None:
-            raise InvalidInput.of("missed", self.missed, "'latest' and 'all' only with repeat")
-        if self.delay is None and self.due_at is None and not self.plans_itself:
-            raise InvalidInput.of("delay", None, "exactly one of delay and due_at (or a retry ladder, or repeat.cron)")
-        return self
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+        yield from super()._contradictions(given)
+        missed = given.get("missed")
+        if missed in ("latest", "all") and given.get("repeat") is None:
+            yield FieldError("missed", shown(missed), "'latest' and 'all' only with repeat")
+        if given.get("delay") is None and given.get("due_at") is None and not _plans_itself(given):
+            rule = "exactly one of delay and due_at (or a retry ladder, or repeat.cron)"
+            yield FieldError("delay", shown(None), rule)
 
     @property
     def starts_with_ladder(self) -> bool:
         """True where the first step of the ladder is the delay before the first try."""
         has_own_due = self.delay is not None or self.due_at is not None
-        return not has_own_due and not self._has_cron and self.retry is not None and self.retry.ladder_ms is not None
-
-    @property
-    def _has_cron(self) -> bool:
-        return self.repeat is not None and self.repeat.cron is not None
-
-    @property
-    def plans_itself(self) -> bool:
-        """True where no due time needs to be given: a ladder's first step, or a cron's next time."""
-        return self._has_cron or self.starts_with_ladder
+        has_cron = self.repeat is not None and self.repeat.cron is not None
+        return not has_own_due and not has_cron and self.retry is not None and self.retry.ladder_ms is not None
 
     def wishes(self) -> dict[str, Any]:
         """As in the base; `ladder_first` remembers that the first step was used up before the first try."""
@@ -405,6 +417,17 @@ class NewTimer(_Wishes):
         if self.starts_with_ladder:
             kept["ladder_first"] = True
         return kept
+
+
+def _plans_itself(given: Mapping[str, Any]) -> bool:
+    """True where no due time needs to be given: there is a ladder, whose first step it is, or a cron."""
+    return _part(given, "repeat", "cron") is not None or isinstance(_part(given, "retry", "backoff"), list | tuple)
+
+
+def _part(given: Mapping[str, Any], name: str, inner: str) -> Any:
+    """A field of a field, checked or as it was given."""
+    value = given.get(name)
+    return value.get(inner) if isinstance(value, Mapping) else getattr(value, inner, None)
 
 
 class TimerChange(_Wishes):

@@ -103,7 +103,7 @@ class TestDecorator:
         with pytest.raises(InvalidInput, match=r"^prefix: .* is not accepted; expected a prefix like"):
             processor(prefix)
 
-    @pytest.mark.parametrize("timeout", [0, "0s", "soon", "P1M", True, -1])
+    @pytest.mark.parametrize("timeout", [0, "0s", "soon", True, -1])
     def test_refuses_a_timeout_that_no_run_can_have(self, timeout: str | int) -> None:
         with pytest.raises(InvalidInput, match=r"^timeout: "):
             processor("a", timeout=timeout)

@@ -124,7 +124,7 @@ def test_values_arrive_in_their_types() -> None:
         ("LEASE", "soon", "a duration like 250ms"),
         ("LEASE", "0", "from 100 ms"),
         ("RETENTION", "-1s", "a duration like 250ms"),
-        ("RETENTION", "P1M", "a duration like 250ms"),
+        ("RETENTION", "1 month", "a duration like 250ms"),
         ("EDIT_LOCK", "nan", "a duration like 250ms"),
         ("ADOPT_EVERY", "0s", "from 10 ms"),
         ("INSECURE", "maybe", "1 or 0"),
