@@ -263,7 +263,8 @@ class TimerClient:
         `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone."""
         filter = filter if isinstance(filter, Filter) else Filter.parse(**filter)  # noqa: A001
         statuses = check_action(action, filter)
-        change = TimerChange.parse(due) if due else None
+        given = {name: value for name, value in due.items() if value is not None}
+        change = TimerChange.parse(given) if given else None
         if (action == "reschedule") != (change is not None and change.moves_due):
             rule = (
                 "exactly one of delay and due_at" if action == "reschedule" else "no due time; only reschedule has one"

@@ -130,7 +130,9 @@ EVERY_OR_CRON: Final[Schema] = {
     ]
 }
 
-NOT_TWO_DUE_TIMES: Final[Schema] = {"anyOf": [{"properties": {"delay": _ABSENT}}, {"properties": {"due_at": _ABSENT}}]}
+NOT_TWO_DUE_TIMES: Final[Schema] = {"anyOf": [{"properties": {"delay": False}}, {"properties": {"due_at": False}}]}
+TAGS_OR_NONE: Final[Schema] = {"anyOf": [TAGS, _ABSENT]}
+METADATA_OR_NONE: Final[Schema] = {"anyOf": [METADATA, _ABSENT]}
 
 ONE_DUE_TIME: Final[Schema] = {
     "anyOf": [

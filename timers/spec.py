@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -330,6 +331,10 @@ class MissedPolicy:
         return self.policy if self.grace is None else {"grace": self.grace}
 
 
+_FOR_REPEATS: Final = ("latest", "all")
+"""The missed policies that say what to do with several occurrences."""
+
+
 def _checked_missed(value: object) -> str | dict[str, DurationInput]:
     return MissedPolicy.parse(value).to_json()
 
@@ -347,7 +352,7 @@ Id = Annotated[
 MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(shapes.MISSED)]
 
 
-class _Wishes(_Model):
+class Wishes(_Model):
     """The fields that a new timer and a change have in common."""
 
     delay: AnyDuration | None = None
@@ -379,7 +384,7 @@ class _Wishes(_Model):
         return kept
 
 
-class NewTimer(_Wishes):
+class NewTimer(Wishes):
     """A timer to arm, as `POST /v1/timers` takes it."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
@@ -394,7 +399,7 @@ class NewTimer(_Wishes):
     def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
         yield from super()._contradictions(given)
         missed = given.get("missed")
-        if missed in ("latest", "all") and given.get("repeat") is None:
+        if missed in _FOR_REPEATS and given.get("repeat") is None:
             yield FieldError("missed", shown(missed), "'latest' and 'all' only with repeat")
         if given.get("delay") is None and given.get("due_at") is None and not _plans_itself(given):
             rule = "exactly one of delay and due_at (or a retry ladder, or repeat.cron)"
@@ -430,10 +435,34 @@ def _part(given: Mapping[str, Any], name: str, inner: str) -> Any:
     return value.get(inner) if isinstance(value, Mapping) else getattr(value, inner, None)
 
 
-class TimerChange(_Wishes):
-    """A change to a scheduled timer, as `PATCH` takes it: only the fields that were given change."""
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
+
+
+_NOT_GIVEN: Final[Any] = Field(default=None, json_schema_extra=_without_default)
+"""None stands for a field that was left out, and is not accepted itself."""
+
+
+def _not_removed(value: object) -> object:
+    if value is None:
+        raise InvalidInput.of("", value, "another due time, or the field left out; a timer always has one")
+    return value
+
+
+class TimerChange(Wishes):
+    """A change to a scheduled timer, as `PATCH` takes it: only the fields that were given change. None takes away what
+    a timer can be without."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_CHANGE)
+
+    delay: Annotated[AnyDuration | None, BeforeValidator(_not_removed), WithJsonSchema(shapes.DURATION)] = _NOT_GIVEN
+    due_at: Annotated[Time | None, BeforeValidator(_not_removed), WithJsonSchema(shapes.TIME)] = _NOT_GIVEN
+    tags: Annotated[
+        Tags, BeforeValidator(lambda tags: () if tags is None else tags), WithJsonSchema(shapes.TAGS_OR_NONE)
+    ] = ()
+    metadata: Annotated[
+        Metadata, BeforeValidator(lambda pairs: {} if pairs is None else pairs), WithJsonSchema(shapes.METADATA_OR_NONE)
+    ] = Field(default_factory=dict)
 
     def changed_wishes(self, current: Mapping[str, Any]) -> dict[str, Any]:
         """The record's wishes with this change applied."""
@@ -443,6 +472,8 @@ class TimerChange(_Wishes):
         changed.update(self.wishes())
         if "retry" in self.model_fields_set or self.moves_due:
             changed.pop("ladder_first", None)
+        if "repeat" not in changed and changed.get("missed") in _FOR_REPEATS:
+            changed.pop("missed")
         return changed
 
     @property

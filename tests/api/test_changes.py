@@ -43,6 +43,19 @@ async def test_a_payload_can_be_set_to_null(api: Api) -> None:
     assert (await api.call("PATCH", ONE, {"payload": None})).body["payload"] is None
 
 
+@pytest.mark.parametrize("media_type", ["application/json", "application/merge-patch+json"])
+async def test_null_takes_away_what_a_timer_can_be_without(api: Api, media_type: str) -> None:
+    nothing = dict.fromkeys(("payload", "repeat", "retry", "tags", "metadata"))
+    plain = (await api.create("plain")).body
+    wishes = {"payload": 1, "repeat": {"every": "1d"}, "retry": {"max_attempts": 2}, "tags": ["a"]}
+    await api.call("PUT", ONE, {"delay": "1h", **wishes, "metadata": {"k": "v"}, "missed": "all"})
+    reply = await api.call("PATCH", ONE, nothing, headers={"Content-Type": media_type})
+    assert reply.status == 200
+    assert {name: reply.body[name] for name in (*nothing, "missed")} == {
+        name: plain[name] for name in (*nothing, "missed")
+    }
+
+
 @pytest.mark.parametrize(
     ("body", "fields"),
     [
@@ -53,6 +66,8 @@ async def test_a_payload_can_be_set_to_null(api: Api) -> None:
         ({"delay": "soon"}, ["delay"]),
         ({"delay": "1h", "due_at": "2027-01-01T00:00:00Z"}, ["delay"]),
         ({"delay": "11y"}, ["delay"]),
+        ({"delay": None}, ["delay"]),
+        ({"due_at": None, "payload": 1}, ["due_at"]),
         ({"payload": "x" * (64 * 1024)}, ["payload"]),
     ],
 )

@@ -333,6 +333,15 @@ class TestWishes:
         assert complaints({"prefix": "a", "retry": {"backoff": "fixed"}})[0][0] == "delay"
 
 
+WITH_ALL: dict[str, Any] = {
+    "payload": 1,
+    "repeat": {"every": "1d"},
+    "retry": {"max_attempts": 2},
+    "missed": "latest",
+    "timeout": "5s",
+    "tags": ["a"],
+    "metadata": {"k": "v"},
+}
 CURRENT: dict[str, Any] = {"payload": 1, "tags": ["a"], "missed": "skip", "timeout": "5s"}
 
 
@@ -345,6 +354,19 @@ class TestChange:
     def test_null_and_empty_take_a_field_away(self) -> None:
         change = TimerChange.parse({"payload": None, "tags": []})
         assert change.changed_wishes(CURRENT) == {"missed": "skip", "timeout": "5s"}
+        nothing = TimerChange.parse(dict.fromkeys(("payload", "repeat", "retry", "tags", "metadata")))
+        current = NewTimer.parse({**LEAST, **WITH_ALL}).wishes()
+        assert set(current) == {*WITH_ALL}
+        assert nothing.changed_wishes(current) == {"timeout": "5s"}
+
+    @pytest.mark.parametrize("missed", ["latest", "all"])
+    def test_without_repeat_nothing_is_missed_but_one_run(self, missed: str) -> None:
+        """What a new timer would be refused must not come about by a change."""
+        current = NewTimer.parse({**LEAST, "missed": missed, "repeat": {"every": "1d"}}).wishes()
+        assert TimerChange.parse({"repeat": None}).changed_wishes(current) == {}
+        assert TimerChange.parse({"repeat": {"every": "2d"}}).changed_wishes(current)["missed"] == missed
+        kept = {**current, "missed": "skip"}
+        assert TimerChange.parse({"repeat": None}).changed_wishes(kept) == {"missed": "skip"}
 
     def test_of_nothing_changes_nothing(self) -> None:
         assert TimerChange.parse({}).changed_wishes(CURRENT) == CURRENT
@@ -367,7 +389,11 @@ class TestChange:
             ({"payload": float("nan")}, "payload"),
             ({"retry": {"backoff": ["5s", "x"]}}, "retry.backoff.1"),
             ({"repeat": {"cron": "x"}}, "repeat.cron"),
-            ({"tags": None}, "tags"),
+            ({"delay": None}, "delay"),
+            ({"due_at": None}, "due_at"),
+            ({"delay": "1h", "due_at": None}, "due_at"),
+            ({"tags": [None]}, "tags.0"),
+            ({"metadata": {"k": None}}, "metadata.k"),
             ({"prefix": "b"}, "prefix"),
             ({"missed": "skip"}, "missed"),
             ({"if_exists": "keep"}, "if_exists"),

@@ -16,7 +16,7 @@ from timers.spec import (
     RetryPolicy,
     Time,
     Timeout,
-    TimerChange,
+    Wishes,
 )
 
 Instant = Annotated[
@@ -202,7 +202,7 @@ class Document(BaseModel):
     openapi: str
 
 
-class PutTimer(TimerChange):
+class PutTimer(Wishes):
     """A timer to arm at an address: as NewTimer, with the identity from the address."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_PUT_TIMER)
