@@ -1,0 +1,88 @@
+"""`rediss://`: all connections of a store are encrypted, the subscriber's too; a server must prove its name."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import start_server
+from tests.store.acts import armed, claim, finished
+from timers.client import open_store
+from timers.errors import Unavailable
+from timers.store.connect import connect
+from timers.store.notifications import GAP, Notification, Notifications, TriggerExpired
+
+REQUEST = "req -newkey rsa:2048 -nodes"
+SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
+
+
+def _openssl() -> str:
+    found = shutil.which("openssl")
+    if found is not None:
+        return found
+    if os.environ.get("CI"):
+        pytest.fail("no openssl on this machine")
+    pytest.skip("no openssl on this machine")
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A folder with an authority `ca` and a `server` for localhost that it has signed; `other` has signed nothing."""
+    program = _openssl()
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    (folder / "names").write_text("subjectAltName=DNS:localhost")
+    for command in (
+        *(f"{REQUEST} -x509 -days 2 -subj /CN={name} -keyout {name}.key -out {name}.crt" for name in ("ca", "other")),
+        f"{REQUEST} -subj /CN=localhost -keyout server.key -out server.csr",
+        f"{SIGN} -days 2 -out server.crt",
+    ):
+        subprocess.run([program, *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+async def port(certificates: Path, tmp_path: Path) -> AsyncIterator[int]:
+    """Where a server listens with TLS alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number: int = free.getsockname()[1]
+    files = [
+        f"--tls-{option}-file {certificates / name}" for option, name in (("cert", "server.crt"), ("key", "server.key"))
+    ]
+    options = f"--tls-port {number} {' '.join(files)} --tls-auth-clients no --bind 127.0.0.1".split()
+    server = await start_server("redis", tmp_path / "data", *options)
+    yield number
+    await server.stop()
+
+
+async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificates: Path) -> None:
+    connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
+    store = await open_store(connections)
+    heard = asyncio.Queue[Notification]()
+    listening = asyncio.create_task(Notifications(connections).stream(heard.put_nowait))
+    assert await heard.get() == GAP
+    await armed(store, "a", due="+20")
+    while await heard.get() != TriggerExpired(0, "reminder", "a"):
+        await store.nudge(0)
+    (timer,) = await claim(store)
+    assert await store.extend(0, [timer], pod="pod-1", lease_ms=5_000) == []
+    assert (await finished(store, "b")).id == "b"
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    await connections.close()
+
+
+@pytest.mark.parametrize(("host", "authority"), [("localhost", "other.crt"), ("127.0.0.1", "ca.crt")])
+async def test_a_server_that_cannot_prove_its_name_is_refused(
+    port: int, certificates: Path, host: str, authority: str
+) -> None:
+    connections = connect(f"rediss://{host}:{port}/5?ssl_ca_certs={certificates / authority}")
+    with pytest.raises(Unavailable):
+        await open_store(connections)
+    await connections.close()
