@@ -4,10 +4,11 @@ from timers.client import TimerClient
 from timers.errors import InvalidInput, TimersError
 from timers.model import Status, Timer
 from timers.outcome import Done, Fail, Rearm, Retry
-from timers.processor import Context, Processor, processor
+from timers.processor import BlockingContext, Context, Processor, processor
 from timers.spec import NewTimer, RetryPolicy, TimerChange
 
 __all__ = [
+    "BlockingContext",
     "Context",
     "Done",
     "Fail",

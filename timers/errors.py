@@ -18,6 +18,8 @@
     │   ├── RateLimited             more calls than the key's rate allows
     │   └── TooManyPending          more timers waiting than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
+    ├── NotPermitted                the Redis user may not do it; the service does without
+    ├── RunOver                     a plain function goes on after its run was given up, and asks for `context.timers`
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
 """
 
@@ -134,6 +136,10 @@ class Unavailable(TimersError):
 
 class NotPermitted(TimersError):
     """The Redis user may not do this; the service does without."""
+
+
+class RunOver(TimersError):
+    """The run in which this was called is over, by its time-out or another end; it may arm and cancel nothing."""
 
 
 class ConfigurationError(TimersError):

@@ -34,7 +34,7 @@ Result = Rearm | Done | None
 
 
 class Timers(Protocol):
-    """What a processor can do with other timers; `timers.TimerClient` is one."""
+    """What a coroutine processor can do with other timers; `timers.TimerClient` is one."""
 
     async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...
 
@@ -45,9 +45,25 @@ class Timers(Protocol):
     async def cancel(self, prefix: str, id: str) -> Timer: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a run knows beside its timer.
+class BlockingTimers(Protocol):
+    """What a plain function can do with other timers. Each method waits for its result, as a thread may.
+
+    Raises what `timers.TimerClient` raises, and RunOver once the run is over: it timed out, its pod drains or lost its
+    lease, or the function has returned.
+    """
+
+    def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...
+
+    def arm(self, new: NewTimer) -> Timer: ...
+
+    def get(self, prefix: str, id: str) -> Timer: ...
+
+    def cancel(self, prefix: str, id: str) -> Timer: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What any run knows beside its timer.
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
     act twice. `idempotency_key` (`prefix:id:occurrence`) is the same on every try. `deadline` is when the run times
@@ -58,8 +74,21 @@ class Context:
     idempotency_key: str
     deadline: datetime | None
     log: FilteringBoundLogger
-    timers: Timers
     traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context(_Known):
+    """What a coroutine processor is given beside its timer: what any run knows, and a client for other timers."""
+
+    timers: Timers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockingContext(_Known):
+    """What a plain function is given beside its timer: as `Context`, with a client whose methods wait."""
+
+    timers: BlockingTimers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +132,9 @@ class Limits:
 
 NO_LIMITS: Final = Limits()
 
-Function = Callable[[Timer, Context], Awaitable[Result] | Result]
+Function = Callable[[Timer, Context], Awaitable[Result] | Result] | Callable[[Timer, BlockingContext], Result]
+"""A coroutine function, or a plain one, which is given a BlockingContext; it may be annotated with either where it does
+not use `context.timers`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +142,12 @@ class Processor:
     """A function that serves every timer whose prefix starts with `prefix`. Calling it calls the function."""
 
     prefix: str
-    function: Function
+    function: Callable[[Timer, Any], Awaitable[Result] | Result]
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_ms: int | None = None
     limits: Limits = NO_LIMITS
 
-    def __call__(self, timer: Timer, context: Context) -> Awaitable[Result] | Result:
+    def __call__(self, timer: Timer, context: Context | BlockingContext) -> Awaitable[Result] | Result:
         return self.function(timer, context)
 
     @cached_property

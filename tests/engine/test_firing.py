@@ -4,10 +4,13 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
+
 from tests.engine.fleet import Calls, Fleet, notes, until
+from timers.errors import AlreadyExists, InvalidInput
 from timers.model import Status, Timer
 from timers.outcome import Done
-from timers.processor import Context, processor
+from timers.processor import BlockingContext, Context, processor
 from timers.spec import NewTimer
 
 
@@ -120,6 +123,38 @@ async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet:
     for timer_id in ids:
         assert (await fleet.completed(timer_id, "plain")).attempt == 1
     assert sorted(begun) == sorted(ids)
+
+
+async def test_a_plain_function_arms_reads_and_cancels_other_timers(fleet: Fleet) -> None:
+    """Its methods wait for their results, and raise what went wrong."""
+    seen: list[Timer] = []
+
+    @processor("plain")
+    def plain(timer: Timer, context: BlockingContext) -> Done:
+        seen.append(context.timers.create("note", "created", delay="1h", payload=timer.id))
+        seen.append(context.timers.arm(NewTimer.parse({"prefix": "note", "id": "armed", "delay": "1h"})))
+        seen.append(context.timers.get("note", "there"))
+        seen.append(context.timers.cancel("note", "there"))
+        with pytest.raises(AlreadyExists):
+            context.timers.create("note", "created", delay="1h")
+        with pytest.raises(InvalidInput, match="delay"):
+            context.timers.create("note", delay="soon")
+        return Done("all done")
+
+    await fleet.client.create("note", "there", delay="1h")
+    await fleet.pod(plain)
+    await fleet.client.create("plain", "x", delay=0)
+    timer = await fleet.completed("x", "plain")
+    assert notes(timer)[-1] == "all done"
+    assert [(timer.id, timer.status) for timer in seen] == [
+        ("created", Status.SCHEDULED),
+        ("armed", Status.SCHEDULED),
+        ("there", Status.SCHEDULED),
+        ("there", Status.CANCELLED),
+    ]
+    assert (await fleet.client.get("note", "created")).payload == "x"
+    assert (await fleet.client.get("note", "armed")).status is Status.SCHEDULED
+    assert (await fleet.client.get("note", "there")).status is Status.CANCELLED
 
 
 async def test_a_plain_function_that_blocks_does_not_hold_up_the_others(fleet: Fleet) -> None:

@@ -14,6 +14,7 @@ import structlog
 
 from timers.decide import Transition, decide, exhausted, missed
 from timers.durations import to_datetime
+from timers.engine.blocking import ThreadTimers
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
@@ -21,7 +22,7 @@ from timers.engine.threads import Threads
 from timers.logs import get_logger
 from timers.model import Timer
 from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
-from timers.processor import Context, Limits, Timers
+from timers.processor import BlockingContext, Context, Limits, Timers
 from timers.store.store import Claimed, Settlement
 
 IGNORED_CANCEL_SECONDS: Final = 1.0
@@ -154,6 +155,8 @@ class Runner:
         if run.in_thread:
             self._abandoned += 1
             _log.warning("function goes on in its thread", **named(run.timer), abandoned=self._abandoned)
+        if run.timers is not None:
+            run.timers.close(_over(run))
         self._executing -= 1
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
@@ -220,6 +223,7 @@ class Runner:
 
     async def _result_in_thread(self, run: Run) -> object:
         in_thread = partial(self._call_in_thread, run, asyncio.get_running_loop())
+        run.timers = ThreadTimers(self._timers)
         ended = self._threads.call(in_thread, partial(self._freed, run))
         run.in_thread = True
         result, error = await ended
@@ -240,15 +244,16 @@ class Runner:
             self._abandoned -= 1
             self._changed.set()
 
-    def _context(self, run: Run) -> Context:
+    def _context(self, run: Run) -> Context | BlockingContext:
         timer = run.timer
         timeout_ms = _timeout_ms(run)
-        return Context(
+        own = run.timers
+        made = partial(Context, timers=self._timers) if own is None else partial(BlockingContext, timers=own)
+        return made(
             token=timer.token,
             idempotency_key=f"{timer.prefix}:{timer.id}:{timer.occurrence}",
             deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
             log=_processors_log,
-            timers=self._timers,
             traceparent=timer.traceparent,
         )
 
@@ -286,6 +291,12 @@ class Runner:
 def _timeout_ms(run: Run) -> int | None:
     own = run.timer.timeout_ms
     return run.processor.timeout_ms if own is None else own
+
+
+def _over(run: Run) -> str:
+    """What is said to a plain function that goes on after the end of its run."""
+    why = run.stop.reason if isinstance(run.stop, Failed | HandBack) else run.stop or "it has returned"
+    return f"the run of {run.timer.key} is over ({why}); its context.timers does nothing any more"
 
 
 def _failure(error: BaseException) -> Failed:

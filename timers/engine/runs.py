@@ -11,6 +11,8 @@ from timers.processor import Processor
 if TYPE_CHECKING:
     import asyncio
 
+    from timers.engine.blocking import ThreadTimers
+
 StopReason = Failed | HandBack | Literal["lost"]
 """Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""
 
@@ -22,11 +24,12 @@ def named(timer: Timer) -> dict[str, object]:
 
 class Run:
     """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain,
-    `started` that of its claim and then of its start; `in_thread` is true as long as a thread is busy with it."""
+    `started` that of its claim and then of its start; `in_thread` is true as long as a thread is busy with it;
+    `timers` is what a plain function was given."""
 
     __slots__ = (
         *("coroutine", "ended", "in_thread", "lease_until", "processor"),
-        *("shard", "started", "stop", "timeout", "timer"),
+        *("shard", "started", "stop", "timeout", "timer", "timers"),
     )
 
     def __init__(self, shard: int, timer: Timer, processor: Processor, lease_until: float) -> None:
@@ -34,6 +37,7 @@ class Run:
         self.coroutine: asyncio.Task[None] | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.stop: StopReason | None = None
+        self.timers: ThreadTimers | None = None
         self.started = time.monotonic()
         self.ended = self.in_thread = False
 

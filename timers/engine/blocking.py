@@ -1,0 +1,80 @@
+"""Owns `context.timers` of a plain function: calls from its thread that the pod's event loop answers."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from timers.errors import RunOver
+from timers.model import Timer
+from timers.processor import Timers
+from timers.spec import NewTimer
+
+_BLOCKS: Final = (
+    "context.timers of a plain function blocks, so it cannot be used on the event loop; make it an async def"
+)
+
+_ENDED: Final = "the pod has ended; context.timers does nothing any more"
+
+Call = Callable[[], Coroutine[Any, Any, Timer]]
+
+
+class ThreadTimers:
+    """See `BlockingTimers`. Made on the event loop; its calls are for other threads, until it is closed."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers, self._loop = timers, asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._over: str | None = None
+        self._waited_for: set[concurrent.futures.Future[Timer]] = set()
+        self._lock = threading.Lock()
+
+    def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
+        """Arm a timer."""
+        return self._result(lambda: self._timers.create(prefix, id, **fields))
+
+    def arm(self, new: NewTimer) -> Timer:
+        """Arm a timer."""
+        return self._result(lambda: self._timers.arm(new))
+
+    def get(self, prefix: str, id: str) -> Timer:
+        """Read a timer."""
+        return self._result(lambda: self._timers.get(prefix, id))
+
+    def cancel(self, prefix: str, id: str) -> Timer:
+        """Cancel a timer."""
+        return self._result(lambda: self._timers.cancel(prefix, id))
+
+    def close(self, why: str) -> None:
+        """End the calls that are waited for, and refuse all later ones, with RunOver that says why."""
+        with self._lock:
+            self._over, waited_for = why, list(self._waited_for)
+        for answer in waited_for:
+            answer.cancel()
+
+    def _result(self, call: Call) -> Timer:
+        if threading.get_ident() == self._loop_thread:
+            raise RuntimeError(_BLOCKS)
+        answer = self._asked(call)
+        try:
+            return answer.result()
+        except concurrent.futures.CancelledError:
+            raise RunOver(self._over or _ENDED) from None
+        finally:
+            with self._lock:
+                self._waited_for.discard(answer)
+
+    def _asked(self, call: Call) -> concurrent.futures.Future[Timer]:
+        """Under the lock, so that no call slips through between the end of the run and its mark."""
+        with self._lock:
+            if self._over is not None:
+                raise RunOver(self._over)
+            asked = call()
+            try:
+                answer = asyncio.run_coroutine_threadsafe(asked, self._loop)
+            except RuntimeError:
+                asked.close()
+                raise RunOver(_ENDED) from None
+            self._waited_for.add(answer)
+            return answer
