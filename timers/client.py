@@ -390,14 +390,22 @@ def _refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refu
             f"{name} exists and is {status}; use if_exists 'replace' to arm it anew, or 'keep' to get it"
         ),
         "running": lambda: Running(f"{name} is running; wait until it has ended, or let its processor return Rearm"),
+        "scheduled": lambda: NotScheduled(f"{name} is scheduled already; fire makes it due now"),
+        "completed": lambda: NotScheduled(f"{name} is completed; {_anew(timer)}"),
+        "finished": lambda: NotScheduled(f"{name} is {status} and not scheduled any more; {_anew(timer)}"),
         "locked": lambda: EditLocked(f"{name} is too close to due to be changed (TIMERS_EDIT_LOCK)"),
         "version": lambda: VersionMismatch(
             f"{name} has version {timer.version if timer else '?'}, another than expected; read it again"
         ),
     }
-    if code in make:
-        return make[code]()
-    return NotScheduled(f"{name} is {status}, and this is not possible then")
+    return make[code]()
+
+
+def _anew(timer: Timer | None) -> str:
+    """How a finished timer is armed again."""
+    if timer is not None and timer.status is Status.COMPLETED:
+        return "a create with if_exists 'replace' arms it anew"
+    return "retry arms it again"
 
 
 __all__ = ["Armed", "TimerClient", "due_of_change", "new_id", "open_store", "plan"]

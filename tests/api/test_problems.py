@@ -67,3 +67,14 @@ async def test_an_unforeseen_error_tells_the_log_and_not_the_client() -> None:
     assert isinstance(response.body, bytes)
     assert json.loads(response.body)["type"] == "urn:timers:problem:internal"
     assert b"hunter2" not in response.body
+
+
+async def test_a_refusal_says_what_can_be_done(api: Api) -> None:
+    await api.create()
+    one = "/v1/timers/test/one"
+    assert "fire makes it due now" in (await api.call("POST", f"{one}/retry")).problem(409, "not-scheduled")["detail"]
+    await api.call("DELETE", one)
+    assert "retry arms it again" in (await api.call("POST", f"{one}/fire")).problem(409, "not-scheduled")["detail"]
+    assert "/docs" in (await api.call("GET", "/nope")).problem(404, "no-such-address")["detail"]
+    wrong = (await api.call("PUT", "/v1/stats")).problem(405, "method-not-allowed")["detail"]
+    assert wrong == "PUT /v1/stats is not a call; this address takes GET, HEAD"
