@@ -55,6 +55,15 @@ async def test_what_is_not_json_is_malformed(api: Api, raw: bytes) -> None:
 
 
 @pytest.mark.usefixtures("nothing_armed")
+@pytest.mark.parametrize("sign", ["", "-"])
+async def test_a_number_of_too_many_digits_is_told_so_in_words_of_our_own(api: Api, sign: str) -> None:
+    detail = (await post(api, timer(f"[{sign}{'9' * 4301}]"))).problem(400, "malformed-request")["detail"]
+    assert detail.endswith(" has more than 4300 digits")
+    assert detail.startswith(f"the body is not JSON: the number '{sign}999")
+    assert len(detail) < 200
+
+
+@pytest.mark.usefixtures("nothing_armed")
 @pytest.mark.parametrize(
     ("raw", "fields"),
     [
@@ -78,8 +87,8 @@ async def test_the_deepest_payload_is_read_back(api: Api) -> None:
 
 
 async def test_a_whole_character_in_two_escapes_and_a_huge_number_are_kept(api: Api) -> None:
-    assert (await post(api, timer('["\\ud83d\\ude00", "ä\\u0000", %s]' % ("9" * 400)))).status == 201
-    assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == ["😀", "ä\0", int("9" * 400)]
+    assert (await post(api, timer('["\\ud83d\\ude00", "ä\\u0000", -%s]' % ("9" * 4300)))).status == 201
+    assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == ["😀", "ä\0", -int("9" * 4300)]
 
 
 @pytest.mark.usefixtures("nothing_armed")

@@ -10,6 +10,9 @@ from timers.errors import FieldError, InvalidInput, shown
 DEPTH_LIMIT: Final = 64
 """Levels of arrays and objects: far below where reading the record back would run out of stack."""
 
+DIGITS_LIMIT: Final = 4300
+"""Digits of an integer: as many as Python reads, and writes again, in bounded time."""
+
 
 def parse(raw: bytes) -> Any:
     """The value. ValueError where it is not JSON; InvalidInput for JSON that programs read differently: a name given
@@ -40,6 +43,12 @@ def given_twice(name: str) -> FieldError:
 
 def _constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _integer(text: str) -> int:
+    if len(text.lstrip("-")) > DIGITS_LIMIT:
+        raise ValueError(f"the number {shown(text)} has more than {DIGITS_LIMIT} digits")
+    return int(text)
 
 
 def _float(text: str) -> float:
@@ -76,4 +85,6 @@ def _too_deep() -> InvalidInput:
     return InvalidInput.of("", "deeper nesting", f"JSON with at most {DEPTH_LIMIT} levels of arrays and objects")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_integer
+)
