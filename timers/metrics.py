@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from timers.coverage import Uncovered
 from timers.engine.observer import Observer
 from timers.engine.worker import Health
 from timers.model import Status
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+"""Of what `render` gives."""
 
 LATENESS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300)
 RUN_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600)

@@ -11,7 +11,7 @@ from timers.actions import REASONS
 from timers.api.body import BATCH_LIMIT_BYTES
 from timers.api.problems import KINDS
 
-NDJSON = {"Content-Type": "application/x-ndjson"}
+LINES = "application/x-ndjson"
 
 
 def wish(timer_id: str, **fields: Any) -> dict[str, Any]:
@@ -22,8 +22,9 @@ async def batch(api: Api, *timers: Any) -> Reply:
     return await api.call("POST", "/v1/timers/batch", {"timers": list(timers)})
 
 
-async def lines(api: Api, text: str) -> Reply:
-    return await api.call("POST", "/v1/timers/batch", data=BytesIO(text.encode()), headers=NDJSON)
+async def lines(api: Api, text: str, media_type: str = LINES) -> Reply:
+    headers = {"Content-Type": media_type}
+    return await api.call("POST", "/v1/timers/batch", data=BytesIO(text.encode()), headers=headers)
 
 
 async def act(api: Api, action: str, **wishes: Any) -> Reply:
@@ -101,6 +102,16 @@ async def test_a_batch_has_a_result_for_each_timer_in_order(api: Api) -> None:
         *("already-exists", "invalid-input", "no-processor", "invalid-input")
     ]
     assert problems[1]["errors"][0]["field"] == "delay"
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    ["application/ndjson", "application/jsonl", "application/x-jsonlines", "application/jsonl; charset=utf-8"],
+)
+async def test_lines_are_taken_under_every_name_they_have(api: Api, media_type: str) -> None:
+    text = "".join(f"{json.dumps(wish(name))}\n" for name in ("x", "y"))
+    reply = await lines(api, text, media_type)
+    assert [result["timer"]["id"] for result in reply.body["results"]] == ["x", "y"]
 
 
 async def test_a_batch_of_lines_is_as_strict_on_each_as_on_a_body(api: Api) -> None:

@@ -70,6 +70,12 @@ async def test_prefixes_and_pods_are_listed(api: Api) -> None:
     assert (pod["pod"], pod["running"], pod["concurrency"], pod["notifications"]) == ("a-pod", 3, 9, "ok")
 
 
+async def test_metrics_come_as_the_text_that_prometheus_knows(api: Api) -> None:
+    async with api.session.get(f"{api.server.url}/metrics") as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert "# TYPE timers_lateness_seconds histogram" in await answer.text()
+
+
 async def test_metrics_answer_while_redis_is_away(server: EmbeddedServer, redis: Redis, api: Api) -> None:
     await api.text("/metrics")
     await redis.config_set("maxclients", 1)

@@ -17,6 +17,9 @@ from timers.errors import FieldError, InvalidInput, TimersError, shown
 from timers.spec import NewTimer
 from timers.store.queries import PAGE_LIMIT, Filter
 
+_LINES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")
+"""The names that programs have for a JSON value a line; none of them is registered."""
+
 _FILTERS: Final = ("prefix", "status", "tag", "due_after", "due_before")
 _ACTION: Final = ("action", "filter", "dry_run", "delay", "due_at")
 
@@ -104,7 +107,7 @@ def _limit(text: str | None) -> int:
 
 async def _read_batch(request: web.Request) -> Sequence[Any]:
     """The timers as they were sent; a line that is not JSON is its error."""
-    if media_type(request, (JSON, NDJSON)) == NDJSON:
+    if media_type(request, (JSON, *_LINES)) in _LINES:
         values: Any = await read_lines(request, BATCH_LIMIT_BYTES)
     else:
         wishes = as_object(await read_json(request, limit_bytes=BATCH_LIMIT_BYTES))

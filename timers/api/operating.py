@@ -15,7 +15,7 @@ from timers.client import TimerClient
 from timers.coverage import Uncovered
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
-from timers.metrics import Metrics
+from timers.metrics import CONTENT_TYPE, Metrics
 from timers.model import Status
 
 COUNTS_SECONDS: Final = 2.0
@@ -76,7 +76,8 @@ class OperatingRoutes:
         read_query(request)
         health = None if self._worker is None else self._worker.health()
         counts, uncovered = await self._db()
-        return web.Response(body=self._metrics.render(counts, uncovered, health), content_type="text/plain")
+        text = self._metrics.render(counts, uncovered, health)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Uncovered]:
         """The timers by prefix and status, and what no pod covers; neither while Redis is away, which is when a pod is
