@@ -16,6 +16,9 @@ Line = tuple[Status, int, str | None, str]
 SAME_DUE_MS = 10
 """A bare key whose expiry moved by less has not been set again: two readings of one clock may differ."""
 
+ALL = 1_000_000
+"""More expiries of a bare key than are ever heard."""
+
 
 @dataclass(slots=True)
 class Life:
@@ -266,6 +269,7 @@ class Oracle:
                 self._deleted(identity, "its bare key was deleted")
             else:
                 self.lives[identity].adopted = False
+                self.answered[identity] = ALL
                 self._queue(self.lives[identity], self.lives[identity].due_ms)
 
     # How.

@@ -217,6 +217,25 @@ async def test_a_key_that_may_have_expired_unheard_makes_its_timer_due(store: St
     assert len(await claim(store)) == 1
 
 
+async def test_an_expiry_that_was_heard_before_it_was_taken_for_unheard_is_known(store: Store) -> None:
+    bare = BareKeys(store)
+    await adopted_and_expired(store)
+    heard_ms = await store.now_ms()
+    await key_gone(store, await passing(store))
+    gone, _ = await bare.look(0, 0, 10)
+    await bare.conclude(0, gone, deleted=False)
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer))
+    assert await announce(store, since_ms=heard_ms) == "known"
+    assert await announce(store, since_ms=await store.now_ms()) == "due"
+
+
+async def passing(store: Store) -> str:
+    """A key that is there for a millisecond, so that one has passed when it is gone."""
+    await store.connections.commands.set("passing", "1", px=1)
+    return "passing"
+
+
 async def test_a_key_that_came_back_is_neither_deleted_nor_expired(store: Store) -> None:
     bare = BareKeys(store)
     await adopted_and_expired(store)

@@ -5,22 +5,20 @@
 -- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (the last run is under way; try again)
 
 local BARE_MS = 5000
-local LOCK_MS = 60000
 local CLOCK_MS = 10     -- as in adopt.lua
 local answer = {text(now)}
 
--- The lock of a bare key: the number of expiries that have been answered within BARE_MS, and when the last was. A pod that
--- has heard no more of them than that is late; one that has heard more brings a new one, even if the key was set again at
--- once. Later the numbers say nothing: then a pod that stood still brings what another has answered meanwhile.
+-- Within BARE_MS the lock counts: a pod that has heard no more expiries than have been answered is late; one that has heard
+-- more brings a new one, even if the key was set again at once. Otherwise the time decides: a pod that stood still, or could
+-- not reach Redis, brings what has been answered since it last knew of every answer.
 local function first(member, heard, since)
-  local key = root .. 'bare:' .. member
-  local answered, at = string.match(redis.call('GET', key) or '', '^(%d+) (%d+)$')
-  if at and now - at < BARE_MS then
+  local answered, at = string.match(redis.call('GET', bare_lock_key(member)) or '', '^(%d+) (%d+)$')
+  if at and answered ~= '0' and now - at < BARE_MS then
     if heard <= tonumber(answered) then return false end
   elseif at and tonumber(at) > since then
     return false
   end
-  redis.call('SET', key, heard .. ' ' .. text(now), 'PX', LOCK_MS)
+  answer_bare(member, heard)
   return true
 end
 

@@ -170,6 +170,13 @@ local function unschedule(prefix, id)
   if redis.call('ZREM', root .. 'adopted', member) == 1 then redis.call('DEL', member) end
 end
 
+-- The lock of a bare key: how many of its expiries have been answered (0: one that may have been heard by nobody), and when.
+local BARE_LOCK_MS = 60000
+local function bare_lock_key(member) return root .. 'bare:' .. member end
+local function answer_bare(member, times)
+  redis.call('SET', bare_lock_key(member), times .. ' ' .. text(now), 'PX', BARE_LOCK_MS)
+end
+
 -- Out of the index that a scheduled or finished timer is found by.
 local function leave(prefix, id, status)
   if status ~= 's' then

@@ -22,6 +22,7 @@ local function finish(member, said)
   redis.call('ZREM', root .. 'adopted', member)
   if r.status ~= 's' then return end
   if said then return cancel(prefix, id, r, said) end
+  answer_bare(member, 0)
   enqueue(prefix, id, r.due)
   earliest = now
 end
