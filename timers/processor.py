@@ -153,12 +153,12 @@ class Processor:
     @cached_property
     def is_async(self) -> bool:
         """False for a plain `def`, which runs in a thread."""
-        return inspect.iscoroutinefunction(self.function)
+        return any(map(inspect.iscoroutinefunction, (self.function, type(self.function).__call__)))
 
     @property
     def origin(self) -> str:
         """Where it comes from, for errors and listings."""
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        return _origin(self.function)
 
 
 def processor(
@@ -174,7 +174,8 @@ def processor(
 
     Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means
     strict order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over
-    all pods. Raises InvalidInput for a bad prefix, retry policy, timeout or limit. The function is not registered
+    all pods. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for a function that cannot be
+    called with a timer and a context. The function is not registered
     anywhere: a registry finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group
     `timers.processors`.
     """
@@ -184,9 +185,33 @@ def processor(
     limits = Limits(concurrency, pod_concurrency, None if rate is None else Rate.parse(rate))
 
     def wrap(function: Function) -> Processor:
+        _check_function(function)
         return Processor(checked, function, policy, timeout_ms, limits)
 
     return wrap
+
+
+def _check_function(function: object) -> None:
+    if isinstance(function, Processor):
+        accepted = f"a function that is not the processor of {function.prefix!r} already"
+        raise InvalidInput([FieldError("function", function.origin, accepted)])
+    if not callable(function):
+        raise InvalidInput.of("function", function, "a function that takes (timer, context)")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # one written in C may not tell
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        accepted = f"a function that takes (timer, context): {error}"
+        raise InvalidInput([FieldError("function", f"{_origin(function)}{signature}", accepted)]) from None
+
+
+def _origin(function: Callable[..., object]) -> str:
+    """Module and name; a callable object has the name of its class."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 class Registry:

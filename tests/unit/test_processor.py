@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
     return write
 
 
+class Takes:
+    """A callable object."""
+
+    async def __call__(self, timer: Timer, context: Context) -> None:
+        pass
+
+
 def complaint(*paths: str) -> str:
     with pytest.raises(ConfigurationError) as caught:
         load(paths)
@@ -74,6 +82,52 @@ class TestDecorator:
             return None
 
         assert serve.retry is policy
+
+    @pytest.mark.parametrize(
+        ("function", "signature"),
+        [
+            (lambda: None, "()"),
+            (lambda timer: None, "(timer)"),
+            (lambda timer, context, more: None, "(timer, context, more)"),
+            (lambda timer, *, context: None, "(timer, *, context)"),
+        ],
+    )
+    def test_refuses_a_function_that_cannot_be_called_with_timer_and_context(
+        self, function: Callable[..., None], signature: str
+    ) -> None:
+        """At each run it would fail."""
+        with pytest.raises(InvalidInput) as caught:
+            processor("a")(function)
+        named = f"function: {__name__}:TestDecorator.<lambda>{signature} is not accepted; expected "
+        assert str(caught.value).startswith(f"{named}a function that takes (timer, context): ")
+
+    def test_refuses_what_is_no_function(self) -> None:
+        with pytest.raises(InvalidInput, match=r"function: 5 is not accepted; expected a function that takes"):
+            processor("a")(5)  # type: ignore[arg-type]  # what we test
+
+    def test_refuses_a_function_that_is_a_processor_already(self) -> None:
+        with pytest.raises(
+            InvalidInput, match=r"serve is not accepted; expected a function that is not the processor of 'a' already"
+        ):
+            processor("b")(serving("a"))
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda timer, context: None,
+            lambda *both: None,
+            lambda timer, context, more=1: None,
+            lambda t, c, /: None,
+            partial(lambda more, timer, context: None, 1),
+        ],
+    )
+    def test_takes_whatever_can_be_called_with_timer_and_context(self, function: Callable[..., None]) -> None:
+        assert processor("a")(function).function is function
+
+    def test_a_callable_object_is_named_by_its_class_and_may_be_a_coroutine_function(self) -> None:
+        made = processor("a")(Takes())
+        assert made.is_async
+        assert made.origin == f"{__name__}:Takes"
 
     def test_without_options_has_the_default_retry_and_no_timeout(self) -> None:
         assert serving("a").retry == RetryPolicy()
