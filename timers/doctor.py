@@ -1,6 +1,6 @@
 """Owns the question whether a service is healthy: the server's checks, and whether pods cover what there is to do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from timers.coverage import few, uncovered
 from timers.fleet import live_workers, serves
@@ -20,7 +20,8 @@ async def examine(store: Store, *, fix: bool = False) -> list[Check]:
     queues = {*await queries.waiting_queues(), *await queries.due_queues()}
     missing = uncovered(workers, queues, store.shards)
     found = await check_server(store, fix=fix, served=served)
-    return [*found, _shards(missing.shards, workers, store.shards), _prefixes(missing.prefixes, workers)]
+    covered = (_shards(missing.shards, workers, store.shards), _prefixes(missing.prefixes, workers))
+    return [*found, *covered, _quarantine(*await queries.quarantined())]
 
 
 def _shards(missing: Sequence[int], workers: Sequence[PodSign], shards: int) -> Check:
@@ -36,3 +37,11 @@ def _prefixes(missing: Sequence[str], workers: Sequence[PodSign]) -> Check:
         return Check("prefixes", "ok", "every waiting timer has a pod that takes it")
     said = f"timers wait that no live pod takes, of the prefixes {few(missing)}"
     return Check("prefixes", "fail" if workers else "warn", said)
+
+
+def _quarantine(number: int, some: Mapping[str, str]) -> Check:
+    if not number:
+        return Check("quarantine", "ok", "every record that was met could be read")
+    shown = ", ".join(f"{member!r} ({reason})" for member, reason in some.items())
+    said = f"{number} timers could not be read and are kept aside, as {shown}; arm them anew, then remove them there"
+    return Check("quarantine", "warn", said)

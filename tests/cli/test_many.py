@@ -105,6 +105,7 @@ def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
         "clock": "ok",
         "shards": "warn",
         "prefixes": "ok",
+        "quarantine": "ok",
     }
 
 
@@ -137,6 +138,14 @@ def test_doctor_refuses_a_server_that_evicts(timers: CommandLine, redis: Redis) 
         redis.config_set("maxmemory", "0")
     assert shown.code == 1
     assert levels(shown.json)["eviction"] == "fail"
+
+
+def test_doctor_names_timers_that_cannot_be_read(timers: CommandLine, redis: Redis) -> None:
+    redis.hset("timers:{0}:quarantine", "log:one", "1795000000000 no record\n")
+    (check,) = [check for check in timers("doctor", "-o", "json").json if check["check"] == "quarantine"]
+    assert check["level"] == "warn"
+    assert "1 timers" in check["said"]
+    assert "'log:one' (no record)" in check["said"]
 
 
 def test_doctor_sees_keys_of_strangers(timers: CommandLine, redis: Redis) -> None:

@@ -22,6 +22,7 @@ from tests.store.acts import (
 )
 from timers.model import Status, Timer
 from timers.store.bare import BareKeys
+from timers.store.queries import QUARANTINED_SHOWN, Queries
 from timers.store.store import Claimed, Store
 
 BAD = f"{PREFIX}:bad"
@@ -86,6 +87,18 @@ async def test_a_record_without_a_readable_head_is_kept_aside(store: Store, kind
     assert state.quarantine[PREFIX, "bad"].split(" ", 1)[1] == f"{reason}\n{record.decode(errors='replace')}"
     assert (state.due, state.triggers) == ({}, set())
     assert await store.get([(PREFIX, "bad")]) == [None]
+
+
+async def test_what_is_kept_aside_is_counted_and_named(store: Store) -> None:
+    assert await Queries(store).quarantined() == (0, {})
+    record, reason = A_BAD_HEAD[next(iter(A_BAD_HEAD))]
+    for number in range(5):
+        await armed(store, f"bad-{number}")
+        await damage(store, record, f"bad-{number}")
+    await claim_all(store)
+    number, some = await Queries(store).quarantined()
+    assert (number, len(some), set(some.values())) == (5, QUARANTINED_SHOWN, {reason})
+    assert all(member.startswith(f"{PREFIX}:bad-") for member in some)
 
 
 async def test_a_timer_without_a_record_is_kept_aside(store: Store) -> None:

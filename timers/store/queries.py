@@ -27,6 +27,8 @@ Queue = tuple[int, str]
 WANTING_LIMIT: Final = 1000
 """Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
 
+QUARANTINED_SHOWN: Final = 3
+
 _ORDER: Final = (
     Status.RUNNING,
     Status.SCHEDULED,
@@ -234,6 +236,18 @@ class Queries:
             names.update(member.decode() for member in members)
         return sorted(names)
 
+    async def quarantined(self) -> tuple[int, dict[str, str]]:
+        """How many timers are kept aside because they cannot be read, and a few of them (member → reason)."""
+        number, some = 0, dict[str, str]()
+        for shard in range(self._store.shards):
+            key = f"{keys.root(shard)}quarantine"
+            async with reachable():
+                number += int(await self._redis.hlen(key))
+                if len(some) < QUARANTINED_SHOWN:
+                    found: Any = (await self._redis.hscan(key, count=QUARANTINED_SHOWN))[1]
+                    some.update((member.decode(), _reason(kept)) for member, kept in found.items())
+        return number, dict(list(some.items())[:QUARANTINED_SHOWN])
+
     async def changes(self, sink: Callable[[Change | None], None]) -> None:
         """Pass on every change from now on, None at the subscription. Raises Unavailable when the connection breaks."""
         channel = keys.events_channel(self._store.connections.db).encode()
@@ -288,6 +302,11 @@ class Queries:
         found = await self._store.get([(n.split(":", 1)[0], n.split(":", 1)[1]) for n in chosen])
         batch = [(timer, _Place(source, "", name)) for timer, name in zip(found, chosen, strict=True)]
         return batch, batch[-1][1] if len(batch) == most else None
+
+
+def _reason(kept: bytes) -> str:
+    """Of `<ms> <reason>`, newline, the record as it was."""
+    return kept.partition(b"\n")[0].partition(b" ")[2].decode(errors="replace")
 
 
 def _checked_status(value: object) -> Status:
