@@ -47,8 +47,9 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             note = f"skipped: {lateness_ms} ms late, missed policy {timer.missed_policy.policy}"
             return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, note)
         case Exhausted(reason):
-            progress = replace(timer.progress, last_error=_error(timer, Failed("Lost", reason), now_ms))
-            return _next_or_finish(_not_started(timer), Status.FAILED, progress, now_ms, f"gave up after {reason}")
+            last = _not_started(timer)
+            progress = replace(timer.progress, last_error=_error(last, Failed("Lost", reason), now_ms))
+            return _next_or_finish(last, Status.FAILED, progress, now_ms, f"gave up after {reason}")
         case Failed():
             return _failed(timer, outcome, now_ms, policy, rng)
 

@@ -166,6 +166,7 @@ async def test_a_timer_that_no_pod_could_run_in_time_is_skipped_where_it_says_so
     for timer_id in ("skip", "graceless"):
         assert notes(timers[timer_id])[-1].startswith("skipped: ")
         assert timers[timer_id].attempt == 0
+        assert [entry.attempt for entry in timers[timer_id].history] == [0, 1, 0]
 
     async def skipped() -> Timer | None:
         (timer,) = await fleet.store.get([("note", "repeats")])

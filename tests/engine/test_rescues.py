@@ -60,7 +60,8 @@ async def test_a_timer_that_kills_its_pod_every_time_ends_after_exactly_its_atte
     assert len(survivor) == 0
     assert (timer.attempt, timer.failures) == (3, 3)
     assert timer.last_error is not None
-    assert timer.last_error["type"] == "Lost"
+    assert (timer.last_error["type"], timer.last_error["attempt"]) == ("Lost", 3)
+    assert [entry.attempt for entry in timer.history] == [0, 1, 2, 3, 4, 3]
 
 
 async def test_crashes_and_failures_count_together(fleet: Fleet) -> None:

@@ -196,6 +196,7 @@ class Oracle:
             return "already"
         life.wishes = life.wishes if after.wishes is None else after.wishes
         life.status, life.progress, life.leased = after.status, after.progress, False
+        life.attempt = after.attempt if after.occurrence == life.occurrence else life.attempt
         life.note(clean_note(after.note), pod)
         life.attempt, life.failures, life.occurrence = after.attempt, after.failures, after.occurrence
         self._queue(life, after.due_ms)

@@ -67,6 +67,16 @@ async def test_a_new_occurrence_brings_its_own_wishes(store: Store) -> None:
     assert again.token > timer.token
 
 
+@pytest.mark.parametrize("status", [*ENDS, Status.SCHEDULED])
+async def test_an_attempt_that_was_claimed_and_not_started_is_not_in_the_entry_either(
+    store: Store, status: Status
+) -> None:
+    timer = await running(store)
+    await settle(store, an_end(timer, status, attempt=0))
+    after = await read(store)
+    assert (after.attempt, after.history[-1].attempt) == (0, 0)
+
+
 async def test_the_attempt_of_an_entry_is_that_of_the_run(store: Store) -> None:
     timer = await running(store)
     await settle(store, an_end(timer, Status.SCHEDULED, attempt=0, occurrence=2, due_ms=timer.due_ms + 3_600_000))

@@ -378,6 +378,7 @@ class TestGivenUpBeforeTheStart:
         error = decided.progress.last_error
         assert error is not None
         assert (error["type"], error["reason"]) == ("Lost", "5 runs were lost with their pods")
+        assert error["attempt"] == 5
 
     def test_of_a_repeat_goes_on_with_the_next_occurrence(self) -> None:
         decided = after(replace(armed({"delay": 0, "repeat": {"every": "1h"}}), attempt=6, failures=5), self.LOST)

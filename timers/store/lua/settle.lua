@@ -36,6 +36,8 @@ local function apply(e)
   local r = e.record
   set_body(r, e.wishes ~= '' and e.wishes or nil, e.progress)
   r.status = e.status
+  -- Where the claim started nothing its attempt is taken back. The next occurrence counts anew, but the entry is of this one.
+  if e.occurrence == r.occurrence then r.attempt = e.attempt end
   note(r, pod, '-', e.said)
   r.due, r.attempt, r.failures, r.occurrence = e.due, e.attempt, e.failures, e.occurrence
   if r.status ~= 's' then return finish(e, r) end
