@@ -96,6 +96,11 @@ async def open_redis(url: str, settings: Settings) -> Store:
         raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
 
 
+def client_over(store: Store, settings: Settings) -> TimerClient:
+    """A client that keeps to the settings."""
+    return TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
+
+
 async def serve(settings: Settings, announce: Announce) -> int:
     """Run one pod against the configured Redis until a signal ends it; answers the exit code."""
     if settings.redis_url is None:
@@ -123,7 +128,7 @@ async def _serve(
     async with AsyncExitStack() as ends:
         store = await open_redis(url, settings)
         ends.push_async_callback(store.connections.close)
-        client = TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms)
+        client = client_over(store, settings)
         metrics = Metrics()
         worker = _worker(settings, store, registry, client, metrics)
         health = HealthRoutes(store, worker)

@@ -68,7 +68,7 @@ class TimerClient:
         """A client for a Redis URL whose db number is the dedicated one. Connects at the first call."""
         self._connections = connect(url)
         self._store: Store | None = None
-        self._edit_lock_ms = edit_lock_ms
+        self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
         self._feed: Feed | None = None
         self._gathering: Gathering | None = None
 
@@ -78,10 +78,12 @@ class TimerClient:
         return cls(url, edit_lock_ms=edit_lock_ms)
 
     @classmethod
-    def over(cls, store: Store, *, edit_lock_ms: int = 0) -> Self:
-        """A client over a store that is open already; closing it closes the store's connections."""
+    def over(cls, store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> Self:
+        """A client over a store that is open already; closing it closes the store's connections. Under a retention of
+        0 it keeps no record of what it cancels."""
         client = cls.__new__(cls)
-        client._connections, client._store, client._edit_lock_ms = store.connections, store, edit_lock_ms
+        client._connections, client._store = store.connections, store
+        client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
         client._feed = client._gathering = None
         return client
 
@@ -170,7 +172,12 @@ class TimerClient:
         too. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
         store = await self._open()
         answer = await store.cancel(
-            check_prefix(prefix), check_id(id), edit_lock_ms=self._edit_lock_ms, version=version, purge=purge
+            check_prefix(prefix),
+            check_id(id),
+            edit_lock_ms=self._edit_lock_ms,
+            version=version,
+            purge=purge,
+            keep=self._keeps_cancelled,
         )
         return _accepted(answer, prefix, id, ("cancelled", "purged"))
 

@@ -282,6 +282,31 @@ async def test_a_pod_that_runs_no_timers_may_be_limited_to_what_others_run(
     assert pod.end().code == 0
 
 
+async def test_under_a_retention_of_0_a_cancelled_timer_is_gone_with_its_answer(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    redis.ping()
+    settings = {**OURS, "TIMERS_REDIS_URL": server.url, "TIMERS_RETENTION": "0"}
+    pod = start("serve", "--roles", "api", **settings)
+    url = await url_of(pod)
+    await until_ready(url)
+    one = f"{url}/v1/timers/hold/one"
+    async with ClientSession() as session:
+        async with session.put(one, json={"delay": "1h"}) as answer:
+            assert answer.status == 201
+        async with session.delete(one) as answer:
+            assert (answer.status, (await answer.json())["status"]) == (200, "cancelled")
+        async with session.get(one) as answer:
+            assert answer.status == 404
+        async with session.put(one, json={"delay": "1h"}) as answer:
+            assert answer.status == 201
+    cancelled = start("cancel", "hold", "one", "-o", "json", **settings).end()
+    assert cancelled.json["status"] == "cancelled"
+    assert redis.hgetall("timers:{0}:counts") == {"s hold": "0"}
+    pod.signal(signal.SIGTERM)
+    assert pod.end().code == 0
+
+
 def test_unknown_roles_are_wrong_usage(start: Start) -> None:
     ended = start("serve", "--roles", "api,cook").end()
     assert (ended.code, ended.out) == (2, "")

@@ -48,6 +48,27 @@ async def test_cancelling_twice_answers_the_same(store: Store) -> None:
     assert (again.code, again.timer) == ("cancelled", first)
 
 
+@pytest.mark.parametrize("status", [Status.SCHEDULED, Status.CANCELLED])
+async def test_under_retention_0_a_cancelled_timer_is_told_of_and_gone(store: Store, status: Status) -> None:
+    before = await in_status(store, status)
+    answer = await store.cancel(PREFIX, "a", keep=False)
+    assert answer.code == "cancelled"
+    assert answer.timer is not None
+    assert (answer.timer.status, answer.timer.payload) == (Status.CANCELLED, before.payload)
+    assert await store.get([(PREFIX, "a")]) == [None]
+    state = await state_of(store)
+    assert (state.due, state.heads, state.triggers, state.finished) == ({}, {}, set(), {})
+    assert not any(state.counts.values())
+    assert (await store.cancel(PREFIX, "a", keep=False)).code == "missing"
+
+
+@pytest.mark.parametrize("status", FINISHED)
+async def test_what_ended_otherwise_stays_where_a_cancel_keeps_nothing(store: Store, status: Status) -> None:
+    before = await in_status(store, status)
+    assert (await store.cancel(PREFIX, "a", keep=False)).code == "finished"
+    assert await read(store) == before
+
+
 async def test_the_head_of_a_queue_moves_on_when_it_is_cancelled(store: Store) -> None:
     await armed(store, "first", due="+1000000")
     second = await armed(store, "second", due="+2000000")

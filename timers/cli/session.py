@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from timers.app import open_redis
+from timers.app import client_over, open_redis
 from timers.client import TimerClient
 from timers.embedded import running_url
 from timers.errors import ConfigurationError
@@ -33,7 +33,7 @@ async def _run(act: Callable[[Session], Awaitable[T]]) -> T:
     # The settings are read as a worker's: rules for the API are not this command's concern.
     settings = load_settings({**os.environ, "TIMERS_ROLES": "worker"})
     store = await open_redis(await _url(settings), settings)
-    async with TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms) as client:
+    async with client_over(store, settings) as client:
         return await act(Session(store, client))
 
 

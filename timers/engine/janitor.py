@@ -7,6 +7,9 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 
 EVERY_SECONDS: Final = 10.0
+SHORT_EVERY_SECONDS: Final = 1.0
+"""Where records stay for less than the above."""
+
 BATCH: Final = 500
 
 
@@ -20,11 +23,12 @@ class Janitor:
 
     async def run(self) -> None:
         """Now, and then every so often."""
+        is_short = self._retention_ms < EVERY_SECONDS * 1000
         while True:
             for shard in self._pod.shards:
                 if self._peers.rank(shard) == 0:
                     await self._clean(shard)
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(SHORT_EVERY_SECONDS if is_short else EVERY_SECONDS)
 
     async def _clean(self, shard: int) -> None:
         """Batch after batch; other callers get their turn between two."""

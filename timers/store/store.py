@@ -154,15 +154,23 @@ class Store:
         return [found[identity] for identity in identities]
 
     async def cancel(
-        self, prefix: str, timer_id: str, *, edit_lock_ms: int = 0, version: int | None = None, purge: bool = False
+        self,
+        prefix: str,
+        timer_id: str,
+        *,
+        edit_lock_ms: int = 0,
+        version: int | None = None,
+        purge: bool = False,
+        keep: bool = True,
     ) -> Answer:
-        """Codes: cancelled, purged, missing, running, locked, version, finished."""
+        """Cancel; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
+        finished."""
         arguments: list[scripts.Argument] = [
             edit_lock_ms,
             prefix,
             timer_id,
             _expected(version),
-            "purge" if purge else "",
+            "purge" if purge else "" if keep else "forget",
             "cancelled",
         ]
         return await self._one("cancel", prefix, timer_id, arguments)

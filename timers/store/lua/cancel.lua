@@ -3,12 +3,12 @@
 -- ARGV[2]  edit lock, ms
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
--- ARGV[6]  `purge` or ''
+-- ARGV[6]  `purge`; `forget` to remove the record of what is cancelled, for a retention of 0; or ''
 -- ARGV[7]  note for the history
 -- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
 --          Cancelling a cancelled timer answers `cancelled` again: the first answer may have been lost.
 
-local prefix, id, purge = ARGV[3], ARGV[4], ARGV[6] == 'purge'
+local prefix, id, purge, forget = ARGV[3], ARGV[4], ARGV[6] == 'purge', ARGV[6] == 'forget'
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
@@ -25,7 +25,6 @@ local function remove()
   if r.status == 's' then unschedule(prefix, id) else redis.call('ZREM', finished_key(r.status, prefix), id) end
   refresh_head(prefix)
   count(r.status, prefix, -1)
-  tell(member, r, 'purged')
 end
 
 local function cancel()
@@ -42,9 +41,11 @@ local refused = refusal()
 if refused then return {text(now), refused, raw} end
 if purge then
   remove()
+  tell(member, r, 'purged')
   conclude()
   return {text(now), 'purged', raw}
 end
 if r.status == 's' then raw = cancel() end
+if forget then remove() end
 conclude()
 return {text(now), 'cancelled', raw}
