@@ -31,7 +31,7 @@ def configure(
         processors=[*_common(), ProcessorFormatter.wrap_for_formatter],
         logger_factory=LoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        cache_logger_on_first_use=True,
+        # Not cached: a logger that was used before would keep an older configuration for ever.
     )
     _take_over_standard_library(_console() if console else _json(), threshold)
 

@@ -94,11 +94,13 @@ class _GoesOn:
     """A plain function that outlives its run and then asks for a timer."""
 
     def __init__(self, **options: Any) -> None:
+        self.called = threading.Event()
         self.go_on = threading.Event()
         self.errors: list[Exception] = []
         self.processor = processor("plain", retry=ONE_TRY, **options)(self._call)
 
     def _call(self, _timer: Timer, context: BlockingContext) -> None:
+        self.called.set()
         self.go_on.wait()
         try:
             context.timers.create("note", "late", delay=0)
@@ -126,7 +128,7 @@ async def test_a_function_whose_pod_has_drained_arms_nothing(fleet: Fleet) -> No
     pod = await fleet.pod(goes_on.processor, drain_timeout_ms=1)
     try:
         await fleet.client.create("plain", "x", delay=0)
-        await fleet.reached(Status.RUNNING, "x", "plain")
+        await until(goes_on.called.is_set, "it is being called")
         await fleet.drain(pod)
     finally:
         goes_on.go_on.set()

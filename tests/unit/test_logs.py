@@ -148,6 +148,18 @@ def test_a_logger_may_be_made_before_the_configuration(capsys: pytest.CaptureFix
     assert event(capsys)["logger"] == "early"
 
 
+def test_a_logger_that_was_used_follows_a_new_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    log = get_logger("timers.test")
+    configure("json")
+    log.info("before")
+    configure("json", "warning")
+    log.info("not any more")
+    with structlog.testing.capture_logs() as captured:
+        log.warning("captured")
+    assert event(capsys)["event"] == "before"
+    assert [line["event"] for line in captured] == ["captured"]
+
+
 def test_configuring_twice_writes_once(capsys: pytest.CaptureFixture[str]) -> None:
     configure("json")
     configure("json")
