@@ -23,11 +23,12 @@ _HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer 
 async def refuse_unchecked(request: web.Request, handler: Handler) -> web.StreamResponse:
     """400 for a write with a condition that it does not check: it must not look as if it was. A read without its
     condition only answers more."""
-    operation = operation_of(request)
+    given = [name for name in CONDITIONS if name in request.headers]
+    operation = operation_of(request) if given else None
     if operation is not None and operation.method != "GET":
         honoured = {parameter.name for parameter in operation.parameters}
-        for name in CONDITIONS:
-            if name in request.headers and name not in honoured:
+        for name in given:
+            if name not in honoured:
                 raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
     return await handler(request)
 

@@ -20,6 +20,9 @@ IDLE_SECONDS: Final = 20.0
 TAKE_SECONDS: Final = 60.0
 """How long a client may take to accept its answer."""
 
+SHORT_BYTES: Final = 16 * 1024
+"""What a connection's buffer holds beside what the system's takes: writing no more than that never waits."""
+
 FAREWELL_SECONDS: Final = 1.0
 """How long one that is turned away has to read why: closing at once would reset the connection before it has."""
 
@@ -90,6 +93,8 @@ class BoundedConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """See aiohttp. What a client does not take in time is dropped with it."""
         transport = self.transport
+        if _goes_at_once(resp, transport):
+            return await super().finish_response(request, resp, start_time)
         try:
             async with asyncio.timeout(TAKE_SECONDS):
                 return await super().finish_response(request, resp, start_time)
@@ -97,3 +102,10 @@ class BoundedConnection(web.RequestHandler):
             if transport is not None:
                 transport.abort()  # not close, which would wait for the same client
             return resp, True
+
+
+def _goes_at_once(resp: web.StreamResponse, transport: asyncio.Transport | None) -> bool:
+    """Whether the answer needs nobody to take it: it is short, and nothing before it waits to be taken."""
+    if transport is None or not isinstance(resp, web.Response) or not isinstance(resp.body, bytes):
+        return False
+    return len(resp.body) < SHORT_BYTES and transport.get_write_buffer_size() == 0

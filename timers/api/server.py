@@ -13,7 +13,7 @@ from timers.api.door import BoundedConnection, Door
 from timers.api.guard import Guard
 from timers.api.patience import answer_in_time
 from timers.api.problems import answer_problems, of_status
-from timers.api.tracing import REQUEST_ID, follow, name_answer, new_request
+from timers.api.tracing import REQUEST_ID, follow, new_request
 from timers.errors import ConfigurationError, FieldError, shown
 from timers.logs import get_logger
 
@@ -54,7 +54,6 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
 def application(routes: Iterable[web.AbstractRouteDef], guard: Guard) -> web.Application:
     """An application of these routes, for whom the guard lets through."""
     app = web.Application(middlewares=[follow, answer_problems, answer_in_time, guard.check, refuse_unchecked])
-    app.on_response_prepare.append(name_answer)
     app.add_routes(routes)
     return app
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
 from timers.api.scope import Visible, visible_to
+from timers.api.tracing import REQUEST_ID, current_request_id
 from timers.client import TimerClient
 from timers.feed import Event, Listener, Wants, event_json
 from timers.spec import check_prefix
@@ -36,7 +37,9 @@ class EventRoutes:
         """200 events until one of the two sides closes."""
         wants = _wants(read_query(request, ("prefix",)).get("prefix"), visible_to(request))
         feed = await self._client.feed()
-        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        # Nobody can add to the headers later: a stream is sent while it is being made.
+        named = {REQUEST_ID: current_request_id() or ""}
+        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **named})
         response.content_type = EVENTS
         await response.prepare(request)
         listener = feed.join(wants)

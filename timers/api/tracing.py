@@ -3,22 +3,22 @@
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Final
 
 from aiohttp import web
 from structlog.contextvars import bind_contextvars, get_contextvars, reset_contextvars
 
 from timers.errors import InvalidInput
-from timers.planning import new_id
 from timers.spec import check_traceparent
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: Final = "X-Request-Id"
 
-_SANE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+=-]{0,127}")
+_random: Final = Random()  # noqa: S311 (an id, not a secret)
 
-_ID: Final = web.RequestKey("request_id", str)
+_SANE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+=-]{0,127}")
 
 
 def current_request_id() -> str | None:
@@ -31,7 +31,7 @@ def current_request_id() -> str | None:
 def new_request(request_id: str | None = None) -> Iterator[str]:
     """A request with that id, or a new one, as long as the context lasts: the next request of the same connection runs
     in the same context."""
-    known = request_id or new_id()
+    known = request_id or _made()
     bound = bind_contextvars(request_id=known)
     try:
         yield known
@@ -39,19 +39,20 @@ def new_request(request_id: str | None = None) -> Iterator[str]:
         reset_contextvars(**bound)
 
 
+def _made() -> str:
+    """96 random bits: two requests share them as good as never."""
+    return f"{_random.getrandbits(96):024x}"
+
+
 @web.middleware
 async def follow(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request the id that it brings, if that is sane, or a new one."""
-    given = request.headers.get(REQUEST_ID, "")
-    with new_request(given if _SANE.fullmatch(given) else None) as request_id:
-        request[_ID] = request_id
-        return await handler(request)
-
-
-async def name_answer(request: web.Request, response: web.StreamResponse) -> None:
-    """A signal of aiohttp: put the id on an answer before its headers are sent."""
-    if _ID in request:
-        response.headers[REQUEST_ID] = request[_ID]
+    given = request.headers.get(REQUEST_ID)
+    with new_request(given if given is not None and _SANE.fullmatch(given) else None) as request_id:
+        response = await handler(request)
+        if not response.prepared:
+            response.headers[REQUEST_ID] = request_id
+        return response
 
 
 def traceparent_of(request: web.Request) -> str | None:
