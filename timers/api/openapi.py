@@ -52,7 +52,7 @@ _HEADERS: Final[Json] = {
     ),
     "Retry-After": ("Seconds until it is worth trying again.", {"type": "integer", "minimum": 0}, 1),
     "WWW-Authenticate": ("How to show who you are.", {"type": "string"}, "Bearer"),
-    "X-Request-Id": ("Names this request in the log.", {"type": "string"}, "0198a8f2-5d4e-7c11-a2b3-6f3f7c1d2e90"),
+    "X-Request-Id": ("Names this request in the log.", {"type": "string"}, "5d4e7c11a2b36f3f7c1d2e90"),
 }
 _PROBLEM_HEADERS: Final = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
 
