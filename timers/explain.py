@@ -52,7 +52,9 @@ def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
                 "or the prefix is paused or at its limit"
             )
         case Status.UNHANDLED:
-            yield f"not run: no live pod served {timer.prefix!r}; start one and retry it"
+            ran = len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
+            what = "its pod died in the run, and" if ran else "not run:"
+            yield f"{what} no live pod served {timer.prefix!r}; start one and retry it"
         case Status.CANCELLED:
             yield "not run: it was cancelled"
         case Status.FAILED:

@@ -34,7 +34,9 @@ class Status(StrEnum):
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = MappingProxyType(
     {
         Status.SCHEDULED: frozenset({Status.SCHEDULED, Status.RUNNING, Status.CANCELLED, Status.UNHANDLED}),
-        Status.RUNNING: frozenset({Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED}),
+        Status.RUNNING: frozenset(
+            {Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED, Status.UNHANDLED}
+        ),
         Status.COMPLETED: frozenset({Status.SCHEDULED}),
         Status.FAILED: frozenset({Status.SCHEDULED}),
         Status.UNHANDLED: frozenset({Status.SCHEDULED}),

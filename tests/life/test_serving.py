@@ -12,11 +12,12 @@ from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
 from timers.engine.undertaker import Undertaker
+from timers.explain import explain
 from timers.model import Status
 from timers.processor import Registry
 from timers.spec import NewTimer
 from timers.store.connect import connect
-from timers.store.store import Nudged, Store
+from timers.store.store import Identity, Nudged, Store
 
 PATIENCE_MS = 200
 
@@ -57,6 +58,31 @@ class TestUnhandled:
             *(Status.SCHEDULED, Status.UNHANDLED, Status.SCHEDULED, Status.RUNNING, Status.COMPLETED)
         ]
 
+    async def test_a_run_whose_only_pod_died_ends_unhandled_and_is_armed_again(
+        self, fleet: Fleet, logged: list[EventDict], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(peers, "FORGET_AFTER_MS", 500)
+        held = Held()
+        dying = await fleet.pod(held, name="dying")
+        await fleet.client.create("note", "x", delay=0, payload={"n": 1})
+        await until(lambda: len(held) == 1, "it runs")
+        await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=PATIENCE_MS)
+        await fleet.kill(dying)
+        await fleet.expire_lease("x")
+        timer = await fleet.reached(Status.UNHANDLED, "x")
+        assert (timer.attempt, timer.failures) == (1, 1)
+        assert explain(timer, timer.updated_ms)[-1].startswith("its pod died in the run, and no live pod served 'note'")
+        alarms = [event for event in logged if event["event"].startswith("timers unhandled")]
+        assert [(alarm["prefix"], alarm["count"], alarm["first"]) for alarm in alarms] == [("note", 1, "x")]
+        calls = Calls()
+        await fleet.pod(calls, name="new")
+        assert (await fleet.client.retry("note", "x")).status is Status.SCHEDULED
+        done = await fleet.completed("x")
+        assert (calls.attempts, calls.timers[0].payload) == ([2], {"n": 1})
+        assert [entry.status for entry in done.history] == [
+            *(Status.SCHEDULED, Status.RUNNING, Status.UNHANDLED, Status.SCHEDULED, Status.RUNNING, Status.COMPLETED)
+        ]
+
     async def test_nothing_that_is_served_paused_or_not_due_ends_so(self, fleet: Fleet) -> None:
         held = Held("mail", concurrency=1)
         await fleet.store.pause("paused", paused=True)
@@ -87,18 +113,19 @@ class TestUnhandled:
 
 
 class _Overdue(Store):
-    """A store with one timer that has been due since time 0, and a clock that the test sets."""
+    """A store with one timer that has been due, or lost by its pod, since time 0, and a clock that the test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, due: dict[str, int], orphans: list[Identity]) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
+        self._due, self._orphans = due, orphans
         self.now_ms_is = 0
         self.abandoned_before: list[int] = []
 
     async def nudge(self, shard: int) -> Nudged:
-        return Nudged(self.now_ms_is, None, {"note": 0}, [])
+        return Nudged(self.now_ms_is, None, self._due, self._orphans)
 
-    async def abandon(self, shard: int, prefix: str, *, due_before_ms: int, most: int, pod: str) -> list[str]:
-        self.abandoned_before.append(due_before_ms)
+    async def abandon(self, shard: int, prefix: str, *, before_ms: int, most: int, pod: str) -> list[str]:
+        self.abandoned_before.append(before_ms)
         return ["x"]
 
 
@@ -111,9 +138,12 @@ class _Others(Peers):
         return self.serving
 
 
-async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_it() -> None:
+@pytest.mark.parametrize(("due", "orphans"), [({"note": 0}, []), ({}, [("note", "x")])], ids=["due", "orphaned"])
+async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_it(
+    due: dict[str, int], orphans: list[Identity]
+) -> None:
     """However often a deploy takes the only pod away, as long as each time is shorter than the patience."""
-    store = _Overdue()
+    store = _Overdue(due, orphans)
     others = _Others(store, "a", dict)
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
     undertaker = Undertaker(pod, others, patience_ms=60_000)

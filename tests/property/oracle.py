@@ -209,6 +209,11 @@ class Oracle:
             self.lives[identity].status = Status.UNHANDLED
             self.lives[identity].note("no live pod serves the prefix", pod)
 
+    def abandon_run(self, identity: Identity, token: int, pod: str) -> None:
+        life = self.lives[identity]
+        life.status, life.token, life.failures = Status.UNHANDLED, token, life.failures + 1
+        life.note("its pod died or lost the lease, and no live pod serves the prefix", pod)
+
     # What becomes of bare keys.
 
     def adopt(self, identity: Identity, value: bytes, wishes: Mapping[str, Any]) -> str:

@@ -57,6 +57,7 @@ VERBS: Final = frozenset(
             "pause",
             "resume",
             "abandon",
+            "abandon: runs",
             "expel",
             "nudge: orphans",
             "page",

@@ -31,6 +31,10 @@ async def extend(store: Store, *timers: Timer, pod: str = POD, lease_ms: int = L
     return await store.extend(0, timers, pod=pod, lease_ms=lease_ms)
 
 
+async def abandon(store: Store) -> list[str]:
+    return await store.abandon(0, PREFIX, before_ms=await store.now_ms() + 1, most=10, pod=OTHER)
+
+
 async def rescue(store: Store, *timer_ids: str, pod: str = OTHER, lease_ms: int = LEASE_MS) -> list[Timer]:
     found = await store.rescue(0, [(PREFIX, timer_id) for timer_id in timer_ids], pod=pod, lease_ms=lease_ms)
     return found.timers
@@ -100,6 +104,55 @@ async def test_a_rescue_counts_as_claim_and_as_failure(store: Store) -> None:
     state = await state_of(store)
     assert state.held == {A: f"{OTHER} {timer.token}"}
     assert {kind: n for kind, n in state.counts.items() if n} == {(Status.RUNNING, PREFIX): 1}
+
+
+async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(store: Store) -> None:
+    """With all that a rescue does but the attempt: a new token for its pod, should it live, and one more failure."""
+    lost = await running(store, lease_ms=1, wishes={"payload": 1})
+    await lease_ended(store, lost)
+    assert await abandon(store) == ["a"]
+    timer = await read(store)
+    assert (timer.status, timer.attempt, timer.failures, timer.version) == (Status.UNHANDLED, 1, 1, lost.version + 1)
+    assert timer.token > lost.token
+    assert timer.lease is None
+    entry = timer.history[-1]
+    assert (entry.status, entry.attempt, entry.pod) == (Status.UNHANDLED, 1, OTHER)
+    assert entry.note == "its pod died or lost the lease, and no live pod serves the prefix"
+    state = await state_of(store)
+    assert (state.held, state.leases, state.due) == ({}, {}, {})
+    assert state.finished == {(Status.UNHANDLED, A): timer.updated_ms}
+    assert {kind: n for kind, n in state.counts.items() if n} == {(Status.UNHANDLED, PREFIX): 1}
+    assert await abandon(store) == []
+    assert await extend(store, lost) == [lost]
+    assert await settle(store, an_end(lost)) == ["fenced"]
+    assert await read(store) == timer
+    assert (await store.revive(PREFIX, "a", note="again")).code == "changed"
+    (again,) = await claim(store)
+    assert (again.attempt, again.failures, again.wishes) == (2, 0, {"payload": 1})
+    assert again.token > timer.token
+
+
+async def test_a_run_is_left_alone_that_is_leased_of_another_queue_paused_or_lost_since(store: Store) -> None:
+    leased = await running(store, "leased")
+    others = await running(store, "x", prefix="others", lease_ms=1)
+    lost = await running(store, "lost", lease_ms=1)
+    for timer in (others, lost):
+        await lease_ended(store, timer)
+    expired_ms = (await state_of(store)).leases[PREFIX, "lost"]
+    assert await store.abandon(0, PREFIX, before_ms=round(expired_ms), most=10, pod=OTHER) == []
+    await store.pause(PREFIX, paused=True)
+    assert await abandon(store) == []
+    await store.pause(PREFIX, paused=False)
+    assert await abandon(store) == ["lost"]
+    for timer in (leased, others):
+        assert (await read(store, timer.id, timer.prefix)).version == timer.version
+
+
+async def test_a_run_whose_lease_a_stranger_has_replaced_can_be_unhandled_too(store: Store) -> None:
+    lost = await running(store, lease_ms=1)
+    await put_in_place_of_lease(store, lost, "list")
+    assert await abandon(store) == ["a"]
+    assert (await state_of(store)).held == {}
 
 
 async def test_a_live_lease_is_not_rescued(store: Store) -> None:

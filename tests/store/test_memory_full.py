@@ -92,6 +92,13 @@ async def test_orphans_are_rescued(real: Store) -> None:
         assert await settle(real, *map(an_end, found.timers), pod=OTHER) == ["settled"]
 
 
+async def test_orphans_that_nobody_serves_end_unhandled(real: Store) -> None:
+    await lease_ended(real, await running(real, lease_ms=1))
+    before_ms = await real.now_ms() + 1
+    async with full(real):
+        assert await real.abandon(0, PREFIX, before_ms=before_ms, most=10, pod=OTHER) == ["a"]
+
+
 async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) -> None:
     await real.arm([arming(timer_id, due="+3600000") for timer_id in ("a", "b", "c")])
     await finished(real, "old", Status.FAILED)

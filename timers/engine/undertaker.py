@@ -1,4 +1,5 @@
-"""Owns timers that nobody serves: overdue ones of a prefix without any live processor become `unhandled`, visibly."""
+"""Owns timers that nobody serves: those of a prefix without any live processor that are overdue, or whose pod died in
+their run, become `unhandled`, visibly."""
 
 import asyncio
 from typing import Final
@@ -9,7 +10,8 @@ from timers.logs import get_logger
 
 EVERY_SECONDS: Final = 5.0
 PATIENCE_MS: Final = 60_000
-"""How long a prefix must have been without a live pod, and its timers overdue: a rolling deploy takes less."""
+"""How long a prefix must have been without a live pod, and its timers overdue or their leases expired: a rolling deploy
+takes less."""
 
 BATCH: Final = 500
 
@@ -34,9 +36,10 @@ class Undertaker:
             await asyncio.sleep(min(EVERY_SECONDS, self._patience_ms / 2000))
 
     async def _look(self, shard: int) -> None:
-        """A queue that is served again, or has nothing overdue, starts its patience anew."""
+        """A queue that is served again, or has nothing overdue or orphaned, starts its patience anew."""
         nudged = await self._pod.store.nudge(shard)
-        unserved = {prefix for prefix in nudged.due if not self._served(shard, prefix)}
+        waiting = {*nudged.due, *(prefix for prefix, _ in nudged.orphans)}
+        unserved = {prefix for prefix in waiting if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
             del self._unserved_since[queue]
         for prefix in unserved:
@@ -47,7 +50,7 @@ class Undertaker:
     def _served(self, shard: int, prefix: str) -> bool:
         return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)
 
-    async def _abandon(self, shard: int, prefix: str, due_before_ms: int) -> None:
-        ids = await self._pod.store.abandon(shard, prefix, due_before_ms=due_before_ms, most=BATCH, pod=self._pod.name)
+    async def _abandon(self, shard: int, prefix: str, before_ms: int) -> None:
+        ids = await self._pod.store.abandon(shard, prefix, before_ms=before_ms, most=BATCH, pod=self._pod.name)
         if ids:
             _log.error("timers unhandled: no live pod serves the prefix", prefix=prefix, count=len(ids), first=ids[0])

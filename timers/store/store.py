@@ -241,9 +241,10 @@ class Store:
         changed = [(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
         return any(changed)
 
-    async def abandon(self, shard: int, prefix: str, *, due_before_ms: int, most: int, pod: str) -> list[str]:
-        """End overdue timers of a queue that no pod serves as `unhandled`. Answers their ids."""
-        (ids,) = await self.run("abandon", shard, [prefix, due_before_ms, most, pod])
+    async def abandon(self, shard: int, prefix: str, *, before_ms: int, most: int, pod: str) -> list[str]:
+        """End as `unhandled` timers of a queue that no pod serves: those due before that time, and runs whose lease
+        expired before it. Answers their ids."""
+        (ids,) = await self.run("abandon", shard, [prefix, before_ms, most, pod])
         return [timer_id.decode() for timer_id in ids]
 
     async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> Claimed:

@@ -137,7 +137,7 @@ class PodVerbs(World):
     def let_expire(self, identity: Identity) -> None:
         member, root = ":".join(identity), keys.root(self.store.shard_of(*identity))
         self.do(self.redis.delete(f"{root}lease:{member}"))
-        self.do(self.redis.zadd(f"{root}leases", {member: self.base_ms}))
+        self.do(self.redis.zadd(f"{root}leases", {member: self.base_ms - 1}))
         self.oracle.lives[identity].leased = False
         self.happened("expire")
 
@@ -165,11 +165,20 @@ class PodVerbs(World):
     @verb(pod=pods, prefix=prefixes, most=st.integers(1, 3))
     def abandon(self, *, pod: str, prefix: str, most: int) -> None:
         for shard in range(SHARDS):
-            mine = [i for i in self.oracle.due(prefix, self.base_ms - 1) if self.store.shard_of(*i) == shard][:most]
-            ids = self.do(self.store.abandon(shard, prefix, due_before_ms=self.base_ms, most=most, pod=pod))
-            assert [(prefix, timer_id) for timer_id in ids] == mine
-            self.oracle.abandon(mine, pod)
-            self.seen["abandon"] += len(mine)
+            due = [i for i in self.oracle.due(prefix, self.base_ms - 1) if self.store.shard_of(*i) == shard][:most]
+            orphans = sorted((i for i in self.oracle.orphans() if self.store.shard_of(*i) == shard), key=":".join)
+            lost = [i for i in orphans[:most] if i[0] == prefix]
+            if prefix in self.oracle.paused:
+                due, lost = [], []
+            ids = self.do(self.store.abandon(shard, prefix, before_ms=self.base_ms, most=most, pod=pod))
+            assert [(prefix, timer_id) for timer_id in ids] == due + lost
+            self.oracle.abandon(due, pod)
+            for timer in self.do(self.store.get(lost)):
+                assert timer is not None
+                assert timer.token > self.oracle.lives[timer.prefix, timer.id].token
+                self.oracle.abandon_run((timer.prefix, timer.id), timer.token, pod)
+            self.seen["abandon"] += len(due)
+            self.seen["abandon: runs"] += len(lost)
 
     @verb(most=st.integers(0, 2))
     def expel(self, *, most: int) -> None:

@@ -1,26 +1,55 @@
--- Timers of a queue that no live pod serves: out of the due index, to be seen and armed again by hand.
+-- Timers of a queue that no live pod serves: out of the due index, and runs whose pod let the lease expire, out of `running`;
+-- to be seen and armed again by hand. Such a run counts as failed, and gets a new token, so that its pod, if it lives, is told.
+-- Nothing of a paused queue.
 --
 -- ARGV[2]  prefix
--- ARGV[3]  due before, epoch ms
--- ARGV[4]  most to take
+-- ARGV[3]  due, or lease expired, before, epoch ms
+-- ARGV[4]  most to take of the due index, and most expired leases to look at
 -- ARGV[5]  pod that found it
--- Answer   {now, {id, …}}
+-- Answer   {now, {id, …}}: the due, then the runs
 
-local prefix, pod = ARGV[2], ARGV[5]
-local ids = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. ARGV[3], 'LIMIT', 0, ARGV[4])
-for _, id in ipairs(ids) do
+local prefix, before, most, pod = ARGV[2], '(' .. ARGV[3], ARGV[4], ARGV[5]
+local ids = {}
+
+local function unhandled(id, member, r, why)
+  local from = r.status
+  r.status = 'u'
+  note(r, pod, '-', why .. 'no live pod serves the prefix')
+  redis.call('ZADD', finished_key('u', prefix), text(now), id)
+  recount(from, 'u', prefix)
+  write(member, r)
+end
+
+local function abandon_due(id)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
   unschedule(prefix, id)
-  if r and r.status == 's' then
-    r.status = 'u'
-    note(r, pod, '-', 'no live pod serves the prefix')
-    redis.call('ZADD', finished_key('u', prefix), text(now), id)
-    recount('s', 'u', prefix)
-    write(member, r)
-  end
+  if r and r.status == 's' then unhandled(id, member, r, '') end
+  ids[#ids + 1] = id
 end
-refresh_head(prefix)
+
+local function abandon_run(id, member)
+  if is_leased(member) then return end
+  local r, trouble, raw = read(member)
+  if not r then quarantine(prefix, id, trouble, raw) end
+  -- Freeing first, as in claim. In the lease's place may be a stranger's value.
+  redis.call('DEL', lease_key(member))
+  redis.call('ZREM', root .. 'leases', member)
+  if r and r.status == 'r' then
+    r.token, r.failures = text(take_tokens(1)), text(r.failures + 1)
+    unhandled(id, member, r, 'its pod died or lost the lease, and ')
+  end
+  ids[#ids + 1] = id
+end
+
+if redis.call('SISMEMBER', root .. 'paused', prefix) == 0 then
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', before, 'LIMIT', 0, most)) do abandon_due(id) end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', before, 'LIMIT', 0, most)) do
+    local of, id = string.match(member, '^([^:]*):(.*)$')
+    if of == prefix then abandon_run(id, member) end
+  end
+  refresh_head(prefix)
+end
 conclude()
 return {text(now), ids}
