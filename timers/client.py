@@ -1,10 +1,9 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from timers.actions import Act, Counts, act_on_all, check_action
 from timers.coverage import Uncovered, read_uncovered
@@ -40,8 +39,7 @@ _CHANGE_TRIES: Final = 10
 """A change reads, edits and compares versions; this many writers in a row would have to come between."""
 
 
-@dataclass(frozen=True, slots=True)
-class Armed:
+class Armed(NamedTuple):
     """A timer that is now there, and whether this call `created` it, `replaced` another or `kept` what was there."""
 
     timer: Timer

@@ -55,25 +55,20 @@ class ManyRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """200 a result for each timer, in order."""
         read_query(request)
-        refused: dict[str, TimersError | None] = {}
-        wishes = [await self._wish(request, value, refused) for value in await _read_batch(request)]
+        wishes = await self._served(request, [_wish(value) for value in await _read_batch(request)])
         news = [wish for wish in wishes if isinstance(wish, NewTimer)]
         traceparent, quota = traceparent_of(request), quota_of(request)
         came = iter(await self._client.batch(news, traceparent=traceparent, quota=quota) if news else ())
         results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
         return answer({"results": results})
 
-    async def _wish(self, request: web.Request, value: Any, refused: dict[str, TimersError | None]) -> Wish:
-        """`refused` remembers what was found of the batch's prefixes."""
-        if isinstance(value, TimersError):
-            return value
-        try:
-            new = NewTimer.parse(as_object(value))
-        except TimersError as error:
-            return error
-        if new.prefix not in refused:
-            refused[new.prefix] = await self._refusal(request, new.prefix)
-        return refused[new.prefix] or new
+    async def _served(self, request: web.Request, wishes: Sequence[Wish]) -> Sequence[Wish]:
+        """The wishes, those of a prefix that is not the caller's or nobody's replaced by the error."""
+        prefixes = {wish.prefix for wish in wishes if isinstance(wish, NewTimer)}
+        refused = {prefix: error for prefix in prefixes if (error := await self._refusal(request, prefix))}
+        if not refused:
+            return wishes
+        return [refused.get(wish.prefix, wish) if isinstance(wish, NewTimer) else wish for wish in wishes]
 
     async def _refusal(self, request: web.Request, prefix: str) -> TimersError | None:
         try:
@@ -117,6 +112,15 @@ async def _read_batch(request: web.Request) -> Sequence[Any]:
         given = f"{len(values)} timers" if isinstance(values, list) else values
         raise InvalidInput.of("timers", given, f"a list of at most {BATCH_LIMIT} timers")
     return values
+
+
+def _wish(value: Any) -> Wish:
+    if isinstance(value, TimersError):
+        return value
+    try:
+        return NewTimer.parse(as_object(value))
+    except TimersError as error:
+        return error
 
 
 def _result(came: Armed | TimersError) -> dict[str, Any]:

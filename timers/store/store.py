@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 
@@ -28,8 +28,7 @@ Identity = tuple[str, str]
 """(prefix, id)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arming:
+class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server."""
 
     prefix: str
@@ -49,8 +48,7 @@ class Quota:
     prefixes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a script said about one timer, and the timer that is now there (None where there is none)."""
 
     code: str
