@@ -4,14 +4,14 @@
 -- Answer   {now, code, …}: `adopted`, `moved` (SET again), `same`, `gone` (changed or expired since it was read, or without
 --          a TTL), `running` (after the run)
 
-local CLOCK_MS = 10     -- PTTL and TIME may disagree by a millisecond or two; a SET that moves less than this is the same
+local CLOCK_MS = 10     -- a SET that moves less than this is the same
 local answer = {text(now)}
 
 local function adopt(prefix, id, value, wishes)
   local member = member_of(prefix, id)
-  local left = redis.call('PTTL', member)
-  if left <= 0 or redis.call('GET', member) ~= value then return 'gone' end
-  local r, due = read_or_clear(prefix, id), now + left
+  local due = redis.call('PEXPIRETIME', member)
+  if due <= now or redis.call('GET', member) ~= value then return 'gone' end
+  local r = read_or_clear(prefix, id)
   if r and r.status == 'r' then return 'running' end
   local adopted = r and redis.call('ZSCORE', root .. 'adopted', member)
   if adopted and math.abs(due - r.due) <= CLOCK_MS and string.match(r.rest, '^[^\n]*') == wishes then return 'same' end
