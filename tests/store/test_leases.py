@@ -150,6 +150,7 @@ async def test_a_run_is_left_alone_that_is_leased_of_another_queue_paused_or_los
 
 async def test_a_run_whose_lease_a_stranger_has_replaced_can_be_unhandled_too(store: Store) -> None:
     lost = await running(store, lease_ms=1)
+    await lease_ended(store, lost)
     await put_in_place_of_lease(store, lost, "list")
     assert await abandon(store) == ["a"]
     assert (await state_of(store)).held == {}
