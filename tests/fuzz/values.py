@@ -69,14 +69,27 @@ def as_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
 
 @schemathesis.hook
 def before_call(_context: schemathesis.HookContext, case: "schemathesis.Case[Any]", _options: dict[str, Any]) -> None:
-    """Send integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), and due times
-    within reach of now, which is what no schema can say. The last moment, because not all bodies pass `map_body`."""
+    """Send integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), due times
+    within reach of now, and ends of repeats after them, which is what no schema can say. The last moment, because not
+    all bodies pass `map_body`."""
     body: Any = _plain(case.body)
     due_at = body.get("due_at") if isinstance(body, dict) else None
     if isinstance(due_at, int) and IN_REACH_MS < due_at <= MAX_TIME_MS:
         body = {**body, "due_at": due_at % IN_REACH_MS}
+    repeat = body.get("repeat") if isinstance(body, dict) else None
+    if isinstance(repeat, dict) and "until" in repeat:
+        body = {**body, "repeat": {**repeat, "until": _later(repeat["until"])}}
     if repr(body) != repr(case.body):  # 2 and 2.0 are equal; and a body that is set is judged anew
         case.body = body
+
+
+def _later(until: Any) -> Any:
+    """The same kind of time, but after 2100: no due time of these runs is."""
+    if isinstance(until, str) and until.startswith("20"):
+        return f"21{until[2:]}"
+    if isinstance(until, int) and not isinstance(until, bool) and 0 <= until <= MAX_TIME_MS:
+        return MAX_TIME_MS - until % IN_REACH_MS
+    return until
 
 
 def _plain(value: Any) -> Any:
