@@ -107,8 +107,15 @@ async def key_gone(store: Store, key: str) -> None:
 
 
 async def lease_ended(store: Store, timer: Timer) -> None:
-    """Waits until the timer's lease has run out."""
+    """Waits until the timer's lease has run out: its key, and its end in the index. A server, the fake one above all,
+    may read its clock anew between the two."""
     await key_gone(store, lease_key(timer))
+    end_ms = await store.connections.commands.zscore("timers:{0}:leases", timer.key)
+
+    async def passed() -> bool:
+        return end_ms is None or await store.now_ms() > end_ms
+
+    await eventually(passed, f"the end of the lease of {timer.key}")
 
 
 async def put_in_place_of_lease(store: Store, timer: Timer, kind: str) -> None:
