@@ -92,13 +92,8 @@ async def act_on_all(
     Unavailable; what was done before stays, and repeating goes on from there."""
     counts = Counts()
     for status in statuses:
-        cursor: str | None = None
-        while True:
-            page = await queries.page(replace(wanted, status=status), limit=PAGE, cursor=cursor)
-            await _act_on_some([timer for timer in page.items if not skip(timer)], act, counts)
-            if page.next_cursor is None:
-                break
-            cursor = page.next_cursor
+        async for timers in queries.pages(replace(wanted, status=status), limit=PAGE):
+            await _act_on_some([timer for timer in timers if not skip(timer)], act, counts)
     return counts
 
 

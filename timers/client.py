@@ -247,14 +247,9 @@ class TimerClient:
 
     async def iterate(self, **wanted: Any) -> AsyncIterator[Timer]:
         """All timers that pass, read page by page."""
-        cursor: str | None = None
-        while True:
-            page = await self.list(limit=PAGE_LIMIT, cursor=cursor, **wanted)
-            for timer in page.items:
+        async for timers in Queries(await self._open()).pages(Filter.parse(**wanted)):
+            for timer in timers:
                 yield timer
-            if page.next_cursor is None:
-                return
-            cursor = page.next_cursor
 
     async def act(
         self,

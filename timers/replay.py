@@ -14,7 +14,7 @@ from timers.durations import format_time
 from timers.errors import InvalidInput
 from timers.model import Status, Timer
 from timers.processor import Rate
-from timers.store.queries import PAGE_LIMIT, Filter, Queries
+from timers.store.queries import Filter, Queries
 from timers.store.store import Store
 
 REPLAY_LIMIT: Final = 100_000
@@ -75,14 +75,9 @@ async def arm_again(store: Store, planned: Sequence[Replayed]) -> list[Replayed]
 
 async def _finished(queries: Queries, window: Filter) -> AsyncIterator[Timer]:
     for status in _STATUSES:
-        cursor: str | None = None
-        while True:
-            page = await queries.page(replace(window, status=status), limit=PAGE_LIMIT, cursor=cursor)
-            for timer in page.items:
+        async for timers in queries.pages(replace(window, status=status)):
+            for timer in timers:
                 yield timer
-            if page.next_cursor is None:
-                break
-            cursor = page.next_cursor
 
 
 def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]:

@@ -17,14 +17,10 @@ from timers.store.store import Store
 async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
     """All pages, one after the other."""
     found: list[Timer] = []
-    cursor: str | None = None
-    while True:
-        page = await Queries(store).page(wanted, limit=limit, cursor=cursor)
-        assert len(page.items) <= limit
-        found += page.items
-        if page.next_cursor is None:
-            return found
-        cursor = page.next_cursor
+    async for timers in Queries(store).pages(wanted, limit=limit):
+        assert len(timers) <= limit
+        found += timers
+    return found
 
 
 async def one_of_each(store: Store) -> None:

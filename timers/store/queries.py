@@ -173,6 +173,14 @@ class Queries:
                     break
         return Page(items, None)
 
+    async def pages(self, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
+        """All timers that pass, so many at a time, in the order of `page`."""
+        page = await self.page(wanted, limit=limit)
+        yield page.items
+        while page.next_cursor is not None:
+            page = await self.page(wanted, limit=limit, cursor=page.next_cursor)
+            yield page.items
+
     async def counts(self) -> dict[str, dict[Status, int]]:
         """How many timers of each prefix are in each status; zeros left out."""
         found: dict[str, dict[Status, int]] = {}
