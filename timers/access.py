@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Self, get_args
 
 from timers.errors import InvalidInput
+from timers.fields import PREFIX_RULE, check_prefix
 from timers.processor import Rate
-from timers.spec import PREFIX_RULE, check_prefix
 
 Right = Literal["read", "write", "operate"]
 

@@ -19,11 +19,12 @@ from timers.errors import (
     VersionMismatch,
 )
 from timers.feed import Event, Feed
+from timers.fields import check_id, check_prefix, check_traceparent
 from timers.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
 from timers.gathering import Gathering
 from timers.model import Status, Timer
 from timers.planning import changed_progress, due_of_change, new_id, plan
-from timers.spec import NewTimer, TimerChange, check_id, check_prefix, check_traceparent
+from timers.spec import NewTimer, TimerChange
 from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.queries import PAGE_LIMIT, Change, Filter, Page, Queries

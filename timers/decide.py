@@ -10,7 +10,7 @@ from timers import calendar
 from timers.durations import Duration, format_time, parse_ms, parse_time
 from timers.model import Progress, Status, Timer
 from timers.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.spec import RetryPolicy
+from timers.policies import RetryPolicy
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from timers.durations import format_time, parse_ms, to_datetime
-from timers.spec import MissedPolicy, Repeat, RetryPolicy
+from timers.policies import MissedPolicy, Repeat, RetryPolicy
 
 Json = Any
 """A JSON value as Python's `json` gives it."""

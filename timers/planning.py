@@ -8,7 +8,8 @@ from timers import calendar
 from timers.durations import Duration, format_time, parse_time
 from timers.errors import InvalidInput
 from timers.model import NO_PROGRESS, Progress, Timer
-from timers.spec import NewTimer, Repeat, TimerChange
+from timers.policies import Repeat
+from timers.spec import NewTimer, TimerChange
 from timers.store.store import Arming
 
 FURTHEST_MS: Final = 10 * 366 * 24 * 3600 * 1000

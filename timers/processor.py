@@ -16,9 +16,11 @@ from structlog.typing import FilteringBoundLogger
 
 from timers.durations import parse_ms
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
+from timers.fields import DurationInput, check_prefix
 from timers.model import Timer
 from timers.outcome import Done, Rearm
-from timers.spec import DurationInput, NewTimer, RetryPolicy, check_prefix
+from timers.policies import RetryPolicy
+from timers.spec import NewTimer
 
 BURST_US: Final = 50_000
 """What a rate lets through at once after a pause: as much as it gives in 50 ms, so that claims come in batches."""

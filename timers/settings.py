@@ -37,7 +37,7 @@ from pydantic_settings import (
 from timers.access import ENTRY_RULE, read_entries
 from timers.durations import DAY_MS, parse_ms
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
-from timers.spec import PREFIX_RULE, check_prefix
+from timers.fields import PREFIX_RULE, check_prefix
 
 Role = Literal["api", "worker"]
 

@@ -1,4 +1,4 @@
-"""Owns the JSON Schemas of what callers write: the same rules as in `spec`, in words that other programs read.
+"""Owns the JSON Schemas of what callers write: the same rules as in the models, in words that other programs read.
 
 What JSON Schema cannot say is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, …
 """

@@ -15,7 +15,7 @@ from tests.chaos.witness import Event, Kind, Made, Verb, Witness
 from timers import NewTimer, TimerClient, TimersError
 from timers.client import Armed
 from timers.errors import AlreadyExists, Refused, Unavailable
-from timers.spec import Repeat
+from timers.policies import Repeat
 
 BATCH: Final = 500
 TRIES: Final = 50

@@ -14,7 +14,7 @@ from timers.durations import format_time, parse_time
 from timers.embedded import EmbeddedServer
 from timers.model import Status, Timer
 from timers.outcome import Missed
-from timers.spec import RetryPolicy
+from timers.policies import RetryPolicy
 from timers.store.connect import connect
 from timers.store.store import Settlement, Store
 

@@ -14,7 +14,8 @@ from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_interval, parse_m
 from timers.errors import InvalidInput
 from timers.model import TRANSITIONS, Progress, Status, Timer
 from timers.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.spec import NewTimer, RetryPolicy
+from timers.policies import RetryPolicy
+from timers.spec import NewTimer
 
 steady = settings(deadline=None, max_examples=200)
 

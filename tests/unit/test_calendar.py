@@ -9,7 +9,7 @@ from timers import calendar
 from timers.calendar import CATCH_UP_LIMIT, Planned, first_slot, next_occurrence, start
 from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, format_time
 from timers.model import Progress, Timer
-from timers.spec import Repeat
+from timers.policies import Repeat
 
 GRACE = {"grace": "10m"}
 

@@ -16,7 +16,8 @@ from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.errors import InvalidInput
 from timers.model import HistoryEntry, Progress, Status, Timer
 from timers.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
-from timers.spec import IN_TIME_MS, NewTimer, RetryPolicy
+from timers.policies import IN_TIME_MS, RetryPolicy
+from timers.spec import NewTimer
 
 ENDED_MS = START_MS + 300
 BROKEN = Failed("ValueError", "broken")

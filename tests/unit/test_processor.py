@@ -12,8 +12,8 @@ from tests.unit.samples import a_timer, run
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.model import Timer
 from timers.outcome import Done, Rearm
+from timers.policies import RetryPolicy
 from timers.processor import BUILT_IN, Context, Limits, Processor, Rate, Registry, load, processor
-from timers.spec import RetryPolicy
 
 WriteModule = Callable[..., str]
 

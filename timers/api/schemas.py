@@ -5,19 +5,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from timers import shapes
+from timers.fields import AnyDuration, Id, Prefix, Time, Timeout
 from timers.model import Status
-from timers.spec import (
-    AnyDuration,
-    Id,
-    MissedInput,
-    NewTimer,
-    Prefix,
-    Repeat,
-    RetryPolicy,
-    Time,
-    Timeout,
-    Wishes,
-)
+from timers.policies import MissedInput, Repeat, RetryPolicy
+from timers.spec import NewTimer, Wishes
 
 Instant = Annotated[
     str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})

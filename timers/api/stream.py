@@ -13,7 +13,7 @@ from timers.api.scope import Visible, visible_to
 from timers.api.tracing import REQUEST_ID, current_request_id
 from timers.client import TimerClient
 from timers.feed import Event, Listener, Wants, event_json
-from timers.spec import check_prefix
+from timers.fields import check_prefix
 from timers.store.queries import Change
 
 HEARTBEAT_SECONDS: Final = 15.0

@@ -10,7 +10,7 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars, get_contextvars, reset_contextvars
 
 from timers.errors import InvalidInput
-from timers.spec import check_traceparent
+from timers.fields import check_traceparent
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -11,7 +11,7 @@ from typing import Any, Final, overload
 
 from timers.durations import parse_ms
 from timers.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
-from timers.spec import MissedPolicy, Repeat, RetryPolicy
+from timers.policies import MissedPolicy, Repeat, RetryPolicy
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",

@@ -10,8 +10,9 @@ from typing import Any, Final, Self
 
 from timers.durations import parse_time
 from timers.errors import InvalidInput
+from timers.fields import TimeInput, check_prefix
 from timers.model import Status, Timer
-from timers.spec import TAG_LIMIT_CHARACTERS, TimeInput, check_prefix
+from timers.spec import TAG_LIMIT_CHARACTERS
 from timers.store import codec, keys
 from timers.store.scripts import Argument, reachable
 from timers.store.store import Store

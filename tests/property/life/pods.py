@@ -11,8 +11,8 @@ from timers.decide import decide
 from timers.durations import DAY_MS, HOUR_MS
 from timers.model import Status, Timer
 from timers.outcome import Outcome
+from timers.policies import RetryPolicy
 from timers.processor import Limits
-from timers.spec import RetryPolicy
 from timers.store import keys
 from timers.store.queries import Filter, Queries
 from timers.store.store import Identity, Settlement

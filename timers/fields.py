@@ -1,0 +1,77 @@
+"""Owns the values that several models and calls take: identities, durations, times and traces, checked one by one."""
+
+import re
+from typing import Annotated, Final
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from timers import shapes
+from timers.durations import Duration, parse_ms, parse_time
+from timers.errors import InvalidInput
+from timers.shapes import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
+
+PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
+ID_RULE: Final = f"an id like {ID_PATTERN}"
+
+_PREFIX: Final = re.compile(PREFIX_PATTERN)
+_ID: Final = re.compile(ID_PATTERN)
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context §3.2: version, trace, parent, flags."""
+
+DurationInput = str | int | float
+TimeInput = str | int
+
+
+def check_prefix(value: object, field: str = "prefix") -> str:
+    """The prefix if it follows the grammar; else InvalidInput."""
+    if isinstance(value, str) and value != RESERVED_PREFIX and _PREFIX.fullmatch(value):
+        return value
+    raise InvalidInput.of(field, value, PREFIX_RULE)
+
+
+def check_id(value: object, field: str = "id") -> str:
+    """The id if it follows the grammar; else InvalidInput."""
+    if isinstance(value, str) and _ID.fullmatch(value):
+        return value
+    raise InvalidInput.of(field, value, ID_RULE)
+
+
+def check_traceparent(value: object, field: str = "traceparent") -> str:
+    """The trace if it is one; else InvalidInput."""
+    if isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+        return value
+    raise InvalidInput.of(field, value, "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal")
+
+
+def checked_duration(value: object) -> DurationInput:
+    """Any duration, kept as the caller wrote it (a timedelta in its text form, because records are JSON)."""
+    parsed = Duration.parse(value)
+    return value if isinstance(value, str | int | float) else str(parsed)
+
+
+def _checked_timeout(value: object) -> DurationInput:
+    """As a duration, and long enough for a run to end in it."""
+    checked = checked_duration(value)
+    parse_ms(checked, minimum=1)
+    return checked
+
+
+def _checked_time(value: object) -> TimeInput:
+    """Text as the caller wrote it, anything else as epoch milliseconds."""
+    at_ms = parse_time(value)
+    return value if isinstance(value, str) else at_ms
+
+
+Prefix = Annotated[
+    str,
+    PlainValidator(lambda value: check_prefix(value, "")),
+    WithJsonSchema(shapes.PREFIX),
+]
+Id = Annotated[
+    str,
+    PlainValidator(lambda value: check_id(value, "")),
+    WithJsonSchema(shapes.ID),
+]
+AnyDuration = Annotated[DurationInput, PlainValidator(checked_duration), WithJsonSchema(shapes.DURATION)]
+Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(shapes.TIMEOUT)]
+Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(shapes.TIME)]

@@ -1,0 +1,185 @@
+"""Owns the policies of a timer: how a failed run is tried again, how a cycle goes on, what becomes of a missed run."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    WithJsonSchema,
+    model_validator,
+)
+
+from timers import shapes
+from timers.cron import Cron, parse_timezone
+from timers.durations import Duration, parse_interval, parse_ms, parse_time
+from timers.errors import FieldError, InvalidInput, shown
+from timers.fields import AnyDuration, DurationInput, Time, checked_duration
+from timers.shapes import LADDER_LIMIT
+from timers.strict import StrictModel
+
+IN_TIME_MS: Final = 1000
+"""How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""
+
+FOR_REPEATS: Final = ("latest", "all")
+"""The missed policies that say what to do with several occurrences."""
+
+
+def _checked_interval(value: object) -> DurationInput:
+    """As a duration, but above zero, and with the named intervals."""
+    parsed = parse_interval(value)
+    return value if isinstance(value, str | int | float) else str(parsed)
+
+
+def _checked_backoff(value: object) -> str | tuple[DurationInput, ...]:
+    if isinstance(value, str) and value in ("exponential", "fixed"):
+        return value
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= LADDER_LIMIT:
+        raise InvalidInput.of("", value, f"'exponential', 'fixed' or a list of 1 to {LADDER_LIMIT} durations")
+    steps: list[DurationInput] = []
+    errors: list[FieldError] = []
+    for position, step in enumerate(value):
+        try:
+            steps.append(checked_duration(step))
+        except InvalidInput as error:
+            errors += error.under(str(position)).errors
+    if errors:
+        raise InvalidInput(errors)
+    return tuple(steps)
+
+
+def _checked_zone(value: str) -> str:
+    parse_timezone(value, "")
+    return value
+
+
+Interval = Annotated[DurationInput, PlainValidator(_checked_interval), WithJsonSchema(shapes.INTERVAL)]
+Backoff = Annotated[str | tuple[DurationInput, ...], PlainValidator(_checked_backoff), WithJsonSchema(shapes.BACKOFF)]
+CronText = Annotated[StrictStr, WithJsonSchema(shapes.CRON)]
+Zone = Annotated[StrictStr, AfterValidator(_checked_zone), WithJsonSchema(shapes.ZONE)]
+
+
+class RetryPolicy(StrictModel):
+    """When to try again after a failed attempt, and how often.
+
+    `backoff` is `exponential` (base × 2^(failures-1), at most cap; with jitter a uniform draw from [half, whole], so a
+    herd spreads but nobody retries at once), `fixed` (base each time), or a ladder: a list of waits, each before one
+    try. `max_attempts` is the number of failed attempts after which the timer has failed; a ladder brings its own.
+    """
+
+    model_config = ConfigDict(json_schema_extra=shapes.LADDER_HAS_ITS_MAXIMUM)
+
+    max_attempts: int = Field(default=5, ge=1, le=1000, strict=True)
+    backoff: Backoff = "exponential"
+    base: AnyDuration = "1s"
+    cap: AnyDuration = "1h"
+    jitter: StrictBool = True
+
+    @model_validator(mode="after")
+    def _ladder_has_its_own_maximum(self) -> Self:
+        if self.ladder_ms is not None and "max_attempts" in self.model_fields_set:
+            raise InvalidInput.of(
+                "max_attempts", self.max_attempts, "nothing beside a ladder: its number of steps is the maximum"
+            )
+        return self
+
+    @property
+    def ladder_ms(self) -> tuple[int, ...] | None:
+        """The ladder's waits in milliseconds; None where the backoff is a formula."""
+        if isinstance(self.backoff, str):
+            return None
+        return tuple(parse_ms(step) for step in self.backoff)
+
+    def to_json(self) -> dict[str, Any]:
+        """The policy as the API shows it."""
+        if isinstance(self.backoff, tuple):
+            return {"backoff": list(self.backoff)}
+        return self.model_dump()
+
+
+class Repeat(StrictModel):
+    """A declared cycle: exactly one of `every` (a duration or a name such as `DAILY`) and `cron` (five fields).
+
+    `timezone` (IANA) is where days, months and cron fields are counted. `count` is the number of occurrences in all;
+    nothing is planned after `until`. `fixed_rate` plans from the previous planned time, `fixed_delay` from the end of
+    the run.
+    """
+
+    model_config = ConfigDict(json_schema_extra=shapes.EVERY_OR_CRON)
+
+    every: Interval | None = None
+    cron: CronText | None = None
+    timezone: Zone = "UTC"
+    count: StrictInt | None = Field(default=None, ge=1, le=1_000_000_000)
+    until: Time | None = None
+    mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
+
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+        every, cron = given.get("every"), given.get("cron")
+        if (every is None) == (cron is None):
+            yield FieldError("every", shown({"every": every, "cron": cron}), "exactly one of every and cron")
+
+    @model_validator(mode="after")
+    def _cron_has_times(self) -> Self:
+        if self.cron is not None:
+            Cron.parse(self.cron, self.timezone, "cron")
+        return self
+
+    @property
+    def interval(self) -> Duration | None:
+        """The interval of `every`."""
+        return None if self.every is None else parse_interval(self.every, "every")
+
+    @property
+    def until_ms(self) -> int | None:
+        """The end of the cycle in epoch ms."""
+        return None if self.until is None else parse_time(self.until, "until")
+
+    def to_json(self) -> dict[str, Any]:
+        """The cycle as the API shows it."""
+        return self.model_dump(exclude_none=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MissedPolicy:
+    """What to do with a run that could not start in time: `fire`, `skip`, `grace` (fire up to that much late), and for
+    repeats `latest` (one run for all that were missed) or `all` (each of them, bounded)."""
+
+    policy: Literal["fire", "skip", "grace", "latest", "all"] = "fire"
+    grace: DurationInput | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> "MissedPolicy":
+        """From `"fire"` … or `{"grace": "10m"}`."""
+        for policy in ("fire", "skip", "latest", "all"):
+            if value == policy:
+                return cls(policy)
+        if isinstance(value, Mapping) and set(value) == {"grace"}:
+            try:
+                return cls("grace", checked_duration(value["grace"]))
+            except InvalidInput as error:
+                raise error.under("grace") from None
+        raise InvalidInput.of("", value, "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}")
+
+    @property
+    def allowed_ms(self) -> int:
+        """How late a run may start and still count as in time."""
+        return IN_TIME_MS if self.grace is None else max(parse_ms(self.grace), IN_TIME_MS)
+
+    def to_json(self) -> str | dict[str, Any]:
+        """As the API shows it."""
+        return self.policy if self.grace is None else {"grace": self.grace}
+
+
+def _checked_missed(value: object) -> str | dict[str, DurationInput]:
+    return MissedPolicy.parse(value).to_json()
+
+
+MissedInput = Annotated[str | dict[str, DurationInput], PlainValidator(_checked_missed), WithJsonSchema(shapes.MISSED)]

@@ -1,0 +1,62 @@
+"""Owns how a caller's plain data becomes a model: nothing unknown is passed over, and every error names its field."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from timers.errors import FieldError, InvalidInput, shown
+
+
+class StrictModel(BaseModel):
+    """Frozen, and strict about unknown names: a misspelt option must not be silently ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """The model from plain data; raises InvalidInput naming each bad field."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            found = invalid_input(error)
+        named = {each.field for each in found.errors}
+        more = cls._contradictions(value) if isinstance(value, Mapping) else ()
+        raise InvalidInput([*found.errors, *(each for each in more if each.field not in named)])
+
+    @model_validator(mode="after")
+    def _without_contradictions(self) -> Self:
+        if errors := list(self._contradictions(self.__dict__)):
+            raise InvalidInput(errors)
+        return self
+
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterable[FieldError]:
+        """What is wrong between the fields, checked or as they were given: pydantic does not come that far where one
+        of them is wrong by itself, and whoever asks wants to hear of all."""
+        return ()
+
+
+_ACCEPTED: Final = {
+    "extra_forbidden": "no field of that name",
+    "model_type": "an object",
+    "dict_type": "an object",
+    "tuple_type": "a list",
+}
+"""In JSON's words what pydantic says in Python's."""
+
+
+def invalid_input(error: ValidationError) -> InvalidInput:
+    """A pydantic error in this project's words."""
+    found: list[FieldError] = []
+    for item in error.errors(include_url=False):
+        cause = item.get("ctx", {}).get("error")
+        path = ".".join(str(part) for part in item["loc"])
+        if isinstance(cause, InvalidInput):
+            found += cause.under(path).errors if path else cause.errors
+        elif item["type"] == "missing":
+            found.append(FieldError(path, "nothing", "a value; the field is required"))
+        else:
+            accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
+            found.append(FieldError(path, shown(item["input"]), accepted))
+    return InvalidInput(found)
