@@ -1,6 +1,5 @@
 """Owns what a caller may ask for: a new timer and a change, field by field and as a whole."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
@@ -16,6 +15,7 @@ from pydantic import (
 )
 
 from timers import shapes
+from timers.compactjson import encode_with
 from timers.errors import FieldError, InvalidInput, shown
 from timers.fields import AnyDuration, Id, Prefix, Time, Timeout
 from timers.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
@@ -24,8 +24,8 @@ from timers.strict import StrictModel
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
 
-# Made once: json.dumps with options makes an encoder at every call.
-_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_ENCODE = encode_with(allow_nan=False)
+
 
 # What JSON can name and UTF-8 cannot hold.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
+from timers.compactjson import encode_with
 from timers.durations import parse_ms
 from timers.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.policies import MissedPolicy, Repeat, RetryPolicy
@@ -26,7 +27,7 @@ STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LE
 NOTE_LIMIT_CHARACTERS: Final = 200
 
 _DECODER: Final = json.JSONDecoder()
-_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_ENCODE: Final = encode_with(allow_nan=True)
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
 
