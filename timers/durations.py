@@ -177,13 +177,14 @@ def to_datetime(at_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=at_ms)
 
 
+@lru_cache(maxsize=4096)  # the times of one answer are few
 def format_time(at_ms: int) -> str:
     """`2026-11-21T20:00:00.000Z`: UTC, always three decimals, so that texts sort as the times do."""
     seconds, ms = divmod(at_ms, 1000)
     return f"{_second(seconds)}.{ms:03d}Z"
 
 
-@lru_cache(maxsize=4096)  # the times of one answer share few seconds
+@lru_cache(maxsize=4096)  # and share fewer seconds
 def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from timers.durations import format_time, parse_ms, to_datetime
 from timers.policies import MissedPolicy, Repeat, RetryPolicy
@@ -50,8 +50,7 @@ HISTORY_LIMIT: Final = 50
 """Entries a record keeps; older ones are dropped, and a marker in the oldest place says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
+class HistoryEntry(NamedTuple):
     """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's."""
 
     at_ms: int
