@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -11,6 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from timers.errors import ConfigurationError
+from timers.store.line import Line
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_TIMEOUT_SECONDS: Final = 2.0
@@ -24,11 +25,19 @@ _NEVER: Final = Retry(NoBackoff(), 0)
 @dataclass(frozen=True, slots=True)
 class Connections:
     """The ways to one db: `commands` is a bounded pool; `reserved` is a single connection that only the heartbeat uses,
-    so that leases are extended however busy the pool is; `dial` makes a connection of its own for a subscriber."""
+    so that leases are extended however busy the pool is; `line` makes a connection for one caller, `dial` one for a
+    subscriber, who closes it."""
 
     commands: Redis
     reserved: Redis
     db: int
+    _lines: list[Line] = field(default_factory=list)
+
+    def line(self) -> Line:
+        """A connection outside the pools, for one caller; not yet opened, closed with all the others."""
+        line = Line(self.dial(), answer_s=ANSWER_TIMEOUT_SECONDS)
+        self._lines.append(line)
+        return line
 
     def dial(self) -> AbstractConnection:
         """A connection outside every pool, not yet opened, whose reads wait as long as it takes."""
@@ -37,7 +46,9 @@ class Connections:
         return connection
 
     async def close(self) -> None:
-        """Close the pools."""
+        """Close the pools and the lines."""
+        for line in self._lines:
+            await line.close()
         await self.commands.aclose(close_connection_pool=True)
         await self.reserved.aclose(close_connection_pool=True)
 
@@ -76,6 +87,8 @@ class _Obedient(AbstractConnection):
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         """As redis-py's, under the same limit of time."""
         seconds, self.socket_timeout = self.socket_timeout, None
+        if seconds is None:
+            return await super().send_packed_command(command, check_health)
         try:
             async with asyncio.timeout(seconds):
                 await super().send_packed_command(command, check_health)

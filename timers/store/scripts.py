@@ -20,6 +20,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import Unavailable
+from timers.store.line import Line
 
 Argument = str | int | bytes
 
@@ -71,7 +72,7 @@ async def reachable() -> AsyncIterator[None]:
             raise
 
 
-async def run(redis: Redis, name: str, root: str, arguments: Sequence[Argument]) -> Any:
+async def run(redis: Redis | Line, name: str, root: str, arguments: Sequence[Argument]) -> Any:
     """Run a script on a shard. Raises Unavailable; a server that lost its script cache is given the script again."""
     async with reachable():
         try:
@@ -80,11 +81,11 @@ async def run(redis: Redis, name: str, root: str, arguments: Sequence[Argument])
             return await redis.eval(source(name), 1, root, *arguments)
 
 
-async def run_all(redis: Redis, name: str, calls: Sequence[Call]) -> list[Any]:
-    """Run a script several times, in order and in one round trip. Raises as `run`;
-    the calls before the one that failed have been made, and those after it may have been."""
+async def run_all(redis: Redis, name: str, calls: Sequence[Call], *, line: Line | None = None) -> list[Any]:
+    """Run a script several times, in order and in one round trip; a single call over the line if there is one. Raises
+    as `run`; the calls before the one that failed have been made, and those after it may have been."""
     if len(calls) == 1:
-        return [await run(redis, name, *calls[0])]
+        return [await run(line or redis, name, *calls[0])]
     async with reachable():
         answers = await _pipelined(redis, name, calls)
     # Those that a server without the script did not run: all, or the last after a flush in between, so the order stays.

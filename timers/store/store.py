@@ -15,6 +15,7 @@ from timers.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.processor import NO_LIMITS, Limits
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections
+from timers.store.line import Line
 
 NUDGE_LIMIT: Final = 500
 """Trigger keys touched a queue and call: a script that published many more could get a fast subscriber cut off."""
@@ -119,10 +120,15 @@ class Store:
         return server_ms
 
     async def arm(
-        self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, quota: Quota | None = None
+        self,
+        armings: Sequence[Arming],
+        *,
+        edit_lock_ms: int = 0,
+        quota: Quota | None = None,
+        line: Line | None = None,
     ) -> list[Answer]:
         """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
-        running, locked, full."""
+        running, locked, full. `line` is used where one script call is enough."""
         batches = [
             positions[start : start + ARM_LIMIT]
             for positions in self._by_shard((a.prefix, a.id) for a in armings).values()
@@ -131,7 +137,7 @@ class Store:
         counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
         calls = [self._arm_call([armings[place] for place in batch], edit_lock_ms, counted) for batch in batches]
         answers: list[Answer | None] = [None] * len(armings)
-        for batch, reply in zip(batches, await self._run_all("arm", calls), strict=True):
+        for batch, reply in zip(batches, await self._run_all("arm", calls, line), strict=True):
             for i, place in enumerate(batch):
                 answers[place] = _arm_answer(armings[place], int(reply[0]), reply[2 * i + 1], reply[2 * i + 2])
         return [answer for answer in answers if answer is not None]
@@ -325,10 +331,10 @@ class Store:
         self.clock.observe(int(reply[0]), sent, time.monotonic())
         return reply[1:]
 
-    async def _run_all(self, name: str, calls: Sequence[scripts.Call]) -> list[Any]:
+    async def _run_all(self, name: str, calls: Sequence[scripts.Call], line: Line | None) -> list[Any]:
         """Run a script on several shards or several times; the answers still begin with the server's time."""
         sent = time.monotonic()
-        replies = await scripts.run_all(self.connections.commands, name, calls)
+        replies = await scripts.run_all(self.connections.commands, name, calls, line=line)
         for reply in replies:
             self.clock.observe(int(reply[0]), sent, time.monotonic())
         return replies

@@ -1,0 +1,129 @@
+"""A connection for one caller: it opens again by itself, and no answer reaches another command than its own."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from tests.chaos.proxy import Proxy
+from tests.conftest import SharedServers
+from tests.store.acts import arming
+from tests.waiting import eventually
+from timers.embedded import Family
+from timers.errors import Unavailable
+from timers.store.connect import connect
+from timers.store.line import Line
+from timers.store.store import Store
+
+ECHO = "return ARGV[1]"
+
+
+@pytest.fixture
+async def line(real: Store) -> Line:
+    return real.connections.line()
+
+
+@pytest.fixture
+async def redis(real: Store) -> Redis:
+    return real.connections.commands
+
+
+async def echoed(line: Line, word: str) -> str:
+    answer: bytes = await line.eval(ECHO, 0, word)
+    return answer.decode()
+
+
+async def clients(redis: Redis) -> set[str]:
+    return {client["id"] for client in await redis.client_list()}
+
+
+async def test_commands_share_one_connection(redis: Redis, line: Line) -> None:
+    before = await clients(redis)
+    assert [await echoed(line, word) for word in "abc"] == ["a", "b", "c"]
+    assert len(await clients(redis) - before) == 1
+
+
+async def test_an_error_is_an_answer_and_breaks_nothing(redis: Redis, line: Line) -> None:
+    await echoed(line, "a")
+    before = await clients(redis)
+    with pytest.raises(ResponseError, match="on purpose"):
+        await line.eval("return redis.error_reply('ERR on purpose')", 0)
+    assert await echoed(line, "b") == "b"
+    assert await clients(redis) == before
+
+
+async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, line: Line) -> None:
+    await echoed(line, "a")
+    await redis.client_kill_filter(skipme=True, _type="normal")  # as a server that closes what was idle for long
+    await eventually(line._connection.can_read, "the end has arrived here")
+    assert await echoed(line, "b") == "b"
+
+
+async def test_who_gives_up_leaves_no_answer_behind(redis: Redis, line: Line) -> None:
+    """What the server still says to them is never taken for the answer to the next command."""
+    await echoed(line, "a")
+    await redis.client_pause(60_000, all=False)  # scripts wait, as all that may write
+    try:
+        given_up = asyncio.create_task(echoed(line, "given up"))
+
+        async def waits() -> bool:
+            return any("b" in client["flags"] for client in await redis.client_list())
+
+        await eventually(waits, "the script is with the server")
+        given_up.cancel()
+        assert isinstance((await asyncio.gather(given_up, return_exceptions=True))[0], asyncio.CancelledError)
+    finally:
+        await redis.client_unpause()
+    assert await echoed(line, "next") == "next"
+
+
+async def test_what_takes_too_long_is_unavailable_and_the_next_is_not(real: Store, redis: Redis) -> None:
+    line = Line(real.connections.dial(), answer_s=0.05)
+    await redis.client_pause(60_000, all=False)
+    try:
+        with pytest.raises(Unavailable):
+            await real.arm([arming("slow")], line=line)
+    finally:
+        await redis.client_unpause()
+    assert await echoed(line, "next") == "next"
+    await line.close()
+
+
+async def test_a_server_without_the_script_is_given_it_over_the_line(real: Store, redis: Redis, line: Line) -> None:
+    await redis.script_flush()
+    before = await clients(redis)
+    assert [(await real.arm([arming(name)], line=line))[0].code for name in ("a", "b")] == ["created", "created"]
+    assert len(await clients(redis) - before) == 1
+
+
+async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: SharedServers, family: Family) -> None:
+    async with await Proxy.start((await servers.of(family)).url) as proxy:
+        connections = connect(proxy.url)
+        store = Store(connections)
+        await connections.commands.flushdb()
+        line = connections.line()
+        await store.arm([arming("first")], line=line)
+        losing = asyncio.create_task(proxy.lose_reply("arm"))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await store.arm([arming("second")], line=line)
+        assert await losing
+        (again,) = await store.arm([arming("second", if_exists="keep")], line=line)
+        assert again.code == "kept"
+        await connections.close()
+
+
+async def test_lines_are_closed_with_the_other_connections(real: Store, servers: SharedServers, family: Family) -> None:
+    redis = real.connections.commands
+    others = connect((await servers.of(family)).url)
+    before = await clients(redis)
+    line = others.line()
+    await echoed(line, "a")
+    assert len(await clients(redis) - before) == 1
+    await others.close()
+
+    async def gone() -> bool:
+        return not await clients(redis) - before
+
+    await eventually(gone, "the line is closed")
