@@ -11,7 +11,7 @@ from aiohttp import web
 from timers.api.conditions import refuse_unchecked
 from timers.api.door import BoundedConnection, Door
 from timers.api.guard import Guard
-from timers.api.patience import answer_in_time
+from timers.api.patience import Patience
 from timers.api.problems import answer_problems, of_status
 from timers.api.tracing import REQUEST_ID, follow, new_request
 from timers.errors import ConfigurationError, FieldError, shown
@@ -53,7 +53,8 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
 
 def application(routes: Iterable[web.AbstractRouteDef], guard: Guard) -> web.Application:
     """An application of these routes, for whom the guard lets through."""
-    app = web.Application(middlewares=[follow, answer_problems, answer_in_time, guard.check, refuse_unchecked])
+    patience = Patience()
+    app = web.Application(middlewares=[follow, answer_problems, patience.answer_in_time, guard.check, refuse_unchecked])
     app.add_routes(routes)
     return app
 

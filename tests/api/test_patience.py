@@ -1,0 +1,115 @@
+"""The deadlines of requests: each for itself, whatever ends beside it, and no trace of them afterwards."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from timers.api import patience as module
+from timers.api.patience import Deadline, Patience
+
+FOREVER = 3600.0
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.02)
+    return Patience()
+
+
+def this_task() -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] | None = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def waiting(patience: Patience, until: asyncio.Event) -> str:
+    """How waiting under a deadline ended; no cancellation of the task is left then."""
+    try:
+        with Deadline(patience, this_task()):
+            await until.wait()
+            return "done"
+    except TimeoutError:
+        assert this_task().cancelling() == 0
+        return "too late"
+
+
+async def test_what_takes_too_long_is_ended(patience: Patience) -> None:
+    assert await waiting(patience, asyncio.Event()) == "too late"
+    assert await waiting(patience, asyncio.Event()) == "too late"
+
+
+async def test_each_has_its_own(patience: Patience) -> None:
+    done, never = asyncio.Event(), asyncio.Event()
+    first = [asyncio.create_task(waiting(patience, event)) for event in (never, done, never)]
+    await asyncio.sleep(0)
+    done.set()
+    assert await first[1] == "done"
+    later = asyncio.create_task(waiting(patience, never))
+    assert [await task for task in (first[0], first[2], later)] == ["too late"] * 3
+
+
+async def test_what_ends_in_time_is_not_ended_again(patience: Patience) -> None:
+    """The loop's timer still stands when the last request has ended; its task may do something else by then."""
+    done = asyncio.Event()
+    done.set()
+    assert await waiting(patience, done) == "done"
+    assert await waiting(patience, asyncio.Event()) == "too late"  # so the timer of the one before has come
+
+
+async def test_a_shorter_patience_is_heard_beside_a_longer(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as longer:
+        longer.setattr(module, "PATIENCE_SECONDS", FOREVER)
+        done = asyncio.Event()
+        patient = asyncio.create_task(waiting(patience, done))
+        await asyncio.sleep(0)
+    assert await waiting(patience, asyncio.Event()) == "too late"
+    done.set()
+    assert await patient == "done"
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Patience, expired: bool) -> None:
+    found: list[Deadline] = []
+
+    async def run() -> None:
+        with Deadline(patience, this_task()) as deadline:
+            found.append(deadline)
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    if expired:
+        found[0].expire()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def test_an_error_of_its_own_is_kept(patience: Patience) -> None:
+    """A handler may make another error of the cancellation: what comes out is that, and no TimeoutError."""
+    with suppress(KeyError), Deadline(patience, this_task()):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise KeyError from None
+    assert this_task().cancelling() == 0
+
+
+async def test_an_answer_after_all_is_kept(patience: Patience) -> None:
+    with Deadline(patience, this_task()), suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    assert this_task().cancelling() == 0
+
+
+async def test_one_that_stands_still_does_not_end_and_begins_anew(patience: Patience) -> None:
+    async def run() -> None:
+        with Deadline(patience, this_task()) as deadline:
+            with deadline.standing_still():
+                assert await asyncio.create_task(waiting(patience, asyncio.Event())) == "too late"  # begun after ours
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await run()
