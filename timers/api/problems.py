@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.tracing import Handler, current_request_id
+from timers.api.tracing import Handler
 from timers.errors import (
     AlreadyExists,
     Denied,
@@ -29,7 +29,7 @@ from timers.errors import (
     Unavailable,
     VersionMismatch,
 )
-from timers.logs import get_logger
+from timers.logs import get_logger, request_id
 
 TYPE_ROOT: Final = "urn:timers:problem:"
 CONTENT_TYPE: Final = "application/problem+json"
@@ -110,8 +110,8 @@ def _body(kind: Kind, detail: str, **members: Any) -> dict[str, Any]:
 
 
 def _response(body: dict[str, Any]) -> web.Response:
-    request_id = current_request_id()
-    told = body if request_id is None else {**body, "request_id": request_id}
+    answered = request_id.get()
+    told = body if answered is None else {**body, "request_id": answered}
     response = web.Response(status=body["status"], body=json.dumps(told).encode(), content_type=CONTENT_TYPE)
     if body["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)

@@ -10,10 +10,11 @@ from aiohttp import web
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
 from timers.api.scope import Visible, visible_to
-from timers.api.tracing import REQUEST_ID, current_request_id
+from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
 from timers.feed import Event, Listener, Wants, event_json
 from timers.fields import check_prefix
+from timers.logs import request_id
 from timers.store.queries import Change
 
 HEARTBEAT_SECONDS: Final = 15.0
@@ -38,7 +39,7 @@ class EventRoutes:
         wants = _wants(read_query(request, ("prefix",)).get("prefix"), visible_to(request))
         feed = await self._client.feed()
         # Nobody can add to the headers later: a stream is sent while it is being made.
-        named = {REQUEST_ID: current_request_id() or ""}
+        named = {REQUEST_ID: request_id.get() or ""}
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **named})
         response.content_type = EVENTS
         await response.prepare(request)

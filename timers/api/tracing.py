@@ -7,10 +7,10 @@ from random import Random
 from typing import Final
 
 from aiohttp import web
-from structlog.contextvars import bind_contextvars, get_contextvars, reset_contextvars
 
 from timers.errors import InvalidInput
 from timers.fields import check_traceparent
+from timers.logs import request_id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -21,22 +21,15 @@ _random: Final = Random()  # noqa: S311 (an id, not a secret)
 _SANE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+=-]{0,127}")
 
 
-def current_request_id() -> str | None:
-    """The id of the request that is being answered; None outside of one."""
-    known: str | None = get_contextvars().get("request_id")
-    return known
-
-
 @contextmanager
-def new_request(request_id: str | None = None) -> Iterator[str]:
-    """A request with that id, or a new one, as long as the context lasts: the next request of the same connection runs
-    in the same context."""
-    known = request_id or _made()
-    bound = bind_contextvars(request_id=known)
+def new_request() -> Iterator[str]:
+    """A request with a new id, as long as the context lasts."""
+    made = _made()
+    outer = request_id.set(made)
     try:
-        yield known
+        yield made
     finally:
-        reset_contextvars(**bound)
+        request_id.reset(outer)
 
 
 def _made() -> str:
@@ -48,11 +41,15 @@ def _made() -> str:
 async def follow(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request the id that it brings, if that is sane, or a new one."""
     given = request.headers.get(REQUEST_ID)
-    with new_request(given if given is not None and _SANE.fullmatch(given) else None) as request_id:
+    name = given if given is not None and _SANE.fullmatch(given) else _made()
+    outer = request_id.set(name)  # the next request of the same connection runs in the same context
+    try:
         response = await handler(request)
-        if not response.prepared:
-            response.headers[REQUEST_ID] = request_id
-        return response
+    finally:
+        request_id.reset(outer)
+    if not response.prepared:
+        response.headers[REQUEST_ID] = name
+    return response
 
 
 def traceparent_of(request: web.Request) -> str | None:
