@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from aiohttp import web
@@ -18,6 +19,8 @@ BATCH_LIMIT_BYTES: Final = 8 * 1024 * 1024
 
 READ_SECONDS: Final = 20.0
 """How long a body may take to arrive."""
+
+_NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 
 _KEPT: Final = web.RequestKey("body", bytes)
 
@@ -108,11 +111,13 @@ def _too_large(limit_bytes: int) -> web.HTTPException:
 
 def media_type(request: web.Request, types: tuple[str, ...]) -> str:
     """The body's type, one of those accepted. HTTP 415."""
+    given = request.headers.get("Content-Type", "nothing")
+    if given in types and "Content-Encoding" not in request.headers:
+        return given
     accepted = " or ".join(types)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise web.HTTPUnsupportedMediaType(text="a compressed body is not accepted; send it as it is")
     if request.content_type not in types or "Content-Type" not in request.headers:
-        given = request.headers.get("Content-Type", "nothing")
         raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {shown(given)}; send {accepted}")
     if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
         raise web.HTTPUnsupportedMediaType(text=f"charset {shown(request.charset)} is not accepted; JSON is UTF-8")
@@ -128,6 +133,8 @@ def as_object(value: Any) -> dict[str, Any]:
 
 def read_query(request: web.Request, known: Iterable[str] = ()) -> Mapping[str, str]:
     """The query parameters, each once. Raises InvalidInput for unknown ones: a misspelt wish must not go unheard."""
+    if not request.rel_url.raw_query_string:
+        return _NO_QUERY
     known = tuple(known)
     errors = [
         FieldError(name, shown(request.query[name]), _known(known)) for name in request.query if name not in known

@@ -1,8 +1,7 @@
 """Owns who gets in and how far: from a request to a caller, from a caller to the calls and prefixes it may use."""
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Final
 
 from aiohttp import web
@@ -57,17 +56,27 @@ class Guard:
             return await handler(request)
         if operation is None:
             raise Forbidden("this address is not in the table of calls, so no key opens it")
-        with _refusals_logged(request):
+        try:
             caller = await self._caller(request, operation)
+        except (Denied, NotFound) as error:
+            _log_refusal(request, error)
+            raise
         if caller is ANYBODY:
             return await handler(request)
         with bound_contextvars(key=caller.id or None):
-            with _refusals_logged(request):
-                await self._admit(caller)
-                _check_prefix(caller, request)
-                _check_right(caller, operation)
+            await self._require(caller, request, operation)
             _limit(caller, request)
             return await handler(request)
+
+    async def _require(self, caller: Caller, request: web.Request, operation: Operation) -> None:
+        """Raises where the caller may not make this call now."""
+        try:
+            await self._admit(caller)
+            _check_prefix(caller, request)
+            _check_right(caller, operation)
+        except (Denied, NotFound) as error:
+            _log_refusal(request, error)
+            raise
 
     async def _caller(self, request: web.Request, operation: Operation) -> Caller:
         if "Authorization" not in request.headers and self._signatures and signing.is_signed(request.headers):
@@ -111,14 +120,9 @@ class Guard:
             raise RateLimited(f"more calls than the rate of key {caller.id} allows; the next in {wait_ms} ms", wait_ms)
 
 
-@contextmanager
-def _refusals_logged(request: web.Request) -> Iterator[None]:
+def _log_refusal(request: web.Request, error: Exception) -> None:
     """Whoever looks for a break-in wants to see the tries."""
-    try:
-        yield
-    except (Denied, NotFound) as error:
-        _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
-        raise
+    _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
 
 
 def _token(request: web.Request) -> bytes:
