@@ -25,8 +25,6 @@ PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
 
 _ENCODE = encode_with(allow_nan=False)
-
-
 # What JSON can name and UTF-8 cannot hold.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
