@@ -38,7 +38,7 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def nudge(self, shard: int) -> Nudged:
+    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
         self.during()
         now_ms = round(self.clock.now_ms())
         return Nudged(now_ms, None, {"note": now_ms - 1}, [])

@@ -54,7 +54,7 @@ async def test_claimer_turns_in_a_circle_while_orphans_are_held() -> None:
 
 
 class _Away(Store):
-    async def nudge(self, shard: int) -> Nudged:
+    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
         raise Unavailable("away")
 
 

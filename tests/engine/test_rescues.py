@@ -1,10 +1,13 @@
 """Leases: kept while a run goes on, taken over when its pod is gone, and nothing accepted from who has lost one."""
 
 from tests.engine.fleet import Calls, Fleet, Held, notes, until
+from tests.store.acts import lease_ended
 from tests.waiting import eventually
+from timers.engine.intake import CLAIM_BATCH
 from timers.model import Status, Timer
 from timers.processor import Context
 from timers.store import keys
+from timers.store.store import NUDGE_LIMIT, Arming
 
 SHORT_LEASE_MS = 1_000
 
@@ -224,3 +227,28 @@ async def test_a_pod_takes_over_its_own_orphan_whose_claim_was_answered_into_the
     await fleet.pod(calls, name="a")
     await fleet.completed("x")
     assert calls.attempts == [2]
+
+
+async def _lose_runs(fleet: Fleet, prefix: str, *timer_ids: str) -> None:
+    """Runs whose pod died with a lease of a millisecond. Whoever listens from now on hears nothing of their ends."""
+    await fleet.store.arm([Arming(prefix, timer_id, "+0", {}) for timer_id in timer_ids])
+    lost: list[Timer] = []
+    while len(lost) < len(timer_ids):
+        claimed = await fleet.store.claim(0, [(prefix, CLAIM_BATCH)], pod="gone", lease_ms=1, cause="event")
+        lost += claimed.timers
+    for timer in lost:
+        await lease_ended(fleet.store, timer)
+
+
+async def test_more_lost_runs_of_a_paused_prefix_than_one_look_takes_hide_no_others(fleet: Fleet) -> None:
+    await _lose_runs(fleet, "mail", *map(str, range(2 * NUDGE_LIMIT)))
+    await _lose_runs(fleet, "note", "served")
+    await _lose_runs(fleet, "unserved", "x")
+    await fleet.store.pause("mail", paused=True)
+    mails = Calls("mail")
+    await fleet.pod(mails, Calls(), unhandled_after_ms=200)
+    assert (await fleet.completed("served")).attempt == 2
+    await fleet.reached(Status.UNHANDLED, "x", "unserved")
+    assert len(mails) == 0
+    await fleet.store.pause("mail", paused=False)
+    await until(lambda: len(mails) == 2 * NUDGE_LIMIT, "those that were paused are taken over")

@@ -38,12 +38,16 @@ class _Shelf(Store):
         self.next_ms: int | None = None
         self.due: dict[str, int] = {}
         self.orphans: list[Identity] = []
+        self.next_orphan = 0
+        self.looked_from: list[int] = []
         self.during: During = lambda: None
 
-    async def nudge(self, shard: int) -> Nudged:
+    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
         self.looks += 1
+        self.looked_from.append(next_orphan)
         self.during()
-        return Nudged(round(self.clock.now_ms()), self.next_ms, self.due, self.orphans)
+        now_ms = round(self.clock.now_ms())
+        return Nudged(now_ms, self.next_ms, self.due, self.orphans, next_orphan=self.next_orphan)
 
 
 class _Ranked(Peers):
@@ -140,6 +144,15 @@ async def test_orphans_of_prefixes_it_serves_are_marked(bench: _Bench) -> None:
     bench.shelf.orphans = [("note", "x"), ("unknown", "y")]
     await bench.look()
     assert bench.intake.take_orphans(10) == {0: [("note", "x")]}
+
+
+async def test_it_goes_on_at_once_where_there_are_more_orphans_than_one_look_takes(bench: _Bench) -> None:
+    bench.shelf.next_orphan = 500
+    assert await bench.look() <= 0
+    bench.shelf.next_orphan = 0
+    assert await bench.look() == ms(INTERVAL_MS)
+    await bench.look()
+    assert bench.shelf.looked_from == [0, 500, 0]
 
 
 async def test_a_nearer_due_time_brings_the_look_forward_and_a_later_one_does_not(bench: _Bench) -> None:

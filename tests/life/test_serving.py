@@ -1,6 +1,6 @@
 """Who serves what: pods for some prefixes and some shards, and timers that end unhandled because nobody does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import structlog
@@ -131,10 +131,12 @@ class _Overdue(Store):
         self.now_ms_is = 0
         self.abandoned_before: list[int] = []
 
-    async def nudge(self, shard: int) -> Nudged:
+    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
         return Nudged(self.now_ms_is, None, self._due, self._orphans)
 
-    async def abandon(self, shard: int, prefix: str, *, before_ms: int, most: int, pod: str) -> list[str]:
+    async def abandon(
+        self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
+    ) -> list[str]:
         self.abandoned_before.append(before_ms)
         return ["x"]
 

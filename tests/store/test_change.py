@@ -266,9 +266,9 @@ async def test_timers_that_nobody_serves_end_as_unhandled(store: Store) -> None:
     for timer_id, due in (("a", f"@{now_ms - 300}"), ("b", f"@{now_ms - 200}"), ("c", f"@{now_ms - 100}")):
         await armed(store, timer_id, due=due)
     later = await armed(store, "later", due="+3600000")
-    assert await store.abandon(0, PREFIX, before_ms=now_ms, most=2, pod="pod-1") == ["a", "b"]
-    assert await store.abandon(0, PREFIX, before_ms=now_ms - 100, most=2, pod="pod-1") == []
-    assert await store.abandon(0, PREFIX, before_ms=now_ms - 99, most=2, pod="pod-1") == ["c"]
+    assert await store.abandon(0, PREFIX, [], before_ms=now_ms, most=2, pod="pod-1") == ["a", "b"]
+    assert await store.abandon(0, PREFIX, [], before_ms=now_ms - 100, most=2, pod="pod-1") == []
+    assert await store.abandon(0, PREFIX, [], before_ms=now_ms - 99, most=2, pod="pod-1") == ["c"]
     timer = await read(store)
     assert (timer.status, timer.attempt) == (Status.UNHANDLED, 0)
     assert timer.history[-1].note == "no live pod serves the prefix"

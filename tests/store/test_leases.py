@@ -31,8 +31,9 @@ async def extend(store: Store, *timers: Timer, pod: str = POD, lease_ms: int = L
     return await store.extend(0, timers, pod=pod, lease_ms=lease_ms)
 
 
-async def abandon(store: Store) -> list[str]:
-    return await store.abandon(0, PREFIX, before_ms=await store.now_ms() + 1, most=10, pod=OTHER)
+async def abandon(store: Store, *runs: str, before_ms: int | None = None) -> list[str]:
+    before_ms = await store.now_ms() + 1 if before_ms is None else before_ms
+    return await store.abandon(0, PREFIX, runs, before_ms=before_ms, most=10, pod=OTHER)
 
 
 async def rescue(store: Store, *timer_ids: str, pod: str = OTHER, lease_ms: int = LEASE_MS) -> list[Timer]:
@@ -110,7 +111,7 @@ async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(stor
     """With all that a rescue does but the attempt: a new token for its pod, should it live, and one more failure."""
     lost = await running(store, lease_ms=1, wishes={"payload": 1})
     await lease_ended(store, lost)
-    assert await abandon(store) == ["a"]
+    assert await abandon(store, "a") == ["a"]
     timer = await read(store)
     assert (timer.status, timer.attempt, timer.failures, timer.version) == (Status.UNHANDLED, 1, 1, lost.version + 1)
     assert timer.token > lost.token
@@ -122,7 +123,7 @@ async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(stor
     assert (state.held, state.leases, state.due) == ({}, {}, {})
     assert state.finished == {(Status.UNHANDLED, A): timer.updated_ms}
     assert {kind: n for kind, n in state.counts.items() if n} == {(Status.UNHANDLED, PREFIX): 1}
-    assert await abandon(store) == []
+    assert await abandon(store, "a") == []
     assert await extend(store, lost) == [lost]
     assert await settle(store, an_end(lost)) == ["fenced"]
     assert await read(store) == timer
@@ -139,11 +140,12 @@ async def test_a_run_is_left_alone_that_is_leased_of_another_queue_paused_or_los
     for timer in (others, lost):
         await lease_ended(store, timer)
     expired_ms = (await state_of(store)).leases[PREFIX, "lost"]
-    assert await store.abandon(0, PREFIX, before_ms=round(expired_ms), most=10, pod=OTHER) == []
+    runs = ("leased", "x", "nothing", "lost")
+    assert await abandon(store, *runs, before_ms=round(expired_ms)) == []
     await store.pause(PREFIX, paused=True)
-    assert await abandon(store) == []
+    assert await abandon(store, *runs) == []
     await store.pause(PREFIX, paused=False)
-    assert await abandon(store) == ["lost"]
+    assert await abandon(store, *runs) == ["lost"]
     for timer in (leased, others):
         assert (await read(store, timer.id, timer.prefix)).version == timer.version
 
@@ -152,7 +154,7 @@ async def test_a_run_whose_lease_a_stranger_has_replaced_can_be_unhandled_too(st
     lost = await running(store, lease_ms=1)
     await lease_ended(store, lost)
     await put_in_place_of_lease(store, lost, "list")
-    assert await abandon(store) == ["a"]
+    assert await abandon(store, "a") == ["a"]
     assert (await state_of(store)).held == {}
 
 

@@ -96,7 +96,7 @@ async def test_orphans_that_nobody_serves_end_unhandled(real: Store) -> None:
     await lease_ended(real, await running(real, lease_ms=1))
     before_ms = await real.now_ms() + 1
     async with full(real):
-        assert await real.abandon(0, PREFIX, before_ms=before_ms, most=10, pod=OTHER) == ["a"]
+        assert await real.abandon(0, PREFIX, ["a"], before_ms=before_ms, most=10, pod=OTHER) == ["a"]
 
 
 async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) -> None:

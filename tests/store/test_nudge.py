@@ -10,7 +10,7 @@ import time_machine
 from tests.conservation import state_of
 from tests.store.acts import LEASE_MS, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
 from tests.waiting import DEADLINE_SECONDS
-from timers.model import Status
+from timers.model import Status, Timer
 from timers.store.bare import BareKeys
 from timers.store.store import NUDGE_LIMIT, Nudged, Store
 
@@ -132,6 +132,29 @@ async def test_a_paused_queue_is_not_touched(store: Store) -> None:
 async def test_a_lease_that_lives_is_no_orphan(store: Store) -> None:
     await running(store)
     assert (await store.nudge(0)).orphans == []
+
+
+async def test_a_lost_run_of_a_paused_queue_is_no_orphan_until_the_queue_goes_on(store: Store) -> None:
+    await lease_ended(store, await running(store, lease_ms=1))
+    await store.pause(PREFIX, paused=True)
+    assert (await store.nudge(0)).orphans == []
+    await store.pause(PREFIX, paused=False)
+    assert (await store.nudge(0)).orphans == [(PREFIX, "a")]
+
+
+async def test_looks_that_go_on_where_the_one_before_has_ended_come_by_all_orphans(real: Store) -> None:
+    """However many of them nobody takes."""
+    ids = {str(number) for number in range(NUDGE_LIMIT + 1)}
+    await real.arm([arming(timer_id) for timer_id in ids])
+    lost: list[Timer] = []
+    while len(lost) < len(ids):
+        lost += await claim(real, 200, lease_ms=1)
+    await lease_ended(real, lost[-1])
+    first = await real.nudge(0)
+    second = await real.nudge(0, first.next_orphan)
+    assert (len(first.orphans), first.next_orphan) == (NUDGE_LIMIT, NUDGE_LIMIT)
+    assert (len(second.orphans), second.next_orphan) == (1, 0)
+    assert {timer_id for _, timer_id in first.orphans + second.orphans} == ids
 
 
 async def test_an_extended_lease_is_looked_at_later(frozen: Store, clock: time_machine.Traveller) -> None:

@@ -105,8 +105,8 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     member = "reminder:user-3"
     await arm(foreign, member, "+0", "{}")
     root = foreign.where(member)[0]
-    next_look, due, orphans, overdue = await foreign.call("nudge", root, "500")
-    assert (due[0], orphans, overdue) == (b"reminder", [], 0)
+    next_look, due, orphans, overdue, go_on = await foreign.call("nudge", root, "500", "0")
+    assert (due[0], orphans, overdue, go_on) == (b"reminder", [], 0, 0)
     looked, claimed, bad = await foreign.call(
         "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder 10 0 0 1"
     )

@@ -248,7 +248,7 @@ async def test_an_unreadable_run_that_nobody_serves_is_kept_aside(store: Store) 
     await lease_ended(store, await running(store, "bad", lease_ms=1))
     await damage(store, b"garbage")
     before_ms = await store.now_ms() + 1
-    assert await store.abandon(0, PREFIX, before_ms=before_ms, most=10, pod=POD) == ["bad"]
+    assert await store.abandon(0, PREFIX, ["bad"], before_ms=before_ms, most=10, pod=POD) == ["bad"]
     state = await state_of(store)
     assert set(state.quarantine) == {(PREFIX, "bad")}
     assert state.leases == {}
@@ -258,5 +258,5 @@ async def test_unreadable_timers_that_nobody_serves_are_kept_aside(store: Store)
     await three(store)
     await damage(store, b"garbage")
     due_before_ms = await store.now_ms() + 1
-    assert await store.abandon(0, PREFIX, before_ms=due_before_ms, most=10, pod=POD) == ["before", "bad", "after"]
+    assert await store.abandon(0, PREFIX, [], before_ms=due_before_ms, most=10, pod=POD) == ["before", "bad", "after"]
     assert (await state_of(store)).quarantine.keys() == {(PREFIX, "bad")}

@@ -40,6 +40,7 @@ class _ShardSweep:
         self._look_ms = 0.0
         self._looked_ms = 0.0
         self._heard_ms = 0.0
+        self._next_orphan = 0
         self._everything = True
         self._nearer = asyncio.Event()
 
@@ -92,13 +93,13 @@ class _ShardSweep:
         longest_ms = INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS
         self._look_ms = self._all.pod.store.clock.now_ms() + longest_ms
         try:
-            nudged = await self._all.pod.store.nudge(self._shard)
+            nudged = await self._all.pod.store.nudge(self._shard, self._next_orphan)
         except BaseException as error:
             self._everything = self._everything or everything
             if isinstance(error, Unavailable):
                 self._all.intake.hold_orphans()
             raise
-        self._looked_ms = nudged.now_ms
+        self._looked_ms, self._next_orphan = nudged.now_ms, nudged.next_orphan
         self._mark(nudged, everything=everything or not self._all.can_hear())
         self._plan(nudged)
 
@@ -115,12 +116,15 @@ class _ShardSweep:
             self._all.bare_overdue()
 
     def _plan(self, nudged: Nudged) -> None:
-        """When to look again: at the next due, and soon where something due may have lost its event."""
+        """When to look again: at the next due, soon where something due may have lost its event, and at once where
+        there are more orphans than one look takes."""
         if nudged.due:
             self._look_ms = min(self._look_ms, nudged.now_ms + GRACE_MS)
         if nudged.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
             self._look_ms = min(self._look_ms, nudged.next_ms + 1 + stagger_ms)
+        if nudged.next_orphan:
+            self._look_ms = min(self._look_ms, nudged.now_ms)
 
 
 class Sweeper:

@@ -2,11 +2,13 @@
 their run, become `unhandled`, visibly."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
+from timers.store.store import Nudged
 
 EVERY_SECONDS: Final = 5.0
 PATIENCE_MS: Final = 60_000
@@ -38,19 +40,29 @@ class Undertaker:
     async def _look(self, shard: int) -> None:
         """A queue that is served again, or has nothing overdue or orphaned, starts its patience anew."""
         nudged = await self._pod.store.nudge(shard)
-        waiting = {*nudged.due, *(prefix for prefix, _ in nudged.orphans)}
-        unserved = {prefix for prefix in waiting if not self._served(shard, prefix)}
+        lost = await self._lost(shard, nudged)
+        unserved = {prefix for prefix in (*nudged.due, *lost) if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
             del self._unserved_since[queue]
         for prefix in unserved:
             since_ms = self._unserved_since.setdefault((shard, prefix), nudged.now_ms)
             if nudged.now_ms - since_ms >= self._patience_ms:
-                await self._abandon(shard, prefix, nudged.now_ms - self._patience_ms)
+                await self._abandon(shard, prefix, lost.get(prefix, ()), nudged.now_ms - self._patience_ms)
+
+    async def _lost(self, shard: int, nudged: Nudged) -> Mapping[str, Sequence[str]]:
+        """The runs whose lease has expired, by prefix: of each those that have waited longest."""
+        found: dict[str, list[str]] = {}
+        while True:
+            for prefix, timer_id in nudged.orphans:
+                found.setdefault(prefix, []).append(timer_id)
+            if not nudged.next_orphan:
+                return {prefix: ids[:BATCH] for prefix, ids in found.items()}
+            nudged = await self._pod.store.nudge(shard, nudged.next_orphan)
 
     def _served(self, shard: int, prefix: str) -> bool:
         return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)
 
-    async def _abandon(self, shard: int, prefix: str, before_ms: int) -> None:
-        ids = await self._pod.store.abandon(shard, prefix, before_ms=before_ms, most=BATCH, pod=self._pod.name)
+    async def _abandon(self, shard: int, prefix: str, runs: Sequence[str], before_ms: int) -> None:
+        ids = await self._pod.store.abandon(shard, prefix, runs, before_ms=before_ms, most=BATCH, pod=self._pod.name)
         if ids:
             _log.error("timers unhandled: no live pod serves the prefix", prefix=prefix, count=len(ids), first=ids[0])

@@ -71,13 +71,15 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class Nudged:
     """When to look again (None: nothing planned), the queues with timers due and the earliest due of each, the runs
-    whose lease has expired, and whether bare keys of adopted timers went without an event."""
+    whose lease has expired, whether bare keys of adopted timers went without an event, and the rank at which to go on
+    among the runs (0: all have been looked at). Nothing of a paused queue."""
 
     now_ms: int
     next_ms: int | None
     due: dict[str, int]
     orphans: list[Identity]
     bare_overdue: bool = False
+    next_orphan: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +247,12 @@ class Store:
         changed = [(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
         return any(changed)
 
-    async def abandon(self, shard: int, prefix: str, *, before_ms: int, most: int, pod: str) -> list[str]:
-        """End as `unhandled` timers of a queue that no pod serves: those due before that time, and runs whose lease
-        expired before it. Answers their ids."""
-        (ids,) = await self.run("abandon", shard, [prefix, before_ms, most, pod])
+    async def abandon(
+        self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
+    ) -> list[str]:
+        """End as `unhandled` timers of a queue that no pod serves: so many of those due before that time, and of these
+        runs those whose lease expired before it. Answers their ids."""
+        (ids,) = await self.run("abandon", shard, [prefix, before_ms, most, pod, *runs])
         return [timer_id.decode() for timer_id in ids]
 
     async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> Claimed:
@@ -273,12 +277,15 @@ class Store:
         arguments += [_settlement(settlement) for settlement in settlements]
         return [code.decode() for code in await self.run("settle", shard, arguments)]
 
-    async def nudge(self, shard: int) -> Nudged:
-        """Touch what is due so that its events come now, and learn when to look again."""
-        next_look, queues, orphans, bare_overdue = await self.run("nudge", shard, [NUDGE_LIMIT])
+    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
+        """Touch what is due so that its events come now, and learn when to look again; of the runs whose lease has
+        expired look at the first, or go on where the look before has ended."""
+        arguments: list[scripts.Argument] = [NUDGE_LIMIT, next_orphan]
+        next_look, queues, orphans, bare_overdue, next_orphan = await self.run("nudge", shard, arguments)
         due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         members = [_identity(member.decode()) for member in orphans]
-        return Nudged(round(self.clock.now_ms()), int(next_look) if next_look else None, due, members, bare_overdue > 0)
+        next_ms = int(next_look) if next_look else None
+        return Nudged(round(self.clock.now_ms()), next_ms, due, members, bare_overdue > 0, int(next_orphan))
 
     async def expel(self, shard: int, *, retention_ms: int, most: int) -> int:
         """Remove finished records older than the retention; answers how many."""

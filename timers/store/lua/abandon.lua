@@ -4,11 +4,12 @@
 --
 -- ARGV[2]  prefix
 -- ARGV[3]  due, or lease expired, before, epoch ms
--- ARGV[4]  most to take of the due index, and most expired leases to look at
+-- ARGV[4]  most to take of the due index
 -- ARGV[5]  pod that found it
+-- ARGV[6…] ids of the runs
 -- Answer   {now, {id, …}}: the due, then the runs
 
-local prefix, before, most, pod = ARGV[2], '(' .. ARGV[3], ARGV[4], ARGV[5]
+local prefix, before, most, pod = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local ids = {}
 
 local function unhandled(id, member, r, why)
@@ -29,8 +30,10 @@ local function abandon_due(id)
   ids[#ids + 1] = id
 end
 
-local function abandon_run(id, member)
-  if is_leased(member) then return end
+local function abandon_run(id)
+  local member = member_of(prefix, id)
+  local ended = redis.call('ZSCORE', root .. 'leases', member)
+  if not ended or tonumber(ended) >= tonumber(before) or is_leased(member) then return end
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
   -- Freeing first, as in claim. In the lease's place may be a stranger's value.
@@ -44,11 +47,9 @@ local function abandon_run(id, member)
 end
 
 if redis.call('SISMEMBER', root .. 'paused', prefix) == 0 then
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', before, 'LIMIT', 0, most)) do abandon_due(id) end
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', before, 'LIMIT', 0, most)) do
-    local of, id = string.match(member, '^([^:]*):(.*)$')
-    if of == prefix then abandon_run(id, member) end
-  end
+  local due = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. before, 'LIMIT', 0, most)
+  for _, id in ipairs(due) do abandon_due(id) end
+  for i = 6, #ARGV do abandon_run(ARGV[i]) end
   refresh_head(prefix)
 end
 conclude()

@@ -2,11 +2,13 @@
 -- when to come again. A timer leaves the due index only by being claimed, never by being touched.
 --
 -- ARGV[2]  most keys to touch in each queue
--- Answer   {now, next, {prefix, due, prefix, due, …}, {member, …}, n}: the time to come again (or '' for nothing planned),
---          the queues with timers due and the earliest due of each, the leases that have expired, and how many adopted timers
---          are overdue by more than BARE_GRACE_MS: their keys went without an event
+-- ARGV[3]  rank among the expired leases of the first to look at
+-- Answer   {now, next, {prefix, due, prefix, due, …}, {member, …}, n, rank}: the time to come again (or '' for nothing planned),
+--          the queues with timers due and the earliest due of each, the leases that have expired, how many adopted timers are
+--          overdue by more than BARE_GRACE_MS: their keys went without an event; and the rank at which to go on among the
+--          expired leases, 0 behind the last. Nothing of a paused queue
 
-local most = tonumber(ARGV[2])
+local most, from = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
 local next_look = nil
 local queues, orphans = {}, {}
@@ -37,9 +39,12 @@ for _, prefix in ipairs(redis.call('ZRANGEBYSCORE', root .. 'heads', '-inf', '('
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, most)) do
-  if not is_leased(member) then orphans[#orphans + 1] = member end
+local expired = redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', from, most)
+for _, member in ipairs(expired) do
+  if not paused[string.match(member, '^[^:]*')] and not is_leased(member) then orphans[#orphans + 1] = member end
 end
+-- Those that nobody takes, as of a paused queue, stay in front; they must not hide the others.
+local go_on = #expired == most and from + most or 0
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 -- Adopted timers: their trigger is the caller's own key.
 local BARE_GRACE_MS, NO_TTL_MS = 1000, 10000
@@ -54,4 +59,4 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', adopted, '-inf', '(' .. text
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', adopted, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 local overdue = redis.call('ZCOUNT', adopted, '-inf', text(now - BARE_GRACE_MS))
-return {text(now), next_look and text(math.floor(next_look)) or '', queues, orphans, overdue}
+return {text(now), next_look and text(math.floor(next_look)) or '', queues, orphans, overdue, go_on}
