@@ -1,4 +1,4 @@
-"""The claimer when Redis is away: each failure is heard of once."""
+"""The claimer alone: what it does when Redis is away, and how much it asks for at a time."""
 
 import asyncio
 import gc
@@ -10,13 +10,13 @@ import pytest
 from tests.engine.fleet import until
 from timers import Context, Timer
 from timers.engine.claimer import ROUNDS, Claimer
-from timers.engine.intake import Intake
+from timers.engine.intake import CLAIM_BATCH, Intake
 from timers.engine.observer import Observer
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import NO_LIMITS, Limits, Registry, processor
 from timers.store.connect import connect
-from timers.store.store import NO_QUEUE_LIMITS, Claimed, Store
+from timers.store.store import NO_QUEUE_LIMITS, Claimed, Identity, Store
 
 
 @processor("note")
@@ -82,3 +82,32 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
     del failed
     gc.collect()
     assert told == []
+
+
+class _Rescuing(Store):
+    """A store that says of every orphan that somebody else was faster, and how many it was asked for at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(connect("redis://nowhere.invalid"))
+        self.asked: list[int] = []
+
+    async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> Claimed:
+        self.asked.append(len(orphans))
+        return Claimed([], [], {})
+
+
+class _Taker(_Room):
+    def start(self, _shard: int, _claimed: Claimed, _asked_at: float) -> None:
+        """There is nothing to start."""
+
+
+async def test_a_script_that_rescues_takes_no_more_than_one_that_claims() -> None:
+    store, intake = _Rescuing(), Intake()
+    for number in range(2 * CLAIM_BATCH + 1):
+        intake.mark_orphan(0, ("note", str(number)))
+    claimer = Claimer(Pod("a", store, Registry([_note]), (0,), 4_000, Observer()), intake, cast("Any", _Taker()))
+    claiming = asyncio.create_task(claimer.run())
+    await until(lambda: sum(store.asked) == 2 * CLAIM_BATCH + 1, "all were asked for")
+    claiming.cancel()
+    await asyncio.gather(claiming, return_exceptions=True)
+    assert max(store.asked) <= CLAIM_BATCH

@@ -64,7 +64,7 @@ class Claimer:
 
     async def _round(self) -> None:
         """Take what there is room for; what other rounds have asked for counts as taken."""
-        orphans = self._intake.take_orphans(self._runner.room - self._asked)
+        orphans = self._intake.take_orphans(min(self._runner.room - self._asked, CLAIM_BATCH))
         wanted = self._intake.take(self._runner.room - self._asked - sum(map(len, orphans.values())))
         asked = sum(map(len, orphans.values())) + sum(some.most for some in wanted)
         self._asked += asked

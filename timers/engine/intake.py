@@ -11,7 +11,8 @@ from typing import Final
 from timers.store.store import Identity
 
 CLAIM_BATCH: Final = 200
-"""Timers one claim may take from a queue: a script of about 2 ms, and enough to keep 1,000 runs supplied."""
+"""Timers one claim may take from a queue, or one rescue: a script of about 2 ms, and enough to keep 1,000 runs
+supplied."""
 
 LATER_SECONDS: Final = 0.05
 """When a pod looks at an event that hashes to another: long enough that normally nothing is left."""
