@@ -46,7 +46,7 @@ class Patience:
 
     def begin(self, deadline: "Deadline") -> None:
         """Let the deadline run, anew."""
-        loop = asyncio.get_running_loop()
+        loop = deadline.task.get_loop()
         deadline.at = loop.time() + PATIENCE_SECONDS
         self._running.add(deadline)
         if self._next_look is None or self._next_look.when() > deadline.at:
@@ -75,10 +75,10 @@ class Deadline:
     """Of the task that enters it, which is cancelled when it expires. Leaving it raises TimeoutError then, as
     `asyncio.timeout` does. (That asks for the task, which before Python 3.12 takes as long as all else here.)"""
 
-    __slots__ = ("_cancelled_before", "_expired", "_patience", "_task", "at")
+    __slots__ = ("_cancelled_before", "_expired", "_patience", "at", "task")
 
     def __init__(self, patience: Patience, task: asyncio.Task[Any]) -> None:
-        self._patience, self._task = patience, task
+        self._patience, self.task = patience, task
         self._cancelled_before = task.cancelling()
         self._expired = False
         self.at = float("inf")
@@ -93,13 +93,13 @@ class Deadline:
     ) -> None:
         self._patience.end(self)
         # Somebody else may have cancelled the task as well; theirs goes on.
-        if self._expired and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+        if self._expired and self.task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def expire(self) -> None:
         """Cancel the task."""
         self._expired = True
-        self._task.cancel()
+        self.task.cancel()
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
