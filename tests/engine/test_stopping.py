@@ -25,7 +25,7 @@ async def _drops_cancellation(failure: Exception | None) -> None:
 async def test_a_service_whose_cancellation_got_lost_in_a_redis_call_ends(failure: Exception | None) -> None:
     async def service() -> None:
         while True:
-            async with reachable():
+            with reachable():
                 await _drops_cancellation(failure)
 
     running = asyncio.create_task(service())
@@ -37,8 +37,9 @@ async def test_a_service_whose_cancellation_got_lost_in_a_redis_call_ends(failur
 
 async def test_a_redis_call_under_a_time_out_of_its_caller_tells_the_caller() -> None:
     async def call() -> None:
-        async with asyncio.timeout(0), reachable():
-            await _drops_cancellation(None)
+        async with asyncio.timeout(0):
+            with reachable():
+                await _drops_cancellation(None)
 
     with pytest.raises(TimeoutError):
         await call()
@@ -52,7 +53,7 @@ async def test_a_redis_call_in_the_clean_up_after_a_cancellation_goes_through() 
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            async with reachable():
+            with reachable():
                 await asyncio.sleep(0)
             cleaned = True
 
@@ -65,9 +66,8 @@ async def test_a_redis_call_in_the_clean_up_after_a_cancellation_goes_through() 
 
 
 async def test_a_redis_that_is_away_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match="gone"):
-        async with reachable():
-            raise ConnectionError("gone")
+    with pytest.raises(Unavailable, match="gone"), reachable():
+        raise ConnectionError("gone")
 
 
 async def test_a_pod_drains_at_whatever_moment_of_its_start(fleet: Fleet) -> None:

@@ -73,7 +73,7 @@ class BareKeys:
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
         """The next keys of the form `<prefix>:<id>`, and the cursor to go on with; 0 begins and ends. Raises
         NotPermitted where the Redis user is not to see the names of all keys."""
-        async with reachable():
+        with reachable():
             try:
                 cursor, found = await self._redis.scan(cursor, count=SCAN_COUNT)
             except NoPermissionError as error:
@@ -86,7 +86,7 @@ class BareKeys:
         """The values of those that are strings and still there."""
         if not identities:
             return {}
-        async with reachable():
+        with reachable():
             values = await self._redis.mget([f"{prefix}:{timer_id}" for prefix, timer_id in identities])
         return {i: value for i, value in zip(identities, values, strict=True) if isinstance(value, bytes)}
 

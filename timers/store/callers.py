@@ -22,18 +22,18 @@ class Callers:
 
     async def entries(self) -> Mapping[str, str]:
         """What is kept of each key by its id: its entry, or that it is revoked."""
-        async with reachable():
+        with reachable():
             kept: Any = await self._redis.hgetall(keys.API_KEYS)
         return {key_id.decode(): entry.decode() for key_id, entry in kept.items()}
 
     async def keep(self, key_id: str, entry: str) -> None:
         """Keep a new key."""
-        async with reachable():
+        with reachable():
             await self._redis.hset(keys.API_KEYS, key_id, entry)
 
     async def revoke(self, key_id: str) -> bool:
         """Let a key be valid no more, wherever it is kept. False where Redis did not have it."""
-        async with reachable():
+        with reachable():
             had = await self._redis.hexists(keys.API_KEYS, key_id)
             await self._redis.hset(keys.API_KEYS, key_id, REVOKED)
         return bool(had)
@@ -41,7 +41,7 @@ class Callers:
     async def first_time(self, request_id: str, remember_ms: int) -> bool:
         """Whether no pod has seen this signed request before; from now on one has."""
         name = f"{keys.ACCESS_ROOT}seen:{hashlib.sha256(request_id.encode()).hexdigest()}"
-        async with reachable():
+        with reachable():
             return bool(await self._redis.set(name, "1", nx=True, px=remember_ms))
 
     async def wait_ms(self, key_id: str, rate: Rate) -> int:

@@ -44,7 +44,7 @@ class Check:
 async def check_server(store: Store, *, fix: bool, served: Callable[[str], bool]) -> list[Check]:
     """Every check of the server, in order. `fix` turns missing notification flags on; `served` tells whether a bare key
     of a prefix may be a client's timer. Raises Unavailable."""
-    async with reachable():
+    with reachable():
         info: dict[str, Any] = await store.connections.commands.info()
     return [
         _version(info),
@@ -79,7 +79,7 @@ async def _persistence(store: Store, info: dict[str, Any]) -> Check:
     if int(info.get("aof_enabled", 0)):
         return Check("persistence", "ok", "appendonly is on")
     try:
-        async with reachable():
+        with reachable():
             save = (await store.connections.commands.config_get("save")).get("save", "")
     except ResponseError:
         save = ""
@@ -94,7 +94,7 @@ async def _flags(store: Store, *, fix: bool) -> Check:
         found = await server.ensure_notifications(redis)
         return Check("flags", "ok" if found.ok else "warn", found.said)
     try:
-        async with reachable():
+        with reachable():
             answer: dict[Any, Any] = await redis.config_get(server.FLAGS)
     except ResponseError as error:
         return Check("flags", "warn", f"the server denies CONFIG ({error}); delivery below tells more")
@@ -147,7 +147,7 @@ async def _strangers(store: Store, served: Callable[[str], bool]) -> Check:
     strangers: list[bytes] = []
     seen = 0
     try:
-        async with reachable():
+        with reachable():
             async for key in store.connections.commands.scan_iter(count=1000):
                 seen += 1
                 if _is_strange(key, served):

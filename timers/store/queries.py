@@ -196,7 +196,7 @@ class Queries:
 
     async def _counted(self) -> AsyncIterator[tuple[int, str, Status, int]]:
         for shard in range(self._store.shards):
-            async with reachable():
+            with reachable():
                 counted: Any = await self._redis.hgetall(f"{keys.root(shard)}counts")
             for field, n in counted.items():
                 letter, _, prefix = field.decode().partition(" ")
@@ -206,11 +206,13 @@ class Queries:
     async def due_queues(self) -> list[Queue]:
         """The queues with timers that are due or to be rescued, asked of all shards together."""
         now_ms, shards = await self._store.now_ms(), range(self._store.shards)
-        async with reachable(), self._redis.pipeline(transaction=False) as asked:
-            for shard in shards:
-                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
-                asked.zrangebyscore(f"{keys.root(shard)}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
-            answers: list[list[bytes]] = await asked.execute()
+        with reachable():
+            async with self._redis.pipeline(transaction=False) as asked:
+                for shard in shards:
+                    root = keys.root(shard)
+                    asked.zrangebyscore(f"{root}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
+                    asked.zrangebyscore(f"{root}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
+                answers: list[list[bytes]] = await asked.execute()
         members = zip(shards, answers[::2], answers[1::2], strict=True)
         found = {(shard, m.partition(b":")[0].decode()) for shard, due, orphans in members for m in (*due, *orphans)}
         return sorted(found)
@@ -219,7 +221,7 @@ class Queries:
         """The earliest due time of all that is scheduled; None where nothing is."""
         heads: list[float] = []
         for shard in range(self._store.shards):
-            async with reachable():
+            with reachable():
                 for name in ("heads", _ADOPTED):
                     first: Any = await self._redis.zrange(f"{keys.root(shard)}{name}", 0, 0, withscores=True)
                     heads += [score for _, score in first]
@@ -229,7 +231,7 @@ class Queries:
         """The earliest due time of each prefix that has any scheduled; adopted bare keys not counted."""
         found: dict[str, int] = {}
         for shard in range(self._store.shards):
-            async with reachable():
+            with reachable():
                 heads: Any = await self._redis.zrange(f"{keys.root(shard)}heads", 0, -1, withscores=True)
             for member, score in heads:
                 prefix = member.decode()
@@ -240,7 +242,7 @@ class Queries:
         """The paused prefixes."""
         names: set[str] = set()
         for shard in range(self._store.shards):
-            async with reachable():
+            with reachable():
                 members: Any = await self._redis.smembers(f"{keys.root(shard)}paused")
             names.update(member.decode() for member in members)
         return sorted(names)
@@ -250,7 +252,7 @@ class Queries:
         number, some = 0, dict[str, str]()
         for shard in range(self._store.shards):
             key = f"{keys.root(shard)}quarantine"
-            async with reachable():
+            with reachable():
                 number += int(await self._redis.hlen(key))
                 if len(some) < QUARANTINED_SHOWN:
                     found: Any = (await self._redis.hscan(key, count=QUARANTINED_SHOWN))[1]
@@ -304,7 +306,7 @@ class Queries:
 
     async def _running(self, source: _Source, after: _Place | None, most: int) -> tuple[list[_Item], _Place | None]:
         """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
-        async with reachable():
+        with reachable():
             members: Any = await self._redis.zrange(f"{keys.root(source.shard)}leases", 0, -1)
         names = sorted(member.decode() for member in members)
         chosen = [name for name in names if after is None or name > after.member][:most]

@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -45,36 +45,31 @@ def digest(name: str) -> str:
 
 
 @contextmanager
-def _cancellable() -> Iterator[None]:
-    """Raises a cancellation that came meanwhile, also where it got lost. redis-py sends under `asyncio.wait_for`, which
-    before Python 3.12 drops a cancellation that meets the end of what it waits for: the caller would go on as if
-    nothing had happened, and whoever stops it would wait for ever."""
+def reachable() -> Iterator[None]:
+    """Turns the errors of a server that is away, loading, full or read-only into Unavailable.
+
+    Raises a cancellation that came meanwhile, also where it got lost: `asyncio.wait_for`, by which redis-py sends,
+    drops before Python 3.12 one that meets the end of what it waits for. The caller would go on as if nothing had
+    happened, and whoever stops it would wait for ever.
+    """
     current = asyncio.current_task()
     before = current.cancelling() if current else 0
     try:
         yield
+    except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError) as error:
+        raise Unavailable(f"Redis is not available: {error}") from error
+    except ResponseError as error:
+        if str(error).startswith(PASSING_TROUBLES):
+            raise Unavailable(f"Redis cannot do this now: {error}") from error
+        raise
     finally:
         if current and current.cancelling() > before:
             raise asyncio.CancelledError
 
 
-@asynccontextmanager
-async def reachable() -> AsyncIterator[None]:
-    """Turns the errors of a server that is away, loading, full or read-only into Unavailable."""
-    with _cancellable():
-        try:
-            yield
-        except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError) as error:
-            raise Unavailable(f"Redis is not available: {error}") from error
-        except ResponseError as error:
-            if str(error).startswith(PASSING_TROUBLES):
-                raise Unavailable(f"Redis cannot do this now: {error}") from error
-            raise
-
-
 async def run(redis: Redis | Line, name: str, root: str, arguments: Sequence[Argument]) -> Any:
     """Run a script on a shard. Raises Unavailable; a server that lost its script cache is given the script again."""
-    async with reachable():
+    with reachable():
         try:
             return await redis.evalsha(digest(name), 1, root, *arguments)
         except NoScriptError:
@@ -86,7 +81,7 @@ async def run_all(redis: Redis, name: str, calls: Sequence[Call], *, line: Line 
     as `run`; the calls before the one that failed have been made, and those after it may have been."""
     if len(calls) == 1:
         return [await run(line or redis, name, *calls[0])]
-    async with reachable():
+    with reachable():
         answers = await _pipelined(redis, name, calls)
     # Those that a server without the script did not run: all, or the last after a flush in between, so the order stays.
     for place, answer in enumerate(answers):

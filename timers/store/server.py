@@ -34,7 +34,7 @@ def missing_flags(current: str) -> str:
 async def ensure_notifications(redis: Redis) -> FlagCheck:
     """Turn `expired` events on beside whatever is on already. A server that denies CONFIG is no error: the canary tells
     whether events arrive, and the sweep works without them."""
-    async with reachable():
+    with reachable():
         try:
             answer = {_text(name): _text(value) for name, value in (await redis.config_get(FLAGS)).items()}
             current = answer.get(FLAGS, "")
@@ -52,7 +52,7 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
 async def fix_shards(redis: Redis, wanted: int | None, default: int = 1) -> int:
     """The number of shards of this db, fixed by whoever comes first. Raises ConfigurationError for a pod that
     disagrees, and for a db written in another record format."""
-    async with reachable():
+    with reachable():
         await redis.hsetnx(keys.META, "format", RECORD_FORMAT)
         await redis.hsetnx(keys.META, "shards", str(wanted or default))
         form, shards = await redis.hmget(keys.META, "format", "shards")
@@ -66,13 +66,13 @@ async def fix_shards(redis: Redis, wanted: int | None, default: int = 1) -> int:
 
 async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:
     """Arm the pod's canary key."""
-    async with reachable():
+    with reachable():
         await redis.set(keys.canary_key(pod), "1", px=ttl_ms)
 
 
 async def touch_canary(redis: Redis, pod: str) -> bool:
     """Touch the canary so that Redis announces it if it is due; True while it is still there."""
-    async with reachable():
+    with reachable():
         return bool(await redis.exists(keys.canary_key(pod)))
 
 

@@ -115,7 +115,7 @@ class Store:
     async def now_ms(self) -> int:
         """The server's clock, asked."""
         sent = time.monotonic()
-        async with scripts.reachable():
+        with scripts.reachable():
             seconds, micros = await self.connections.commands.time()
         server_ms = seconds * 1000 + micros // 1000
         self.clock.observe(server_ms, sent, time.monotonic())

@@ -36,7 +36,7 @@ class Subscription:
         """
         connection = self._connections.dial()
         try:
-            async with reachable():
+            with reachable():
                 await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
                 await connection.send_command("SUBSCRIBE", *self._channels)
                 await self._watched(connection, take)
