@@ -56,6 +56,16 @@ async def test_filters(store: Store, wanted: Filter, found: list[str]) -> None:
     assert [timer.id for timer in await pages(store, wanted, 2)] == found
 
 
+async def test_a_short_page_is_filled_however_few_pass(store: Store) -> None:
+    await store.arm([arming(f"{i:03}", due=f"+{3_600_000 + i}") for i in range(300)])
+    for timer_id, due in (("early", "+3600150"), ("late", "+7200000")):
+        await armed(store, timer_id, due=due, wishes={"tags": ["vip"]})
+    queries = Queries(store)
+    first = await queries.page(Filter(tag="vip"), limit=1)
+    second = await queries.page(Filter(tag="vip"), limit=1, cursor=first.next_cursor)
+    assert [timer.id for timer in (*first.items, *second.items)] == ["early", "late"]
+
+
 @pytest.mark.parametrize("limit", [7, 100])
 async def test_many_of_one_millisecond_are_listed_once_and_in_order(store: Store, limit: int) -> None:
     now_ms = await store.now_ms()

@@ -22,6 +22,12 @@ PAGE_LIMIT: Final = 1000
 LOOKS_PER_ITEM: Final = 10
 """Records that a filter may reject for each place on a page; then the page ends early and its cursor goes on."""
 
+LOOKS_AT_LEAST: Final = 2000
+"""Records that a page looks at before it ends early, however short it is to be."""
+
+READ_AFTER_REJECTS: Final = 250
+"""Records that are read at a time where a filter rejects most of them."""
+
 Queue = tuple[int, str]
 """A shard and a prefix."""
 
@@ -159,16 +165,18 @@ class Queries:
         place = _read_cursor(cursor)
         sources = [s for s in await self._sources(wanted) if place is None or s >= place.source]
         items: list[Timer] = []
-        looks = limit * LOOKS_PER_ITEM
+        looked, most_looks = 0, max(limit * LOOKS_PER_ITEM, LOOKS_AT_LEAST)
         for source in sources:
             after = place if place is not None and place.source == source else None
             while True:
-                batch, after = await self._batch(source, wanted, after, min(limit, PAGE_LIMIT))
+                rejected = looked - len(items)
+                most = max(limit - len(items), min(rejected, READ_AFTER_REJECTS))
+                batch, after = await self._batch(source, wanted, after, min(most, PAGE_LIMIT))
                 for timer, at in batch:
-                    looks -= 1
+                    looked += 1
                     if timer is not None and wanted.wants(timer):
                         items.append(timer)
-                    if len(items) == limit or looks == 0:
+                    if len(items) == limit or looked == most_looks:
                         return Page(items, _write_cursor(at))
                 if after is None:
                     break
