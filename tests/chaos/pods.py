@@ -20,6 +20,7 @@ _READY_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
 _REGISTRY: Final = "timers:{pods}:seen"
+_SIGNS_OF_A_START: Final = 2
 _SHOWN_LOG_LINES: Final = 15
 
 _EXPECTED_ERRORS: Final = frozenset({"event loop blocked", "event loop was blocked"})
@@ -55,6 +56,7 @@ class Pod:
         self.name = name
         self._process = process
         self._log = log
+        self._signs: set[float] = set()
 
     @classmethod
     async def start(cls, name: str, directory: Path, settings: Mapping[str, str]) -> Self:
@@ -79,14 +81,18 @@ class Pod:
     def alive(self) -> bool:
         return self._process.returncode is None
 
+    async def works(self, redis: Redis) -> bool:
+        """Whether it is registered and has started: its first sign of life is part of its start, which it gives up when
+        Redis goes away before the answer. Raises PodDied."""
+        self.check_alive()
+        sign: float | None = await redis.zscore(_REGISTRY, self.name)
+        if sign is not None and len(self._signs) < _SIGNS_OF_A_START:
+            self._signs.add(sign)
+        return sign is not None and len(self._signs) == _SIGNS_OF_A_START
+
     async def ready(self, redis: Redis) -> None:
-        """Waits until the pod has registered. Raises PodDied, with the end of its log, if it ends before."""
-
-        async def registered() -> bool:
-            self.check_alive()
-            return await redis.zscore(_REGISTRY, self.name) is not None
-
-        await until(registered, timeout_s=_READY_TIMEOUT_S, what=f"the sign of life of {self.name}")
+        """Waits until the pod works. Raises PodDied, with the end of its log, if it ends before."""
+        await until(lambda: self.works(redis), timeout_s=_READY_TIMEOUT_S, what=f"the start of {self.name}")
 
     def check_alive(self) -> None:
         """Raises PodDied, with the end of its log, if it has ended."""
@@ -148,32 +154,30 @@ class Pods:
         return await self.add()
 
     async def ready(self) -> None:
-        """Waits until all live pods work."""
+        """Waits until all live pods work. Raises PodDied."""
         for pod in self.live:
             await pod.ready(self._redis)
 
     async def one_to_spare(self) -> list[Pod]:
-        """Waits until at least two pods work, and answers those that do."""
+        """Waits until at least two pods work, and answers those that do. Raises PodDied."""
         working: list[Pod] = []
 
         async def enough() -> bool:
-            for pod in self.live:
-                pod.check_alive()
-            seen = await self._redis.zmscore(_REGISTRY, [pod.name for pod in self.live])
-            working[:] = [pod for pod, score in zip(self.live, seen, strict=True) if score is not None]
+            working[:] = [pod for pod in self.live if await pod.works(self._redis)]
             return len(working) > 1
 
         await until(enough, timeout_s=_READY_TIMEOUT_S, what="the work of two pods")
         return working
 
     async def healed(self) -> None:
-        """Waits until all live pods have given another sign of life."""
+        """Waits until all live pods have given another sign of life. Raises PodDied."""
         seconds, micros = await self._redis.time()
         since_ms = seconds * 1000 + micros / 1000
-        names = [pod.name for pod in self.live]
 
         async def signed() -> bool:
-            seen = await self._redis.zmscore(_REGISTRY, names)
+            for pod in self.live:
+                pod.check_alive()
+            seen = await self._redis.zmscore(_REGISTRY, [pod.name for pod in self.live])
             return all(score is not None and score > since_ms for score in seen)
 
         await until(signed, timeout_s=_READY_TIMEOUT_S, what="a sign of life of every pod")

@@ -123,6 +123,7 @@ _LOST: Final = (
 
 async def _lose(on: Stage, rng: random.Random) -> None:
     assert on.proxy is not None
+    await on.pods.ready()
     await server_faults.lose_reply(on.witness, on.proxy, rng.choice(_LOST))
 
 
