@@ -9,7 +9,10 @@ from redis.asyncio import Redis
 from timers.client import TimerClient
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from timers.gathering import LINES
 from timers.model import Timer
+from timers.store.connect import connect
+from timers.store.store import Store
 
 
 @pytest.fixture
@@ -30,6 +33,16 @@ async def test_creates_at_the_same_time_share_calls(client: TimerClient, redis: 
     timers = await asyncio.gather(*(client.create("test", f"t{i}", delay="1h") for i in range(200)))
     assert [timer.id for timer in timers] == [f"t{i}" for i in range(200)]
     assert await scripts_run(redis) - before <= 5
+
+
+async def test_creates_in_more_shards_than_there_are_lines(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    store = Store(connect(server.url), shards=4 * LINES)
+    async with TimerClient.over(store) as client:
+        names = [f"t{i}" for i in range(8 * LINES)]
+        timers = await asyncio.gather(*(client.create("test", name, delay="1h", payload=name) for name in names))
+        assert [(timer.id, timer.payload) for timer in timers] == [(name, name) for name in names]
+        assert [timer.payload for timer in await store.get([("test", name) for name in names]) if timer] == names
 
 
 async def test_each_gets_its_own_answer(client: TimerClient) -> None:
