@@ -68,14 +68,19 @@ class Counts:
         return {"matched": self.matched, "done": self.done, "refused": dict(self.refused)}
 
 
-def check_action(action: object, wanted: Filter) -> Sequence[Status]:
+def check_action(action: object) -> str:
+    """The action if there is such a one; else InvalidInput."""
+    if isinstance(action, str) and action in TAKES:
+        return action
+    raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
+
+
+def statuses_of(action: str, wanted: Filter) -> Sequence[Status]:
     """The statuses to look at. Raises InvalidInput for an unknown action, one on everything, and one on a status that
     it does not take."""
-    if not isinstance(action, str) or action not in TAKES:
-        raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
+    takes = TAKES[check_action(action)]
     if wanted.is_empty:
         raise InvalidInput.of("filter", {}, "at least one of prefix, status, tag, due_after and due_before")
-    takes = TAKES[action]
     if wanted.status is None:
         return takes
     if wanted.status not in takes:

@@ -5,10 +5,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from timers.actions import Act, Counts, act_on_all, check_action
+from timers.actions import Act, Counts, act_on_all, statuses_of
 from timers.coverage import Uncovered, read_uncovered
 from timers.errors import (
     AlreadyExists,
+    Checks,
     EditLocked,
     InvalidInput,
     NotFound,
@@ -27,7 +28,7 @@ from timers.planning import changed_progress, due_of_change, new_id, plan
 from timers.spec import NewTimer, TimerChange
 from timers.store import server
 from timers.store.connect import Connections, connect
-from timers.store.queries import PAGE_LIMIT, Change, Filter, Page, Queries
+from timers.store.queries import Change, Filter, Page, Queries, check_cursor, check_limit
 from timers.store.store import Answer, Arming, Quota, Store
 
 BATCH_LIMIT: Final = 1000
@@ -242,9 +243,12 @@ class TimerClient:
         """A page of timers: by status (running first), then prefix, then due time or time of the end. `wanted` are the
         fields of `Filter.parse`; `cursor` is the `next_cursor` of the page before. Pages cost the same however many
         timers there are, and neither skip nor repeat what stays where it is."""
-        if not 1 <= limit <= PAGE_LIMIT:
-            raise InvalidInput.of("limit", limit, f"a whole number from 1 to {PAGE_LIMIT}")
-        return await Queries(await self._open()).page(Filter.parse(**wanted), limit=limit, cursor=cursor)
+        checks = Checks()
+        filter = checks.of(lambda given: Filter.parse(**given), wanted)  # noqa: A001
+        checks.of(check_limit, limit)
+        checks.of(check_cursor, cursor)
+        checks.end()
+        return await Queries(await self._open()).page(filter or Filter(), limit=limit, cursor=cursor)
 
     async def iterate(self, **wanted: Any) -> AsyncIterator[Timer]:
         """All timers that pass, read page by page."""
@@ -263,7 +267,7 @@ class TimerClient:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
         `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone."""
         filter = filter if isinstance(filter, Filter) else Filter.parse(**filter)  # noqa: A001
-        statuses = check_action(action, filter)
+        statuses = statuses_of(action, filter)
         given = {name: value for name, value in due.items() if value is not None}
         change = TimerChange.parse(given) if given else None
         if (action == "reschedule") != (change is not None and change.moves_due):

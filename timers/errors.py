@@ -23,8 +23,12 @@
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value")
+Checked = TypeVar("Checked")
 
 
 class TimersError(Exception):
@@ -33,14 +37,15 @@ class TimersError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One bad field: its dotted path, what was given (shortened), and what would be accepted."""
+    """One bad field: its dotted path, empty for the whole; what was given (shortened), and what would be accepted."""
 
     field: str
     value: str
     accepted: str
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.value} is not accepted; expected {self.accepted}"
+        named = f"{self.field}: " if self.field else ""
+        return f"{named}{self.value} is not accepted; expected {self.accepted}"
 
 
 _SHOWN_CHARACTERS = 80
@@ -72,6 +77,26 @@ class InvalidInput(TimersError, ValueError):
         return InvalidInput(
             [FieldError(f"{field}.{e.field}" if e.field else field, e.value, e.accepted) for e in self.errors]
         )
+
+
+class Checks:
+    """Checks several values and tells of all that are wrong, not only of the first."""
+
+    def __init__(self) -> None:
+        self._errors: list[FieldError] = []
+
+    def of(self, check: Callable[[Value], Checked], value: Value) -> Checked | None:
+        """What the check makes of the value; None where it raises InvalidInput."""
+        try:
+            return check(value)
+        except InvalidInput as error:
+            self._errors += error.errors
+            return None
+
+    def end(self) -> None:
+        """Raises InvalidInput where one of the values was wrong."""
+        if self._errors:
+            raise InvalidInput(self._errors)
 
 
 class Refused(TimersError):

@@ -177,3 +177,9 @@ async def test_a_client_that_leaves_in_mid_body_arms_nothing_and_harms_nobody(ap
     await writer.wait_closed()
     assert (await api.call("GET", "/healthz")).status == 200
     assert await redis.keys("test:*") == []
+
+
+async def test_a_body_that_is_wrong_as_a_whole_is_told_without_the_name_of_a_field(api: Api) -> None:
+    told = (await post(api, b"[]")).problem(422, "invalid-input")
+    assert told["detail"] == "[] is not accepted; expected a JSON object with the fields of a timer"
+    assert [error["field"] for error in told["errors"]] == [""]

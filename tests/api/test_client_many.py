@@ -79,6 +79,7 @@ async def test_filters_narrow_a_list(client: TimerClient) -> None:
         {"tag": ""},
         {"due_after": "x"},
         {"cursor": "?"},
+        {"prefix": "A", "status": "late", "limit": True, "cursor": "?"},
     ],
 )
 async def test_a_bad_wish_for_a_list_is_named(client: TimerClient, wanted: dict[str, object]) -> None:

@@ -82,6 +82,11 @@ async def test_a_bad_parameter_is_named(api: Api, query: str) -> None:
     assert (await api.call("GET", f"/v1/timers?{query}")).bad_fields() == [query.partition("=")[0]]
 
 
+async def test_all_bad_parameters_are_named_at_once(api: Api) -> None:
+    reply = await api.call("GET", "/v1/timers?cursor=x&limit=0&status=late&prefix=A&due_after=soon&tag=")
+    assert sorted(reply.bad_fields()) == ["cursor", "due_after", "limit", "prefix", "status", "tag"]
+
+
 async def test_a_batch_has_a_result_for_each_timer_in_order(api: Api) -> None:
     await api.create("taken")
     reply = await batch(
@@ -193,6 +198,12 @@ async def test_an_action_counts_what_it_did(api: Api) -> None:
 )
 async def test_a_bad_action_is_refused_by_name(api: Api, wishes: dict[str, Any], field: str) -> None:
     assert (await api.call("POST", "/v1/timers/actions", wishes)).bad_fields() == [field]
+
+
+async def test_all_that_is_wrong_with_an_action_is_named_at_once(api: Api) -> None:
+    wishes = {"filter": {"id": "x", "status": "late", "tag": 5}, "dry_run": 1, "force": True}
+    reply = await api.call("POST", "/v1/timers/actions", wishes)
+    assert reply.bad_fields() == ["force", "action", "filter.id", "filter.status", "filter.tag", "dry_run"]
 
 
 def test_reasons_are_the_problem_types() -> None:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.actions import check_action
 from timers.api.answer import answer
 from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
@@ -13,7 +14,7 @@ from timers.api.scope import Visible, quota_of, require_visible, visible_to
 from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
-from timers.errors import FieldError, InvalidInput, TimersError, shown
+from timers.errors import Checks, FieldError, InvalidInput, TimersError, shown
 from timers.spec import NewTimer
 from timers.store.queries import PAGE_LIMIT, Filter
 
@@ -45,7 +46,7 @@ class ManyRoutes:
         """200 a page."""
         query = read_query(request, (*_FILTERS, "limit", "cursor"))
         page = await self._client.list(
-            limit=_limit(query.get("limit")),
+            limit=_number(query["limit"]) if "limit" in query else LIST_LIMIT,
             cursor=query.get("cursor"),
             visible=visible_to(request),
             **{name: query[name] for name in _FILTERS if name in query},
@@ -82,22 +83,24 @@ class ManyRoutes:
         """200 the counts."""
         read_query(request)
         wishes = as_object(await read_json(request))
-        _refuse_unknown(wishes, _ACTION)
+        checks, visible = Checks(), visible_to(request)
+        checks.of(lambda names: _refuse_unknown(wishes, names), _ACTION)
+        action = checks.of(check_action, wishes.get("action"))
+        wanted = checks.of(lambda given: _filter(given, visible), wishes.get("filter", {}))
+        dry_run = checks.of(_dry_run, wishes.get("dry_run", False))
+        checks.end()
         counts = await self._client.act(
-            wishes.get("action", ""),
-            _filter(wishes.get("filter", {}), visible_to(request)),
-            dry_run=_dry_run(wishes.get("dry_run", False)),
+            action or "",
+            wanted or Filter(),
+            dry_run=dry_run is not False,
             **{name: wishes[name] for name in ("delay", "due_at") if name in wishes},
         )
         return answer(counts.to_json())
 
 
-def _limit(text: str | None) -> int:
-    if text is None:
-        return LIST_LIMIT
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(PAGE_LIMIT))):
-        raise InvalidInput.of("limit", text, f"a whole number from 1 to {PAGE_LIMIT}")
-    return int(text)
+def _number(text: str) -> Any:
+    """The number that a text writes; any other text, or one too long for a limit, as it is."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(PAGE_LIMIT)) else text
 
 
 async def _read_batch(request: web.Request) -> Sequence[Any]:
@@ -137,12 +140,16 @@ def _refuse_unknown(wishes: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _filter(wishes: Any, visible: Visible | None) -> Filter:
+    checks = Checks()
     try:
         given = as_object(wishes)
-        _refuse_unknown(given, _FILTERS)
-        return Filter.parse(**given, visible=visible)
+        checks.of(lambda names: _refuse_unknown(given, names), _FILTERS)
+        known = {name: given[name] for name in _FILTERS if name in given}
+        wanted = checks.of(lambda fields: Filter.parse(**fields, visible=visible), known)
+        checks.end()
     except InvalidInput as error:
         raise error.under("filter") from None
+    return wanted or Filter()
 
 
 def _dry_run(value: Any) -> bool:

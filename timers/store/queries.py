@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from timers.durations import parse_time
-from timers.errors import InvalidInput
+from timers.errors import Checks, InvalidInput
 from timers.fields import TimeInput, check_prefix
 from timers.model import Status, Timer
 from timers.spec import TAG_LIMIT_CHARACTERS
@@ -72,14 +72,17 @@ class Filter:
         visible: Callable[[str], bool] | None = None,
     ) -> Self:
         """From what a caller gives. Raises InvalidInput."""
-        return cls(
-            None if prefix is None else check_prefix(prefix),
-            None if status is None else _checked_status(status),
-            None if tag is None else _checked_tag(tag),
-            None if due_after is None else parse_time(due_after, "due_after"),
-            None if due_before is None else parse_time(due_before, "due_before"),
+        checks = Checks()
+        wanted = cls(
+            None if prefix is None else checks.of(check_prefix, prefix),
+            None if status is None else checks.of(_checked_status, status),
+            None if tag is None else checks.of(_checked_tag, tag),
+            None if due_after is None else checks.of(lambda given: parse_time(given, "due_after"), due_after),
+            None if due_before is None else checks.of(lambda given: parse_time(given, "due_before"), due_before),
             visible,
         )
+        checks.end()
+        return wanted
 
     @property
     def is_empty(self) -> bool:
@@ -326,6 +329,17 @@ class Queries:
 def _reason(kept: bytes) -> str:
     """Of `<ms> <reason>`, newline, the record as it was."""
     return kept.partition(b"\n")[0].partition(b" ")[2].decode(errors="replace")
+
+
+def check_limit(value: object) -> None:
+    """Raises InvalidInput for what is no length of a page."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PAGE_LIMIT:
+        raise InvalidInput.of("limit", value, f"a whole number from 1 to {PAGE_LIMIT}")
+
+
+def check_cursor(value: str | None) -> None:
+    """Raises InvalidInput for a cursor that no list has answered."""
+    _read_cursor(value)
 
 
 def _checked_status(value: object) -> Status:
