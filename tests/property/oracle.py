@@ -241,12 +241,13 @@ class Oracle:
 
     def announce(self, identity: Identity, heard: int, now_ms: int) -> str:
         life = self.lives.get(identity)
+        known = heard <= self.answered.get(identity, 0)
         if life is not None and life.status is Status.RUNNING:
-            return "running"
+            return "known" if known else "running"
         adopted = life is not None and life.adopted
         if life is not None and adopted and self._is_of_its_key(identity, life):
             return "known"
-        if heard <= self.answered.get(identity, 0) and not adopted:
+        if known and not adopted:
             return "known"
         self.answered[identity] = max(heard, self.answered.get(identity, 0))
         if life is None:

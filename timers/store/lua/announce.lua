@@ -2,7 +2,7 @@
 --
 -- ARGV[2…] one for each key, four lines: prefix, id, how often the pod has heard it expire within BARE_MS, and the time (ms)
 --          until which it knows that each expiry of the key has been answered
--- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (the last run is under way; try again)
+-- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (an earlier run is under way; try again)
 
 local BARE_MS = 5000
 local CLOCK_MS = 10     -- as in adopt.lua
@@ -11,15 +11,11 @@ local answer = {text(now)}
 -- Within BARE_MS the lock counts: a pod that has heard no more expiries than have been answered is late; one that has heard
 -- more brings a new one, even if the key was set again at once. Otherwise the time decides: a pod that stood still, or could
 -- not reach Redis, brings what has been answered since it last knew of every answer.
-local function first(member, heard, since)
+local function is_news(member, heard, since)
   local answered, at = string.match(redis.call('GET', bare_lock_key(member)) or '', '^(%d+) (%d+)$')
-  if at and answered ~= '0' and now - at < BARE_MS then
-    if heard <= tonumber(answered) then return false end
-  elseif at and tonumber(at) > since then
-    return false
-  end
-  answer_bare(member, heard)
-  return true
+  if not at then return true end
+  if answered ~= '0' and now - at < BARE_MS then return heard > tonumber(answered) end
+  return tonumber(at) <= since
 end
 
 -- The key is there again, and the record is of that newer one: the timer was rescheduled before this expiry was told.
@@ -40,11 +36,13 @@ end
 local function announce(prefix, id, heard, since)
   local member = member_of(prefix, id)
   local r = read_or_clear(prefix, id)
-  if r and r.status == 'r' then return 'running' end
+  local news = is_news(member, heard, since)
+  -- Told again after the run, which may last longer than the lock: so not what is known already.
+  if r and r.status == 'r' then return news and 'running' or 'known' end
   local adopted = r and r.status == 's' and redis.call('ZSCORE', root .. 'adopted', member)
   if adopted and set_again(member, r) then return 'known' end
   redis.call('ZREM', root .. 'adopted', member)
-  if not first(member, heard, since) and not adopted then return 'known' end
+  if news then answer_bare(member, heard) elseif not adopted then return 'known' end
   if adopted then
     due_now(prefix, id, member, r)
     return 'due'
