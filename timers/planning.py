@@ -5,14 +5,14 @@ import time
 from typing import Final
 
 from timers import calendar
-from timers.durations import Duration, format_time, parse_time
+from timers.durations import MAX_MS, Duration, format_time, parse_time
 from timers.errors import InvalidInput
 from timers.model import NO_PROGRESS, Progress, Timer
 from timers.policies import Repeat
 from timers.spec import NewTimer, TimerChange
 from timers.store.store import Arming
 
-FURTHEST_MS: Final = 10 * 366 * 24 * 3600 * 1000
+FURTHEST_MS: Final = MAX_MS
 """How far ahead a timer may be due: ten years."""
 
 

@@ -210,3 +210,11 @@ async def test_a_repeat_may_end_with_its_first_run(api: Api) -> None:
 async def test_no_change_makes_a_repeat_that_is_over(api: Api, change: dict[str, Any]) -> None:
     await api.create(due_at="2030-01-01T00:00:00Z", repeat={"every": "1d", "until": "2030-01-15T00:00:00Z"})
     assert (await api.call("PATCH", "/v1/timers/test/one", change)).bad_fields() == ["repeat.until"]
+
+
+async def test_a_due_time_lies_ten_years_ahead_at_most(api: Api) -> None:
+    """As a delay may: ten calendar years with three leap days."""
+    furthest_ms = await api.store.now_ms() + 3_653 * 24 * 3_600_000
+    assert (await api.create("in", delay=None, due_at=furthest_ms)).status == 201
+    beyond = await api.create("out", delay=None, due_at=furthest_ms + 60_000)
+    assert beyond.bad_fields() == ["due_at"]
