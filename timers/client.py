@@ -1,6 +1,7 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -20,7 +21,7 @@ from timers.errors import (
     VersionMismatch,
 )
 from timers.feed import Event, Feed
-from timers.fields import check_id, check_prefix, check_traceparent
+from timers.fields import DurationInput, TimeInput, check_id, check_prefix, check_traceparent
 from timers.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
 from timers.gathering import Gathering
 from timers.model import Status, Timer
@@ -138,10 +139,14 @@ class TimerClient:
         return self._gathering
 
     async def batch(
-        self, news: Sequence[NewTimer], *, traceparent: str | None = None, quota: Quota | None = None
+        self,
+        news: Sequence[NewTimer | Mapping[str, Any]],
+        *,
+        traceparent: str | None = None,
+        quota: Quota | None = None,
     ) -> Results:
-        """Arm up to 1,000 timers; each has its own result, in order. Raises Unavailable for the whole batch: what was
-        armed before stays, so repeat it with ids and `if_exists: keep`."""
+        """Arm up to 1,000 timers, each given as a NewTimer or by its fields; each has its own result, in order. Raises
+        Unavailable for the whole batch: what was armed before stays, so repeat it with ids and `if_exists: keep`."""
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         if traceparent is not None:
@@ -189,6 +194,8 @@ class TimerClient:
         if change is not None and fields:
             raise TypeError("a TimerChange or its fields, not both")
         change = change or TimerChange.parse(fields)
+        if not change.model_fields_set:
+            raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
         store = await self._open()
         answer = await self._change(store, await self.get(prefix, id), change, version)
         for _ in range(_CHANGE_TRIES):
@@ -215,10 +222,14 @@ class TimerClient:
         prefix: str,
         id: str,
         *,
+        delay: DurationInput | timedelta | None = None,
+        due_at: TimeInput | datetime | None = None,
         version: int | None = None,
-        **due: Any,
     ) -> Timer:
         """Move the due time: `delay=` or `due_at=`. Raises as `cancel`."""
+        due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
+        if not due:
+            raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
         return await self.change(prefix, id, TimerChange.parse(due), version=version)
 
     async def fire(self, prefix: str, id: str) -> Timer:
@@ -359,9 +370,9 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
     return Store(connections, shards=await server.fix_shards(connections.commands, shards))
 
 
-def _planned(new: NewTimer, now_ms: float, traceparent: str | None) -> Arming | InvalidInput:
+def _planned(new: NewTimer | Mapping[str, Any], now_ms: float, traceparent: str | None) -> Arming | InvalidInput:
     try:
-        return plan(new, now_ms, traceparent)
+        return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent)
     except InvalidInput as error:
         return error
 

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import announce_pod
-from timers.client import TimerClient, open_store
+from timers.client import Armed, TimerClient, open_store
 from timers.embedded import EmbeddedServer
 from timers.errors import InvalidInput
 from timers.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed, Listener
@@ -86,6 +86,23 @@ async def test_a_bad_wish_for_a_list_is_named(client: TimerClient, wanted: dict[
     with pytest.raises(InvalidInput) as error:
         await client.list(**wanted)  # type: ignore[arg-type]  # wrong on purpose
     assert [field.field for field in error.value.errors] == list(wanted)
+
+
+async def test_a_batch_takes_the_words_of_the_api(client: TimerClient) -> None:
+    results = await client.batch([{"prefix": "test", "id": "a", "delay": "1h"}, {"prefix": "test", "dealy": "1h"}])
+    armed, refused = results
+    assert isinstance(armed, Armed)
+    assert (armed.timer.id, armed.created) == ("a", True)
+    assert isinstance(refused, InvalidInput)
+    assert [error.field for error in refused.errors] == ["dealy", "delay"]
+
+
+async def test_a_change_of_nothing_is_refused(client: TimerClient) -> None:
+    await arm(client, 1)
+    for change in (client.change("test", "t0000"), client.reschedule("test", "t0000")):
+        with pytest.raises(InvalidInput, match="one of"):
+            await change
+    assert (await client.get("test", "t0000")).version == 1
 
 
 async def test_a_dry_run_counts_and_changes_nothing(client: TimerClient) -> None:

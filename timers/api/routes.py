@@ -78,10 +78,7 @@ class TimerRoutes:
     async def patch(self, request: web.Request) -> web.Response:
         """200 the changed timer."""
         read_query(request)
-        wishes = as_object(await read_json(request, types=_PATCH_TYPES))
-        if not wishes:
-            raise InvalidInput.of("", wishes, f"at least one of {', '.join(TimerChange.model_fields)}")
-        change = TimerChange.parse(wishes)
+        change = TimerChange.parse(as_object(await read_json(request, types=_PATCH_TYPES)))
         version = await self._expected_version(request)
         return _shown(await self._client.change(*_identity(request), change, version=version))
 
