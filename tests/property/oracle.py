@@ -251,12 +251,12 @@ class Oracle:
             return "known"
         self.answered[identity] = max(heard, self.answered.get(identity, 0))
         if life is None:
-            self._born(identity, now_ms, {}, NO_PROGRESS)
+            self._born(identity, now_ms, {}, NO_PROGRESS).note("its bare key expired")
         elif adopted:
             life.adopted = False
-            if life.due_ms > now_ms + SAME_DUE_MS:
-                life.due_ms = now_ms
-                life.note("its bare key was set again and expired")
+            sooner = life.due_ms > now_ms + SAME_DUE_MS
+            life.due_ms = now_ms if sooner else life.due_ms
+            life.note("its bare key was set again and expired" if sooner else "its bare key expired")
             self._queue(life, life.due_ms)
         else:
             self._anew(identity, now_ms, {}, NO_PROGRESS, "its bare key expired")
@@ -277,6 +277,7 @@ class Oracle:
             else:
                 self.lives[identity].adopted = False
                 self.answered[identity] = ALL
+                self.lives[identity].note("its bare key expired unheard")
                 self._queue(self.lives[identity], self.lives[identity].due_ms)
 
     # How.

@@ -168,6 +168,39 @@ async def test_of_two_expiries_at_once_the_second_is_due_also_for_who_has_answer
     assert await announce(store, times=2, since_ms=at_ms - 1) == "due"
 
 
+async def expired(store: Store, how: str) -> None:
+    """A key that expired so: unseen; unseen, over a finished timer; adopted; adopted and set again; unheard."""
+    bare = BareKeys(store)
+    if how == "over another":
+        await finished(store)
+    elif how == "set again":
+        await adopted(store)
+        await put(store, ms=1)
+        await key_gone(store, KEY)
+    elif how != "unseen":
+        await adopted_and_expired(store)
+    if how == "unheard":
+        await bare.conclude(0, (await bare.look(0, 0, 10))[0], deleted=False)
+    else:
+        assert await announce(store) == "due"
+
+
+@pytest.mark.parametrize("how", ["unseen", "over another", "adopted", "set again", "unheard"])
+async def test_an_expiry_that_is_told_again_when_its_lock_is_gone_is_known_from_the_record(
+    store: Store, how: str
+) -> None:
+    """By a pod that stood still for more than a minute."""
+    before_ms = await store.now_ms() - 1
+    await expired(store, how)
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + HOUR_MS, occurrence=2))
+    assert await store.connections.commands.delete(f"timers:{{0}}:bare:{KEY}") == 1
+    rearmed = await read(store)
+    assert await announce(store, since_ms=before_ms) == "known"
+    assert await read(store) == rearmed
+    assert await announce(store, since_ms=await store.now_ms()) == "due"
+
+
 async def test_a_key_over_a_finished_timer_is_a_new_life(store: Store) -> None:
     await finished(store, status=Status.FAILED)
     assert await announce(store) == "due"

@@ -8,14 +8,21 @@ local BARE_MS = 5000
 local CLOCK_MS = 10     -- as in adopt.lua
 local answer = {text(now)}
 
+-- When an expiry of the key was last answered, from the history: all notes of that say so in these words.
+local function last_answer(r)
+  local last = nil
+  for at in string.gmatch(r.rest, '\n(%d+) s %d+ %- %- its bare key [^\n]*expired') do last = at end
+  return last
+end
+
 -- Within BARE_MS the lock counts: a pod that has heard no more expiries than have been answered is late; one that has heard
 -- more brings a new one, even if the key was set again at once. Otherwise the time decides: a pod that stood still, or could
--- not reach Redis, brings what has been answered since it last knew of every answer.
-local function is_news(member, heard, since)
+-- not reach Redis, brings what has been answered since it last knew of every answer. When the lock is gone the record knows.
+local function is_news(member, heard, since, r)
   local answered, at = string.match(redis.call('GET', bare_lock_key(member)) or '', '^(%d+) (%d+)$')
-  if not at then return true end
-  if answered ~= '0' and now - at < BARE_MS then return heard > tonumber(answered) end
-  return tonumber(at) <= since
+  if answered and answered ~= '0' and now - at < BARE_MS then return heard > tonumber(answered) end
+  at = at or r and last_answer(r)
+  return not at or tonumber(at) <= since
 end
 
 -- The key is there again, and the record is of that newer one: the timer was rescheduled before this expiry was told.
@@ -25,18 +32,17 @@ local function set_again(member, r)
 end
 
 local function due_now(prefix, id, member, r)
-  if r.due - now > CLOCK_MS then
-    r.due = text(now)
-    note(r, '-', '-', 'its bare key was set again and expired')
-    write(member, r)
-  end
+  local sooner = r.due - now > CLOCK_MS
+  if sooner then r.due = text(now) end
+  note(r, '-', '-', sooner and 'its bare key was set again and expired' or 'its bare key expired')
+  write(member, r)
   enqueue(prefix, id, r.due)
 end
 
 local function announce(prefix, id, heard, since)
   local member = member_of(prefix, id)
   local r = read_or_clear(prefix, id)
-  local news = is_news(member, heard, since)
+  local news = is_news(member, heard, since, r)
   -- Told again after the run, which may last longer than the lock: so not what is known already.
   if r and r.status == 'r' then return news and 'running' or 'known' end
   local adopted = r and r.status == 's' and redis.call('ZSCORE', root .. 'adopted', member)
@@ -49,7 +55,9 @@ local function announce(prefix, id, heard, since)
   end
   if r then leave(prefix, id, r.status) end
   enqueue(prefix, id, text(now))
-  write(member, new_life(prefix, r, text(now), '{}', '', 'its bare key expired'))
+  local life = new_life(prefix, r, text(now), '{}', '', 'its bare key expired')
+  if not r then note(life, '-', '-', 'its bare key expired') end
+  write(member, life)
   return 'due'
 end
 

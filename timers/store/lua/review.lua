@@ -23,6 +23,8 @@ local function finish(member, said)
   if r.status ~= 's' then return end
   if said then return cancel(prefix, id, r, said) end
   answer_bare(member, 0)
+  note(r, '-', '-', 'its bare key expired unheard')
+  write(member, r)
   enqueue(prefix, id, r.due)
   earliest = now
 end
