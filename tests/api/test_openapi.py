@@ -65,6 +65,21 @@ def test_every_call_says_all_that_there_is_to_say(path: str, method: str, call: 
         assert "Retry-After" in call["responses"]["503"]["headers"]
 
 
+@pytest.mark.parametrize(("path", "method", "call"), calls(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_json_that_goes_in_or_comes_out_has_an_example(path: str, method: str, call: dict[str, Any]) -> None:
+    bodies = [call.get("requestBody", {}), *(answer for code, answer in call["responses"].items() if int(code) < 400)]
+    for media_type, told in ((name, told) for body in bodies for name, told in body.get("content", {}).items()):
+        if media_type.endswith("json") and not media_type.endswith("ndjson"):
+            schema = {**told["schema"], "components": document()["components"]}
+            jsonschema_rs.validator_for(schema).validate(told["example"])
+
+
+def test_a_signature_opens_what_it_covers_and_what_only_reads() -> None:
+    signed = {call["operationId"] for _, _, call in calls() if any("signature" in way for way in call["security"])}
+    covered = {operation.id for operation in OPERATIONS if operation.body or operation.method == "GET"}
+    assert signed == {operation.id for operation in OPERATIONS if operation.right} & covered
+
+
 def test_every_example_of_a_new_timer_is_taken() -> None:
     properties = document()["components"]["schemas"]["NewTimer"]["properties"]
     for name, schema in properties.items():

@@ -77,7 +77,8 @@ _SCHEMES: Final[Json] = {
         "description": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with spaces between.",
     },
 }
-_SECURITY: Final[Sequence[Json]] = ({"key": []}, {"signatureId": [], "signatureTime": [], "signature": []})
+_KEY: Final[Json] = {"key": []}
+_SIGNED: Final[Json] = {"signatureId": [], "signatureTime": [], "signature": []}
 
 
 _CHANGE: Final = {
@@ -146,7 +147,7 @@ def _operation(operation: Operation) -> Json:
         "operationId": operation.id,
         "summary": operation.summary,
         "tags": [operation.tag],
-        "security": list(_SECURITY) if operation.right else [],
+        "security": _security(operation),
         "parameters": [_parameter(parameter) for parameter in operation.parameters],
         "responses": {**_answers(operation.answers), **_problems(operation)},
     }
@@ -156,6 +157,13 @@ def _operation(operation: Operation) -> Json:
         content = {media_type: _content(media_type, model) for media_type, model in operation.body.items()}
         told["requestBody"] = {"required": True, "content": content}
     return told
+
+
+def _security(operation: Operation) -> list[Json]:
+    """A signature covers the body alone, so it opens only reads and what is asked for in a body."""
+    if operation.right is None:
+        return []
+    return [_KEY, _SIGNED] if operation.body or operation.method == "GET" else [_KEY]
 
 
 def _parameter(parameter: Parameter) -> Json:
@@ -171,9 +179,14 @@ def _parameter(parameter: Parameter) -> Json:
 
 def _content(media_type: str, model: type[BaseModel] | None) -> Json:
     if model is not None:
-        return {"schema": _reference(model)}
+        return {"schema": _reference(model), "example": _example_of(model)}
     text: Json = {"schema": {"description": "A NewTimer a line."} if media_type == NDJSON else {"type": "string"}}
     return {**text, "example": _TEXTS[media_type]} if media_type in _TEXTS else text
+
+
+def _example_of(model: type[BaseModel]) -> Any:
+    """The first of those that its schema has: readers of the document look beside the schema."""
+    return model.model_json_schema()["examples"][0]
 
 
 def _reference(model: type[BaseModel]) -> Json:

@@ -55,6 +55,53 @@ TIMER_EXAMPLE: Final[dict[str, Any]] = {
     ],
 }
 
+_COUNTS_EXAMPLE: Final[dict[str, Any]] = {
+    "scheduled": 3,
+    "running": 1,
+    "completed": 40,
+    "failed": 0,
+    "unhandled": 0,
+    "cancelled": 2,
+}
+_LATENESS_EXAMPLE: Final[dict[str, Any]] = {"p50": 3, "p99": 6, "max": 9}
+_POD_EXAMPLE: Final[dict[str, Any]] = {
+    "pod": "worker-1",
+    "seen_at": "2026-11-21T20:00:00.000Z",
+    "roles": ["api", "worker"],
+    "serves": ["log", "send-message"],
+    "only": [],
+    "shards": None,
+    "running": 1,
+    "concurrency": 1000,
+    "notifications": "ok",
+    "lateness_ms": _LATENESS_EXAMPLE,
+}
+_STATS_EXAMPLE: Final[dict[str, Any]] = {
+    "by_status": _COUNTS_EXAMPLE,
+    "by_prefix": {"send-message": _COUNTS_EXAMPLE},
+    "lateness_ms": _LATENESS_EXAMPLE,
+    "overdue_ms": 0,
+    "notifications": "ok",
+    "pods": [_POD_EXAMPLE],
+}
+_PREFIX_EXAMPLE: Final[dict[str, Any]] = {
+    "prefix": "send-message",
+    "processor": "send-message",
+    "pods": ["worker-1"],
+    "paused": False,
+    "counts": _COUNTS_EXAMPLE,
+    "next_due_at": "2026-11-22T20:00:00.000Z",
+}
+_READY_EXAMPLE: Final[dict[str, Any]] = {
+    "ready": True,
+    "redis": "ok",
+    "notifications": "ok",
+    "services": {"listener": "running", "sweeper": "running"},
+    "running": 1,
+    "warnings": [],
+    "problems": [],
+}
+
 
 class _Shape(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -170,12 +217,16 @@ class BatchAnswer(_Shape):
 class HealthAnswer(_Shape):
     """The process lives."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ok"}]})
+
     status: Literal["ok"]
 
 
 class ReadyAnswer(_Shape):
     """Every part works. The parts of a worker are told only by a pod that is one; `warnings` name shards, and prefixes
     with timers due, that no live pod takes."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_READY_EXAMPLE]})
 
     ready: Literal[True]
     redis: Literal["ok"]
@@ -189,7 +240,10 @@ class ReadyAnswer(_Shape):
 class Document(BaseModel):
     """An OpenAPI document."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={"examples": [{"openapi": "3.1.0", "info": {"title": "timers", "version": "0.1.0"}}]},
+    )
 
     openapi: str
 
@@ -229,6 +283,8 @@ class Action(_Shape):
 
 class ActionAnswer(_Shape):
     """How many timers passed the filter, how many were acted on, and how many refused it, by reason."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"matched": 3, "done": 2, "refused": {"running": 1}}]})
 
     matched: Count
     done: Count
@@ -272,6 +328,8 @@ class PodAnswer(_Shape):
 class StatsAnswer(_Shape):
     """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_STATS_EXAMPLE]})
+
     by_status: ByStatus
     by_prefix: dict[str, ByStatus]
     lateness_ms: Lateness
@@ -295,11 +353,15 @@ class PrefixAnswer(_Shape):
 class PrefixesAnswer(_Shape):
     """The prefixes, by name."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"items": [_PREFIX_EXAMPLE]}]})
+
     items: list[PrefixAnswer]
 
 
 class PausedAnswer(_Shape):
     """Whether a prefix is paused."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prefix": "send-message", "paused": True}]})
 
     prefix: Prefix
     paused: bool
@@ -307,5 +369,7 @@ class PausedAnswer(_Shape):
 
 class PodsAnswer(_Shape):
     """The pods that are alive, by name."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"items": [_POD_EXAMPLE]}]})
 
     items: list[PodAnswer]
