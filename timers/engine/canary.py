@@ -36,8 +36,8 @@ class Canary:
         self.hearing = Hearing.OK
         self._subscribed = False
         self.sang_at = float("-inf")
-        """Monotonic time at which the newest canary that was heard was about to be touched: whatever was announced
-        before then has been heard too."""
+        """Monotonic time before which the newest canary that was heard cannot have expired: whatever was announced
+        before then has been heard too. Not the time of the touch, before which a pod may stand still."""
         self.listening_since_ms = float("inf")
         """The server's time at which the present subscription was confirmed."""
 
@@ -89,6 +89,7 @@ class Canary:
     async def _judge(self) -> None:
         self._heard.clear()
         redis = self._store.connections.commands
+        expires_at = time.monotonic() + LIFE_MS / 1000
         await server.set_canary(redis, self._pod, LIFE_MS)
         await asyncio.sleep(LIFE_MS / 1000)
         # Redis expires strictly after the deadline, so the first touch may come a moment too soon.
@@ -103,7 +104,7 @@ class Canary:
             self.hearing = Hearing.DEAF
             self._silent.set()
             return
-        self.sang_at = touched
+        self.sang_at = expires_at
         self._sang.set()
         self.hearing = Hearing.LATE if time.monotonic() - touched > LATE_SECONDS else Hearing.OK
 
