@@ -287,6 +287,21 @@ async def test_a_key_that_came_back_is_neither_deleted_nor_expired(store: Store)
     assert set((await state_of(store)).adopted) == {A}
 
 
+async def test_what_was_found_of_a_key_is_not_concluded_of_the_one_that_was_set_and_is_gone_since(store: Store) -> None:
+    bare = BareKeys(store)
+    await adopted(store)
+    await store.connections.commands.delete(KEY)
+    before, _ = await bare.look(0, 0, 10)
+    await put(store, "2", ms=2 * HOUR_MS)
+    assert await adopt(store, b"2") == "moved"
+    await store.connections.commands.delete(KEY)
+    for deleted in (True, False):
+        await bare.conclude(0, before, deleted=deleted)
+        assert set((await state_of(store)).adopted) == {A}
+    await bare.conclude(0, (await bare.look(0, 0, 10))[0], deleted=True)
+    assert (await read(store)).status is Status.CANCELLED
+
+
 async def test_a_key_that_lost_its_ttl_is_no_timer_any_more(store: Store) -> None:
     await adopted(store)
     await store.connections.commands.persist(KEY)

@@ -40,7 +40,7 @@ class Adopter:
         self._every_seconds = every_ms / 1000
         self._overdue = asyncio.Event()
         self._warned = False
-        self._doubtful: dict[Identity, float] = {}
+        self._doubtful: dict[Gone, float] = {}
 
     def overdue(self) -> None:
         """Keys of adopted timers went without an event: do not wait for the next round to look."""
@@ -100,15 +100,15 @@ class Adopter:
 
     async def _review(self, shard: int) -> None:
         """Look at all adopted timers, in order of due time."""
-        start, looked, seen = 0, LOOK_BATCH, set[Identity]()
+        start, looked, seen = 0, LOOK_BATCH, set[Gone]()
         while looked == LOOK_BATCH:
             began = time.monotonic()
             gone, looked = await self._bare.look(shard, start, LOOK_BATCH)
             start += LOOK_BATCH
-            seen.update((timer.prefix, timer.id) for timer in gone)
+            seen.update(gone)
             await self._judge(shard, gone, began)
-        for identity in [i for i in self._doubtful if self._bare.shard_of(i) == shard and i not in seen]:
-            del self._doubtful[identity]
+        for timer in [t for t in self._doubtful if self._bare.shard_of((t.prefix, t.id)) == shard and t not in seen]:
+            del self._doubtful[timer]
 
     async def _judge(self, shard: int, gone: Sequence[Gone], seen_at: float) -> None:
         """Expired unheard, where the due time has passed and this pod has not listened all along since before it;
@@ -116,12 +116,12 @@ class Adopter:
         unheard = [timer for timer in gone if self._may_be_unheard(timer)]
         await self._bare.conclude(shard, unheard, deleted=False)
         doubtful = [timer for timer in gone if timer not in unheard]
-        first_seen = [self._doubtful.setdefault((timer.prefix, timer.id), seen_at) for timer in doubtful]
+        first_seen = [self._doubtful.setdefault(timer, seen_at) for timer in doubtful]
         heard_until = self._canary.sang_at - ANNOUNCED_SECONDS
         deleted = [timer for timer, at in zip(doubtful, first_seen, strict=True) if at < heard_until]
         await self._bare.conclude(shard, deleted, deleted=True)
         for timer in (*unheard, *deleted):
-            self._doubtful.pop((timer.prefix, timer.id), None)
+            self._doubtful.pop(timer, None)
 
     def _may_be_unheard(self, timer: Gone) -> bool:
         has_passed = timer.due_ms <= self._pod.store.clock.now_ms()

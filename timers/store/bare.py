@@ -109,7 +109,8 @@ class BareKeys:
         return [Gone(prefix, timer_id, int(due)) for (prefix, _, timer_id), due in pairs], int(looked)
 
     async def conclude(self, shard: int, timers: Sequence[Gone], *, deleted: bool) -> None:
-        """End the doubt about timers whose keys are gone: cancel them, or make them due."""
+        """End the doubt about timers whose keys are gone: cancel them, or make them due. One that has another due time
+        since is left alone."""
         if timers:
-            parts = [part for timer in timers for part in (timer.prefix, timer.id)]
+            parts: list[Argument] = [part for timer in timers for part in (timer.prefix, timer.id, timer.due_ms)]
             await self._store.run("review", shard, ["deleted" if deleted else "expired", *parts])

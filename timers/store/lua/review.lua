@@ -1,7 +1,8 @@
 -- Look after adopted timers whose bare keys may be gone.
 --
 -- ARGV[2]  `look`: answer those whose key is gone; `deleted`: cancel those given; `expired`: make those given due
--- ARGV[3…] for `look` two: the rank to begin at and the most to look at; else two for each timer: prefix, id
+-- ARGV[3…] for `look` two: the rank to begin at and the most to look at; else three for each timer: prefix, id, due as
+--          it was answered: of a key that was set again and is gone again since, another look has to tell
 -- Answer   {now, {member, due, …}, looked}: for `look` the timers whose key is gone, due or not (one whose key has lost its
 --          TTL is cancelled here and left out); else the timers that were changed
 
@@ -43,9 +44,10 @@ if ARGV[2] == 'look' then
   for i = 1, #some, 2 do look(some[i], some[i + 1]) end
   looked = #some / 2
 else
-  for i = 3, #ARGV, 2 do
+  for i = 3, #ARGV, 3 do
     local member = member_of(ARGV[i], ARGV[i + 1])
-    if redis.call('ZSCORE', root .. 'adopted', member) and redis.call('EXISTS', member) == 0 then
+    local due = redis.call('ZSCORE', root .. 'adopted', member)
+    if due and tonumber(due) == tonumber(ARGV[i + 2]) and redis.call('EXISTS', member) == 0 then
       finish(member, ARGV[2] == 'deleted' and 'its bare key was deleted' or nil)
       gone[#gone + 1] = member
       gone[#gone + 1] = '0'
