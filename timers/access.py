@@ -136,8 +136,13 @@ class ApiKey:
     def entry(self) -> str:
         """The line to keep."""
         parts = [self.id, self.digest.hex(), "+".join(self.scope.patterns), "+".join(sorted(self.rights))]
-        options = {"rate": self.rate_text, "pending": self.pending, "name": self.name, "made": self.made}
-        return ":".join(parts + [f"{name}={value}" for name, value in options.items() if value is not None])
+        return ":".join(parts + [f"{name}={value}" for name, value in self.options.items()])
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """What follows the rights, as text."""
+        given = {"rate": self.rate_text, "pending": self.pending, "name": self.name, "made": self.made}
+        return {name: str(value) for name, value in given.items() if value is not None}
 
     @property
     def caller(self) -> Caller:
@@ -163,13 +168,17 @@ def _rate(text: str) -> Rate:
 def _options(options: Iterable[str]) -> Mapping[str, str]:
     """The options by name, each checked."""
     given = {name: value for name, _, value in (option.partition("=") for option in options)}
+    _check_options(given)
+    return given
+
+
+def _check_options(given: Mapping[str, str]) -> None:
     for name, value in given.items():
         pattern = _OPTIONS.get(name)
         if pattern is None or not pattern.fullmatch(value):
             raise InvalidInput.of(name, value, _OPTION_RULE)
     if "rate" in given:
         Rate.parse(given["rate"])
-    return given
 
 
 def read_entries(text: str) -> tuple[ApiKey, ...]:
@@ -194,7 +203,8 @@ def make_key(
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
     kept = ApiKey(key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, rate, pending, name, made)
-    return secret, ApiKey.parse(kept.entry)
+    _check_options(kept.options)
+    return secret, kept
 
 
 def _random(characters: str, length: int) -> str:

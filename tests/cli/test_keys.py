@@ -73,6 +73,7 @@ def test_a_revoked_key_stays_revoked_wherever_it_was_kept(timers: CommandLine, r
         ("--rate", "fast"),
         ("--pending", "0"),
         ("--name", "a b"),
+        ("--name", "a:rate=1/s"),
     ],
 )
 def test_a_wrong_option_makes_no_key(timers: CommandLine, redis: Redis, wrong: tuple[str, str]) -> None:
