@@ -80,6 +80,17 @@ def test_pause_and_resume_are_seen_among_the_prefixes(timers: CommandLine) -> No
     assert timers("prefixes", "-o", "json").json[0]["paused"] is False
 
 
+def test_the_table_of_prefixes_has_each_count_once(timers: CommandLine) -> None:
+    create(timers, 2)
+    head, line = timers("prefixes").out.splitlines()
+    assert head.split() == [
+        *("PREFIX", "PROCESSOR", "PODS", "PAUSED", "NEXT_DUE_AT"),
+        *("SCHEDULED", "RUNNING", "COMPLETED", "FAILED", "UNHANDLED", "CANCELLED"),
+    ]
+    assert line.split()[:4] == ["log", "-", "0", "false"]
+    assert line.split()[-6:] == ["2", "0", "0", "0", "0", "0"]
+
+
 def test_get_explain_tells_the_story(timers: CommandLine) -> None:
     create(timers, 1)
     story = timers("get", "log", "t0", "--explain").out.splitlines()

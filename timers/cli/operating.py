@@ -1,6 +1,7 @@
 """Owns the commands for whoever keeps the service running: prefixes, pause, resume, pods, doctor."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +21,13 @@ def add_to(app: typer.Typer) -> None:
 def prefixes(output: Output = Format.TABLE) -> None:
     """List the prefixes that have timers or a processor, or are paused."""
     found = [view.to_json() for view in run(lambda session: session.client.prefixes())]
-    if output is Format.TABLE:
-        found = [{**view, "pods": len(view["pods"]), **view.pop("counts")} for view in found]
-    show_records(found, output)
+    show_records([_row(view) for view in found] if output is Format.TABLE else found, output)
+
+
+def _row(view: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A prefix in a line: how many pods, and each count in a column of its own."""
+    rest = {name: value for name, value in view.items() if name != "counts"}
+    return {**rest, "pods": len(view["pods"]), **view["counts"]}
 
 
 def pause(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
