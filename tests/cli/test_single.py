@@ -113,6 +113,14 @@ def test_a_bad_value_names_its_option_and_exits_2(timers: CommandLine, arguments
     assert ended.err.splitlines()[-1].startswith(f"timers: {named}")
 
 
+@pytest.mark.parametrize("command", ["create", "reschedule"])
+@pytest.mark.parametrize("due", [(), ("--in", "1h", "--at", "2027-01-01T00:00:00Z")], ids=["none", "both"])
+def test_exactly_one_due_time_is_asked_for_by_its_options(
+    timers: CommandLine, command: str, due: tuple[str, ...]
+) -> None:
+    assert timers(command, "test", "one", *due).refusal(2).endswith("expected exactly one of --in and --at")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("nonsense",), ("get", "test"), ("get", "test", "one", "--loud"), ("get", "test", "one", "-o", "xml"), ()],

@@ -79,10 +79,7 @@ def cancel(
 
 def reschedule(prefix: Prefix, id: Id, after: In = None, at: At = None, output: Output = Format.TABLE) -> None:
     """Move the due time of a scheduled timer."""
-    due = _due(after, at)
-    if not due:
-        raise InvalidInput.of("delay", None, "exactly one of --in and --at")
-    change = TimerChange.parse(due)
+    change = TimerChange.parse(_due(after, at))
     _show(lambda session: session.client.change(prefix, id, change), output)
 
 
@@ -112,12 +109,11 @@ def _json(text: str | None) -> Any:
 
 
 def _due(after: str | None, at: str | None) -> dict[str, str]:
-    given: dict[str, str] = {}
-    if after is not None:
-        given["delay"] = after
-    if at is not None:
-        given["due_at"] = at
-    return given
+    if after is not None and at is None:
+        return {"delay": after}
+    if at is not None and after is None:
+        return {"due_at": at}
+    raise InvalidInput.of("delay", after, "exactly one of --in and --at")
 
 
 async def _require_served(session: Session, prefix: str) -> None:
