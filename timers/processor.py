@@ -181,7 +181,7 @@ def processor(
     anywhere: a registry finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group
     `timers.processors`.
     """
-    policy = retry if isinstance(retry, RetryPolicy) else RetryPolicy.parse(dict(retry or {}))
+    policy = _policy(retry)
     timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)
     checked = check_prefix(prefix)
     limits = Limits(concurrency, pod_concurrency, None if rate is None else Rate.parse(rate))
@@ -191,6 +191,15 @@ def processor(
         return Processor(checked, function, policy, timeout_ms, limits)
 
     return wrap
+
+
+def _policy(given: RetryPolicy | Mapping[str, Any] | None) -> RetryPolicy:
+    if isinstance(given, RetryPolicy):
+        return given
+    try:
+        return RetryPolicy.parse({} if given is None else given)
+    except InvalidInput as error:
+        raise error.under("retry") from None
 
 
 def _check_function(function: object) -> None:

@@ -163,8 +163,13 @@ class TestDecorator:
             processor("a", timeout=timeout)
 
     def test_refuses_a_bad_retry_policy_and_names_its_field(self) -> None:
-        with pytest.raises(InvalidInput, match=r"^backoff\.1: 'soon'"):
+        with pytest.raises(InvalidInput, match=r"^retry\.backoff\.1: 'soon'"):
             processor("a", retry={"backoff": ["5s", "soon"]})
+
+    @pytest.mark.parametrize("retry", [["5s", "1m"], ["1s"], "fixed", 5, False])
+    def test_refuses_a_retry_policy_that_is_no_object(self, retry: Any) -> None:
+        with pytest.raises(InvalidInput, match=r"^retry: .* expected an object"):
+            processor("a", retry=retry)
 
 
 class TestLimits:
