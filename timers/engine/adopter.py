@@ -47,22 +47,28 @@ class Adopter:
         self._overdue.set()
 
     async def run(self) -> None:
-        """Scan and review now and then; review at once when something is overdue."""
-        scan_at = 0.0
+        """Scan and review now and then; review at once when something is overdue, however long a scan takes."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._scan_ever_again())
+            group.create_task(self._review_ever_again())
+
+    async def _scan_ever_again(self) -> None:
         while True:
-            if time.monotonic() >= scan_at:
-                await self._scan()
-                scan_at = time.monotonic() + self._every_seconds
+            await self._scan()
+            await asyncio.sleep(self._every_seconds)
+
+    async def _review_ever_again(self) -> None:
+        while True:
             for shard in self._pod.shards:
                 if self._peers.rank(shard) == 0:
                     await self._review(shard)
-            await self._pause(scan_at)
+            await self._pause()
 
-    async def _pause(self, scan_at: float) -> None:
-        """Until the next scan. In doubt, until the canary has sung again; a new overdue key ends the rest early."""
+    async def _pause(self) -> None:
+        """Until the next round. In doubt, until the canary has sung again; a new overdue key ends the rest early."""
         self._overdue.clear()
         try:
-            async with asyncio.timeout(max(scan_at - time.monotonic(), 0)):
+            async with asyncio.timeout(self._every_seconds):
                 await (self._canary.next_song() if self._doubtful else self._overdue.wait())
         except TimeoutError:
             return
