@@ -90,7 +90,8 @@ async def test_a_cancelled_timer_is_shown_and_never_rings(api: Api, redis: Redis
 
 async def test_purge_leaves_nothing(api: Api) -> None:
     await api.create()
-    assert (await api.call("DELETE", f"{ONE}?purge=true")).status == 200
+    purged = await api.call("DELETE", f"{ONE}?purge=true")
+    assert (purged.status, purged.body["status"]) == (200, "cancelled")
     (await api.call("GET", ONE)).problem(404, "timer-not-found")
     await api.create()
     await api.call("DELETE", f"{ONE}?purge=false")

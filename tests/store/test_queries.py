@@ -138,7 +138,7 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
     await real.cancel(PREFIX, "a")
     await real.revive(PREFIX, "a", note="retried")
     await real.cancel(PREFIX, "a", purge=True)
-    await eventually(lambda: heard_as_many_as(8), "the seven changes")
+    await eventually(lambda: heard_as_many_as(9), "the eight changes")
     assert [heard[0], *((c.status, c.version, c.attempt, c.note) for c in heard[1:] if c)] == [
         None,
         (Status.SCHEDULED, 1, 0, "created"),
@@ -147,7 +147,8 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
         (Status.SCHEDULED, 4, 1, "moved"),
         (Status.CANCELLED, 5, 1, "cancelled"),
         (Status.SCHEDULED, 6, 1, "retried"),
-        (Status.SCHEDULED, 6, 1, "purged"),
+        (Status.CANCELLED, 7, 1, "cancelled"),
+        (Status.CANCELLED, 7, 1, "purged"),
     ]
     await real.connections.commands.client_kill_filter(_type="pubsub")
     with pytest.raises(Unavailable):

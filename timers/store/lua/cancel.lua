@@ -5,7 +5,7 @@
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `purge`; `forget` to remove the record of what is cancelled, for a retention of 0; or ''
 -- ARGV[7]  note for the history
--- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
+-- Answer   {now, code, record as it is after cancelling}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
 --          Cancelling a cancelled timer answers `cancelled` again: the first answer may have been lost.
 
 local prefix, id, purge, forget = ARGV[3], ARGV[4], ARGV[6] == 'purge', ARGV[6] == 'forget'
@@ -22,8 +22,7 @@ end
 
 local function remove()
   redis.call('HDEL', r.bucket, member)
-  if r.status == 's' then unschedule(prefix, id) else redis.call('ZREM', finished_key(r.status, prefix), id) end
-  refresh_head(prefix)
+  redis.call('ZREM', finished_key(r.status, prefix), id)
   count(r.status, prefix, -1)
 end
 
@@ -39,13 +38,8 @@ end
 
 local refused = refusal()
 if refused then return {text(now), refused, raw} end
-if purge then
-  remove()
-  tell(member, r, 'purged')
-  conclude()
-  return {text(now), 'purged', raw}
-end
 if r.status == 's' then raw = cancel() end
-if forget then remove() end
+if purge or forget then remove() end
+if purge then tell(member, r, 'purged') end
 conclude()
-return {text(now), 'cancelled', raw}
+return {text(now), purge and 'purged' or 'cancelled', raw}
