@@ -58,7 +58,7 @@ def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
 
 
 def _within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
-    if due_ms > now_ms + FURTHEST_MS:
+    if due_ms > round(now_ms) + FURTHEST_MS:
         raise InvalidInput.of(field, given, "a time at most 10 years ahead")
     return due_ms
 
