@@ -3,9 +3,12 @@
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from typing import Any, Final, Self
 
 from timers.durations import parse_time
@@ -119,6 +122,11 @@ class _Source:
         """Whether its scores are due times."""
         return self.index in ("due", _ADOPTED)
 
+    @property
+    def listing(self) -> tuple[int, str, str]:
+        """What it has in common with the same index of the other shards."""
+        return self.place, self.prefix, self.index
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -128,9 +136,18 @@ class _Place:
     score: str
     member: str
 
+    @property
+    def order(self) -> tuple[float, str]:
+        """Where it stands among those of its index, over all shards."""
+        return float(self.score or 0), self.member
+
 
 _Item = tuple[Timer | None, _Place]
 """What stands at a place; None where no record can be read."""
+
+
+def _order(item: _Item) -> tuple[float, str]:
+    return item[1].order
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +183,25 @@ class Queries:
         """The next timers that pass: by status (running first), then prefix, then due time or time of the end. Pages
         cost the same however many timers there are. Raises InvalidInput for a cursor that this did not make."""
         place = _read_cursor(cursor)
-        sources = [s for s in await self._sources(wanted) if place is None or s >= place.source]
         items: list[Timer] = []
         looked, most_looks = 0, max(limit * LOOKS_PER_ITEM, LOOKS_AT_LEAST)
-        for source in sources:
-            after = place if place is not None and place.source == source else None
-            while True:
-                rejected = looked - len(items)
-                most = max(limit - len(items), min(rejected, READ_AFTER_REJECTS))
-                batch, after = await self._batch(source, wanted, after, min(most, PAGE_LIMIT))
-                for timer, at in batch:
-                    looked += 1
-                    if timer is not None and wanted.wants(timer):
-                        items.append(timer)
-                    if len(items) == limit or looked == most_looks:
-                        return Page(items, _write_cursor(at))
-                if after is None:
-                    break
+
+        def wanting() -> int:
+            """How many records are worth reading now."""
+            return max(limit - len(items), min(looked - len(items), READ_AFTER_REJECTS))
+
+        for index, sources in groupby(await self._sources(wanted), key=lambda source: source.listing):
+            if place is not None and index < place.source.listing:
+                continue
+            after = place if place is not None and index == place.source.listing else None
+            async with aclosing(self._merged(list(sources), wanted, after, wanting)) as batches:
+                async for batch in batches:
+                    for timer, at in batch:
+                        looked += 1
+                        if timer is not None and wanted.wants(timer):
+                            items.append(timer)
+                        if len(items) == limit or looked == most_looks:
+                            return Page(items, _write_cursor(at))
         return Page(items, None)
 
     async def pages(self, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
@@ -292,6 +311,29 @@ class Queries:
                 yield _Source(place, "", _ADOPTED, shard)
             for prefix in prefixes:
                 yield _Source(place, prefix, "due" if status is Status.SCHEDULED else codec.LETTERS[status], shard)
+
+    async def _merged(
+        self, sources: Sequence[_Source], wanted: Filter, after: _Place | None, wanting: Callable[[], int]
+    ) -> AsyncGenerator[Sequence[_Item]]:
+        """The records of one index behind a place, those of all shards in one order, some at a time."""
+        read_to: dict[_Source, _Place] = {}
+        held: list[_Item] = []
+        reading = list(sources)
+        while reading:
+            most = min(-(-wanting() // len(reading)), PAGE_LIMIT)
+            for source in reading:
+                batch, last = await self._batch(source, wanted, read_to.pop(source, after), most)
+                held += batch
+                if last is not None:
+                    read_to[source] = last
+            if len(sources) > 1:
+                held.sort(key=_order)
+            # What stands behind the end of what was read of another shard waits for the rest of it.
+            reached = min((place.order for place in read_to.values()), default=None)
+            ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
+            yield held[:ready]
+            del held[:ready]
+            reading = [source for source, place in read_to.items() if place.order == reached]
 
     async def _batch(
         self, source: _Source, wanted: Filter, after: _Place | None, most: int

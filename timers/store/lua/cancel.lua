@@ -5,8 +5,9 @@
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `purge`; `forget` to remove the record of what is cancelled, for a retention of 0; or ''
 -- ARGV[7]  note for the history
--- Answer   {now, code, record as it is after cancelling}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
---          Cancelling a cancelled timer answers `cancelled` again: the first answer may have been lost.
+-- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
+--          The record is the cancelled one, also where it is gone now. Cancelling a cancelled timer answers `cancelled`
+--          again: the first answer may have been lost.
 
 local prefix, id, purge, forget = ARGV[3], ARGV[4], ARGV[6] == 'purge', ARGV[6] == 'forget'
 local member = member_of(prefix, id)
