@@ -50,7 +50,7 @@ def _checked_payload(value: object) -> object:
 
 def _checked_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
     if len(tags) > 16 or any(not 1 <= len(tag) <= TAG_LIMIT_CHARACTERS or not tag.isprintable() for tag in tags):
-        raise InvalidInput.of("", tags, "up to 16 strings of 1 to 64 printable characters")
+        raise InvalidInput.of("", list(tags), "up to 16 strings of 1 to 64 printable characters")
     return tags
 
 

@@ -143,9 +143,9 @@ BAD = [
     # tags, metadata
     ({"tags": "a"}, "tags", "'a'", "a list"),
     ({"tags": ["a", 1]}, "tags.1", "1", "a valid string"),
-    ({"tags": [""]}, "tags", "('',)", TAGS),
-    ({"tags": ["a\nb"]}, "tags", "('a\\nb',)", TAGS),
-    ({"tags": [HALF]}, "tags", "('\\ud800',)", TAGS),
+    ({"tags": [""]}, "tags", "['']", TAGS),
+    ({"tags": ["a\nb"]}, "tags", "['a\\nb']", TAGS),
+    ({"tags": [HALF]}, "tags", "['\\ud800']", TAGS),
     ({"tags": ["a" * 65]}, "tags", None, TAGS),
     ({"tags": ["a"] * 17}, "tags", None, TAGS),
     ({"metadata": ["a"]}, "metadata", "['a']", "an object"),
