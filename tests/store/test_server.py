@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from tests.store.acts import PREFIX, armed, claim
 from timers.errors import ConfigurationError, Unavailable
-from timers.store import server
+from timers.store import keys, server
 from timers.store.connect import connect
 from timers.store.scripts import digest
 from timers.store.store import Store
@@ -172,6 +172,12 @@ async def test_a_busy_server_is_unavailable(real: Store) -> None:
 def test_a_url_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
         connect("http://127.0.0.1")
+
+
+async def test_a_db_whose_facts_are_something_else_is_refused(store: Store) -> None:
+    await store.connections.commands.set(keys.META, "a stranger's")
+    with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
+        await server.fix_shards(store.connections.commands, None)
 
 
 async def test_every_answer_sets_the_clock(store: Store) -> None:

@@ -51,11 +51,14 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
 
 async def fix_shards(redis: Redis, wanted: int | None, default: int = 1) -> int:
     """The number of shards of this db, fixed by whoever comes first. Raises ConfigurationError for a pod that
-    disagrees, and for a db written in another record format."""
-    with reachable():
-        await redis.hsetnx(keys.META, "format", RECORD_FORMAT)
-        await redis.hsetnx(keys.META, "shards", str(wanted or default))
-        form, shards = await redis.hmget(keys.META, "format", "shards")
+    disagrees, and for a db that the server does not give, or that was written in another record format."""
+    try:
+        with reachable():
+            await redis.hsetnx(keys.META, "format", RECORD_FORMAT)
+            await redis.hsetnx(keys.META, "shards", str(wanted or default))
+            form, shards = await redis.hmget(keys.META, "format", "shards")
+    except ResponseError as error:
+        raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
     if _text(form) != RECORD_FORMAT:
         raise ConfigurationError(f"the db holds records of format {_text(form)}; this version knows {RECORD_FORMAT}")
     fixed = int(_text(shards))
