@@ -79,7 +79,13 @@ class Listener:
         self._waiting: deque[Event] = deque()
         self._dropped = 0
         self._ended = False
+        self._opened = False
         self._something = asyncio.Event()
+
+    def open(self) -> None:
+        """The subscription stands: for the first time, or again."""
+        self.offer(GAP if self._opened else OPEN)
+        self._opened = True
 
     def offer(self, event: Event) -> None:
         """Hand an event over. Never waits: when the queue is full changes are dropped until all that is kept is taken,
@@ -124,7 +130,7 @@ class Feed:
         self._queries = queries
         self._listeners: set[Listener] = set()
         self._subscribing: asyncio.Task[None] | None = None
-        self._open = False
+        self._stands = False
         self._closed = False
 
     def join(self, wants: Wants | None = None) -> Listener:
@@ -137,8 +143,8 @@ class Feed:
         self._listeners.add(listener)
         if self._subscribing is None:
             self._subscribing = asyncio.create_task(self._subscribe())
-        if self._open:
-            listener.offer(OPEN)
+        if self._stands:
+            listener.open()
         return listener
 
     async def leave(self, listener: Listener) -> None:
@@ -169,16 +175,19 @@ class Feed:
             try:
                 await self._queries.changes(self._take)
             except Unavailable:
+                self._stands = False
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _unsubscribe(self) -> None:
-        subscribing, self._subscribing, self._open = self._subscribing, None, False
+        subscribing, self._subscribing, self._stands = self._subscribing, None, False
         if subscribing is not None:
             subscribing.cancel()
             await asyncio.gather(subscribing, return_exceptions=True)
 
     def _take(self, change: Change | None) -> None:
-        event: Event = change or (GAP if self._open else OPEN)
-        self._open = True
+        self._stands = True
         for listener in self._listeners:
-            listener.offer(event)
+            if change is None:
+                listener.open()
+            else:
+                listener.offer(change)

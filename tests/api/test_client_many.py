@@ -1,7 +1,7 @@
 """TimerClient on many timers: lists, actions, stats, prefixes, pods, pause, events."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from tests.api.harness import announce_pod
 from timers.client import Armed, TimerClient, open_store
 from timers.embedded import EmbeddedServer
-from timers.errors import InvalidInput
+from timers.errors import InvalidInput, Unavailable
 from timers.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed, Listener
 from timers.model import Status
 from timers.spec import NewTimer
@@ -261,6 +261,41 @@ async def test_a_broken_subscription_is_told_as_a_gap(client: TimerClient, redis
         await redis.client_kill_filter(_type="pubsub")
         assert await listener.next() == GAP
     await feed.leave(listener)
+
+
+class BreakingQueries(Queries):
+    """A subscription that stands until it is told to break, and stands again when it is told so."""
+
+    def __init__(self) -> None:
+        self.breaks, self.mends = asyncio.Event(), asyncio.Event()
+        self.broken = asyncio.Event()
+
+    async def changes(self, sink: Callable[[Change | None], None]) -> None:
+        if self.broken.is_set():
+            await self.mends.wait()
+        sink(None)
+        await self.breaks.wait()
+        self.breaks.clear()
+        self.broken.set()
+        raise Unavailable("cut")
+
+
+async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_when_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("timers.feed.AGAIN_SECONDS", 0)
+    queries = BreakingQueries()
+    feed = Feed(queries)
+    first = feed.join()
+    async with asyncio.timeout(20):
+        assert await first.next() == OPEN
+        queries.breaks.set()
+        await queries.broken.wait()
+        second = feed.join()
+        assert second.waiting() == []
+        queries.mends.set()
+        assert [await first.next(), await second.next()] == [GAP, OPEN]
+    await feed.close()
 
 
 async def test_a_closed_feed_ends_its_listeners(client: TimerClient) -> None:
