@@ -86,7 +86,7 @@ def exhausted(timer: Timer, policy: RetryPolicy) -> bool:
 
 def _not_started(timer: Timer) -> Timer:
     """The claim counted an attempt that then did not start."""
-    return replace(timer, attempt=timer.attempt - 1)
+    return timer._replace(attempt=timer.attempt - 1)
 
 
 def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, note: str) -> Transition:
@@ -131,7 +131,7 @@ def _failed(timer: Timer, failed: Failed, now_ms: int, policy: RetryPolicy, rng:
     progress = replace(timer.progress, last_error=_error(timer, failed, now_ms))
     note = f"{failed.error}: {failed.reason}"
     if failed.final or failures >= _maximum(timer, chosen):
-        last = replace(timer, failures=failures)
+        last = timer._replace(failures=failures)
         return _next_or_finish(last, Status.FAILED, progress, now_ms, f"gave up after {note}")
     due_ms = _delayed(failed.after, now_ms, _backoff_ms(timer, policy, failures, rng))
     return _again(timer, due_ms, failures, progress, f"will retry after {note}")

@@ -1,6 +1,6 @@
 """Lives of timers: whatever runs end in, what follows is allowed, bounded and on the planned grid."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -105,8 +105,7 @@ class Step:
 
 
 def claimed(timer: Timer, decided: Transition) -> Timer:
-    return replace(
-        timer,
+    return timer._replace(
         due_ms=decided.due_ms,
         attempt=decided.attempt + 1,
         failures=decided.failures,

@@ -1,7 +1,6 @@
 """Owns the sample timer and the sample context that unit tests start from."""
 
 from collections.abc import Awaitable
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -37,7 +36,7 @@ def a_timer(*, due_ms: int = START_MS, wishes: dict[str, Any] | None = None, **c
         updated_ms=due_ms,
         wishes=wishes or {},
     )
-    return replace(timer, **changes)
+    return timer._replace(**changes)
 
 
 class NoTimers:

@@ -31,8 +31,7 @@ def after(timer: Timer, outcome: Outcome, now_ms: int = ENDED_MS, policy: RetryP
 def claimed(timer: Timer, transition: Transition) -> Timer:
     """The timer in the run after a transition."""
     assert transition.status is Status.SCHEDULED
-    return replace(
-        timer,
+    return timer._replace(
         due_ms=transition.due_ms,
         attempt=transition.attempt + 1,
         failures=transition.failures,
@@ -79,7 +78,7 @@ class TestDone:
 
     def test_of_a_repeat_plans_the_next_occurrence_with_nothing_counted(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
-        timer = replace(timer, attempt=3, failures=2, progress=replace(timer.progress, last_error={"type": "X"}))
+        timer = timer._replace(attempt=3, failures=2, progress=replace(timer.progress, last_error={"type": "X"}))
         assert after(timer, Done("sent")) == Transition(
             Status.SCHEDULED,
             START_MS + HOUR_MS,
@@ -252,7 +251,7 @@ class TestFailed:
         assert error["detail"] == long[-DETAIL_LIMIT_CHARACTERS:]  # where a traceback names its error
 
     def test_a_repeat_goes_on_with_its_next_occurrence_and_keeps_the_reason(self) -> None:
-        timer = replace(armed({"delay": 0, "repeat": {"every": "1h"}, "retry": {"max_attempts": 1}}), attempt=1)
+        timer = armed({"delay": 0, "repeat": {"every": "1h"}, "retry": {"max_attempts": 1}})._replace(attempt=1)
         decided = after(timer, BROKEN)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + HOUR_MS)
         assert (decided.attempt, decided.failures, decided.occurrence) == (0, 0, 2)
@@ -346,12 +345,12 @@ class TestLadder:
     def test_starts_at_its_first_step_in_the_next_occurrence(self, outcome: Outcome) -> None:
         """That has a due time of its own: skipping the first step there would lose one try and wait too long."""
         timer = armed({"retry": {"backoff": ["5s", "30s"]}, "repeat": {"every": "1h"}})
-        second = claimed(timer, after(replace(timer, failures=1), outcome))
+        second = claimed(timer, after(timer._replace(failures=1), outcome))
         assert (second.occurrence, second.repeat) == (2, timer.repeat)
         failed = after(second, BROKEN, second.due_ms)
         assert failed.due_ms == second.due_ms + 5_000
-        assert not exhausted(replace(second, failures=2), STEADY)
-        assert exhausted(replace(second, failures=3), STEADY)
+        assert not exhausted(second._replace(failures=2), STEADY)
+        assert exhausted(second._replace(failures=3), STEADY)
 
 
 class TestExhausted:
@@ -365,8 +364,8 @@ class TestExhausted:
         assert exhausted(a_timer(failures=2, wishes={"retry": {"max_attempts": 2}}), STEADY)
 
     def test_a_ladder_brings_its_own_limit(self) -> None:
-        assert exhausted(replace(armed({"retry": {"backoff": ["5s", "30s"]}}), failures=2), STEADY)
-        assert not exhausted(replace(armed({"delay": 0, "retry": {"backoff": ["5s", "30s"]}}), failures=2), STEADY)
+        assert exhausted(armed({"retry": {"backoff": ["5s", "30s"]}})._replace(failures=2), STEADY)
+        assert not exhausted(armed({"delay": 0, "retry": {"backoff": ["5s", "30s"]}})._replace(failures=2), STEADY)
 
 
 class TestGivenUpBeforeTheStart:
@@ -382,7 +381,7 @@ class TestGivenUpBeforeTheStart:
         assert error["attempt"] == 5
 
     def test_of_a_repeat_goes_on_with_the_next_occurrence(self) -> None:
-        decided = after(replace(armed({"delay": 0, "repeat": {"every": "1h"}}), attempt=6, failures=5), self.LOST)
+        decided = after(armed({"delay": 0, "repeat": {"every": "1h"}})._replace(attempt=6, failures=5), self.LOST)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + HOUR_MS)
         assert decided.progress.last_error is not None
 
@@ -408,14 +407,14 @@ class TestMissed:
         assert missed(timer, START_MS + IN_TIME_MS) is None
 
     def test_a_timer_armed_with_a_time_in_the_past_was_not_missed(self) -> None:
-        timer = replace(armed({"due_at": START_MS - DAY_MS, "missed": "skip"}, START_MS - DAY_MS), created_ms=START_MS)
+        timer = armed({"due_at": START_MS - DAY_MS, "missed": "skip"}, START_MS - DAY_MS)._replace(created_ms=START_MS)
         assert missed(timer, START_MS + 5) is None
         assert missed(timer, START_MS + 1_500) == Missed(1_500)
 
     def test_a_run_handed_back_late_is_not_missed_for_that(self) -> None:
         back = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 1, "pod-1", "handed back: draining")
         run = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 2, "pod-2", "claimed", 5)
-        timer = replace(armed({"delay": 0, "missed": "skip"}), history=(back, run))
+        timer = armed({"delay": 0, "missed": "skip"})._replace(history=(back, run))
         assert missed(timer, START_MS + HOUR_MS + 5) is None
 
     def test_a_run_that_died_with_its_pod_is_not_missed_when_it_is_rescued(self) -> None:
@@ -423,8 +422,8 @@ class TestMissed:
         started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "claimed", 5)
         rescued = HistoryEntry(START_MS + 30_000, Status.RUNNING, 2, "pod-2", "rescue", 30_000)
         timer = armed({"delay": 0, "missed": "skip"})
-        assert missed(replace(timer, history=(started, rescued)), START_MS + 30_000) is None
-        assert missed(replace(timer, history=(rescued,)), START_MS + 30_000) == Missed(30_000)
+        assert missed(timer._replace(history=(started, rescued)), START_MS + 30_000) is None
+        assert missed(timer._replace(history=(rescued,)), START_MS + 30_000) == Missed(30_000)
 
     def test_completes_with_the_reason_and_without_a_start_or_a_failure(self) -> None:
         timer = armed({"delay": 0, "missed": "skip"})
