@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from tests.api.harness import PROBLEM, Api, Reply
 from timers.api.body import BODY_LIMIT_BYTES
 from timers.api.strictjson import DEPTH_LIMIT
+from timers.spec import PAYLOAD_LIMIT_BYTES
 
 JSON = {"Content-Type": "application/json"}
 
@@ -110,6 +111,14 @@ async def test_a_compressed_body_is_refused_unread(api: Api) -> None:
     bomb = gzip.compress(timer('"%s"' % ("a" * 10_000_000)))
     reply = await post(api, bomb, {**JSON, "Content-Encoding": "gzip"})
     reply.problem(415, "unsupported-media-type")
+
+
+@pytest.mark.parametrize("character", ["a", "ж", "語", "😀"])
+async def test_the_largest_payload_fits_however_it_is_escaped(api: Api, character: str) -> None:
+    """As `json.dumps` does by itself; escaped, a character of two bytes is six and one of four is twelve."""
+    largest = character * ((PAYLOAD_LIMIT_BYTES - 2) // len(character.encode()))
+    assert (await post(api, timer(json.dumps(largest)))).status == 201
+    (await post(api, timer(json.dumps(largest + 2 * character)))).problem(422, "invalid-input")
 
 
 @pytest.mark.usefixtures("nothing_armed")

@@ -48,7 +48,7 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
             "the timer has changed since the version in `If-Match`",
             "timer send-message:user-42 has version 4, another than expected; read it again",
         ),
-        "too-large": Told("the body is larger than the call takes", "the body may have 131072 bytes at most"),
+        "too-large": Told("the body is larger than the call takes", "the body may have 262144 bytes at most"),
         "unsupported-media-type": Told(
             "the body is of another type, charset or encoding", "Content-Type is 'text/plain'; send application/json"
         ),
