@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from timers.model import Status, Timer
+from timers.core.model import Status, Timer
 from timers.store import codec
 from timers.store.store import Identity, Store
 

@@ -1,12 +1,12 @@
 """A durable timer service for Redis: the public names."""
 
 from timers.client import TimerClient
+from timers.core.model import Status, Timer
+from timers.core.outcome import Done, Fail, Rearm, Retry
+from timers.core.policies import RetryPolicy
+from timers.core.spec import NewTimer, TimerChange
 from timers.errors import InvalidInput, TimersError
-from timers.model import Status, Timer
-from timers.outcome import Done, Fail, Rearm, Retry
-from timers.policies import RetryPolicy
 from timers.processor import BlockingContext, Context, Processor, processor
-from timers.spec import NewTimer, TimerChange
 
 __all__ = [
     "BlockingContext",

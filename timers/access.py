@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self, get_args
 
+from timers.core.fields import PREFIX_RULE, check_prefix
 from timers.errors import InvalidInput
-from timers.fields import PREFIX_RULE, check_prefix
 from timers.processor import Rate
 
 Right = Literal["read", "write", "operate"]

@@ -6,10 +6,10 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from timers.coverage import Uncovered
+from timers.client.coverage import Uncovered
+from timers.core.model import Status
 from timers.engine.observer import Observer
 from timers.engine.worker import Health
-from timers.model import Status
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """Of what `render` gives."""

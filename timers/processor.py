@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from timers.durations import parse_ms
+from timers.core.durations import parse_ms
+from timers.core.fields import DurationInput, check_prefix
+from timers.core.model import Timer
+from timers.core.outcome import Done, Rearm
+from timers.core.policies import RetryPolicy
+from timers.core.spec import NewTimer
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
-from timers.fields import DurationInput, check_prefix
-from timers.model import Timer
-from timers.outcome import Done, Rearm
-from timers.policies import RetryPolicy
-from timers.spec import NewTimer
 
 BURST_US: Final = 50_000
 """What a rate lets through at once after a pause: as much as it gives in 50 ms, so that claims come in batches."""

@@ -35,9 +35,9 @@ from pydantic_settings import (
 )
 
 from timers.access import ENTRY_RULE, read_entries
-from timers.durations import DAY_MS, parse_ms
+from timers.core.durations import DAY_MS, parse_ms
+from timers.core.fields import PREFIX_RULE, check_prefix
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
-from timers.fields import PREFIX_RULE, check_prefix
 
 Role = Literal["api", "worker"]
 

@@ -8,8 +8,8 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
 from tests.servers import start_server
+from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
-from timers.model import Timer
 from timers.processor import Context, processor
 
 

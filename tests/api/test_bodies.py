@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from tests.api.harness import PROBLEM, Api, Reply
 from timers.api.body import BODY_LIMIT_BYTES
 from timers.api.strictjson import DEPTH_LIMIT
-from timers.spec import PAYLOAD_LIMIT_BYTES
+from timers.core.spec import PAYLOAD_LIMIT_BYTES
 
 JSON = {"Content-Type": "application/json"}
 

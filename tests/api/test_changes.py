@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply, running_api
 from tests.waiting import eventually
+from timers.core.model import Timer
+from timers.core.outcome import Fail
 from timers.embedded import EmbeddedServer
-from timers.model import Timer
-from timers.outcome import Fail
 from timers.processor import Context, processor
 
 ONE = "/v1/timers/test/one"

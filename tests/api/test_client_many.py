@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 
 from tests.api.harness import announce_pod
 from timers.client import Armed, TimerClient, open_store
+from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed, Listener
+from timers.core.model import Status
+from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import InvalidInput, Unavailable
-from timers.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed, Listener
-from timers.model import Status
-from timers.spec import NewTimer
 from timers.store.queries import Change, Filter, Queries
 
 
@@ -283,7 +283,7 @@ class BreakingQueries(Queries):
 async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_when_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("timers.feed.AGAIN_SECONDS", 0)
+    monkeypatch.setattr("timers.client.feed.AGAIN_SECONDS", 0)
     queries = BreakingQueries()
     feed = Feed(queries)
     first = feed.join()

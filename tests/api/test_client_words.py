@@ -8,7 +8,7 @@ import pytest
 from tests.api.harness import Api
 from timers.api.operations import OPERATIONS
 from timers.client import TimerClient
-from timers.spec import NewTimer
+from timers.core.spec import NewTimer
 
 Call = Callable[[TimerClient], Awaitable[Any]]
 WISHES: Final[Mapping[str, Any]] = {

@@ -13,8 +13,8 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.waiting import eventually
 from timers.api import body, door
+from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
-from timers.spec import NewTimer
 
 SLOW = 1000
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -7,10 +7,10 @@ import pytest
 from redis.asyncio import Redis
 
 from timers.client import TimerClient
+from timers.client.gathering import LINES
+from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
-from timers.gathering import LINES
-from timers.model import Timer
 from timers.store.connect import connect
 from timers.store.store import Store
 

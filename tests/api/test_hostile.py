@@ -17,7 +17,7 @@ from tests.api.keyed import new_key
 from tests.api.test_signing import BODY, NEXT, SECRET, headers
 from timers import logs
 from timers.api import guard as guard_module
-from timers.durations import MAX_MS
+from timers.core.durations import MAX_MS
 from timers.embedded import EmbeddedServer
 from timers.settings import Settings
 

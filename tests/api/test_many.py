@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.api.harness import Api, Reply
-from timers.actions import REASONS
 from timers.api.body import BATCH_LIMIT_BYTES
 from timers.api.problems import KINDS
+from timers.client.actions import REASONS
 
 LINES = "application/x-ndjson"
 

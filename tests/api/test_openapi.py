@@ -14,7 +14,7 @@ from timers.api import problem_types
 from timers.api.openapi import document
 from timers.api.operations import OPERATIONS, Right
 from timers.api.problems import HTTP_KINDS, KINDS, TYPE_ROOT
-from timers.spec import NewTimer
+from timers.core.spec import NewTimer
 
 HEADING = "| type | status | when |"
 README = Path(__file__).parents[2] / "README.md"

@@ -7,8 +7,8 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, announce_pod, running_api
 from tests.waiting import eventually
+from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
-from timers.model import Timer
 from timers.processor import Context, processor
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 from tests.api.harness import Api, Reply, running_api
 from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
 from timers.api.operations import OPERATIONS, Operation
+from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
-from timers.model import Timer
 from timers.processor import Context, processor
 
 OWN, OTHER = "mine", "theirs"

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api
 from timers.api import stream
-from timers.spec import NewTimer
+from timers.core.spec import NewTimer
 
 DEADLINE_SECONDS = 30
 

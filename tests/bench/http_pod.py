@@ -18,10 +18,10 @@ from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
 from timers.app import collect_seldom
 from timers.client import TimerClient, open_store
+from timers.core.spec import NewTimer
 from timers.logs import configure
 from timers.metrics import Metrics
 from timers.processor import Registry
-from timers.spec import NewTimer
 from timers.store.callers import Callers
 from timers.store.connect import connect
 

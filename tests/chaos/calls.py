@@ -14,8 +14,8 @@ from tests.chaos.processors import PREFIX, Behaviour
 from tests.chaos.witness import Event, Kind, Made, Verb, Witness
 from timers import NewTimer, TimerClient, TimersError
 from timers.client import Armed
+from timers.core.policies import Repeat
 from timers.errors import AlreadyExists, Refused, Unavailable
-from timers.policies import Repeat
 
 BATCH: Final = 500
 TRIES: Final = 50

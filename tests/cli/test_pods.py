@@ -19,8 +19,8 @@ from tests.cli.commands import Process
 from tests.waiting import eventually
 from timers.app import stopped_by_signals
 from timers.client import TimerClient
+from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
-from timers.model import Timer
 
 Start = Callable[..., Process]
 

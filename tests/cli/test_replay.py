@@ -9,12 +9,12 @@ import pytest
 from tests.cli.commands import CommandLine
 from tests.store.acts import an_end, armed, claim, finished, settle
 from timers.client import TimerClient, open_store
-from timers.decide import decide
-from timers.durations import format_time, parse_time
+from timers.core.decide import decide
+from timers.core.durations import format_time, parse_time
+from timers.core.model import Status, Timer
+from timers.core.outcome import Missed
+from timers.core.policies import RetryPolicy
 from timers.embedded import EmbeddedServer
-from timers.model import Status, Timer
-from timers.outcome import Missed
-from timers.policies import RetryPolicy
 from timers.store.connect import connect
 from timers.store.store import Settlement, Store
 

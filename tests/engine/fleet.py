@@ -9,10 +9,10 @@ from redis.asyncio import Redis
 from tests.conservation import conserved
 from tests.waiting import eventually
 from timers.client import TimerClient, open_store
+from timers.core.model import Status, Timer
 from timers.engine.observer import Observer
 from timers.engine.supervisor import Supervisor
 from timers.engine.worker import Worker, WorkerOptions
-from timers.model import Status, Timer
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
 from timers.store.connect import connect

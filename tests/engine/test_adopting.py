@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.engine.fleet import until
-from timers.durations import HOUR_MS
+from timers.core.durations import HOUR_MS
 from timers.engine import adopter as module
 from timers.engine.adopter import Adopter
 from timers.engine.canary import Canary

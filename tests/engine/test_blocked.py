@@ -3,7 +3,7 @@
 import time
 
 from tests.engine.fleet import Calls, Fleet, until
-from timers.model import Timer
+from timers.core.model import Timer
 from timers.processor import Context
 
 LEASE_MS = 300

@@ -8,9 +8,9 @@ import pytest
 
 from tests.engine.fleet import Fleet, until
 from tests.unit.samples import NoTimers, a_timer
+from timers.core.model import Status, Timer
 from timers.engine.blocking import ThreadTimers
 from timers.errors import NotFound, RunOver
-from timers.model import Status, Timer
 from timers.processor import BlockingContext, processor
 
 ONE_TRY = {"max_attempts": 1}

@@ -2,8 +2,8 @@
 
 from tests.engine.fleet import Act, Calls, Fleet, notes, until
 from tests.waiting import eventually
-from timers.model import Status, Timer
-from timers.outcome import Done, Rearm
+from timers.core.model import Status, Timer
+from timers.core.outcome import Done, Rearm
 from timers.processor import Context
 
 

@@ -8,11 +8,11 @@ import pytest
 from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, Pod, notes, until
 from tests.engine.own import OwnServer
 from tests.waiting import DEADLINE_SECONDS
+from timers.core.model import Status, Timer
+from timers.core.spec import NewTimer
 from timers.engine import worker
 from timers.errors import Unavailable
-from timers.model import Status, Timer
 from timers.processor import Context
-from timers.spec import NewTimer
 from timers.store import connect
 
 AT_ONCE: dict[str, Any] = {"drain_timeout_ms": 0}

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, notes, until
+from timers.core.model import Status, Timer
+from timers.core.outcome import Done
+from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput
-from timers.model import Status, Timer
-from timers.outcome import Done
 from timers.processor import BlockingContext, Context, processor
-from timers.spec import NewTimer
 
 
 async def test_a_timer_fires_once_and_the_record_tells_it(fleet: Fleet) -> None:

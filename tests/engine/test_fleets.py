@@ -8,9 +8,9 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
 from tests.rights import as_user
 from tests.servers import ServerHandle
+from timers.core.model import Status
+from timers.core.spec import NewTimer
 from timers.engine import peers, sweeper
-from timers.model import Status
-from timers.spec import NewTimer
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.engine.own import OwnServer
 from tests.waiting import eventually
+from timers.core.model import Status
+from timers.core.spec import NewTimer
 from timers.embedded import Family
 from timers.errors import Unavailable
-from timers.model import Status
-from timers.spec import NewTimer
 from timers.store import connect
 
 

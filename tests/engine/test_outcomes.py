@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, notes, until
-from timers.model import Status, Timer
-from timers.outcome import Done, Fail, Rearm, Retry
+from timers.core.model import Status, Timer
+from timers.core.outcome import Done, Fail, Rearm, Retry
 from timers.processor import Context, processor
 
 ONE_TRY = {"max_attempts": 1}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, until
-from timers.model import Status
+from timers.core.model import Status
 from timers.processor import processor
 from timers.store.keys import root
 

@@ -3,8 +3,8 @@
 from tests.engine.fleet import Calls, Fleet, Held, notes, until
 from tests.store.acts import lease_ended
 from tests.waiting import eventually
+from timers.core.model import Status, Timer
 from timers.engine.intake import CLAIM_BATCH
-from timers.model import Status, Timer
 from timers.processor import Context
 from timers.store import keys
 from timers.store.store import NUDGE_LIMIT, Arming

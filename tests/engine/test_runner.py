@@ -11,12 +11,12 @@ import pytest
 
 from tests.engine.fleet import Calls, Held, until
 from tests.unit.samples import NoTimers, a_timer
+from timers.core.model import Status, Timer
 from timers.engine.observer import Observer
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
-from timers.model import Status, Timer
 from timers.processor import Context, Processor, Registry, processor
 from timers.store.connect import connect
 from timers.store.store import Claimed, Settlement, Store

@@ -9,13 +9,13 @@ import pytest
 
 from tests.engine.fleet import until
 from tests.unit.samples import a_timer
-from timers.decide import Transition
+from timers.core.decide import Transition
+from timers.core.model import Status
 from timers.engine.observer import Observer
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import SETTLE_BATCH, Settler
 from timers.errors import Unavailable
-from timers.model import Status
 from timers.processor import Context, Registry, processor
 from timers.store.connect import connect
 from timers.store.store import Settlement, Store

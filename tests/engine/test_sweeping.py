@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.fleet import until
-from timers.clock import ServerClock
+from timers.core.clock import ServerClock
 from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.observer import Observer

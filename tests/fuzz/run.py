@@ -14,7 +14,7 @@ from tests.api.harness import running_api
 from tests.servers import start_server
 from timers.access import EVERYTHING, RIGHTS, make_key
 from timers.api.openapi import document
-from timers.model import Timer
+from timers.core.model import Timer
 from timers.processor import Context, Processor, processor
 
 _HERE: Final = Path(__file__).parent

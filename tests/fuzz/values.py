@@ -10,7 +10,7 @@ from typing import Any
 import schemathesis
 from hypothesis import strategies as st
 
-from timers.durations import MAX_TIME_MS
+from timers.core.durations import MAX_TIME_MS
 
 IN_REACH_MS = 2_000_000_000_000
 """In 2033."""

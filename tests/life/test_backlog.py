@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, until
-from timers.model import Timer
+from timers.core.model import Timer
 from timers.processor import Context
 from timers.store.store import Arming
 

@@ -7,8 +7,8 @@ from tests.engine.fleet import DAY_MS, Calls, Fleet
 from tests.life.clients import CLIENTS, Client
 from tests.life.test_bare_keys import HOUR_MS, OFTEN_MS, adopted
 from tests.waiting import eventually
+from timers.core.model import Status, Timer
 from timers.engine import canary
-from timers.model import Status, Timer
 from timers.processor import Context
 
 HOUR = str(HOUR_MS)

@@ -2,8 +2,8 @@
 
 from tests.engine.fleet import Calls, Fleet, notes
 from tests.waiting import eventually
-from timers.model import Status, Timer
-from timers.spec import TimerChange
+from timers.core.model import Status, Timer
+from timers.core.spec import TimerChange
 from timers.store.bare import BareKeys, Heard
 
 HOUR_MS = 3_600_000

@@ -7,7 +7,7 @@ import pytest
 
 from tests.api.harness import Api, running_api
 from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, until
-from timers.doctor import examine
+from timers.client.doctor import examine
 
 HOUR = "1h"
 

@@ -9,8 +9,8 @@ import pytest
 from tests.engine.fleet import Calls, Fleet
 from tests.waiting import eventually
 from timers.client import TimerClient
+from timers.core.model import Status, Timer
 from timers.errors import AlreadyExists
-from timers.model import Status, Timer
 from timers.processor import Context
 
 CALLERS = 8

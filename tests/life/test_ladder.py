@@ -3,8 +3,8 @@
 from tests.engine.fleet import Calls, Fleet
 from tests.life.past import make_older
 from tests.waiting import eventually
-from timers.durations import parse_time
-from timers.model import Status, Timer
+from timers.core.durations import parse_time
+from timers.core.model import Status, Timer
 from timers.processor import Context
 
 LADDER = ["5s", "30s", "60s", "10m", "30m", "1h", "6h", "1d", "2d"]

@@ -12,12 +12,12 @@ from redis.exceptions import NoPermissionError
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.rights import as_user, grant, refused
 from timers.access import RIGHTS, Scope, make_key
-from timers.actions import Counts
 from timers.client import TimerClient
-from timers.doctor import examine
-from timers.model import Status
-from timers.outcome import Retry
-from timers.spec import NewTimer
+from timers.client.actions import Counts
+from timers.client.doctor import examine
+from timers.core.model import Status
+from timers.core.outcome import Retry
+from timers.core.spec import NewTimer
 from timers.store.callers import Callers
 from timers.store.server import FLAGS
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, until
-from timers.model import Status, Timer
+from timers.core.model import Status, Timer
+from timers.core.spec import NewTimer
 from timers.processor import BURST_US, Context
-from timers.spec import NewTimer
 
 
 class Busy(Calls):

@@ -10,8 +10,8 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
 from tests.life.past import make_older
 from tests.waiting import eventually
-from timers.model import Status, Timer
-from timers.outcome import Rearm
+from timers.core.model import Status, Timer
+from timers.core.outcome import Rearm
 from timers.store.store import Settlement
 
 MINUTE_MS = 60_000

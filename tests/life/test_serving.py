@@ -7,15 +7,15 @@ import structlog
 from structlog.typing import EventDict
 
 from tests.engine.fleet import Calls, Fleet, Held, until
+from timers.core.explain import explain
+from timers.core.model import Status
+from timers.core.spec import NewTimer
 from timers.engine import peers
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
 from timers.engine.undertaker import Undertaker
-from timers.explain import explain
-from timers.model import Status
 from timers.processor import Registry
-from timers.spec import NewTimer
 from timers.store.connect import connect
 from timers.store.store import Identity, Nudged, Store
 

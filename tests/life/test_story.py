@@ -4,10 +4,10 @@ import pytest
 
 from tests.engine.fleet import Act, Calls, Fleet, Held, notes, until
 from tests.life.past import make_older
+from timers.core.explain import explain
+from timers.core.model import Status, Timer
+from timers.core.outcome import Done, Fail, Retry
 from timers.engine import sweeper
-from timers.explain import explain
-from timers.model import Status, Timer
-from timers.outcome import Done, Fail, Retry
 from timers.processor import Context, Result
 
 HOUR_MS = 3_600_000

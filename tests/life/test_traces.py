@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from tests.engine.fleet import Calls, Fleet, Held, until
+from timers.core.model import Timer
 from timers.logs import configure
-from timers.model import Timer
 from timers.processor import Context, processor
 
 

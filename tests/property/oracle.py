@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from timers.decide import Transition
-from timers.model import HISTORY_LIMIT, NO_PROGRESS, Progress, Status, Timer
+from timers.core.decide import Transition
+from timers.core.model import HISTORY_LIMIT, NO_PROGRESS, Progress, Status, Timer
 from timers.store.codec import clean_note
 from timers.store.store import Arming, Identity
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timers.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.store import codec
 
 NUMBERS = st.integers(min_value=0, max_value=2**53)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timers.compactjson import Encode, encode_with
+from timers.core.compactjson import Encode, encode_with
 
 KEYS: Final = st.text(max_size=10) | st.integers() | st.booleans() | st.none()
 VALUES: Final = st.recursive(

@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo, available_timezones
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timers.cron import Cron, parse_timezone
-from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_time, to_datetime
+from timers.core.cron import Cron, parse_timezone
+from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_time, to_datetime
 from timers.errors import InvalidInput
 
 steady = settings(deadline=None, max_examples=150)

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.samples import START_MS, a_timer
-from timers.calendar import CATCH_UP_LIMIT, first_slot, start
-from timers.decide import Transition, decide, exhausted, missed
-from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_interval, parse_ms
+from timers.core.calendar import CATCH_UP_LIMIT, first_slot, start
+from timers.core.decide import Transition, decide, exhausted, missed
+from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_interval, parse_ms
+from timers.core.model import TRANSITIONS, Progress, Status, Timer
+from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
+from timers.core.policies import RetryPolicy
+from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
-from timers.model import TRANSITIONS, Progress, Status, Timer
-from timers.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.policies import RetryPolicy
-from timers.spec import NewTimer
 
 steady = settings(deadline=None, max_examples=200)
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from timers.durations import (
+from timers.core.durations import (
     DAY_MS,
     HOUR_MS,
     MAX_MS,

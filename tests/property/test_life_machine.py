@@ -21,9 +21,9 @@ from tests.property.life.content import expected_content, stored_content
 from tests.property.life.pods import PodVerbs
 from tests.property.life.world import IDENTITIES, STEPS, VALUES
 from tests.servers import FAMILIES, start_server
-from timers.durations import HOUR_MS
-from timers.model import Status
-from timers.outcome import Done, Failed, Snooze
+from timers.core.durations import HOUR_MS
+from timers.core.model import Status
+from timers.core.outcome import Done, Failed, Snooze
 from timers.store.store import Arming
 
 # Hypothesis repeats the same examples where it finds CI set; further rounds would then show nothing new.

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tests.waiting import eventually
-from timers.decide import Transition
-from timers.model import NO_PROGRESS, Status, Timer
+from timers.core.decide import Transition
+from timers.core.model import NO_PROGRESS, Status, Timer
 from timers.store.store import Answer, Arming, Settlement, Store
 
 PREFIX: Final = "reminder"

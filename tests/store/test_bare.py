@@ -4,7 +4,7 @@ import pytest
 
 from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, armed, claim, finished, key_gone, read, running, settle
-from timers.model import Status
+from timers.core.model import Status
 from timers.store.bare import BareKeys, Heard, payload_of
 from timers.store.store import Store
 

@@ -22,7 +22,7 @@ from tests.store.acts import (
     trigger_key,
 )
 from tests.waiting import eventually
-from timers.model import Status, Timer
+from timers.core.model import Status, Timer
 from timers.processor import Limits, Rate
 from timers.store.store import Store
 

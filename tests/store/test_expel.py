@@ -5,7 +5,7 @@ import time_machine
 
 from tests.conservation import state_of
 from tests.store.acts import DAY_MS, PREFIX, armed, cancelled, finished, in_status, read, running
-from timers.model import Status
+from timers.core.model import Status
 from timers.store.store import Store
 
 FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.CANCELLED]

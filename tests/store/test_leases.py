@@ -21,7 +21,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.model import Status, Timer
+from timers.core.model import Status, Timer
 from timers.store.store import Store
 
 A = (PREFIX, "a")

@@ -23,8 +23,8 @@ from tests.store.acts import (
     settle,
 )
 from tests.store.test_bare import adopted_and_expired
+from timers.core.model import Status
 from timers.errors import Unavailable
-from timers.model import Status
 from timers.store import server
 from timers.store.bare import BareKeys, Heard
 from timers.store.store import Store

@@ -10,7 +10,7 @@ import time_machine
 from tests.conservation import state_of
 from tests.store.acts import LEASE_MS, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
 from tests.waiting import DEADLINE_SECONDS
-from timers.model import Status, Timer
+from timers.core.model import Status, Timer
 from timers.store.bare import BareKeys
 from timers.store.store import NUDGE_LIMIT, Nudged, Store
 

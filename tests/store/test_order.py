@@ -2,7 +2,7 @@
 
 from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, armed, arming, claim, settle
-from timers.model import Status
+from timers.core.model import Status
 from timers.store.store import Store
 
 

@@ -15,8 +15,8 @@ import timers.store
 from tests.conftest import SharedServers
 from tests.store.acts import an_end
 from tests.store.backends import open_store
+from timers.core.model import Status
 from timers.embedded import Family
-from timers.model import Status
 from timers.store.store import Store
 
 FOLDER = Path(timers.store.__file__).parent

@@ -20,7 +20,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.model import Status, Timer
+from timers.core.model import Status, Timer
 from timers.store.bare import BareKeys
 from timers.store.queries import QUARANTINED_SHOWN, Queries
 from timers.store.store import Claimed, Store

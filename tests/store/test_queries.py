@@ -8,8 +8,8 @@ import pytest
 from tests.store.acts import POD, PREFIX, an_end, armed, arming, cancelled, claim, finished, running, settle
 from tests.store.test_quarantine import damage
 from tests.waiting import eventually
+from timers.core.model import Status, Timer
 from timers.errors import InvalidInput, Unavailable
-from timers.model import Status, Timer
 from timers.store.queries import Change, Filter, Queries
 from timers.store.store import Store
 

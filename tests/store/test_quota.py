@@ -9,8 +9,8 @@ import pytest
 
 from tests.servers import start_server
 from timers.client import TimerClient, open_store
+from timers.core.spec import NewTimer
 from timers.errors import TooManyPending
-from timers.spec import NewTimer
 from timers.store.connect import connect
 from timers.store.store import Quota, Store
 

@@ -19,7 +19,7 @@ from tests.store.acts import (
     settle,
     trigger_key,
 )
-from timers.model import Progress, Status
+from timers.core.model import Progress, Status
 from timers.store.store import Store
 
 ENDS = [Status.COMPLETED, Status.FAILED]

@@ -1,7 +1,7 @@
 """Fencing tokens: for an identity they only ever rise, whatever happens to the timer or to the data."""
 
 from tests.store.acts import OTHER, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
-from timers.model import Status
+from timers.core.model import Status
 from timers.store.store import Store
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import structlog
 
-from timers.durations import parse_time
-from timers.model import Status, Timer
+from timers.core.durations import parse_time
+from timers.core.model import Status, Timer
+from timers.core.spec import NewTimer
 from timers.processor import Context, Processor, Result
-from timers.spec import NewTimer
 
 
 def at(clock: str, day: str = "2026-11-21") -> int:

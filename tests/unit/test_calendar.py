@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
-from timers import calendar
-from timers.calendar import CATCH_UP_LIMIT, Planned, first_slot, next_occurrence, start
-from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, format_time
-from timers.model import Progress, Timer
-from timers.policies import Repeat
+from timers.core import calendar
+from timers.core.calendar import CATCH_UP_LIMIT, Planned, first_slot, next_occurrence, start
+from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, format_time
+from timers.core.model import Progress, Timer
+from timers.core.policies import Repeat
 
 GRACE = {"grace": "10m"}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timers.clock import SAMPLE_AGE_SECONDS, ServerClock
+from timers.core.clock import SAMPLE_AGE_SECONDS, ServerClock
 
 SERVER_MS = 1_795_000_000_000
 

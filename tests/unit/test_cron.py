@@ -7,9 +7,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-import timers.cron
-from timers.cron import CRON_FORMS, TIMEZONE_FORMS, Cron, parse_timezone
-from timers.durations import format_time, parse_time, to_datetime
+import timers.core.cron
+from timers.core.cron import CRON_FORMS, TIMEZONE_FORMS, Cron, parse_timezone
+from timers.core.durations import format_time, parse_time, to_datetime
 from timers.errors import FieldError, InvalidInput, shown
 
 
@@ -213,7 +213,7 @@ def test_looking_ahead_neither_reads_the_expression_again_nor_moves_the_cron(mon
     def read_again(*arguments: object) -> None:
         raise AssertionError(arguments)
 
-    monkeypatch.setattr(timers.cron, "CronSim", read_again)
+    monkeypatch.setattr(timers.core.cron, "CronSim", read_again)
     first_ms = cron.next_after(now_ms)
     assert cron.next_after(first_ms) > first_ms
     assert cron.next_after(now_ms) == first_ms

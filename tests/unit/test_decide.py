@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
-from timers.calendar import start
-from timers.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed
-from timers.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
+from timers.core.calendar import start
+from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed
+from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
+from timers.core.model import HistoryEntry, Progress, Status, Timer
+from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
+from timers.core.policies import IN_TIME_MS, RetryPolicy
+from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
-from timers.model import HistoryEntry, Progress, Status, Timer
-from timers.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
-from timers.policies import IN_TIME_MS, RetryPolicy
-from timers.spec import NewTimer
 
 ENDED_MS = START_MS + 300
 BROKEN = Failed("ValueError", "broken")

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from timers.durations import (
+from timers.core.durations import (
     DAY_MS,
     DURATION_FORMS,
     INTERVAL_FORMS,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from timers.client.planning import FURTHEST_MS, plan
+from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
-from timers.planning import FURTHEST_MS, plan
-from timers.spec import NewTimer
 
 NOW_MS = 1_795_000_000_000  # 2026-11-18: the ten years from there have three leap days
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.unit.samples import a_timer, run
+from timers.core.model import Timer
+from timers.core.outcome import Done, Rearm
+from timers.core.policies import RetryPolicy
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
-from timers.model import Timer
-from timers.outcome import Done, Rearm
-from timers.policies import RetryPolicy
 from timers.processor import BUILT_IN, Context, Limits, Processor, Rate, Registry, load, processor
 
 WriteModule = Callable[..., str]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
-from timers.durations import DAY_MS, format_time
+from timers.core.durations import DAY_MS, format_time
+from timers.core.fields import check_id, check_prefix
+from timers.core.model import HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.shapes import LADDER_LIMIT
+from timers.core.spec import PAYLOAD_LIMIT_BYTES, NewTimer, TimerChange, encode_payload
 from timers.errors import InvalidInput
-from timers.fields import check_id, check_prefix
-from timers.model import HistoryEntry, Lease, Progress, Status, Timer
-from timers.policies import MissedPolicy, Repeat, RetryPolicy
-from timers.shapes import LADDER_LIMIT
-from timers.spec import PAYLOAD_LIMIT_BYTES, NewTimer, TimerChange, encode_payload
 
 LEAST = {"prefix": "reminder", "delay": "1h"}
 DURATION = "a duration such as 250ms"

@@ -7,8 +7,8 @@ from aiohttp import web
 
 from timers.api.operations import operation_of
 from timers.api.tracing import Handler
+from timers.core.model import Timer
 from timers.errors import shown
-from timers.model import Timer
 
 CONDITIONS: Final = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
 

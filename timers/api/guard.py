@@ -14,8 +14,8 @@ from timers.api.livekeys import LiveKeys
 from timers.api.operations import Operation, operation_of
 from timers.api.origin import check_host, check_origin
 from timers.api.tracing import Handler
+from timers.core.fields import check_id, check_prefix
 from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
-from timers.fields import check_id, check_prefix
 from timers.logs import get_logger
 from timers.store.callers import Callers
 from timers.store.store import Quota

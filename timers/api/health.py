@@ -9,7 +9,7 @@ from aiohttp import web
 from timers.api.answer import answer
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
-from timers.coverage import read_uncovered
+from timers.client.coverage import read_uncovered
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.store.store import Store

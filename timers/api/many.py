@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.actions import check_action
 from timers.api.answer import answer
 from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
@@ -14,8 +13,9 @@ from timers.api.scope import Visible, quota_of, require_visible, visible_to
 from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
+from timers.client.actions import check_action
+from timers.core.spec import NewTimer
 from timers.errors import Checks, FieldError, InvalidInput, TimersError, shown
-from timers.spec import NewTimer
 from timers.store.queries import PAGE_LIMIT, Filter
 
 _LINES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")

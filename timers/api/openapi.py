@@ -15,7 +15,7 @@ from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Oper
 from timers.api.parameters import Parameter
 from timers.api.problem_types import KINDS_BY_SLUG, TOLD
 from timers.api.problems import CONTENT_TYPE, TYPE_ROOT, Kind
-from timers.shapes import NEW_TIMER_EXAMPLE
+from timers.core.shapes import NEW_TIMER_EXAMPLE
 
 Json = dict[str, Any]
 

@@ -12,11 +12,11 @@ from timers.api.body import read_query, refuse_body
 from timers.api.operations import route
 from timers.api.scope import require_visible, visible_to
 from timers.client import TimerClient
-from timers.coverage import Uncovered
+from timers.client.coverage import Uncovered
+from timers.core.model import Status
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Metrics
-from timers.model import Status
 
 COUNTS_SECONDS: Final = 2.0
 """How long a scrape waits for Redis; without it the pod's own metrics are answered alone."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from timers.api import parameters as given
 from timers.api import schemas
 from timers.api.tracing import Handler
-from timers.spec import NewTimer, TimerChange
+from timers.core.spec import NewTimer, TimerChange
 
 Right = Literal["read", "write", "operate"]
 

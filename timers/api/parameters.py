@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from timers import shapes
-from timers.model import Status
+from timers.core import shapes
+from timers.core.model import Status
 from timers.store.queries import PAGE_LIMIT
 
 _TIME: Final = {"type": "string", "format": "timer-time-text", "description": "RFC 3339 with an offset, or epoch ms"}

@@ -13,9 +13,9 @@ from timers.api.scope import quota_of, require_visible
 from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import TimerClient
+from timers.core.model import Timer
+from timers.core.spec import NewTimer, TimerChange
 from timers.errors import FieldError, InvalidInput, shown
-from timers.model import Timer
-from timers.spec import NewTimer, TimerChange
 
 _PATCH_TYPES: Final = (JSON, MERGE_PATCH)
 _NO_VERSION: Final = -1

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from timers import shapes
-from timers.fields import AnyDuration, Id, Prefix, Time, Timeout
-from timers.model import Status
-from timers.policies import MissedInput, Repeat, RetryPolicy
-from timers.spec import NewTimer, Wishes
+from timers.core import shapes
+from timers.core.fields import AnyDuration, Id, Prefix, Time, Timeout
+from timers.core.model import Status
+from timers.core.policies import MissedInput, Repeat, RetryPolicy
+from timers.core.spec import NewTimer, Wishes
 
 Instant = Annotated[
     str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from timers.client.fleet import live_workers, serves
 from timers.errors import FieldError, NoProcessor, shown
-from timers.fleet import live_workers, serves
 from timers.processor import Registry
 from timers.store.store import PodSign, Store
 

@@ -12,8 +12,8 @@ from timers.api.operations import EVENTS, route
 from timers.api.scope import Visible, visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
-from timers.feed import Event, Listener, Wants, event_json
-from timers.fields import check_prefix
+from timers.client.feed import Event, Listener, Wants, event_json
+from timers.core.fields import check_prefix
 from timers.logs import request_id
 from timers.store.queries import Change
 

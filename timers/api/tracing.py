@@ -8,8 +8,8 @@ from typing import Final
 
 from aiohttp import web
 
+from timers.core.fields import check_traceparent
 from timers.errors import InvalidInput
-from timers.fields import check_traceparent
 from timers.logs import request_id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

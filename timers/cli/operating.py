@@ -7,7 +7,7 @@ import typer
 
 from timers.cli.output import Format, Output, show_record, show_records
 from timers.cli.session import run
-from timers.doctor import examine
+from timers.client.doctor import examine
 
 PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", show_default=False)]
 

@@ -6,10 +6,10 @@ import typer
 
 from timers.cli.output import Format, Output, show_records
 from timers.cli.session import Session, run
-from timers.durations import parse_time
+from timers.client.replay import Replayed, arm_again, preview
+from timers.core.durations import parse_time
 from timers.errors import InvalidInput
 from timers.processor import Rate
-from timers.replay import Replayed, arm_again, preview
 from timers.store.queries import Filter
 
 

@@ -9,11 +9,11 @@ from timers.api import strictjson
 from timers.api.serving import require_served
 from timers.cli.output import Format, Output, show_lines, show_timer
 from timers.cli.session import Session, run
+from timers.client.fleet import live_workers
+from timers.core.explain import explain as tell
+from timers.core.model import Timer
+from timers.core.spec import NewTimer, TimerChange
 from timers.errors import InvalidInput
-from timers.explain import explain as tell
-from timers.fleet import live_workers
-from timers.model import Timer
-from timers.spec import NewTimer, TimerChange
 
 Prefix = Annotated[str, typer.Argument(help="What kind of timer it is; finds the processor.", show_default=False)]
 Id = Annotated[str, typer.Argument(help="Which one.", show_default=False)]

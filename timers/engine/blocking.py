@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from timers.core.model import Timer
+from timers.core.spec import NewTimer
 from timers.errors import RunOver
-from timers.model import Timer
 from timers.processor import Timers
-from timers.spec import NewTimer
 
 _BLOCKS: Final = (
     "context.timers of a plain function blocks, so it cannot be used on the event loop; make it an async def"

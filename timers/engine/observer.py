@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from timers.lateness import bucket_of
+from timers.core.lateness import bucket_of
 
 WINDOW_SECONDS: Final = 300
 SLICE_SECONDS: Final = 30

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from timers.fleet import FORGET_AFTER_MS, serves, takes
+from timers.client.fleet import FORGET_AFTER_MS, serves, takes
 from timers.store.store import PodSign, Store
 
 BEAT_SECONDS: Final = 1.0

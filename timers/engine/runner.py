@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import structlog
 
-from timers.decide import Transition, decide, exhausted, missed
-from timers.durations import to_datetime
+from timers.core.decide import Transition, decide, exhausted, missed
+from timers.core.durations import to_datetime
+from timers.core.model import Timer
+from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.engine.blocking import ThreadTimers
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
 from timers.engine.threads import Threads
 from timers.logs import get_logger
-from timers.model import Timer
-from timers.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.processor import BlockingContext, Context, Limits, Timers
 from timers.store.store import Claimed, Settlement
 

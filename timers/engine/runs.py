@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from timers.model import Timer
-from timers.outcome import Failed, HandBack
+from timers.core.model import Timer
+from timers.core.outcome import Failed, HandBack
 from timers.processor import Processor
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoPermissionError
 
+from timers.core.shapes import RESERVED_PREFIX
+from timers.core.spec import encode_payload
 from timers.errors import InvalidInput, NotPermitted
-from timers.shapes import RESERVED_PREFIX
-from timers.spec import encode_payload
 from timers.store import codec, keys
 from timers.store.scripts import Argument, reachable
 from timers.store.store import Identity, Store

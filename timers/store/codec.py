@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
-from timers.compactjson import encode_with
-from timers.durations import parse_ms
-from timers.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
-from timers.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.compactjson import encode_with
+from timers.core.durations import parse_ms
+from timers.core.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",

@@ -11,11 +11,11 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any, Final, Self
 
-from timers.durations import parse_time
+from timers.core.durations import parse_time
+from timers.core.fields import TimeInput, check_prefix
+from timers.core.model import Status, Timer
+from timers.core.spec import TAG_LIMIT_CHARACTERS
 from timers.errors import Checks, InvalidInput
-from timers.fields import TimeInput, check_prefix
-from timers.model import Status, Timer
-from timers.spec import TAG_LIMIT_CHARACTERS
 from timers.store import codec, keys
 from timers.store.scripts import Argument, reachable
 from timers.store.store import Store

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 
-from timers.clock import ServerClock
-from timers.decide import Transition
-from timers.model import NO_PROGRESS, Lease, Progress, Timer
+from timers.core.clock import ServerClock
+from timers.core.decide import Transition
+from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.processor import NO_LIMITS, Limits
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections

@@ -5,7 +5,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, SHARDS, VALUES, World, identities, verb
-from timers.durations import HOUR_MS
+from timers.core.durations import HOUR_MS
 from timers.store.bare import Gone, Heard, wishes_of
 from timers.store.store import Identity
 

@@ -16,9 +16,9 @@ from tests.property.life.world import (
     versions,
     wishes,
 )
-from timers.model import Progress, Status
-from timers.planning import plan
-from timers.spec import NewTimer
+from timers.client.planning import plan
+from timers.core.model import Progress, Status
+from timers.core.spec import NewTimer
 from timers.store.store import Answer, Arming, Identity
 
 

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from tests.property.oracle import Life, Line, Oracle
-from timers.model import Progress, Status, Timer
+from timers.core.model import Progress, Status, Timer
 from timers.store import keys
 from timers.store.codec import LETTERS, decode, encode_wishes
 from timers.store.store import Identity, Store

@@ -7,11 +7,11 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, SHARDS, World, identities, outcomes, pods, prefixes, verb
-from timers.decide import decide
-from timers.durations import DAY_MS, HOUR_MS
-from timers.model import Status, Timer
-from timers.outcome import Outcome
-from timers.policies import RetryPolicy
+from timers.core.decide import decide
+from timers.core.durations import DAY_MS, HOUR_MS
+from timers.core.model import Status, Timer
+from timers.core.outcome import Outcome
+from timers.core.policies import RetryPolicy
 from timers.processor import Limits
 from timers.store import keys
 from timers.store.queries import Filter, Queries

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from timers.coverage import few, uncovered
-from timers.fleet import live_workers, serves
+from timers.client.coverage import few, uncovered
+from timers.client.fleet import live_workers, serves
 from timers.store.checkup import Check, check_server
 from timers.store.queries import Queries
 from timers.store.store import PodSign, Store

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from timers.core.model import Status, Timer
 from timers.errors import (
     EditLocked,
     InvalidInput,
@@ -16,7 +17,6 @@ from timers.errors import (
     Running,
     VersionMismatch,
 )
-from timers.model import Status, Timer
 from timers.store.queries import Filter, Queries
 
 PAGE: Final = 256

@@ -1,32 +1,25 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
-from timers.actions import Act, Counts, act_on_all, statuses_of
-from timers.coverage import Uncovered, read_uncovered
+from timers.client.actions import Act, Counts, act_on_all, statuses_of
+from timers.client.answers import Armed, Results, accepted, armed, refusal
+from timers.client.coverage import Uncovered, read_uncovered
+from timers.client.feed import Event, Feed
+from timers.client.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
+from timers.client.gathering import Gathering
+from timers.client.planning import changed_progress, due_of_change, plan
+from timers.core.fields import DurationInput, TimeInput, check_id, check_prefix, check_traceparent
+from timers.core.model import Status, Timer
+from timers.core.spec import NewTimer, TimerChange
 from timers.errors import (
-    AlreadyExists,
     Checks,
-    EditLocked,
     InvalidInput,
-    NotFound,
-    NotScheduled,
-    Refused,
-    Running,
-    TooManyPending,
-    VersionMismatch,
 )
-from timers.feed import Event, Feed
-from timers.fields import DurationInput, TimeInput, check_id, check_prefix, check_traceparent
-from timers.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
-from timers.gathering import Gathering
-from timers.model import Status, Timer
-from timers.planning import changed_progress, due_of_change, new_id, plan
-from timers.spec import NewTimer, TimerChange
 from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.queries import Change, Filter, Page, Queries, check_cursor, check_limit
@@ -40,22 +33,6 @@ LIST_LIMIT: Final = 100
 
 _CHANGE_TRIES: Final = 10
 """A change reads, edits and compares versions; this many writers in a row would have to come between."""
-
-
-class Armed(NamedTuple):
-    """A timer that is now there, and whether this call `created` it, `replaced` another or `kept` what was there."""
-
-    timer: Timer
-    how: str
-
-    @property
-    def created(self) -> bool:
-        """True where the identity was free."""
-        return self.how == "created"
-
-
-Results = list[Armed | Refused | InvalidInput | TooManyPending]
-"""What came of each timer of a batch."""
 
 
 class TimerClient:
@@ -128,7 +105,7 @@ class TimerClient:
             answer = await self._gathering_of(store).arm(arming)
         else:
             (answer,) = await store.arm([arming], edit_lock_ms=self._edit_lock_ms, quota=quota)
-        result = _armed(answer, quota)
+        result = armed(answer, quota)
         if isinstance(result, Exception):
             raise result
         return result
@@ -155,14 +132,14 @@ class TimerClient:
         planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms, quota=quota))
-        return [_armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
+        return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
         """The timer. Raises NotFound."""
         store = await self._open()
         (timer,) = await store.get([(check_prefix(prefix), check_id(id))])
         if timer is None:
-            raise _refusal("missing", prefix, id, None)
+            raise refusal("missing", prefix, id, None)
         return timer
 
     async def cancel(
@@ -184,7 +161,7 @@ class TimerClient:
             purge=purge,
             keep=self._keeps_cancelled,
         )
-        return _accepted(answer, prefix, id, ("cancelled", "purged"))
+        return accepted(answer, prefix, id, ("cancelled", "purged"))
 
     async def change(
         self, prefix: str, id: str, change: TimerChange | None = None, *, version: int | None = None, **fields: Any
@@ -202,7 +179,7 @@ class TimerClient:
             if answer.code != "version" or version is not None:
                 break
             answer = await self._change(store, await self.get(prefix, id), change, version)
-        return _accepted(answer, prefix, id, ("changed",))
+        return accepted(answer, prefix, id, ("changed",))
 
     async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Answer:
         due_ms = due_of_change(change, store.clock.now_ms())
@@ -236,13 +213,13 @@ class TimerClient:
         """Make a scheduled timer due now, also inside the edit lock. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
         answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", note="fired by hand")
-        return _accepted(answer, prefix, id, ("changed",))
+        return accepted(answer, prefix, id, ("changed",))
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
         answer = await store.revive(check_prefix(prefix), check_id(id), note="retried by hand")
-        return _accepted(answer, prefix, id, ("changed",))
+        return accepted(answer, prefix, id, ("changed",))
 
     async def list(
         self,
@@ -375,53 +352,3 @@ def _planned(new: NewTimer | Mapping[str, Any], now_ms: float, traceparent: str 
         return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent)
     except InvalidInput as error:
         return error
-
-
-def _armed(answer: Answer, quota: Quota | None) -> Armed | Refused | TooManyPending:
-    if answer.code == "full" and quota is not None:
-        return TooManyPending(
-            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, as many as the key may have; "
-            "try again when some have run, or cancel some"
-        )
-    timer = answer.timer
-    if timer is None:
-        raise ValueError("an arm answer has a timer")
-    if answer.code in ("created", "replaced", "kept"):
-        return Armed(timer, answer.code)
-    return _refusal(answer.code, timer.prefix, timer.id, timer)
-
-
-def _accepted(answer: Answer, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
-    if answer.code not in codes or answer.timer is None:
-        raise _refusal(answer.code, prefix, timer_id, answer.timer)
-    return answer.timer
-
-
-def _refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refused:
-    name = f"timer {prefix}:{timer_id}"
-    status = timer.status.value if timer is not None else "unknown"
-    make: dict[str, Callable[[], Refused]] = {
-        "missing": lambda: NotFound(f"{name} does not exist"),
-        "exists": lambda: AlreadyExists(
-            f"{name} exists and is {status}; use if_exists 'replace' to arm it anew, or 'keep' to get it"
-        ),
-        "running": lambda: Running(f"{name} is running; wait until it has ended, or let its processor return Rearm"),
-        "scheduled": lambda: NotScheduled(f"{name} is scheduled already; fire makes it due now"),
-        "completed": lambda: NotScheduled(f"{name} is completed; {_anew(timer)}"),
-        "finished": lambda: NotScheduled(f"{name} is {status} and not scheduled any more; {_anew(timer)}"),
-        "locked": lambda: EditLocked(f"{name} is too close to due to be changed (TIMERS_EDIT_LOCK)"),
-        "version": lambda: VersionMismatch(
-            f"{name} has version {timer.version if timer else '?'}, another than expected; read it again"
-        ),
-    }
-    return make[code]()
-
-
-def _anew(timer: Timer | None) -> str:
-    """How a finished timer is armed again."""
-    if timer is not None and timer.status is Status.COMPLETED:
-        return "a create with if_exists 'replace' arms it anew"
-    return "retry arms it again"
-
-
-__all__ = ["Armed", "TimerClient", "due_of_change", "new_id", "open_store", "plan"]

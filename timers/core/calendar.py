@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from timers.cron import Cron
-from timers.durations import Duration
-from timers.model import Progress, Timer
-from timers.policies import MissedPolicy, Repeat
+from timers.core.cron import Cron
+from timers.core.durations import Duration
+from timers.core.model import Progress, Timer
+from timers.core.policies import MissedPolicy, Repeat
 
 CATCH_UP_LIMIT: Final = 1000
 """Slots in the past that are made up for in a row: of an interval the newest, of a cron the oldest. The others are

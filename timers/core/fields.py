@@ -5,10 +5,10 @@ from typing import Annotated, Final
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from timers import shapes
-from timers.durations import Duration, parse_ms, parse_time
+from timers.core import shapes
+from timers.core.durations import Duration, parse_ms, parse_time
+from timers.core.shapes import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
 from timers.errors import InvalidInput
-from timers.shapes import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
 
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 ID_RULE: Final = f"an id like {ID_PATTERN}"

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from timers.durations import format_time
+from timers.core.durations import format_time
 from timers.errors import Unavailable
 from timers.store.queries import Change, Queries
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from timers.durations import Duration, parse_time
+from timers.core.durations import Duration, parse_time
+from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
-from timers.spec import encode_payload
 
 Delay = str | int | float | timedelta
 """A duration as callers write it: `"24h"`, `"P1M"`, seconds, or a timedelta."""

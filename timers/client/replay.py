@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from timers.decide import was_skipped
-from timers.durations import format_time
+from timers.core.decide import was_skipped
+from timers.core.durations import format_time
+from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
-from timers.model import Status, Timer
 from timers.processor import Rate
 from timers.store.queries import Filter, Queries
 from timers.store.store import Store

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from timers.durations import format_time
-from timers.lateness import quantiles_ms
-from timers.model import Status
+from timers.core.durations import format_time
+from timers.core.lateness import quantiles_ms
+from timers.core.model import Status
 from timers.store.queries import Queries
 from timers.store.store import PodSign, Store
 

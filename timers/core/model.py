@@ -8,8 +8,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from timers.durations import format_time, parse_ms, to_datetime
-from timers.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.durations import format_time, parse_ms, to_datetime
+from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 
 Json = Any
 """A JSON value as Python's `json` gives it."""

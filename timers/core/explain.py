@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from timers.decide import was_skipped
-from timers.durations import format_time
-from timers.model import HistoryEntry, Status, Timer
+from timers.core.decide import was_skipped
+from timers.core.durations import format_time
+from timers.core.model import HistoryEntry, Status, Timer
 
 PUNCTUAL_MS: Final = 100
 """Lateness that needs no explanation."""

@@ -16,13 +16,13 @@ from pydantic import (
     model_validator,
 )
 
-from timers import shapes
-from timers.cron import Cron, parse_timezone
-from timers.durations import Duration, parse_interval, parse_ms, parse_time
+from timers.core import shapes
+from timers.core.cron import Cron, parse_timezone
+from timers.core.durations import Duration, parse_interval, parse_ms, parse_time
+from timers.core.fields import AnyDuration, DurationInput, Time, checked_duration
+from timers.core.shapes import LADDER_LIMIT
+from timers.core.strict import StrictModel
 from timers.errors import FieldError, InvalidInput, shown
-from timers.fields import AnyDuration, DurationInput, Time, checked_duration
-from timers.shapes import LADDER_LIMIT
-from timers.strict import StrictModel
 
 IN_TIME_MS: Final = 1000
 """How late a run may start and still count as in time: the sweep interval, which a healthy service never exceeds."""

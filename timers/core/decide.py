@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from timers import calendar
-from timers.durations import Duration, format_time, parse_ms, parse_time
-from timers.model import Progress, Status, Timer
-from timers.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.policies import RetryPolicy
+from timers.core import calendar
+from timers.core.durations import Duration, format_time, parse_ms, parse_time
+from timers.core.model import Progress, Status, Timer
+from timers.core.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
+from timers.core.policies import RetryPolicy
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 

@@ -5,7 +5,7 @@ What JSON Schema cannot say is a `format` of our own, explained beside it: `time
 
 from typing import Any, Final
 
-from timers.durations import MAX_MS, MAX_TIME_MS, NAMED_INTERVALS
+from timers.core.durations import MAX_MS, MAX_TIME_MS, NAMED_INTERVALS
 
 Schema = dict[str, Any]
 

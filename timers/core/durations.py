@@ -108,8 +108,8 @@ class Duration:
         """Epoch ms of the moment this much later: months, then days, in the zone's calendar, then exact milliseconds.
 
         31 January and a month is the last day of February. A wall time that does not exist is moved on by the length of
-        the gap, one that exists twice is the first ("compatible", as in RFC 5545). `timezone` is a name checked by
-        `timers.cron.parse_timezone`. Repeats add a multiple (`every * 3`) to their first time, so that no day is lost
+        the gap, one that exists twice is the first ("compatible", as in RFC 5545). `timezone` is a name that
+        `parse_timezone` has checked. Repeats add a multiple (`every * 3`) to their first time, so that no day is lost
         in February.
         """
         if not (self.months or self.days):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from timers.fleet import live_workers, serves, takes
+from timers.client.fleet import live_workers, serves, takes
 from timers.store.queries import Queries, Queue
 from timers.store.store import PodSign, Store
 

@@ -4,12 +4,12 @@ import os
 import time
 from typing import Final
 
-from timers import calendar
-from timers.durations import MAX_MS, Duration, format_time, parse_time
+from timers.core import calendar
+from timers.core.durations import MAX_MS, Duration, format_time, parse_time
+from timers.core.model import NO_PROGRESS, Progress, Timer
+from timers.core.policies import Repeat
+from timers.core.spec import NewTimer, TimerChange
 from timers.errors import InvalidInput
-from timers.model import NO_PROGRESS, Progress, Timer
-from timers.policies import Repeat
-from timers.spec import NewTimer, TimerChange
 from timers.store.store import Arming
 
 FURTHEST_MS: Final = MAX_MS

@@ -14,12 +14,12 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from timers import shapes
-from timers.compactjson import encode_with
+from timers.core import shapes
+from timers.core.compactjson import encode_with
+from timers.core.fields import AnyDuration, Id, Prefix, Time, Timeout
+from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
+from timers.core.strict import StrictModel
 from timers.errors import FieldError, InvalidInput, shown
-from timers.fields import AnyDuration, Id, Prefix, Time, Timeout
-from timers.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
-from timers.strict import StrictModel
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64

@@ -1,0 +1,82 @@
+"""Owns what a script's answer means to a caller: the timer that is there now, or the error that says why not."""
+
+from typing import NamedTuple
+
+from timers.core.model import Status, Timer
+from timers.errors import (
+    AlreadyExists,
+    EditLocked,
+    InvalidInput,
+    NotFound,
+    NotScheduled,
+    Refused,
+    Running,
+    TooManyPending,
+    VersionMismatch,
+)
+from timers.store.store import Answer, Quota
+
+
+class Armed(NamedTuple):
+    """A timer that is now there, and whether this call `created` it, `replaced` another or `kept` what was there."""
+
+    timer: Timer
+    how: str
+
+    @property
+    def created(self) -> bool:
+        """True where the identity was free."""
+        return self.how == "created"
+
+
+Results = list[Armed | Refused | InvalidInput | TooManyPending]
+"""What came of each timer of a batch."""
+
+
+def armed(answer: Answer, quota: Quota | None) -> Armed | Refused | TooManyPending:
+    """What came of arming, within the quota."""
+    if answer.code == "full" and quota is not None:
+        return TooManyPending(
+            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, as many as the key may have; "
+            "try again when some have run, or cancel some"
+        )
+    timer = answer.timer
+    if timer is None:
+        raise ValueError("an arm answer has a timer")
+    if answer.code in ("created", "replaced", "kept"):
+        return Armed(timer, answer.code)
+    return refusal(answer.code, timer.prefix, timer.id, timer)
+
+
+def accepted(answer: Answer, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
+    """The timer, where the answer is one of these codes. Raises what stands for any other."""
+    if answer.code not in codes or answer.timer is None:
+        raise refusal(answer.code, prefix, timer_id, answer.timer)
+    return answer.timer
+
+
+def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refused:
+    """What a code that is no success stands for, in words that say what to do."""
+    status, version = ("unknown", "?") if timer is None else (timer.status.value, str(timer.version))
+    kinds: dict[str, tuple[type[Refused], str]] = {
+        "missing": (NotFound, "does not exist"),
+        "exists": (
+            AlreadyExists,
+            f"exists and is {status}; use if_exists 'replace' to arm it anew, or 'keep' to get it",
+        ),
+        "running": (Running, "is running; wait until it has ended, or let its processor return Rearm"),
+        "scheduled": (NotScheduled, "is scheduled already; fire makes it due now"),
+        "completed": (NotScheduled, f"is completed; {_anew(timer)}"),
+        "finished": (NotScheduled, f"is {status} and not scheduled any more; {_anew(timer)}"),
+        "locked": (EditLocked, "is too close to due to be changed (TIMERS_EDIT_LOCK)"),
+        "version": (VersionMismatch, f"has version {version}, another than expected; read it again"),
+    }
+    kind, said = kinds[code]
+    return kind(f"timer {prefix}:{timer_id} {said}")
+
+
+def _anew(timer: Timer | None) -> str:
+    """How a finished timer is armed again."""
+    if timer is not None and timer.status is Status.COMPLETED:
+        return "a create with if_exists 'replace' arms it anew"
+    return "retry arms it again"
