@@ -56,7 +56,7 @@ def main(
         weight.benchmark(memory_timers),
         idle.benchmark((1, 10_000), (1, 4), 10.0),
         pages.benchmark(20_000, others),
-        http.benchmark(4_000, 40_000),
+        http.benchmark(10_000, 40_000),
     )
     chosen = _chosen(dict(zip(NAMES, made, strict=True)), names or NAMES)
     show = _show_json if output is Output.JSON else _show_tables

@@ -18,7 +18,6 @@ from timers.core.fields import check_id, check_prefix
 from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
 from timers.logs import get_logger
 from timers.store.callers import Callers
-from timers.store.store import Quota
 
 _log = get_logger("timers.api")
 
@@ -61,11 +60,11 @@ class Guard:
         except (Denied, NotFound) as error:
             _log_refusal(request, error)
             raise
+        scope.limit(request, caller)
         if caller is ANYBODY:
             return await handler(request)
         with bound_contextvars(key=caller.id or None):
             await self._require(caller, request, operation)
-            _limit(caller, request)
             return await handler(request)
 
     async def _require(self, caller: Caller, request: web.Request, operation: Operation) -> None:
@@ -149,10 +148,3 @@ def _check_right(caller: Caller, operation: Operation) -> None:
         raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} has not")
     if operation.id in _OF_ALL_PREFIXES and not caller.scope.is_everything:
         raise Forbidden(f"this call tells of all prefixes, and key {caller.id} does not cover all")
-
-
-def _limit(caller: Caller, request: web.Request) -> None:
-    if not caller.scope.is_everything:
-        scope.limit(request, caller.scope.covers)
-    if caller.pending is not None:
-        scope.limit_pending(request, Quota(caller.pending, caller.scope.patterns))

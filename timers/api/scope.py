@@ -1,30 +1,30 @@
-"""Owns which prefixes a request may touch and how many timers it may leave there: whoever knows the key says it once,
-every call that takes or shows prefixes asks. Nothing said means all."""
+"""Owns which prefixes a request may touch and how many timers it may leave there: the guard says once who asks, and
+every call that takes or shows prefixes looks here."""
 
 from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 
+from timers.access import Caller
 from timers.errors import NotFound, shown
 from timers.store.store import Quota
 
 Visible = Callable[[str], bool]
 """Whether a prefix may be touched."""
 
-_KEY: Final[web.RequestKey[Visible]] = web.RequestKey("visible", Callable)  # type: ignore[arg-type]  # only its name
-
-_QUOTA: Final = web.RequestKey("quota", Quota)
+_CALLER: Final = web.RequestKey("caller", Caller)
 
 
-def limit(request: web.Request, visible: Visible) -> None:
-    """From here on the request touches only prefixes that are visible."""
-    request[_KEY] = visible
+def limit(request: web.Request, caller: Caller) -> None:
+    """From here on the request touches only the caller's prefixes, and arms only as many timers as it may have."""
+    request[_CALLER] = caller
 
 
 def visible_to(request: web.Request) -> Visible | None:
-    """What the request was limited to; None where it was not."""
-    return request.get(_KEY)
+    """What the request is limited to; None where it is not."""
+    scope = request[_CALLER].scope
+    return None if scope.is_everything else scope.covers
 
 
 def require_visible(request: web.Request, prefix: str) -> None:
@@ -39,11 +39,7 @@ def nothing_of(prefix: str) -> NotFound:
     return NotFound(f"there is nothing of the prefix {shown(prefix)}")
 
 
-def limit_pending(request: web.Request, quota: Quota) -> None:
-    """From here on the request arms only as many timers as the quota has room for."""
-    request[_QUOTA] = quota
-
-
 def quota_of(request: web.Request) -> Quota | None:
     """The quota of the request; None where there is none."""
-    return request.get(_QUOTA)
+    caller = request[_CALLER]
+    return None if caller.pending is None else Quota(caller.pending, caller.scope.patterns)

@@ -163,7 +163,7 @@ class StoredHistory(Sequence[HistoryEntry]):
         return len(self._lines) + 1
 
     def __iter__(self) -> Iterator[HistoryEntry]:
-        return iter(self[:])
+        return iter(self._taken_apart())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -176,9 +176,12 @@ class StoredHistory(Sequence[HistoryEntry]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[HistoryEntry]: ...
     def __getitem__(self, index: int | slice) -> HistoryEntry | Sequence[HistoryEntry]:
+        return self._taken_apart()[index]
+
+    def _taken_apart(self) -> tuple[HistoryEntry, ...]:
         if self._read is None:
             self._read = (self._first(), *map(self._entry, self._lines))
-        return self._read[index]
+        return self._read
 
     def _first(self) -> HistoryEntry:
         """The creation, or where that was dropped a marker that says so."""
