@@ -26,7 +26,7 @@ def benchmark(few: int, many: int) -> Benchmark:
         f"the median of {READS} pages of {PAGE} timers each, read by the client",
         _COLUMNS,
         partial(_measure, few, many),
-        "filters that most timers do not pass: such a page ends after ten times its length",
+        "filters that most timers do not pass: such a page ends after ten times its length, or 2,000",
     )
 
 
