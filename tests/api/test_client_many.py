@@ -14,7 +14,8 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import InvalidInput, Unavailable
-from timers.store.queries import Change, Filter, Queries
+from timers.store.filters import Filter
+from timers.store.queries import Change, Queries
 
 
 @pytest.fixture

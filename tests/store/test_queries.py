@@ -10,7 +10,8 @@ from tests.store.test_quarantine import damage
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput, Unavailable
-from timers.store.queries import Change, Filter, Queries
+from timers.store.filters import Filter
+from timers.store.queries import Change, Queries
 from timers.store.store import Store
 
 

@@ -10,7 +10,8 @@ from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, arming, claim
 from tests.store.backends import Backend, open_store
 from timers.store import keys
-from timers.store.queries import Filter, Queries
+from timers.store.filters import Filter
+from timers.store.queries import Queries
 from timers.store.store import Store
 
 SHARDS = 4

@@ -16,7 +16,8 @@ from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
 from timers.client.actions import check_action
 from timers.core.spec import NewTimer
 from timers.errors import Checks, FieldError, InvalidInput, TimersError, shown
-from timers.store.queries import PAGE_LIMIT, Filter
+from timers.store.filters import Filter
+from timers.store.queries import PAGE_LIMIT
 
 _LINES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")
 """The names that programs have for a JSON value a line; none of them is registered."""

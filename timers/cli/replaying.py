@@ -10,7 +10,7 @@ from timers.client.replay import Replayed, arm_again, preview
 from timers.core.durations import parse_time
 from timers.errors import InvalidInput
 from timers.processor import Rate
-from timers.store.queries import Filter
+from timers.store.filters import Filter
 
 
 def add_to(app: typer.Typer) -> None:

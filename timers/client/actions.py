@@ -17,7 +17,8 @@ from timers.errors import (
     Running,
     VersionMismatch,
 )
-from timers.store.queries import Filter, Queries
+from timers.store.filters import Filter
+from timers.store.queries import Queries
 
 PAGE: Final = 256
 """Timers held in memory at a time."""

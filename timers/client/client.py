@@ -22,7 +22,8 @@ from timers.errors import (
 )
 from timers.store import server
 from timers.store.connect import Connections, connect
-from timers.store.queries import Change, Filter, Page, Queries, check_cursor, check_limit
+from timers.store.filters import Filter
+from timers.store.queries import Change, Page, Queries, check_cursor, check_limit
 from timers.store.store import Answer, Arming, Quota, Store
 
 BATCH_LIMIT: Final = 1000

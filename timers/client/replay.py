@@ -14,7 +14,8 @@ from timers.core.durations import format_time
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.processor import Rate
-from timers.store.queries import Filter, Queries
+from timers.store.filters import Filter
+from timers.store.queries import Queries
 from timers.store.store import Store
 
 REPLAY_LIMIT: Final = 100_000

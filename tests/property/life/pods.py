@@ -14,7 +14,8 @@ from timers.core.outcome import Outcome
 from timers.core.policies import RetryPolicy
 from timers.processor import Limits
 from timers.store import keys
-from timers.store.queries import Filter, Queries
+from timers.store.filters import Filter
+from timers.store.queries import Queries
 from timers.store.store import Identity, Settlement
 
 LEASE_MS: Final = HOUR_MS
