@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from aiohttp import web
 
 from timers.api.assembly import all_routes
-from timers.api.guard import Guard
+from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
@@ -193,8 +193,8 @@ async def _api(settings: Settings, routes: Sequence[web.RouteDef], callers: Call
         return None
     keys = None if settings.api_keys is None else settings.api_keys.get_secret_value()
     secrets = [secret.get_secret_value() for secret in settings.signing_secrets]
-    guard = Guard(callers, keys, secrets, insecure=settings.insecure)
-    return await ApiServer.start(application(routes, guard), settings.http_host, settings.http_port)
+    auth = Auth(callers, keys, secrets, insecure=settings.insecure)
+    return await ApiServer.start(application(routes, auth), settings.http_host, settings.http_port)
 
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:

@@ -11,7 +11,7 @@ from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
 from timers.api.assembly import all_routes
-from timers.api.guard import Guard
+from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
@@ -106,7 +106,7 @@ async def running_api(
         worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker)
         routes = all_routes(client, Serving(store, registry), health, metrics, worker)
-        server = await ApiServer.start(application(routes, Guard(Callers(store), keys, secrets)), "127.0.0.1", 0)
+        server = await ApiServer.start(application(routes, Auth(Callers(store), keys, secrets)), "127.0.0.1", 0)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())

@@ -141,7 +141,7 @@ async def test_the_largest_payload_is_taken_however_it_is_escaped(api: Api) -> N
     assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == "a" * size
 
 
-async def test_retry_fire_and_delete_take_no_wishes(api: Api) -> None:
+async def test_retry_fire_and_delete_take_no_spec(api: Api) -> None:
     await api.create()
     for method, path in (("POST", "/retry"), ("POST", "/fire"), ("DELETE", "")):
         reply = await api.call(method, f"/v1/timers/test/one{path}", {"delay": "1h"})

@@ -47,8 +47,8 @@ async def test_a_payload_can_be_set_to_null(api: Api) -> None:
 async def test_null_takes_away_what_a_timer_can_be_without(api: Api, media_type: str) -> None:
     nothing = dict.fromkeys(("payload", "repeat", "retry", "tags", "metadata"))
     plain = (await api.create("plain")).body
-    wishes = {"payload": 1, "repeat": {"every": "1d"}, "retry": {"max_attempts": 2}, "tags": ["a"]}
-    await api.call("PUT", ONE, {"delay": "1h", **wishes, "metadata": {"k": "v"}, "missed": "all"})
+    spec = {"payload": 1, "repeat": {"every": "1d"}, "retry": {"max_attempts": 2}, "tags": ["a"]}
+    await api.call("PUT", ONE, {"delay": "1h", **spec, "metadata": {"k": "v"}, "missed": "all"})
     reply = await api.call("PATCH", ONE, nothing, headers={"Content-Type": media_type})
     assert reply.status == 200
     assert {name: reply.body[name] for name in (*nothing, "missed")} == {

@@ -16,7 +16,7 @@ from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.api.test_signing import BODY, NEXT, SECRET, headers
 from timers import logs
-from timers.api import guard as guard_module
+from timers.api import auth as auth_module
 from timers.core.durations import MAX_MS
 from timers.embedded import EmbeddedServer
 from timers.settings import Settings
@@ -242,10 +242,10 @@ async def test_a_guard_that_fails_lets_nobody_in(
     sent, kept = new_key()
 
     def broken(*_: object) -> None:
-        raise RuntimeError("the guard is broken")
+        raise RuntimeError("the auth is broken")
 
     async with running_api(server.url, [done], keys=kept.entry) as api:
         for name in ("_token", "_check_prefix", "_check_right", "scope.limit"):
             with monkeypatch.context() as broke:
-                broke.setattr(f"{guard_module.__name__}.{name}", broken)
+                broke.setattr(f"{auth_module.__name__}.{name}", broken)
                 (await api.call("GET", "/v1/stats", headers=sent)).problem(500, "internal")

@@ -27,8 +27,8 @@ async def lines(api: Api, text: str, media_type: str = LINES) -> Reply:
     return await api.call("POST", "/v1/timers/batch", data=BytesIO(text.encode()), headers=headers)
 
 
-async def act(api: Api, action: str, **wishes: Any) -> Reply:
-    return await api.call("POST", "/v1/timers/actions", {"action": action, **wishes})
+async def act(api: Api, action: str, **spec: Any) -> Reply:
+    return await api.call("POST", "/v1/timers/actions", {"action": action, **spec})
 
 
 async def test_pages_join_to_the_whole_list(api: Api) -> None:
@@ -177,7 +177,7 @@ async def test_an_action_counts_what_it_did(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "field"),
+    ("spec", "field"),
     [
         ({"action": "explode", "filter": {"prefix": "test"}}, "action"),
         ({"action": ["cancel"], "filter": {"prefix": "test"}}, "action"),
@@ -196,13 +196,13 @@ async def test_an_action_counts_what_it_did(api: Api) -> None:
         ({"action": "reschedule", "filter": {"prefix": "test"}, "delay": "soon"}, "delay"),
     ],
 )
-async def test_a_bad_action_is_refused_by_name(api: Api, wishes: dict[str, Any], field: str) -> None:
-    assert (await api.call("POST", "/v1/timers/actions", wishes)).bad_fields() == [field]
+async def test_a_bad_action_is_refused_by_name(api: Api, spec: dict[str, Any], field: str) -> None:
+    assert (await api.call("POST", "/v1/timers/actions", spec)).bad_fields() == [field]
 
 
 async def test_all_that_is_wrong_with_an_action_is_named_at_once(api: Api) -> None:
-    wishes = {"filter": {"id": "x", "status": "late", "tag": 5}, "dry_run": 1, "force": True}
-    reply = await api.call("POST", "/v1/timers/actions", wishes)
+    spec = {"filter": {"id": "x", "status": "late", "tag": 5}, "dry_run": 1, "force": True}
+    reply = await api.call("POST", "/v1/timers/actions", spec)
     assert reply.bad_fields() == ["force", "action", "filter.id", "filter.status", "filter.tag", "dry_run"]
 
 

@@ -15,7 +15,7 @@ from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
 from tests.servers import start_server
 from tests.waiting import eventually
-from timers.api import health, patience
+from timers.api import deadlines, health
 from timers.embedded import EmbeddedServer
 
 HEADERS, KEY = new_key()
@@ -48,7 +48,7 @@ async def test_a_redis_that_does_not_answer_is_503_in_bounded_time_and_then_forg
 ) -> None:
     async with running_api(own_server.url, [done], keys=keys) as api:
         assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
-        monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.2)
+        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.2)
         monkeypatch.setattr(health, "ANSWER_SECONDS", 0.1)
         os.kill(own_server.pid, signal.SIGSTOP)
         reply = await api.call(*call, headers=HEADERS)
@@ -72,7 +72,7 @@ async def test_no_request_waits_behind_others_that_wait(
     """More than there are connections to Redis, all of them told within the same patience."""
     async with running_api(own_server.url, [done], keys=KEY.entry) as api:
         assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
-        monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.3)
+        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.3)
         os.kill(own_server.pid, signal.SIGSTOP)
         async with asyncio.timeout(5):  # one after the other they would take half a minute
             replies = await asyncio.gather(*(api.call("GET", "/v1/timers", headers=HEADERS) for _ in range(90)))
@@ -80,11 +80,11 @@ async def test_no_request_waits_behind_others_that_wait(
 
 
 async def test_the_clients_own_slowness_does_not_count(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.2)
     loop = asyncio.get_running_loop()
 
     async def dripping() -> AsyncIterator[bytes]:
-        until = loop.time() + 3 * patience.PATIENCE_SECONDS
+        until = loop.time() + 3 * deadlines.REQUEST_SECONDS
         yield b'{"prefix": "test", "id": "slow", "delay": "1h"'
         while loop.time() < until:
             yield b" "

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.bench.pod import answer_with_cpu, noop
 from timers.api.assembly import all_routes
-from timers.api.guard import Guard
+from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
@@ -38,7 +38,7 @@ async def _serve(url: str) -> None:
     routes = all_routes(client, Serving(store, Registry([noop])), HealthRoutes(store, None), Metrics(), None)
     reference = web.Application()
     reference.add_routes([web.post("/v1/timers", bare)])
-    service = application(routes, Guard(Callers(store)))
+    service = application(routes, Auth(Callers(store)))
     servers = [await ApiServer.start(app, "127.0.0.1", 0) for app in (service, reference)]
     print(*(server.url for server in servers), flush=True)
     await answer_with_cpu()

@@ -29,7 +29,7 @@ _EACH: Final = """
 for i = ARGV[1], ARGV[1] + ARGV[2] - 1 do
   local id = string.format('user-%011d', i)
   local member = 'send-message:' .. id
-  local record = string.format('1 s 1 0 0 0 1 {due} 1795000000%03d 0\\n{wishes}\\n', i % 1000)
+  local record = string.format('1 s 1 0 0 0 1 {due} 1795000000%03d 0\\n{spec}\\n', i % 1000)
   {write}
 end
 """
@@ -46,7 +46,7 @@ WRITES: Final[Mapping[str, str]] = MappingProxyType(
         "record: hash of fields": (
             "redis.call('HSET', 'timers:{0}:rec:' .. member, 'status', 's', 'version', 1, 'token', 0, 'attempt', 0, "
             "'failures', 0, 'occurrence', 1, 'due', '{due}', 'created', string.format('1795000000%03d', i % 1000), "
-            "'entries', 0, 'wishes', '{wishes}', 'progress', '', 'history', '')"
+            "'entries', 0, 'spec', '{spec}', 'progress', '', 'history', '')"
         ),
         "trigger key": "redis.call('SET', 'send-message:{0}:' .. id, 1, 'PXAT', '{due}')",
         "due entry": "redis.call('ZADD', 'timers:{0}:due:send-message', '{due}', id)",
@@ -59,8 +59,8 @@ Fill = Callable[[Store, int, int], Awaitable[object]]
 
 
 def _written_by(write: str) -> Fill:
-    wishes = f'{{"payload":"{PAYLOAD}"}}'
-    source = _EACH.replace("{write}", write).replace("{due}", str(DUE_MS)).replace("{wishes}", wishes)
+    spec = f'{{"payload":"{PAYLOAD}"}}'
+    source = _EACH.replace("{write}", write).replace("{due}", str(DUE_MS)).replace("{spec}", spec)
 
     async def fill(store: Store, start: int, count: int) -> None:
         await store.connections.commands.eval(source, 0, start, count)

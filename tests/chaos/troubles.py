@@ -113,11 +113,11 @@ _LOST: Final = (
     "arm",
     "rescue",
     "extend",
-    "nudge",
+    "touch",
     "beat",
     "cancel",
     "reschedule",
-    "revive",
+    "rearm",
 )
 
 

@@ -38,7 +38,7 @@ class Past:
 
     def skipped(self, timer_id: str, minute: int) -> None:
         async def live(store: Store) -> None:
-            await armed(store, timer_id, prefix="mail", due=_due(minute), wishes={"missed": "skip"})
+            await armed(store, timer_id, prefix="mail", due=_due(minute), spec={"missed": "skip"})
             (timer,) = await claim(store, prefix="mail")
             left_out = decide(timer, Missed(7_000), timer.due_ms, RetryPolicy(), None)  # type: ignore[arg-type]
             await settle(store, Settlement(timer, left_out))

@@ -57,7 +57,7 @@ async def test_a_key_that_was_set_again_and_is_gone_again_is_doubted_anew(
         bare.gone = [gone]
         await adopter._review(0)
         assert bare.deleted == []
-        canary.sang_at = time.monotonic()
+        canary.last_heard_at = time.monotonic()
     await adopter._review(0)
     assert bare.deleted == [SECOND]
 

@@ -62,7 +62,7 @@ async def telling() -> AsyncIterator[_Telling]:
 async def test_what_a_pod_hears_after_it_stood_still_was_said_since_the_canary_before(telling: _Telling) -> None:
     telling.canary.listening_since_ms -= 10 * LONG_SECONDS * 1000
     sang_ms = telling.store.clock.now_ms() - LONG_SECONDS * 1000
-    telling.canary.sang_at = time.monotonic() - LONG_SECONDS
+    telling.canary.last_heard_at = time.monotonic() - LONG_SECONDS
     said = await telling.said()
     assert sang_ms - 1 <= said.since_ms <= telling.store.clock.now_ms() - LONG_SECONDS * 1000
 

@@ -35,7 +35,7 @@ class _Cage:
             raise self.trouble
         assert pod == "a"
         if self.rounds:
-            self.sang_ahead.append(self.canary.sang_at - self.announced_at)
+            self.sang_ahead.append(self.canary.last_heard_at - self.announced_at)
         self.rounds += 1
         self.announced_at = time.monotonic()
         self._left = self.touches_until_gone

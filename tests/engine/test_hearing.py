@@ -21,7 +21,7 @@ from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
 from timers.store.connect import connect
-from timers.store.store import Nudged, Store
+from timers.store.store import Store, Touched
 
 
 @processor("note")
@@ -38,10 +38,10 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
+    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
         self.during()
         now_ms = round(self.clock.now_ms())
-        return Nudged(now_ms, None, {"note": now_ms - 1}, [])
+        return Touched(now_ms, None, {"note": now_ms - 1}, [])
 
 
 class _Alone:

@@ -13,7 +13,7 @@ from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store.connect import connect
-from timers.store.store import Nudged, Store
+from timers.store.store import Store, Touched
 
 RUN = ("note", "x")
 
@@ -54,7 +54,7 @@ async def test_claimer_turns_in_a_circle_while_orphans_are_held() -> None:
 
 
 class _Away(Store):
-    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
+    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
         raise Unavailable("away")
 
 

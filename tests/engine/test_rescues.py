@@ -7,7 +7,7 @@ from timers.core.model import Status, Timer
 from timers.engine.intake import CLAIM_BATCH
 from timers.processor import Context
 from timers.store import keys
-from timers.store.store import NUDGE_LIMIT, Arming
+from timers.store.store import TOUCH_LIMIT, Arming
 
 SHORT_LEASE_MS = 1_000
 
@@ -241,7 +241,7 @@ async def _lose_runs(fleet: Fleet, prefix: str, *timer_ids: str) -> None:
 
 
 async def test_more_lost_runs_of_a_paused_prefix_than_one_look_takes_hide_no_others(fleet: Fleet) -> None:
-    await _lose_runs(fleet, "mail", *map(str, range(2 * NUDGE_LIMIT)))
+    await _lose_runs(fleet, "mail", *map(str, range(2 * TOUCH_LIMIT)))
     await _lose_runs(fleet, "note", "served")
     await _lose_runs(fleet, "unserved", "x")
     await fleet.store.pause("mail", paused=True)
@@ -251,4 +251,4 @@ async def test_more_lost_runs_of_a_paused_prefix_than_one_look_takes_hide_no_oth
     await fleet.reached(Status.UNHANDLED, "x", "unserved")
     assert len(mails) == 0
     await fleet.store.pause("mail", paused=False)
-    await until(lambda: len(mails) == 2 * NUDGE_LIMIT, "those that were paused are taken over")
+    await until(lambda: len(mails) == 2 * TOUCH_LIMIT, "those that were paused are taken over")

@@ -15,7 +15,7 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import DEAF_INTERVAL_MS, GRACE_MS, INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
 from timers.processor import Context, Registry, processor
 from timers.store.connect import connect
-from timers.store.store import Identity, Nudged, Store
+from timers.store.store import Identity, Store, Touched
 
 NOW_MS = 1_000_000
 
@@ -42,12 +42,12 @@ class _Shelf(Store):
         self.looked_from: list[int] = []
         self.during: During = lambda: None
 
-    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
+    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
         self.looks += 1
         self.looked_from.append(next_orphan)
         self.during()
         now_ms = round(self.clock.now_ms())
-        return Nudged(now_ms, self.next_ms, self.due, self.orphans, next_orphan=self.next_orphan)
+        return Touched(now_ms, self.next_ms, self.due, self.orphans, next_orphan=self.next_orphan)
 
 
 class _Ranked(Peers):

@@ -6,12 +6,12 @@ from tests.store.acts import bucket_of
 BAD = "note:bad"
 
 
-async def spoil(fleet: Fleet, wishes: bytes) -> None:
-    """Give the timer `bad` other wishes behind everybody's back."""
+async def spoil(fleet: Fleet, spec: bytes) -> None:
+    """Give the timer `bad` other spec behind everybody's back."""
     raw = await fleet.redis.hget(bucket_of(BAD), BAD)
     assert isinstance(raw, bytes)
     head, _, rest = raw.split(b"\n", 2)
-    await fleet.redis.hset(bucket_of(BAD), BAD, b"\n".join([head, wishes, rest]))
+    await fleet.redis.hset(bucket_of(BAD), BAD, b"\n".join([head, spec, rest]))
 
 
 async def test_a_timer_with_unreadable_wishes_fails_and_the_others_of_its_claim_run(fleet: Fleet) -> None:

@@ -30,11 +30,11 @@ async def make_older(fleet: Fleet, prefix: str, timer_id: str, by_ms: int) -> No
 
 
 def _older(record: str, by_ms: int) -> str:
-    head, wishes, progress, *history = record.split("\n")
+    head, spec, progress, *history = record.split("\n")
     words = head.split(" ")
     for place in (_DUE, _CREATED):
         words[place] = str(int(words[place]) - by_ms)
     plan = json.loads(progress or "{}")
     moved = {name: value - by_ms if name in ("slot", "anchor") else value for name, value in plan.items()}
     entries = [f"{int(at) - by_ms} {rest}" for at, _, rest in (line.partition(" ") for line in history)]
-    return "\n".join([" ".join(words), wishes, json.dumps(moved) if moved else "", *entries])
+    return "\n".join([" ".join(words), spec, json.dumps(moved) if moved else "", *entries])

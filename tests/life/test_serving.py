@@ -14,10 +14,10 @@ from timers.engine import peers
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
-from timers.engine.undertaker import Undertaker
+from timers.engine.unserved import Unserved
 from timers.processor import Registry
 from timers.store.connect import connect
-from timers.store.store import Identity, Nudged, Store
+from timers.store.store import Identity, Store, Touched
 
 PATIENCE_MS = 200
 
@@ -131,8 +131,8 @@ class _Overdue(Store):
         self.now_ms_is = 0
         self.abandoned_before: list[int] = []
 
-    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
-        return Nudged(self.now_ms_is, None, self._due, self._orphans)
+    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
+        return Touched(self.now_ms_is, None, self._due, self._orphans)
 
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
@@ -158,14 +158,14 @@ async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_
     store = _Overdue(due, orphans)
     others = _Others(store, "a", dict)
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
-    undertaker = Undertaker(pod, others, patience_ms=60_000)
+    unserved = Unserved(pod, others, patience_ms=60_000)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
-        await undertaker._look(0)
+        await unserved._look(0)
     assert store.abandoned_before == []
     others.serving = False
     for store.now_ms_is in range(600_000, 665_000, 5_000):
-        await undertaker._look(0)
+        await unserved._look(0)
     # Unserved since the look at 545 s, for there was a pod at 540 s.
     assert store.abandoned_before[0] == 605_000 - 60_000
 

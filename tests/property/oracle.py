@@ -26,7 +26,7 @@ class Life:
 
     due_ms: int
     place: int
-    wishes: Mapping[str, Any]
+    spec: Mapping[str, Any]
     progress: Progress
     status: Status = Status.SCHEDULED
     version: int = 1
@@ -72,7 +72,7 @@ class Oracle:
         identity = (arming.prefix, arming.id)
         life = self.lives.get(identity)
         if life is None:
-            self._born(identity, due_ms, arming.wishes, arming.progress)
+            self._born(identity, due_ms, arming.spec, arming.progress)
             return "created"
         if arming.if_exists != "replace":
             return "kept" if arming.if_exists == "keep" else "exists"
@@ -80,7 +80,7 @@ class Oracle:
             return "running"
         if self._locked(life, now_ms, edit_lock_ms):
             return "locked"
-        self._anew(identity, due_ms, arming.wishes, arming.progress, arming.note)
+        self._anew(identity, due_ms, arming.spec, arming.progress, arming.note)
         return "replaced"
 
     def cancel(self, identity: Identity, now_ms: int, edit_lock_ms: int, version: int | None, *, purge: bool) -> str:
@@ -107,7 +107,7 @@ class Oracle:
         version: int | None = None,
         *,
         due_ms: int | None = None,
-        wishes: Mapping[str, Any] | None = None,
+        spec: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         note: str,
     ) -> str:
@@ -118,12 +118,12 @@ class Oracle:
         if due_ms is not None or life.adopted:
             self._queue(life, life.due_ms if due_ms is None else due_ms)
         self._unset(identity, life)
-        life.wishes = life.wishes if wishes is None else wishes
+        life.spec = life.spec if spec is None else spec
         life.progress = life.progress if progress is None else progress
         life.note(note)
         return "changed"
 
-    def revive(
+    def rearm(
         self, identity: Identity, due_ms: int, note: str, version: int | None = None, *, completed: bool = False
     ) -> str:
         life = self.lives.get(identity)
@@ -194,7 +194,7 @@ class Oracle:
             return "fenced"
         if life.status is not Status.RUNNING:
             return "already"
-        life.wishes = life.wishes if after.wishes is None else after.wishes
+        life.spec = life.spec if after.spec is None else after.spec
         life.status, life.progress, life.leased = after.status, after.progress, False
         life.attempt = after.attempt if after.occurrence == life.occurrence else life.attempt
         life.note(clean_note(after.note), pod)
@@ -216,7 +216,7 @@ class Oracle:
 
     # What becomes of bare keys.
 
-    def adopt(self, identity: Identity, value: bytes, wishes: Mapping[str, Any]) -> str:
+    def adopt(self, identity: Identity, value: bytes, spec: Mapping[str, Any]) -> str:
         life = self.lives.get(identity)
         there_value, until_ms = self.bare.get(identity, (None, None))
         if there_value != value or until_ms is None:
@@ -224,19 +224,19 @@ class Oracle:
         if life is not None and life.status is Status.RUNNING:
             return "running"
         if life is None or not life.adopted:
-            self._adopted(identity, life, until_ms, wishes)
+            self._adopted(identity, life, until_ms, spec)
             return "adopted"
-        if abs(life.due_ms - until_ms) <= SAME_DUE_MS and life.wishes == wishes:
+        if abs(life.due_ms - until_ms) <= SAME_DUE_MS and life.spec == spec:
             return "same"
-        life.due_ms, life.wishes = until_ms, wishes
+        life.due_ms, life.spec = until_ms, spec
         life.note("its bare key was set again")
         return "moved"
 
-    def _adopted(self, identity: Identity, life: Life | None, due_ms: int, wishes: Mapping[str, Any]) -> None:
+    def _adopted(self, identity: Identity, life: Life | None, due_ms: int, spec: Mapping[str, Any]) -> None:
         if life is None:
-            life = self._born(identity, due_ms, wishes, NO_PROGRESS)
+            life = self._born(identity, due_ms, spec, NO_PROGRESS)
         else:
-            self._anew(identity, due_ms, wishes, NO_PROGRESS, "adopted from its bare key")
+            self._anew(identity, due_ms, spec, NO_PROGRESS, "adopted from its bare key")
         life.adopted = True
 
     def announce(self, identity: Identity, heard: int, now_ms: int) -> str:
@@ -292,18 +292,18 @@ class Oracle:
         life.status, life.adopted = Status.CANCELLED, False
         life.note(note)
 
-    def _born(self, identity: Identity, due_ms: int, wishes: Mapping[str, Any], progress: Progress) -> Life:
-        life = self.lives[identity] = Life(due_ms, next(self._places), wishes, progress)
+    def _born(self, identity: Identity, due_ms: int, spec: Mapping[str, Any], progress: Progress) -> Life:
+        life = self.lives[identity] = Life(due_ms, next(self._places), spec, progress)
         return life
 
-    def _anew(self, identity: Identity, due_ms: int, wishes: Mapping[str, Any], progress: Progress, note: str) -> Life:
+    def _anew(self, identity: Identity, due_ms: int, spec: Mapping[str, Any], progress: Progress, note: str) -> Life:
         """Armed again: a new occurrence if the last has started, nothing counted, the token kept."""
         life = self.lives[identity]
         if life.status is Status.SCHEDULED:
             self._unset(identity, life)
         life.occurrence += life.attempt > 0
         life.status, life.attempt, life.failures = Status.SCHEDULED, 0, 0
-        life.wishes, life.progress = wishes, progress
+        life.spec, life.progress = spec, progress
         life.note(note)
         self._queue(life, due_ms)
         return life

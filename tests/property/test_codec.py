@@ -56,7 +56,7 @@ def text_of(timer: Timer, entries: int, history: list[HistoryEntry]) -> bytes:
     head += [timer.occurrence, timer.due_ms, timer.created_ms, entries]
     lines = [
         " ".join(map(str, head)),
-        codec.encode_wishes(timer.wishes),
+        codec.encode_spec(timer.spec),
         codec.encode_progress(timer.progress),
         *(_line(entry) for entry in history),
     ]
@@ -72,7 +72,7 @@ def _line(entry: HistoryEntry) -> str:
 @given(
     status=st.sampled_from(Status),
     numbers=st.tuples(*[NUMBERS] * 7),
-    wishes=WISHES,
+    spec=WISHES,
     progress=PROGRESS | st.just(NO_PROGRESS),
     history=st.lists(ENTRIES, max_size=5),
     lease=st.none() | st.builds(Lease, pod=st.just("pod-1"), expires_ms=NUMBERS),
@@ -81,7 +81,7 @@ def test_any_timer_survives_its_record(
     *,
     status: Status,
     numbers: tuple[int, int, int, int, int, int, int],
-    wishes: Mapping[str, Any],
+    spec: Mapping[str, Any],
     progress: Progress,
     history: list[HistoryEntry],
     lease: Lease | None,
@@ -100,7 +100,7 @@ def test_any_timer_survives_its_record(
         occurrence=occurrence,
         created_ms=created_ms,
         updated_ms=history[-1].at_ms if history else created_ms,
-        wishes=wishes,
+        spec=spec,
         progress=progress,
         lease=lease,
         history=(created, *history),
@@ -186,4 +186,4 @@ def test_a_long_history_has_a_marker_in_the_oldest_place() -> None:
 def test_nothing_but_what_differs_from_the_defaults_is_kept() -> None:
     assert codec.encode_progress(NO_PROGRESS) == codec.encode_progress(Progress()) == ""
     assert codec.encode_progress(Progress(slot_ms=5, step=0)) == '{"slot":5}'
-    assert codec.encode_wishes({"payload": "ä"}) == '{"payload":"ä"}'
+    assert codec.encode_spec({"payload": "ä"}) == '{"payload":"ä"}'

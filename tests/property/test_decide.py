@@ -76,7 +76,7 @@ def planned(new: NewTimer) -> Timer:
     cron = new.repeat is not None and new.repeat.cron is not None and new.delay is None
     due_ms = first_slot(new.repeat, START_MS) if cron and new.repeat is not None else START_MS
     progress = Progress() if new.repeat is None else start(due_ms)
-    return a_timer(due_ms=due_ms, wishes=new.wishes(), progress=progress)
+    return a_timer(due_ms=due_ms, spec=new.spec(), progress=progress)
 
 
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
@@ -111,7 +111,7 @@ def claimed(timer: Timer, decided: Transition) -> Timer:
         failures=decided.failures,
         occurrence=decided.occurrence,
         progress=decided.progress,
-        wishes=timer.wishes if decided.wishes is None else decided.wishes,
+        spec=timer.spec if decided.spec is None else decided.spec,
     )
 
 
@@ -137,7 +137,7 @@ def most_failures(timer: Timer, policy: RetryPolicy) -> int:
     chosen = timer.retry or policy
     if chosen.ladder_ms is None:
         return chosen.max_attempts
-    return len(chosen.ladder_ms) + (0 if "ladder_first" in timer.wishes else 1)
+    return len(chosen.ladder_ms) + (0 if "ladder_first" in timer.spec else 1)
 
 
 @steady

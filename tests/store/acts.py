@@ -16,9 +16,9 @@ LEASE_MS: Final = 30_000
 DAY_MS: Final = 24 * 3600 * 1000
 
 
-def arming(timer_id: str = "a", *, due: str = "+0", wishes: dict[str, Any] | None = None, **more: Any) -> Arming:
+def arming(timer_id: str = "a", *, due: str = "+0", spec: dict[str, Any] | None = None, **more: Any) -> Arming:
     """An order to arm `reminder:<id>`, due now."""
-    return Arming(more.pop("prefix", PREFIX), timer_id, due, wishes or {}, **more)
+    return Arming(more.pop("prefix", PREFIX), timer_id, due, spec or {}, **more)
 
 
 async def put(store: Store, timer_id: str = "a", **more: Any) -> Answer:

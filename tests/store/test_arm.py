@@ -28,7 +28,7 @@ FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.CANCELLED]
 
 async def test_a_new_timer_is_created(store: Store) -> None:
     before_ms = await store.now_ms()
-    answer = await put(store, due="+3600000", wishes=WISHES, progress=Progress(slot_ms=5, anchor_ms=6))
+    answer = await put(store, due="+3600000", spec=WISHES, progress=Progress(slot_ms=5, anchor_ms=6))
     timer = answer.timer
     assert answer.code == "created"
     assert timer is not None
@@ -36,7 +36,7 @@ async def test_a_new_timer_is_created(store: Store) -> None:
         Status.SCHEDULED, 1, 0, 0, 0, 1,
     )  # fmt: skip
     assert before_ms <= timer.created_ms == timer.updated_ms == timer.due_ms - HOUR_MS <= await store.now_ms()
-    assert timer.wishes == WISHES
+    assert timer.spec == WISHES
     assert timer.progress == Progress(slot_ms=5, anchor_ms=6)
     assert timer.lease is None
     assert [(entry.status, entry.note, entry.at_ms) for entry in timer.history] == [
@@ -80,16 +80,16 @@ async def test_a_trigger_never_gets_a_deadline_in_the_past(frozen: Store) -> Non
 @pytest.mark.parametrize("status", Status)
 async def test_if_exists_error_changes_nothing(store: Store, status: Status) -> None:
     before = await in_status(store, status)
-    answer = await put(store, due="+5", wishes={"payload": 2})
+    answer = await put(store, due="+5", spec={"payload": 2})
     assert answer.code == "exists"
     assert answer.timer is not None
-    assert (answer.timer.status, answer.timer.version, answer.timer.wishes) == (status, before.version, {})
+    assert (answer.timer.status, answer.timer.version, answer.timer.spec) == (status, before.version, {})
 
 
 @pytest.mark.parametrize("status", Status)
 async def test_if_exists_keep_answers_what_is_there(store: Store, status: Status) -> None:
     before = await in_status(store, status)
-    answer = await put(store, due="+5", wishes={"payload": 2}, if_exists="keep")
+    answer = await put(store, due="+5", spec={"payload": 2}, if_exists="keep")
     assert answer.code == "kept"
     assert answer.timer is not None
     assert (answer.timer.status, answer.timer.version, answer.timer.due_ms) == (status, before.version, before.due_ms)
@@ -98,11 +98,11 @@ async def test_if_exists_keep_answers_what_is_there(store: Store, status: Status
 @pytest.mark.parametrize("status", [Status.SCHEDULED, *FINISHED])
 async def test_replace_is_a_new_life(store: Store, status: Status) -> None:
     before = await in_status(store, status)
-    answer = await put(store, due="+7200000", wishes={"payload": 2}, if_exists="replace", note="replaced by a test")
+    answer = await put(store, due="+7200000", spec={"payload": 2}, if_exists="replace", note="replaced by a test")
     timer = answer.timer
     assert answer.code == "replaced"
     assert timer is not None
-    assert (timer.status, timer.attempt, timer.failures, timer.wishes) == (Status.SCHEDULED, 0, 0, {"payload": 2})
+    assert (timer.status, timer.attempt, timer.failures, timer.spec) == (Status.SCHEDULED, 0, 0, {"payload": 2})
     assert (timer.version, timer.token) == (before.version + 1, before.token)
     assert timer.history[-1].note == "replaced by a test"
     state = await state_of(store)
@@ -114,7 +114,7 @@ async def test_replace_is_a_new_life(store: Store, status: Status) -> None:
 
 async def test_replace_does_not_touch_a_running_timer(store: Store) -> None:
     timer = await running(store)
-    answer = await put(store, if_exists="replace", wishes={"payload": 2})
+    answer = await put(store, if_exists="replace", spec={"payload": 2})
     assert answer.code == "running"
     assert (await read(store)).version == timer.version
     assert await settle(store, an_end(timer)) == ["settled"]
@@ -140,10 +140,10 @@ async def test_replace_after_a_retry_is_the_next_occurrence(store: Store) -> Non
 
 async def test_the_edit_lock_keeps_a_timer_from_being_replaced(frozen: Store) -> None:
     await armed(frozen, due="+120000")
-    (locked,) = await frozen.arm([arming(if_exists="replace", wishes={"payload": 2})], edit_lock_ms=120_001)
+    (locked,) = await frozen.arm([arming(if_exists="replace", spec={"payload": 2})], edit_lock_ms=120_001)
     assert locked.code == "locked"
-    assert (await read(frozen)).wishes == {}
-    (open_,) = await frozen.arm([arming(if_exists="replace", wishes={"payload": 2})], edit_lock_ms=120_000)
+    assert (await read(frozen)).spec == {}
+    (open_,) = await frozen.arm([arming(if_exists="replace", spec={"payload": 2})], edit_lock_ms=120_000)
     assert open_.code == "replaced"
 
 
@@ -194,7 +194,7 @@ async def test_ids_with_every_special_character(store: Store, timer_id: str) -> 
 
 async def test_a_payload_of_64_kib_and_control_characters_survive(store: Store) -> None:
     payload = {"text": "\x00\n\r\u2028ä😀" * 5000, "\n": [None, 1.5, -1, 10**30]}
-    await armed(store, wishes={"payload": payload})
+    await armed(store, spec={"payload": payload})
     (claimed,) = await claim(store)
     assert claimed.payload == payload
     await settle(store, an_end(claimed))

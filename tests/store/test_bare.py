@@ -88,7 +88,7 @@ async def test_a_key_that_is_set_during_the_run_waits_for_its_end(store: Store) 
 
 
 async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
-    await armed(store, due="+7200000", wishes={"payload": "old"})
+    await armed(store, due="+7200000", spec={"payload": "old"})
     await adopted(store)
     assert (await read(store)).payload == 1
     assert (await state_of(store)).due == {}
@@ -225,7 +225,7 @@ async def test_a_purged_timer_takes_its_key_along(store: Store) -> None:
 async def test_a_changed_timer_is_no_longer_its_keys(store: Store, due: str) -> None:
     """Else the next scan would undo the change."""
     await adopted(store)
-    assert (await store.reschedule(*A, due=due, wishes={"payload": 2})).code == "changed"
+    assert (await store.reschedule(*A, due=due, spec={"payload": 2})).code == "changed"
     assert not await store.connections.commands.exists(KEY)
     state = await state_of(store)
     assert (state.adopted, set(state.due), state.triggers) == ({}, {A}, {A})
@@ -322,7 +322,7 @@ async def test_an_overdue_key_without_an_event_is_noticed(store: Store) -> None:
     redis = store.connections.commands
     await redis.delete(KEY)
     await redis.zadd("timers:{0}:adopted", {KEY: 1000})
-    assert (await store.nudge(0)).bare_overdue
+    assert (await store.touch(0)).bare_overdue
     await store.cancel(*A)
 
 

@@ -1,4 +1,4 @@
-"""cancel, purge, reschedule and revive: what callers change, and when they may not."""
+"""cancel, purge, reschedule and rearm: what callers change, and when they may not."""
 
 from collections.abc import Awaitable, Callable
 
@@ -29,7 +29,7 @@ Change = Callable[..., Awaitable[Answer]]
 
 
 async def test_a_cancelled_timer_never_runs(store: Store) -> None:
-    await armed(store, wishes={"payload": 1})
+    await armed(store, spec={"payload": 1})
     answer = await store.cancel(PREFIX, "a")
     assert answer.code == "cancelled"
     assert answer.timer is not None
@@ -113,7 +113,7 @@ def changes(store: Store) -> dict[str, Change]:
         "cancel": lambda **guards: store.cancel(PREFIX, "a", **guards),
         "purge": lambda **guards: store.cancel(PREFIX, "a", purge=True, **guards),
         "move": lambda **guards: store.reschedule(PREFIX, "a", due="+5", **guards),
-        "edit": lambda **guards: store.reschedule(PREFIX, "a", wishes={"payload": 2}, **guards),
+        "edit": lambda **guards: store.reschedule(PREFIX, "a", spec={"payload": 2}, **guards),
     }
 
 
@@ -199,13 +199,13 @@ async def test_a_timer_moved_away_from_now_is_not_due(store: Store) -> None:
 
 async def test_an_edit_keeps_the_due_time_and_what_it_does_not_name(store: Store) -> None:
     progress = Progress(slot_ms=1, anchor_ms=2, step=3, occurrences=4)
-    before = await armed(store, due="+1000000", wishes={"payload": 1}, progress=progress)
-    after = (await store.reschedule(PREFIX, "a", wishes={"payload": 2})).timer
+    before = await armed(store, due="+1000000", spec={"payload": 1}, progress=progress)
+    after = (await store.reschedule(PREFIX, "a", spec={"payload": 2})).timer
     assert after is not None
-    assert (after.due_ms, after.wishes, after.progress) == (before.due_ms, {"payload": 2}, progress)
+    assert (after.due_ms, after.spec, after.progress) == (before.due_ms, {"payload": 2}, progress)
     after = (await store.reschedule(PREFIX, "a", progress=Progress(slot_ms=9))).timer
     assert after is not None
-    assert (after.wishes, after.progress, after.version) == ({"payload": 2}, Progress(slot_ms=9), 3)
+    assert (after.spec, after.progress, after.version) == ({"payload": 2}, Progress(slot_ms=9), 3)
     after = (await store.reschedule(PREFIX, "a", progress=Progress())).timer
     assert after is not None
     assert after.progress == Progress()
@@ -214,7 +214,7 @@ async def test_an_edit_keeps_the_due_time_and_what_it_does_not_name(store: Store
 @pytest.mark.parametrize("status", [Status.FAILED, Status.UNHANDLED, Status.CANCELLED])
 async def test_a_revived_timer_is_due_now_with_its_count_of_failures_anew(store: Store, status: Status) -> None:
     before = await in_status(store, status)
-    answer = await store.revive(PREFIX, "a", note="retried by hand")
+    answer = await store.rearm(PREFIX, "a", note="retried by hand")
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
@@ -232,7 +232,7 @@ async def test_a_revived_timer_is_due_now_with_its_count_of_failures_anew(store:
 )
 async def test_what_cannot_be_revived(store: Store, status: Status, code: str) -> None:
     before = await in_status(store, status)
-    answer = await store.revive(PREFIX, "a", note="retried by hand")
+    answer = await store.rearm(PREFIX, "a", note="retried by hand")
     assert answer.code == code
     assert answer.timer is not None
     assert answer.timer.version == before.version
@@ -242,7 +242,7 @@ async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(stor
     """Its idempotency key must not be that of the run that completed."""
     before = await finished(store)
     due_ms = await store.now_ms() + 60_000
-    answer = await store.revive(PREFIX, "a", due=f"@{due_ms}", completed=True, note="replayed")
+    answer = await store.rearm(PREFIX, "a", due=f"@{due_ms}", completed=True, note="replayed")
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
@@ -253,14 +253,14 @@ async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(stor
 
 async def test_a_timer_that_has_changed_since_is_not_revived(store: Store) -> None:
     before = await finished(store, status=Status.FAILED)
-    again = await store.revive(PREFIX, "a", version=before.version - 1, note="replayed")
+    again = await store.rearm(PREFIX, "a", version=before.version - 1, note="replayed")
     assert again.code == "version"
     assert await read(store, "a") == before
-    assert (await store.revive(PREFIX, "a", version=before.version, note="replayed")).code == "changed"
+    assert (await store.rearm(PREFIX, "a", version=before.version, note="replayed")).code == "changed"
 
 
 async def test_a_missing_timer_cannot_be_revived(store: Store) -> None:
-    assert await store.revive(PREFIX, "a", note="-") == Answer("missing", None)
+    assert await store.rearm(PREFIX, "a", note="-") == Answer("missing", None)
 
 
 async def test_timers_that_nobody_serves_end_as_unhandled(store: Store) -> None:

@@ -28,7 +28,7 @@ from timers.store.store import Store
 
 
 async def test_a_claim_makes_the_timer_run(store: Store) -> None:
-    await armed(store, wishes={"payload": 7})
+    await armed(store, spec={"payload": 7})
     (timer,) = await claim(store)
     assert (timer.status, timer.attempt, timer.failures, timer.version, timer.payload) == (Status.RUNNING, 1, 0, 2, 7)
     assert timer.lease is not None
@@ -163,10 +163,10 @@ async def test_a_strangers_set_over_a_trigger_loses_nothing(real: Store) -> None
     timer = await armed(real, due="+1")
     await real.connections.commands.set(trigger_key(timer), "mine now")
 
-    async def nudged() -> bool:
-        return PREFIX in (await real.nudge(0)).due
+    async def touched() -> bool:
+        return PREFIX in (await real.touch(0)).due
 
-    await eventually(nudged, "the queue being due")
+    await eventually(touched, "the queue being due")
     assert [claimed.id for claimed in await claim(real)] == ["a"]
     assert not await real.connections.commands.exists(trigger_key(timer))
 
@@ -176,9 +176,9 @@ async def test_a_strangers_delete_of_a_trigger_loses_nothing(real: Store) -> Non
     await real.connections.commands.delete(trigger_key(timer))
 
     async def claimed() -> bool:
-        return bool((await real.nudge(0)).due) and bool(await claim(real))
+        return bool((await real.touch(0)).due) and bool(await claim(real))
 
-    await eventually(claimed, "nudge and claim finding the timer")
+    await eventually(claimed, "touch and claim finding the timer")
 
 
 async def test_a_paused_queue_is_not_claimed(store: Store) -> None:

@@ -26,7 +26,7 @@ async def test_it_tells_the_life_of_a_timer(store: Store) -> None:
 
 async def changed(store: Store, times: int) -> list[str]:
     for number in range(times):
-        await store.reschedule(PREFIX, "a", wishes={"payload": number}, note=f"change {number}")
+        await store.reschedule(PREFIX, "a", spec={"payload": number}, note=f"change {number}")
     return [entry.note for entry in (await read(store)).history]
 
 

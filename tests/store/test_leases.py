@@ -94,12 +94,12 @@ async def test_lost_leases_of_a_batch_are_named(store: Store) -> None:
 
 
 async def test_a_rescue_counts_as_claim_and_as_failure(store: Store) -> None:
-    lost = await running(store, lease_ms=1, wishes={"payload": 1})
+    lost = await running(store, lease_ms=1, spec={"payload": 1})
     await lease_ended(store, lost)
     (timer,) = await rescue(store, "a")
     assert (timer.status, timer.attempt, timer.failures, timer.version) == (Status.RUNNING, 2, 1, lost.version + 1)
     assert timer.token > lost.token
-    assert timer.wishes == {"payload": 1}
+    assert timer.spec == {"payload": 1}
     entry = timer.history[-1]
     assert (entry.status, entry.attempt, entry.pod, entry.note) == (Status.RUNNING, 2, OTHER, "rescue")
     state = await state_of(store)
@@ -109,7 +109,7 @@ async def test_a_rescue_counts_as_claim_and_as_failure(store: Store) -> None:
 
 async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(store: Store) -> None:
     """With all that a rescue does but the attempt: a new token for its pod, should it live, and one more failure."""
-    lost = await running(store, lease_ms=1, wishes={"payload": 1})
+    lost = await running(store, lease_ms=1, spec={"payload": 1})
     await lease_ended(store, lost)
     assert await abandon(store, "a") == ["a"]
     timer = await read(store)
@@ -127,9 +127,9 @@ async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(stor
     assert await extend(store, lost) == [lost]
     assert await settle(store, an_end(lost)) == ["fenced"]
     assert await read(store) == timer
-    assert (await store.revive(PREFIX, "a", note="again")).code == "changed"
+    assert (await store.rearm(PREFIX, "a", note="again")).code == "changed"
     (again,) = await claim(store)
-    assert (again.attempt, again.failures, again.wishes) == (2, 0, {"payload": 1})
+    assert (again.attempt, again.failures, again.spec) == (2, 0, {"payload": 1})
     assert again.token > timer.token
 
 
@@ -172,7 +172,7 @@ async def test_a_run_whose_lease_a_stranger_has_replaced_is_seen_without_one_and
     await lease_ended(store, timer)
     await put_in_place_of_lease(store, timer, kind)
     assert (await read(store)).lease is None
-    assert (await store.nudge(0)).orphans == [A]
+    assert (await store.touch(0)).orphans == [A]
     (rescued,) = await rescue(store, "a", pod=OTHER)
     assert (await state_of(store)).held == {A: f"{OTHER} {rescued.token}"}
     assert await rescue(store, "a", pod="pod-3") == []
@@ -203,7 +203,7 @@ async def test_what_does_not_run_is_not_rescued(store: Store, status: Status) ->
 async def test_a_leftover_entry_of_an_ended_run_is_cleared(store: Store) -> None:
     await in_status(store, Status.COMPLETED)
     await store.connections.commands.zadd("timers:{0}:leases", {f"{PREFIX}:a": 1000})
-    assert (await store.nudge(0)).orphans == [A]
+    assert (await store.touch(0)).orphans == [A]
     assert await rescue(store, "a") == []
     assert (await state_of(store)).leases == {}
 
@@ -223,9 +223,13 @@ async def test_orphans_among_live_runs_are_found(store: Store) -> None:
     await claim(store, 3)
     for timer in dying:
         await lease_ended(store, timer)
-    nudged = await store.nudge(0)
-    assert sorted(nudged.orphans) == [(PREFIX, timer.id) for timer in dying]
-    assert [timer.id for timer in await rescue(store, *(timer_id for _, timer_id in nudged.orphans))] == ["0", "1", "2"]
+    touched = await store.touch(0)
+    assert sorted(touched.orphans) == [(PREFIX, timer.id) for timer in dying]
+    assert [timer.id for timer in await rescue(store, *(timer_id for _, timer_id in touched.orphans))] == [
+        "0",
+        "1",
+        "2",
+    ]
 
 
 async def test_a_reader_sees_who_runs_the_timer_and_until_when(frozen: Store, clock: time_machine.Traveller) -> None:

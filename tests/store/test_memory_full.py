@@ -60,13 +60,13 @@ async def test_what_is_there_can_be_read(real: Store) -> None:
     await armed(real, due="+3600000")
     async with full(real):
         assert (await real.get([(PREFIX, "a")]))[0] is not None
-        assert (await real.nudge(0)).next_ms is not None
+        assert (await real.touch(0)).next_ms is not None
 
 
 async def test_due_timers_run_and_end(real: Store) -> None:
     await real.arm([arming(timer_id) for timer_id in "abc"])
     async with full(real):
-        assert (await real.nudge(0)).due.keys() == {PREFIX}
+        assert (await real.touch(0)).due.keys() == {PREFIX}
         a, b, c = await claim(real)
         assert await real.extend(0, [a, b, c], pod=POD, lease_ms=LEASE_MS) == []
         ends = [an_end(a), an_end(b, Status.FAILED), an_end(c, Status.SCHEDULED, due_ms=c.due_ms)]
@@ -87,7 +87,7 @@ async def test_a_lease_that_expired_meanwhile_is_taken_again(real: Store) -> Non
 async def test_orphans_are_rescued(real: Store) -> None:
     await lease_ended(real, await running(real, lease_ms=1))
     async with full(real):
-        assert (await real.nudge(0)).orphans == [(PREFIX, "a")]
+        assert (await real.touch(0)).orphans == [(PREFIX, "a")]
         found = await real.rescue(0, [(PREFIX, "a")], pod=OTHER, lease_ms=LEASE_MS)
         assert await settle(real, *map(an_end, found.timers), pod=OTHER) == ["settled"]
 
@@ -106,14 +106,14 @@ async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) ->
         assert (await real.cancel(PREFIX, "a")).code == "cancelled"
         assert (await real.cancel(PREFIX, "b", purge=True)).code == "purged"
         assert (await real.reschedule(PREFIX, "c", due="+7200000")).code == "changed"
-        assert (await real.revive(PREFIX, "old", note="-")).code == "changed"
-        assert await real.expel(0, retention_ms=-1, most=10) == 1
+        assert (await real.rearm(PREFIX, "old", note="-")).code == "changed"
+        assert await real.prune(0, retention_ms=-1, most=10) == 1
 
 
 async def test_a_timer_in_place_of_another_is_taken(real: Store) -> None:
-    await armed(real, due="+3600000", wishes={"payload": 1})
+    await armed(real, due="+3600000", spec={"payload": 1})
     async with full(real):
-        assert (await armed(real, due="+3600000", if_exists="replace", wishes={"payload": 2})).payload == 2
+        assert (await armed(real, due="+3600000", if_exists="replace", spec={"payload": 2})).payload == 2
 
 
 async def test_pods_still_hear_of_each_other(real: Store) -> None:
@@ -139,7 +139,7 @@ async def test_an_adopted_timer_whose_key_was_set_again_is_looked_at_later(real:
     assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
     await redis.zadd("timers:{0}:adopted", {f"{PREFIX}:a": 1000})
     async with full(real):
-        assert not (await real.nudge(0)).bare_overdue
+        assert not (await real.touch(0)).bare_overdue
     await real.cancel(PREFIX, "a")
 
 

@@ -27,7 +27,7 @@ async def touched(store: Store, key: str) -> None:
     """Nudges until a due key is gone, as the sweeper does."""
 
     async def gone() -> bool:
-        await store.nudge(0)
+        await store.touch(0)
         return not await store.connections.commands.exists(key)
 
     await eventually(gone, f"the end of {key}")

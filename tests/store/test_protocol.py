@@ -59,16 +59,16 @@ def foreign(sharded: Store) -> Foreign:
     return Foreign(sharded.connections.commands)
 
 
-async def arm(foreign: Foreign, member: str, due: str, wishes: str) -> list[Any]:
+async def arm(foreign: Foreign, member: str, due: str, spec: str) -> list[Any]:
     prefix, _, timer_id = member.partition(":")
-    order = f"{prefix}\n{timer_id}\nerror\n{due}\n{wishes}\n\n-"
+    order = f"{prefix}\n{timer_id}\nerror\n{due}\n{spec}\n\n-"
     return await foreign.call("arm", foreign.where(member)[0], "0", "", order)
 
 
 async def test_a_timer_of_a_foreign_client_is_a_timer_like_any_other(sharded: Store, foreign: Foreign) -> None:
     code, due = await arm(foreign, "reminder:user-42", "+86400000", '{"payload":1}')
-    head, wishes, progress = await foreign.record("reminder:user-42")
-    assert (code, wishes, progress) == (b"created", '{"payload":1}', "")
+    head, spec, progress = await foreign.record("reminder:user-42")
+    assert (code, spec, progress) == (b"created", '{"payload":1}', "")
     assert re.fullmatch(rf"1 s 1 0 0 0 1 {int(due)} \d{{13}} 0", head)
     (timer,) = await sharded.get([("reminder", "user-42")])
     assert timer is not None
@@ -82,11 +82,11 @@ async def test_a_foreign_client_reads_what_the_service_has_done(sharded: Store, 
     await arm(foreign, member, "+0", '{"payload":{"a":"ä"}}')
     (timer,) = (await sharded.claim(shard, [("reminder", 1)], pod="pod-1", lease_ms=9000, cause="event")).timers
     await sharded.settle(shard, [an_end(timer, note="sent it")], pod="pod-1", retention_ms=1000)
-    head, wishes, progress, started, ended = await foreign.record(member)
+    head, spec, progress, started, ended = await foreign.record(member)
     form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
     assert (form, status, version, attempt, failures, occurrence, entries) == ("1", "c", "3", "1", "0", "1", "2")
     assert (int(token), int(due)) == (timer.token, int(created))
-    assert (json.loads(wishes), progress) == ({"payload": {"a": "ä"}}, "")
+    assert (json.loads(spec), progress) == ({"payload": {"a": "ä"}}, "")
     assert re.fullmatch(r"\d{13} r 1 pod-1 \d+ event", started)
     assert re.fullmatch(r"\d{13} c 1 pod-1 - sent it", ended)
 
@@ -105,7 +105,7 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     member = "reminder:user-3"
     await arm(foreign, member, "+0", "{}")
     root = foreign.where(member)[0]
-    next_look, due, orphans, overdue, go_on = await foreign.call("nudge", root, "500", "0")
+    next_look, due, orphans, overdue, go_on = await foreign.call("touch", root, "500", "0")
     assert (due[0], orphans, overdue, go_on) == (b"reminder", [], 0, 0)
     looked, claimed, bad = await foreign.call(
         "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder 10 0 0 1"

@@ -35,8 +35,8 @@ A_BAD_HEAD = {
 """Kind of damage → the record, the reason."""
 
 A_BAD_BODY = {
-    "broken wishes": (b'{"payload":', b""),
-    "wishes that are no object": (b"[1]", b""),
+    "broken spec": (b'{"payload":', b""),
+    "spec that are no object": (b"[1]", b""),
     "tags that are no list": (b'{"tags":1}', b""),
     "a retry policy of another version": (b'{"retry":{"backoff":"fibonacci"}}', b""),
     "a time zone that was abolished": (b'{"repeat":{"every":"1d","timezone":"Mars/Olympus"}}', b""),
@@ -46,7 +46,7 @@ A_BAD_BODY = {
     "progress of other types": (b"{}", b'{"slot":"soon"}'),
     "bytes that are no text": (b'{"payload":"\xff"}', b""),
 }
-"""Kind of damage → wishes, progress."""
+"""Kind of damage → spec, progress."""
 
 
 async def damage(store: Store, record: bytes | None, timer_id: str = "bad") -> None:
@@ -59,7 +59,7 @@ async def damage(store: Store, record: bytes | None, timer_id: str = "bad") -> N
 
 
 async def spoil(store: Store, body: tuple[bytes, bytes], timer_id: str = "bad") -> None:
-    """Put other wishes and progress into a record."""
+    """Put other spec and progress into a record."""
     member = f"{PREFIX}:{timer_id}"
     raw = await store.connections.commands.hget(bucket_of(member), member)
     assert isinstance(raw, bytes)
@@ -127,7 +127,7 @@ async def test_a_timer_without_a_readable_body_is_claimed_to_be_failed(store: St
     found = await claim_all(store)
     assert [timer.id for timer in found.timers] == ["before", "after"]
     ((timer, reason),) = found.unreadable
-    assert (timer.id, timer.status, timer.attempt, timer.wishes) == ("bad", Status.RUNNING, 1, {})
+    assert (timer.id, timer.status, timer.attempt, timer.spec) == ("bad", Status.RUNNING, 1, {})
     assert reason.startswith("unreadable record: ")
     assert await settle(store, an_end(timer, Status.FAILED, note=reason)) == ["settled"]
     await finish(store, found.timers)
@@ -140,7 +140,7 @@ async def finish(store: Store, timers: list[Timer]) -> None:
 
 async def test_what_was_unreadable_is_shown_with_the_reason(store: Store) -> None:
     await armed(store, "bad", due="+3600000")
-    await spoil(store, A_BAD_BODY["broken wishes"])
+    await spoil(store, A_BAD_BODY["broken spec"])
     timer = await read(store, "bad")
     assert (timer.status, timer.version, timer.payload) == (Status.SCHEDULED, 1, None)
     assert timer.last_error is not None
@@ -151,13 +151,13 @@ async def test_what_was_unreadable_is_shown_with_the_reason(store: Store) -> Non
 
 async def test_an_unreadable_timer_can_be_cancelled_replaced_and_failed_again(store: Store) -> None:
     await armed(store, "bad", due="+3600000")
-    await spoil(store, A_BAD_BODY["broken wishes"])
+    await spoil(store, A_BAD_BODY["broken spec"])
     assert (await put(store, "bad")).code == "exists"
     assert (await store.cancel(PREFIX, "bad")).code == "cancelled"
-    assert (await store.revive(PREFIX, "bad", note="-")).code == "changed"
+    assert (await store.rearm(PREFIX, "bad", note="-")).code == "changed"
     ((timer, _),) = (await claim_all(store)).unreadable
     assert await settle(store, an_end(timer, Status.FAILED)) == ["settled"]
-    assert (await armed(store, "bad", if_exists="replace", wishes={"payload": 1})).payload == 1
+    assert (await armed(store, "bad", if_exists="replace", spec={"payload": 1})).payload == 1
     assert [timer.payload for timer in await claim(store)] == [1]
 
 
@@ -184,7 +184,7 @@ async def test_a_run_whose_record_was_damaged_is_kept_aside_when_its_lease_ends(
     bad = next(timer for timer in timers if timer.id == "bad")
     assert await store.extend(0, [bad], pod=POD, lease_ms=LEASE_MS) == [bad]
     assert await settle(store, an_end(bad)) == ["missing"]
-    orphans = (await store.nudge(0)).orphans
+    orphans = (await store.touch(0)).orphans
     found = await store.rescue(0, orphans, pod=OTHER, lease_ms=LEASE_MS)
     assert sorted(timer.id for timer in found.timers) == ["after", "before"]
     assert found.quarantined == {BAD: reason}
@@ -194,7 +194,7 @@ async def test_a_run_whose_record_was_damaged_is_kept_aside_when_its_lease_ends(
 async def test_a_rescued_run_without_a_readable_body_is_to_be_failed(store: Store) -> None:
     timer = await running(store, "bad", lease_ms=1)
     await lease_ended(store, timer)
-    await spoil(store, A_BAD_BODY["broken wishes"])
+    await spoil(store, A_BAD_BODY["broken spec"])
     found = await store.rescue(0, [(PREFIX, "bad")], pod=OTHER, lease_ms=LEASE_MS)
     assert found.timers == []
     ((rescued, _),) = found.unreadable
@@ -209,7 +209,7 @@ async def test_an_unreadable_record_makes_way_for_a_new_timer(store: Store, due:
     await damage(store, b"garbage")
     assert (await store.reschedule(PREFIX, "bad", due="+0")).code == "missing"
     assert (await store.cancel(PREFIX, "bad")).code == "missing"
-    assert (await store.revive(PREFIX, "bad", note="-")).code == "missing"
+    assert (await store.rearm(PREFIX, "bad", note="-")).code == "missing"
     assert (await put(store, "bad", due="+7200000", if_exists="keep")).code == "created"
     assert (await state_of(store)).quarantine[PREFIX, "bad"].endswith("not a record\ngarbage")
 
@@ -241,7 +241,7 @@ async def test_an_adopted_timer_that_cannot_be_read_is_kept_aside(store: Store, 
 async def test_an_unreadable_finished_record_goes_with_its_retention(frozen: Store) -> None:
     await finished(frozen, "bad")
     await damage(frozen, b"garbage")
-    assert await frozen.expel(0, retention_ms=-1, most=10) == 1
+    assert await frozen.prune(0, retention_ms=-1, most=10) == 1
 
 
 async def test_an_unreadable_run_that_nobody_serves_is_kept_aside(store: Store) -> None:

@@ -27,7 +27,7 @@ async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
 async def one_of_each(store: Store) -> None:
     await running(store, "runs")
     await armed(store, "waits", due="+3600000")
-    await armed(store, "elsewhere", due="+1800000", prefix="other", wishes={"tags": ["vip"]})
+    await armed(store, "elsewhere", due="+1800000", prefix="other", spec={"tags": ["vip"]})
     await finished(store, "done")
     await finished(store, "broke", status=Status.FAILED)
     await cancelled(store, "off")
@@ -60,7 +60,7 @@ async def test_filters(store: Store, wanted: Filter, found: list[str]) -> None:
 async def test_a_short_page_is_filled_however_few_pass(store: Store) -> None:
     await store.arm([arming(f"{i:03}", due=f"+{3_600_000 + i}") for i in range(300)])
     for timer_id, due in (("early", "+3600150"), ("late", "+7200000")):
-        await armed(store, timer_id, due=due, wishes={"tags": ["vip"]})
+        await armed(store, timer_id, due=due, spec={"tags": ["vip"]})
     queries = Queries(store)
     first = await queries.page(Filter(tag="vip"), limit=1)
     second = await queries.page(Filter(tag="vip"), limit=1, cursor=first.next_cursor)
@@ -137,7 +137,7 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
     await settle(real, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + 3_600_000, note="will retry"))
     await real.reschedule(PREFIX, "a", due="+7200000", note="moved")
     await real.cancel(PREFIX, "a")
-    await real.revive(PREFIX, "a", note="retried")
+    await real.rearm(PREFIX, "a", note="retried")
     await real.cancel(PREFIX, "a", purge=True)
     await eventually(lambda: heard_as_many_as(9), "the eight changes")
     assert [heard[0], *((c.status, c.version, c.attempt, c.note) for c in heard[1:] if c)] == [

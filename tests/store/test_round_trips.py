@@ -42,7 +42,7 @@ async def test_a_server_that_knows_no_script_arms_them_in_their_order(
 ) -> None:
     async with open_store(servers, backend, shards=shards) as store:
         await store.connections.commands.script_flush()
-        twice = [arming("same", wishes={"payload": n}) for n in range(2)]
+        twice = [arming("same", spec={"payload": n}) for n in range(2)]
         others = [arming(f"user-{i}") for i in range(2 * ARM_LIMIT)]
         answers = await store.arm([twice[0], *others, twice[1]])
         assert [answer.code for answer in answers] == ["created"] * (len(others) + 1) + ["exists"]

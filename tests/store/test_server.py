@@ -151,7 +151,7 @@ async def test_every_script_is_known_by_its_own_digest(real: Store) -> None:
 async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
     connections = connect(f"unix://{tmp_path}/nobody.sock")
     store = Store(connections)
-    for call in (store.now_ms(), armed(store), store.nudge(0), server.fix_shards(connections.commands, None)):
+    for call in (store.now_ms(), armed(store), store.touch(0), server.fix_shards(connections.commands, None)):
         with pytest.raises(Unavailable):
             await call
     await connections.close()

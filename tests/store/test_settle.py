@@ -27,11 +27,11 @@ ENDS = [Status.COMPLETED, Status.FAILED]
 
 @pytest.mark.parametrize("status", ENDS)
 async def test_a_run_ends(store: Store, status: Status) -> None:
-    timer = await running(store, wishes={"payload": 1})
+    timer = await running(store, spec={"payload": 1})
     assert await settle(store, an_end(timer, status, note="it is over")) == ["settled"]
     after = await read(store)
     assert (after.status, after.version, after.token, after.attempt) == (status, 3, timer.token, 1)
-    assert (after.wishes, after.lease) == ({"payload": 1}, None)
+    assert (after.spec, after.lease) == ({"payload": 1}, None)
     entry = after.history[-1]
     assert (entry.status, entry.attempt, entry.pod, entry.note, entry.lateness_ms) == (
         status, 1, POD, "it is over", None,
@@ -58,12 +58,12 @@ async def test_a_retry_is_scheduled_again(store: Store) -> None:
     assert await store.connections.commands.pexpiretime(trigger_key(timer)) == due_ms
 
 
-async def test_a_new_occurrence_brings_its_own_wishes(store: Store) -> None:
-    timer = await running(store, wishes={"payload": 1, "tags": ["x"]})
-    end = an_end(timer, Status.SCHEDULED, attempt=0, occurrence=2, wishes={"payload": 2}, due_ms=timer.due_ms)
+async def test_a_new_occurrence_brings_its_own_spec(store: Store) -> None:
+    timer = await running(store, spec={"payload": 1, "tags": ["x"]})
+    end = an_end(timer, Status.SCHEDULED, attempt=0, occurrence=2, spec={"payload": 2}, due_ms=timer.due_ms)
     assert await settle(store, end) == ["settled"]
     (again,) = await claim(store)
-    assert (again.occurrence, again.attempt, again.wishes) == (2, 1, {"payload": 2})
+    assert (again.occurrence, again.attempt, again.spec) == (2, 1, {"payload": 2})
     assert again.token > timer.token
 
 
@@ -189,5 +189,5 @@ async def test_the_processors_words_cannot_break_a_record(store: Store) -> None:
 
 
 async def test_a_finished_timer_can_be_read_by_its_last_error(store: Store) -> None:
-    await finished(store, status=Status.FAILED, wishes={"payload": "x"})
+    await finished(store, status=Status.FAILED, spec={"payload": "x"})
     assert (await read(store)).payload == "x"

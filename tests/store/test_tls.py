@@ -69,7 +69,7 @@ async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificate
     assert await heard.get() == GAP
     await armed(store, "a", due="+20")
     while await heard.get() != TriggerExpired(0, "reminder", "a"):
-        await store.nudge(0)
+        await store.touch(0)
     (timer,) = await claim(store)
     assert await store.extend(0, [timer], pod="pod-1", lease_ms=5_000) == []
     assert (await finished(store, "b")).id == "b"

@@ -19,7 +19,7 @@ def at(clock: str, day: str = "2026-11-21") -> int:
 START_MS = at("10:00:00")
 
 
-def a_timer(*, due_ms: int = START_MS, wishes: dict[str, Any] | None = None, **changes: Any) -> Timer:
+def a_timer(*, due_ms: int = START_MS, spec: dict[str, Any] | None = None, **changes: Any) -> Timer:
     """A timer in its first run: armed at 09:00, due and claimed at 10:00 unless told otherwise."""
     armed_ms = at("09:00:00")
     timer = Timer(
@@ -34,7 +34,7 @@ def a_timer(*, due_ms: int = START_MS, wishes: dict[str, Any] | None = None, **c
         occurrence=1,
         created_ms=armed_ms,
         updated_ms=due_ms,
-        wishes=wishes or {},
+        spec=spec or {},
     )
     return timer._replace(**changes)
 

@@ -17,7 +17,7 @@ GRACE = {"grace": "10m"}
 def repeating(first: str = "2026-11-21T10:00:00Z", *, missed: object = "fire", **repeat: Any) -> Timer:
     """A timer in the first run of its cycle."""
     due_ms = at(first[11:-1], first[:10])
-    return a_timer(due_ms=due_ms, progress=start(due_ms), wishes={"repeat": repeat, "missed": missed})
+    return a_timer(due_ms=due_ms, progress=start(due_ms), spec={"repeat": repeat, "missed": missed})
 
 
 def following(timer: Timer, now_ms: int) -> Planned | None:
@@ -32,7 +32,7 @@ def then(timer: Timer, now_ms: int | None = None) -> Timer | None:
     planned = following(timer, slot_ms + SECOND_MS if now_ms is None else now_ms)
     if planned is None:
         return None
-    return a_timer(due_ms=planned.due_ms, progress=planned.progress, wishes=dict(timer.wishes))
+    return a_timer(due_ms=planned.due_ms, progress=planned.progress, spec=dict(timer.spec))
 
 
 def times(timer: Timer | None, most: int) -> list[str]:
@@ -75,7 +75,7 @@ class TestInterval:
             assert timer.due_ms == START_MS + run * MINUTE_MS
 
     def test_retries_move_the_due_time_and_not_the_slot(self) -> None:
-        timer = a_timer(due_ms=START_MS + 40_000, progress=start(START_MS), wishes={"repeat": {"every": "1m"}})
+        timer = a_timer(due_ms=START_MS + 40_000, progress=start(START_MS), spec={"repeat": {"every": "1m"}})
         planned = following(timer, START_MS + 41_000)
         assert planned is not None
         assert planned.due_ms == START_MS + MINUTE_MS
@@ -114,7 +114,7 @@ class TestInterval:
         assert minutes == [52, 56, 60, 64]
 
     def test_without_progress_the_due_time_is_the_first_slot(self) -> None:
-        timer = a_timer(wishes={"repeat": {"every": "1m"}})
+        timer = a_timer(spec={"repeat": {"every": "1m"}})
         planned = following(timer, START_MS)
         assert planned is not None
         assert planned.due_ms == START_MS + MINUTE_MS
@@ -133,7 +133,7 @@ class TestMonths:
     def test_also_after_a_retry_in_the_short_month(self) -> None:
         timer = then(repeating("2027-01-31T09:00:00Z", every="P1M"))
         assert timer is not None
-        retried = a_timer(due_ms=timer.due_ms + HOUR_MS, progress=timer.progress, wishes=dict(timer.wishes))
+        retried = a_timer(due_ms=timer.due_ms + HOUR_MS, progress=timer.progress, spec=dict(timer.spec))
         assert times(retried, 1) == ["2027-03-31T09:00:00.000Z"]
 
     def test_29_february_comes_back_in_a_leap_year(self) -> None:
@@ -207,7 +207,7 @@ class TestEnd:
 
     def test_a_count_that_was_lowered_below_what_has_run_ends_the_cycle(self) -> None:
         progress = Progress(slot_ms=START_MS, anchor_ms=START_MS, occurrences=7)
-        timer = a_timer(progress=progress, wishes={"repeat": {"every": "1h", "count": 3}})
+        timer = a_timer(progress=progress, spec={"repeat": {"every": "1h", "count": 3}})
         assert following(timer, START_MS) is None
 
     def test_nothing_is_planned_after_until(self) -> None:

@@ -37,7 +37,7 @@ def claimed(timer: Timer, transition: Transition) -> Timer:
         failures=transition.failures,
         occurrence=transition.occurrence,
         progress=transition.progress,
-        wishes=timer.wishes if transition.wishes is None else transition.wishes,
+        spec=timer.spec if transition.spec is None else transition.spec,
         token=timer.token + 1,
     )
 
@@ -62,7 +62,7 @@ def waits(timer: Timer, policy: RetryPolicy = STEADY) -> list[int]:
 def armed(fields: Mapping[str, Any], due_ms: int = START_MS) -> Timer:
     """The first run of a timer as a caller asked for it."""
     new = NewTimer.parse({"prefix": "reminder", "id": "user-42", **fields})
-    return a_timer(due_ms=due_ms, wishes=new.wishes(), **({"progress": start(due_ms)} if new.repeat else {}))
+    return a_timer(due_ms=due_ms, spec=new.spec(), **({"progress": start(due_ms)} if new.repeat else {}))
 
 
 class TestDone:
@@ -118,15 +118,15 @@ class TestRearm:
         assert after(a_timer(), Rearm(at=START_MS - 5)).due_ms == START_MS - 5
 
     @pytest.mark.parametrize("payload", [{"n": 2}, None, [], 0])
-    def test_takes_another_payload_and_keeps_the_other_wishes(self, payload: object) -> None:
-        timer = a_timer(wishes={"payload": 1, "tags": ["a"]})
+    def test_takes_another_payload_and_keeps_the_other_spec(self, payload: object) -> None:
+        timer = a_timer(spec={"payload": 1, "tags": ["a"]})
         decided = after(timer, Rearm(after=0, payload=payload))
-        assert decided.wishes == {"payload": payload, "tags": ["a"]}
+        assert decided.spec == {"payload": payload, "tags": ["a"]}
         assert claimed(timer, decided).payload == payload
 
     def test_without_a_payload_keeps_the_old_one(self) -> None:
-        timer = a_timer(wishes={"payload": 1})
-        assert after(timer, Rearm(after=0)).wishes is None
+        timer = a_timer(spec={"payload": 1})
+        assert after(timer, Rearm(after=0)).spec is None
 
     def test_of_a_repeat_is_its_next_occurrence_and_its_new_anchor(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h", "count": 3}})
@@ -166,7 +166,7 @@ class TestHandBack:
         )
 
     def test_a_thousand_times_leaves_every_try(self) -> None:
-        timer = a_timer(wishes={"retry": {"max_attempts": 1}})
+        timer = a_timer(spec={"retry": {"max_attempts": 1}})
         for _ in range(1000):
             timer = claimed(timer, after(timer, HandBack("draining")))
         assert not exhausted(timer, STEADY)
@@ -182,7 +182,7 @@ class TestSnooze:
         )
 
     def test_without_a_time_waits_the_first_delay_of_the_policy_each_time(self) -> None:
-        timer = a_timer(failures=3, wishes={"retry": {"base": "2s", "jitter": False}})
+        timer = a_timer(failures=3, spec={"retry": {"base": "2s", "jitter": False}})
         assert after(timer, Snooze("")).due_ms == ENDED_MS + 2 * SECOND_MS
 
     def test_with_a_ladder_waits_a_step_of_it(self) -> None:
@@ -227,7 +227,7 @@ class TestFailed:
         assert runs[-1].note == "gave up after ValueError: broken"
 
     def test_the_timer_s_own_policy_goes_before_the_processor_s(self) -> None:
-        timer = a_timer(wishes={"retry": {"max_attempts": 2}})
+        timer = a_timer(spec={"retry": {"max_attempts": 2}})
         assert len(failing(timer, RetryPolicy(max_attempts=9))) == 2
 
     def test_final_gives_up_whatever_is_left(self) -> None:
@@ -361,7 +361,7 @@ class TestExhausted:
         assert exhausted(a_timer(failures=failures), STEADY) is used_up
 
     def test_the_timer_s_own_policy_goes_before_the_processor_s(self) -> None:
-        assert exhausted(a_timer(failures=2, wishes={"retry": {"max_attempts": 2}}), STEADY)
+        assert exhausted(a_timer(failures=2, spec={"retry": {"max_attempts": 2}}), STEADY)
 
     def test_a_ladder_brings_its_own_limit(self) -> None:
         assert exhausted(armed({"retry": {"backoff": ["5s", "30s"]}})._replace(failures=2), STEADY)

@@ -7,7 +7,7 @@ from tests.unit.samples import a_timer, run
 
 
 async def test_logs_the_timer_and_is_done() -> None:
-    timer = a_timer(prefix="log-signups", id="user-42", occurrence=3, wishes={"payload": {"n": [1, None]}})
+    timer = a_timer(prefix="log-signups", id="user-42", occurrence=3, spec={"payload": {"n": [1, None]}})
     with capture_logs() as lines:
         assert await run(log, timer) is None
     assert lines == [

@@ -379,7 +379,7 @@ class TestLoad:
         readme = Path(__file__).parents[2] / "processors" / "README.md"
         name = module("plugin_of_the_readme", readme.read_text("utf-8").split("```python\n")[1].split("```")[0])
         remind = load([name]).require("invoice-reminder-2026")
-        timer = a_timer(wishes={"payload": {"mail": "ann@example.org"}})
+        timer = a_timer(spec={"payload": {"mail": "ann@example.org"}})
         assert await run(remind, timer) == Rearm(after="1d", payload={"mail": "ann@example.org", "sent": 1})
 
     def test_an_installed_entry_point_is_found(self, module: WriteModule, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def signup(payload: Any, **changes: Any) -> Timer:
-    return a_timer(prefix="send-message-24h-after-signup", wishes={"payload": payload}, **changes)
+    return a_timer(prefix="send-message-24h-after-signup", spec={"payload": payload}, **changes)
 
 
 def sent(outbox: Path) -> list[dict[str, Any]]:

@@ -236,8 +236,8 @@ GOOD: list[dict[str, Any]] = [
 @pytest.mark.parametrize("given", GOOD)
 def test_a_good_value_is_taken_and_the_record_keeps_what_reads_back_the_same(given: dict[str, Any]) -> None:
     new = NewTimer.parse({**LEAST, **given})
-    wishes = new.wishes()
-    timer = a_timer(wishes=json.loads(json.dumps(wishes)))
+    spec = new.spec()
+    timer = a_timer(spec=json.loads(json.dumps(spec)))
     assert timer.payload == new.payload
     assert timer.repeat == new.repeat
     assert timer.retry == new.retry
@@ -246,14 +246,14 @@ def test_a_good_value_is_taken_and_the_record_keeps_what_reads_back_the_same(giv
     assert timer.timeout == new.timeout
     assert timer.tags == list(new.tags)
     assert timer.metadata == new.metadata
-    assert NewTimer.parse({**LEAST, **wishes}).wishes() == wishes
+    assert NewTimer.parse({**LEAST, **spec}).spec() == spec
 
 
 @pytest.mark.parametrize("given", GOOD)
 def test_the_attributes_of_a_timer_are_the_values_of_its_json(given: dict[str, Any]) -> None:
     error = {"type": "Fail", "reason": "no", "detail": "", "at": "2026-11-21T10:00:00.000Z", "attempt": 1}
     timer = a_timer(
-        wishes={**NewTimer.parse({**LEAST, **given}).wishes(), "traceparent": f"00-{1:032x}-{1:016x}-01"},
+        spec={**NewTimer.parse({**LEAST, **given}).spec(), "traceparent": f"00-{1:032x}-{1:016x}-01"},
         lease=Lease("pod-a", START_MS + 30_000),
         progress=Progress(last_error=error),
         history=[HistoryEntry(START_MS, Status.RUNNING, 1, "pod-a", "claimed", 3)],
@@ -287,22 +287,22 @@ def as_new(timer: Timer) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", GOOD)
 def test_what_the_api_shows_can_be_sent_back(given: dict[str, Any]) -> None:
-    timer = a_timer(wishes=NewTimer.parse({**LEAST, **given}).wishes())
+    timer = a_timer(spec=NewTimer.parse({**LEAST, **given}).spec())
     again = NewTimer.parse({**LEAST, **json.loads(json.dumps(as_new(timer)))})
-    assert as_new(a_timer(wishes=again.wishes())) == as_new(timer)
+    assert as_new(a_timer(spec=again.spec())) == as_new(timer)
 
 
 class TestWishes:
     def test_keep_nothing_that_is_a_default(self) -> None:
-        assert NewTimer.parse({**LEAST, "missed": "fire", "tags": [], "metadata": {}, "payload": None}).wishes() == {}
+        assert NewTimer.parse({**LEAST, "missed": "fire", "tags": [], "metadata": {}, "payload": None}).spec() == {}
 
     def test_hold_neither_identity_nor_due_time(self) -> None:
-        assert NewTimer.parse({**LEAST, "id": "a", "if_exists": "keep", "payload": 1}).wishes() == {"payload": 1}
+        assert NewTimer.parse({**LEAST, "id": "a", "if_exists": "keep", "payload": 1}).spec() == {"payload": 1}
 
     def test_keep_false_values_of_a_payload(self) -> None:
         empty: list[Any] = [False, 0, "", [], {}]
         for payload in empty:
-            assert NewTimer.parse({**LEAST, "payload": payload}).wishes() == {"payload": payload}
+            assert NewTimer.parse({**LEAST, "payload": payload}).spec() == {"payload": payload}
 
     @pytest.mark.parametrize(
         ("given", "first"),
@@ -317,7 +317,7 @@ class TestWishes:
     def test_remember_whether_a_ladder_s_first_step_is_the_delay(self, given: dict[str, Any], *, first: bool) -> None:
         new = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}, **given})
         assert new.starts_with_ladder is first
-        assert ("ladder_first" in new.wishes()) is first
+        assert ("ladder_first" in new.spec()) is first
 
     def test_a_cron_needs_no_due_time_and_an_interval_does(self) -> None:
         assert NewTimer.parse({"prefix": "a", "repeat": {"cron": "0 9 * * *"}}).delay is None
@@ -340,28 +340,28 @@ CURRENT: dict[str, Any] = {"payload": 1, "tags": ["a"], "missed": "skip", "timeo
 class TestChange:
     def test_changes_only_what_is_given(self) -> None:
         change = TimerChange.parse({"payload": 2})
-        assert change.changed_wishes(CURRENT) == {**CURRENT, "payload": 2}
+        assert change.changed_spec(CURRENT) == {**CURRENT, "payload": 2}
         assert not change.moves_due
 
     def test_null_and_empty_take_a_field_away(self) -> None:
         change = TimerChange.parse({"payload": None, "tags": []})
-        assert change.changed_wishes(CURRENT) == {"missed": "skip", "timeout": "5s"}
+        assert change.changed_spec(CURRENT) == {"missed": "skip", "timeout": "5s"}
         nothing = TimerChange.parse(dict.fromkeys(("payload", "repeat", "retry", "tags", "metadata")))
-        current = NewTimer.parse({**LEAST, **WITH_ALL}).wishes()
+        current = NewTimer.parse({**LEAST, **WITH_ALL}).spec()
         assert set(current) == {*WITH_ALL}
-        assert nothing.changed_wishes(current) == {"timeout": "5s"}
+        assert nothing.changed_spec(current) == {"timeout": "5s"}
 
     @pytest.mark.parametrize("missed", ["latest", "all"])
     def test_without_repeat_nothing_is_missed_but_one_run(self, missed: str) -> None:
         """What a new timer would be refused must not come about by a change."""
-        current = NewTimer.parse({**LEAST, "missed": missed, "repeat": {"every": "1d"}}).wishes()
-        assert TimerChange.parse({"repeat": None}).changed_wishes(current) == {}
-        assert TimerChange.parse({"repeat": {"every": "2d"}}).changed_wishes(current)["missed"] == missed
+        current = NewTimer.parse({**LEAST, "missed": missed, "repeat": {"every": "1d"}}).spec()
+        assert TimerChange.parse({"repeat": None}).changed_spec(current) == {}
+        assert TimerChange.parse({"repeat": {"every": "2d"}}).changed_spec(current)["missed"] == missed
         kept = {**current, "missed": "skip"}
-        assert TimerChange.parse({"repeat": None}).changed_wishes(kept) == {"missed": "skip"}
+        assert TimerChange.parse({"repeat": None}).changed_spec(kept) == {"missed": "skip"}
 
     def test_of_nothing_changes_nothing(self) -> None:
-        assert TimerChange.parse({}).changed_wishes(CURRENT) == CURRENT
+        assert TimerChange.parse({}).changed_spec(CURRENT) == CURRENT
 
     @pytest.mark.parametrize("due", [{"delay": "1h"}, {"due_at": 5}])
     def test_moves_the_due_time(self, due: dict[str, Any]) -> None:
@@ -370,9 +370,9 @@ class TestChange:
     @pytest.mark.parametrize("given", [{"delay": "1h"}, {"due_at": 5}, {"retry": {"backoff": ["1m"]}}, {"retry": None}])
     def test_of_due_time_or_retry_makes_the_ladder_start_at_its_first_step(self, given: dict[str, Any]) -> None:
         """The timer has a due time of its own then: without this its first step would be neither waited nor tried."""
-        current = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}}).wishes()
-        assert "ladder_first" not in TimerChange.parse(given).changed_wishes(current)
-        assert "ladder_first" in TimerChange.parse({"payload": 1}).changed_wishes(current)
+        current = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}}).spec()
+        assert "ladder_first" not in TimerChange.parse(given).changed_spec(current)
+        assert "ladder_first" in TimerChange.parse({"payload": 1}).changed_spec(current)
 
     @pytest.mark.parametrize(
         ("given", "field"),

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api import strictjson
-from timers.api.patience import not_counting
+from timers.api.deadlines import not_counting
 from timers.errors import FieldError, InvalidInput, shown
 
 BODY_LIMIT_BYTES: Final = 256 * 1024

@@ -57,20 +57,20 @@ class ManyRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """200 a result for each timer, in order."""
         read_query(request)
-        wishes = await self._served(request, [_wish(value) for value in await _read_batch(request)])
-        news = [wish for wish in wishes if isinstance(wish, NewTimer)]
+        spec = await self._served(request, [_wish(value) for value in await _read_batch(request)])
+        news = [wish for wish in spec if isinstance(wish, NewTimer)]
         traceparent, quota = traceparent_of(request), quota_of(request)
         came = iter(await self._client.batch(news, traceparent=traceparent, quota=quota) if news else ())
-        results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
+        results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in spec]
         return answer({"results": results})
 
-    async def _served(self, request: web.Request, wishes: Sequence[Wish]) -> Sequence[Wish]:
-        """The wishes, those of a prefix that is not the caller's or nobody's replaced by the error."""
-        prefixes = {wish.prefix for wish in wishes if isinstance(wish, NewTimer)}
+    async def _served(self, request: web.Request, spec: Sequence[Wish]) -> Sequence[Wish]:
+        """The spec, those of a prefix that is not the caller's or nobody's replaced by the error."""
+        prefixes = {wish.prefix for wish in spec if isinstance(wish, NewTimer)}
         refused = {prefix: error for prefix in prefixes if (error := await self._refusal(request, prefix))}
         if not refused:
-            return wishes
-        return [refused.get(wish.prefix, wish) if isinstance(wish, NewTimer) else wish for wish in wishes]
+            return spec
+        return [refused.get(wish.prefix, wish) if isinstance(wish, NewTimer) else wish for wish in spec]
 
     async def _refusal(self, request: web.Request, prefix: str) -> TimersError | None:
         try:
@@ -83,18 +83,18 @@ class ManyRoutes:
     async def act(self, request: web.Request) -> web.Response:
         """200 the counts."""
         read_query(request)
-        wishes = as_object(await read_json(request))
+        spec = as_object(await read_json(request))
         checks, visible = Checks(), visible_to(request)
-        checks.of(lambda names: _refuse_unknown(wishes, names), _ACTION)
-        action = checks.of(check_action, wishes.get("action"))
-        wanted = checks.of(lambda given: _filter(given, visible), wishes.get("filter", {}))
-        dry_run = checks.of(_dry_run, wishes.get("dry_run", False))
+        checks.of(lambda names: _refuse_unknown(spec, names), _ACTION)
+        action = checks.of(check_action, spec.get("action"))
+        wanted = checks.of(lambda given: _filter(given, visible), spec.get("filter", {}))
+        dry_run = checks.of(_dry_run, spec.get("dry_run", False))
         checks.end()
         counts = await self._client.act(
             action or "",
             wanted or Filter(),
             dry_run=dry_run is not False,
-            **{name: wishes[name] for name in ("delay", "due_at") if name in wishes},
+            **{name: spec[name] for name in ("delay", "due_at") if name in spec},
         )
         return answer(counts.to_json())
 
@@ -109,9 +109,9 @@ async def _read_batch(request: web.Request) -> Sequence[Any]:
     if media_type(request, (JSON, *_LINES)) in _LINES:
         values: Any = await read_lines(request, BATCH_LIMIT_BYTES)
     else:
-        wishes = as_object(await read_json(request, limit_bytes=BATCH_LIMIT_BYTES))
-        _refuse_unknown(wishes, ("timers",))
-        values = wishes.get("timers")
+        spec = as_object(await read_json(request, limit_bytes=BATCH_LIMIT_BYTES))
+        _refuse_unknown(spec, ("timers",))
+        values = spec.get("timers")
     if not isinstance(values, list) or len(values) > BATCH_LIMIT:
         given = f"{len(values)} timers" if isinstance(values, list) else values
         raise InvalidInput.of("timers", given, f"a list of at most {BATCH_LIMIT} timers")
@@ -134,16 +134,16 @@ def _result(came: Armed | TimersError) -> dict[str, Any]:
     return {"status": 201 if came.created else 200, "timer": came.timer.to_json()}
 
 
-def _refuse_unknown(wishes: Mapping[str, Any], known: Sequence[str]) -> None:
-    unknown = [FieldError(name, shown(wishes[name]), "no field of that name") for name in wishes if name not in known]
+def _refuse_unknown(spec: Mapping[str, Any], known: Sequence[str]) -> None:
+    unknown = [FieldError(name, shown(spec[name]), "no field of that name") for name in spec if name not in known]
     if unknown:
         raise InvalidInput(unknown)
 
 
-def _filter(wishes: Any, visible: Visible | None) -> Filter:
+def _filter(spec: Any, visible: Visible | None) -> Filter:
     checks = Checks()
     try:
-        given = as_object(wishes)
+        given = as_object(spec)
         checks.of(lambda names: _refuse_unknown(given, names), _FILTERS)
         known = {name: given[name] for name in _FILTERS if name in given}
         wanted = checks.of(lambda fields: Filter.parse(**fields, visible=visible), known)

@@ -48,20 +48,20 @@ class TimerRoutes:
     async def put(self, request: web.Request) -> web.Response:
         """As create, with the identity from the address and whatever was there replaced."""
         read_query(request)
-        wishes = as_object(await read_json(request))
+        spec = as_object(await read_json(request))
         prefix, timer_id = _identity(request)
         fixed = {"prefix": prefix, "id": timer_id, "if_exists": "replace"}
         contradictions = [
-            FieldError(name, shown(wishes[name]), f"{value!r}, or the field left out of a PUT to this address")
+            FieldError(name, shown(spec[name]), f"{value!r}, or the field left out of a PUT to this address")
             for name, value in fixed.items()
-            if wishes.get(name, value) != value
+            if spec.get(name, value) != value
         ]
         if contradictions:
             raise InvalidInput(contradictions)
-        return await self._arm(request, {**wishes, **fixed})
+        return await self._arm(request, {**spec, **fixed})
 
-    async def _arm(self, request: web.Request, wishes: dict[str, Any]) -> web.Response:
-        new = NewTimer.parse(wishes)
+    async def _arm(self, request: web.Request, spec: dict[str, Any]) -> web.Response:
+        new = NewTimer.parse(spec)
         require_visible(request, new.prefix)
         await self._serving.require(new.prefix)
         armed = await self._client.put(new, traceparent=traceparent_of(request), quota=quota_of(request))
@@ -91,12 +91,12 @@ class TimerRoutes:
 
     async def retry(self, request: web.Request) -> web.Response:
         """200 the timer, armed again for now."""
-        await _refuse_wishes(request)
+        await _refuse_spec(request)
         return _shown(await self._client.retry(*_identity(request)))
 
     async def fire(self, request: web.Request) -> web.Response:
         """200 the timer, due now."""
-        await _refuse_wishes(request)
+        await _refuse_spec(request)
         return _shown(await self._client.fire(*_identity(request)))
 
     async def _expected_version(self, request: web.Request) -> int | None:
@@ -128,6 +128,6 @@ def _flag(text: str) -> bool:
     return text == "true"
 
 
-async def _refuse_wishes(request: web.Request) -> None:
+async def _refuse_spec(request: web.Request) -> None:
     read_query(request)
     await refuse_body(request)

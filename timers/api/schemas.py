@@ -8,7 +8,7 @@ from timers.core import shapes
 from timers.core.fields import AnyDuration, Id, Prefix, Time, Timeout
 from timers.core.model import Status
 from timers.core.policies import MissedInput, Repeat, RetryPolicy
-from timers.core.spec import NewTimer, Wishes
+from timers.core.spec import NewTimer, Spec
 
 Instant = Annotated[
     str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})
@@ -248,7 +248,7 @@ class Document(BaseModel):
     openapi: str
 
 
-class PutTimer(Wishes):
+class PutTimer(Spec):
     """A timer to arm at an address: as NewTimer, with the identity from the address."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_PUT_TIMER)

@@ -1,4 +1,4 @@
-"""Owns which prefixes a request may touch and how many timers it may leave there: the guard says once who asks, and
+"""Owns which prefixes a request may touch and how many timers it may leave there: `auth` says once who asks, and
 every call that takes or shows prefixes looks here."""
 
 from collections.abc import Callable

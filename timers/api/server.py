@@ -8,10 +8,10 @@ from typing import Any, Final, Self, cast
 
 from aiohttp import web
 
+from timers.api.auth import Auth
 from timers.api.conditions import refuse_unchecked
-from timers.api.door import BoundedConnection, Door
-from timers.api.guard import Guard
-from timers.api.patience import Patience
+from timers.api.connection_limit import BoundedConnection, ConnectionLimit
+from timers.api.deadlines import Deadlines
 from timers.api.problems import answer_problems, of_status
 from timers.api.tracing import REQUEST_ID, follow, new_request
 from timers.errors import ConfigurationError, FieldError, shown
@@ -51,10 +51,10 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
         return response
 
 
-def application(routes: Iterable[web.AbstractRouteDef], guard: Guard) -> web.Application:
-    """An application of these routes, for whom the guard lets through."""
-    patience = Patience()
-    app = web.Application(middlewares=[follow, answer_problems, patience.answer_in_time, guard.check, refuse_unchecked])
+def application(routes: Iterable[web.AbstractRouteDef], auth: Auth) -> web.Application:
+    """An application of these routes, for whom the auth lets through."""
+    patience = Deadlines()
+    app = web.Application(middlewares=[follow, answer_problems, patience.answer_in_time, auth.check, refuse_unchecked])
     app.add_routes(routes)
     return app
 
@@ -76,7 +76,7 @@ class ApiServer:
         connect = partial(
             _Connection,
             server,
-            door=Door.as_wide_as_possible(),
+            limit=ConnectionLimit.as_wide_as_possible(),
             loop=asyncio.get_running_loop(),
             access_log=None,  # this is how aiohttp turns it off
             auto_decompress=False,  # unpacking a small body could fill the memory

@@ -11,7 +11,7 @@ from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
 from timers.client.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
-from timers.client.gathering import Gathering
+from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
 from timers.core.fields import DurationInput, TimeInput, check_id, check_prefix, check_traceparent
 from timers.core.model import Status, Timer
@@ -49,7 +49,7 @@ class TimerClient:
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
         self._feed: Feed | None = None
-        self._gathering: Gathering | None = None
+        self._group_commit: GroupCommit | None = None
 
     @classmethod
     def from_url(cls, url: str, *, edit_lock_ms: int = 0) -> Self:
@@ -63,7 +63,7 @@ class TimerClient:
         client = cls.__new__(cls)
         client._connections, client._store = store.connections, store
         client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
-        client._feed = client._gathering = None
+        client._feed = client._group_commit = None
         return client
 
     async def __aenter__(self) -> Self:
@@ -103,7 +103,7 @@ class TimerClient:
         store = await self._open()
         arming = plan(new, store.clock.now_ms(), traceparent)
         if quota is None:
-            answer = await self._gathering_of(store).arm(arming)
+            answer = await self._group_commit_of(store).arm(arming)
         else:
             (answer,) = await store.arm([arming], edit_lock_ms=self._edit_lock_ms, quota=quota)
         result = armed(answer, quota)
@@ -111,10 +111,10 @@ class TimerClient:
             raise result
         return result
 
-    def _gathering_of(self, store: Store) -> Gathering:
-        if self._gathering is None:
-            self._gathering = Gathering(store, edit_lock_ms=self._edit_lock_ms)
-        return self._gathering
+    def _group_commit_of(self, store: Store) -> GroupCommit:
+        if self._group_commit is None:
+            self._group_commit = GroupCommit(store, edit_lock_ms=self._edit_lock_ms)
+        return self._group_commit
 
     async def batch(
         self,
@@ -188,7 +188,7 @@ class TimerClient:
             current.prefix,
             current.id,
             due="" if due_ms is None else f"@{due_ms}",
-            wishes=change.changed_wishes(current.wishes),
+            spec=change.changed_spec(current.spec),
             progress=changed_progress(current, change, due_ms),
             edit_lock_ms=self._edit_lock_ms,
             version=current.version if version is None else version,
@@ -219,7 +219,7 @@ class TimerClient:
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
-        answer = await store.revive(check_prefix(prefix), check_id(id), note="retried by hand")
+        answer = await store.rearm(check_prefix(prefix), check_id(id), note="retried by hand")
         return accepted(answer, prefix, id, ("changed",))
 
     async def list(

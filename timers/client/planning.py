@@ -26,15 +26,15 @@ def new_id() -> str:
 
 
 def plan(new: NewTimer, now_ms: float, traceparent: str | None = None) -> Arming:
-    """Where a new timer's due time and first progress come from. The trace is kept beside the wishes. Raises
+    """Where a new timer's due time and first progress come from. The trace is kept beside the spec. Raises
     InvalidInput."""
     due, progress = _first_due(new, now_ms), NO_PROGRESS
     if new.repeat is not None:
         due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
         _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", calendar.start(due_ms)
-    wishes = new.wishes() if traceparent is None else {**new.wishes(), "traceparent": traceparent}
-    return Arming(new.prefix, new.id or new_id(), due, wishes, progress, new.if_exists)
+    spec = new.spec() if traceparent is None else {**new.spec(), "traceparent": traceparent}
+    return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists)
 
 
 def _first_due(new: NewTimer, now_ms: float) -> str:

@@ -87,7 +87,7 @@ def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]
 
 
 async def _arm(store: Store, planned: Replayed) -> Replayed:
-    answer = await store.revive(
+    answer = await store.rearm(
         planned.prefix,
         planned.id,
         due=f"@{planned.runs_ms}",

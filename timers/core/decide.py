@@ -19,7 +19,7 @@ _SKIPPED: Final = re.compile(r"skipped: \d+ ms late, missed policy ")
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a run's end changes. `wishes` is None where the caller's fields stay as they are."""
+    """What a run's end changes. `spec` is None where the caller's fields stay as they are."""
 
     status: Status
     due_ms: int
@@ -28,7 +28,7 @@ class Transition:
     occurrence: int
     progress: Progress
     note: str
-    wishes: Mapping[str, Any] | None = None
+    spec: Mapping[str, Any] | None = None
 
 
 def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
@@ -112,16 +112,16 @@ def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
 
 def _next(timer: Timer, due_ms: int, progress: Progress, note: str, payload: object = UNSET) -> Transition:
     """A new occurrence: nothing is counted against it yet."""
-    wishes = _next_wishes(timer.wishes, payload)
-    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, note, wishes)
+    spec = _next_spec(timer.spec, payload)
+    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, note, spec)
 
 
-def _next_wishes(wishes: Mapping[str, Any], payload: object) -> Mapping[str, Any] | None:
+def _next_spec(spec: Mapping[str, Any], payload: object) -> Mapping[str, Any] | None:
     """The caller's fields for a new occurrence; None where they stay. It has a due time of its own, so that no step of
     a ladder is used up before its first try."""
-    if payload is UNSET and "ladder_first" not in wishes:
+    if payload is UNSET and "ladder_first" not in spec:
         return None
-    kept = {name: value for name, value in wishes.items() if name != "ladder_first"}
+    kept = {name: value for name, value in spec.items() if name != "ladder_first"}
     return kept if payload is UNSET else {**kept, "payload": payload}
 
 
@@ -158,7 +158,7 @@ def _error(timer: Timer, failed: Failed, now_ms: int) -> dict[str, Any]:
 
 def _ladder_offset(timer: Timer) -> int:
     """1 where the ladder's first step was already the delay before the first try."""
-    return 1 if timer.wishes.get("ladder_first") else 0
+    return 1 if timer.spec.get("ladder_first") else 0
 
 
 def _maximum(timer: Timer, policy: RetryPolicy) -> int:

@@ -124,7 +124,7 @@ class Timer(NamedTuple):
     """One timer as it was when it was read. The JSON's names are attributes with the JSON's values, times as aware
     datetimes (`due_at` …); those are epoch milliseconds by the Redis server's clock too (`due_ms` …).
 
-    `wishes` is what the caller asked for, with the JSON's names and only what differs from the defaults. (A tuple,
+    `spec` is what the caller asked for, with the JSON's names and only what differs from the defaults. (A tuple,
     because a frozen dataclass of so many fields takes four times as long to make.)
     """
 
@@ -139,7 +139,7 @@ class Timer(NamedTuple):
     occurrence: int
     created_ms: int
     updated_ms: int
-    wishes: Mapping[str, Json] = MappingProxyType({})
+    spec: Mapping[str, Json] = MappingProxyType({})
     progress: Progress = NO_PROGRESS
     lease: Lease | None = None
     history: Sequence[HistoryEntry] = ()
@@ -147,35 +147,35 @@ class Timer(NamedTuple):
     @property
     def payload(self) -> Json:
         """What the caller gave to be handed to the processor."""
-        return self.wishes.get("payload")
+        return self.spec.get("payload")
 
     @property
     def retry(self) -> RetryPolicy | None:
         """The timer's own retry policy; None means the processor's."""
-        value = self.wishes.get("retry")
+        value = self.spec.get("retry")
         return None if value is None else RetryPolicy.model_validate(value)
 
     @property
     def repeat(self) -> Repeat | None:
         """The declared repeat, if any."""
-        value = self.wishes.get("repeat")
+        value = self.spec.get("repeat")
         return None if value is None else Repeat.model_validate(value)
 
     @property
     def missed(self) -> str | dict[str, Json]:
         """What to do when it could not run in time: `"fire"` … or `{"grace": "10m"}`."""
-        value: str | dict[str, Json] = self.wishes.get("missed", "fire")
+        value: str | dict[str, Json] = self.spec.get("missed", "fire")
         return value
 
     @property
     def missed_policy(self) -> MissedPolicy:
         """`missed` as the engine reads it."""
-        return MissedPolicy.parse(self.missed) if "missed" in self.wishes else _FIRE
+        return MissedPolicy.parse(self.missed) if "missed" in self.spec else _FIRE
 
     @property
     def timeout(self) -> str | int | float | None:
         """Longest run as the caller wrote it; None means the processor's."""
-        value: str | int | float | None = self.wishes.get("timeout")
+        value: str | int | float | None = self.spec.get("timeout")
         return value
 
     @property
@@ -186,17 +186,17 @@ class Timer(NamedTuple):
     @property
     def tags(self) -> list[str]:
         """Short labels to find the timer by."""
-        return list(self.wishes.get("tags", ()))
+        return list(self.spec.get("tags", ()))
 
     @property
     def metadata(self) -> dict[str, str]:
         """String pairs the service keeps and does not read."""
-        return dict(self.wishes.get("metadata", ()))
+        return dict(self.spec.get("metadata", ()))
 
     @property
     def traceparent(self) -> str | None:
         """The W3C trace that the caller armed it in."""
-        value: str | None = self.wishes.get("traceparent")
+        value: str | None = self.spec.get("traceparent")
         return value
 
     @property
@@ -226,18 +226,18 @@ class Timer(NamedTuple):
 
     def to_json(self) -> dict[str, Json]:
         """The timer as the HTTP API shows it."""
-        wishes, retry, repeat = self.wishes, self.retry, self.repeat
-        traced = {"traceparent": wishes["traceparent"]} if "traceparent" in wishes else {}
+        spec, retry, repeat = self.spec, self.retry, self.repeat
+        traced = {"traceparent": spec["traceparent"]} if "traceparent" in spec else {}
         return {
             "prefix": self.prefix,
             "id": self.id,
             "status": self.status.value,
             "due_at": format_time(self.due_ms),
-            "payload": wishes.get("payload"),
+            "payload": spec.get("payload"),
             "repeat": None if repeat is None else repeat.to_json(),
             "retry": None if retry is None else retry.to_json(),
             "missed": self.missed,
-            "timeout": wishes.get("timeout"),
+            "timeout": spec.get("timeout"),
             "tags": self.tags,
             "metadata": self.metadata,
             "version": self.version,

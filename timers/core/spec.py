@@ -66,7 +66,7 @@ Tags = Annotated[tuple[StrictStr, ...], AfterValidator(_checked_tags), WithJsonS
 Metadata = Annotated[dict[StrictStr, StrictStr], AfterValidator(_checked_metadata), WithJsonSchema(shapes.METADATA)]
 
 
-class Wishes(StrictModel):
+class Spec(StrictModel):
     """The fields that a new timer and a change have in common."""
 
     delay: AnyDuration | None = None
@@ -82,7 +82,7 @@ class Wishes(StrictModel):
         if given.get("delay") is not None and given.get("due_at") is not None:
             yield FieldError("delay", shown(given["delay"]), "only one of delay and due_at")
 
-    def wishes(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         """What the record keeps: the JSON's names, only what was given and differs from the default."""
         kept: dict[str, Any] = {}
         if self.payload is not None:
@@ -98,7 +98,7 @@ class Wishes(StrictModel):
         return kept
 
 
-class NewTimer(Wishes):
+class NewTimer(Spec):
     """A timer to arm, as `POST /v1/timers` takes it."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
@@ -126,9 +126,9 @@ class NewTimer(Wishes):
         has_cron = self.repeat is not None and self.repeat.cron is not None
         return not has_own_due and not has_cron and self.retry is not None and self.retry.ladder_ms is not None
 
-    def wishes(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         """As in the base; `ladder_first` remembers that the first step was used up before the first try."""
-        kept = super().wishes()
+        kept = super().spec()
         if self.missed != "fire":
             kept["missed"] = self.missed
         if self.timeout is not None:
@@ -163,7 +163,7 @@ def _not_removed(value: object) -> object:
     return value
 
 
-class TimerChange(Wishes):
+class TimerChange(Spec):
     """A change to a scheduled timer, as `PATCH` takes it: only the fields that were given change. None takes away what
     a timer can be without."""
 
@@ -178,12 +178,12 @@ class TimerChange(Wishes):
         Metadata, BeforeValidator(lambda pairs: {} if pairs is None else pairs), WithJsonSchema(shapes.METADATA_OR_NONE)
     ] = Field(default_factory=dict)
 
-    def changed_wishes(self, current: Mapping[str, Any]) -> dict[str, Any]:
-        """The record's wishes with this change applied."""
+    def changed_spec(self, current: Mapping[str, Any]) -> dict[str, Any]:
+        """The record's spec with this change applied."""
         changed = dict(current)
         for name in self.model_fields_set & {"payload", "repeat", "retry", "tags", "metadata"}:
             changed.pop(name, None)
-        changed.update(self.wishes())
+        changed.update(self.spec())
         if "retry" in self.model_fields_set or self.moves_due:
             changed.pop("ladder_first", None)
         if "repeat" not in changed and changed.get("missed") in FOR_REPEATS:

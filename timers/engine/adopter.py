@@ -123,7 +123,7 @@ class Adopter:
         await self._bare.conclude(shard, unheard, deleted=False)
         doubtful = [timer for timer in gone if timer not in unheard]
         first_seen = [self._doubtful.setdefault(timer, seen_at) for timer in doubtful]
-        heard_until = self._canary.sang_at - ANNOUNCED_SECONDS
+        heard_until = self._canary.last_heard_at - ANNOUNCED_SECONDS
         deleted = [timer for timer, at in zip(doubtful, first_seen, strict=True) if at < heard_until]
         await self._bare.conclude(shard, deleted, deleted=True)
         for timer in (*unheard, *deleted):

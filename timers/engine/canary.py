@@ -35,7 +35,7 @@ class Canary:
         self._silent = asyncio.Event()
         self.hearing = Hearing.OK
         self._subscribed = False
-        self.sang_at = float("-inf")
+        self.last_heard_at = float("-inf")
         """Monotonic time before which the newest canary that was heard cannot have expired: whatever was announced
         before then has been heard too. Not the time of the touch, before which a pod may stand still."""
         self.listening_since_ms = float("inf")
@@ -55,7 +55,7 @@ class Canary:
     def heard_until_ms(self) -> int:
         """The server's time until which nothing that is yet to be heard was announced."""
         now_ms = self._store.clock.now_ms()
-        sang_ms = now_ms - (time.monotonic() - self.sang_at) * 1000
+        sang_ms = now_ms - (time.monotonic() - self.last_heard_at) * 1000
         return int(min(max(self.listening_since_ms, sang_ms), now_ms))
 
     def unsubscribed(self) -> None:
@@ -104,7 +104,7 @@ class Canary:
             self.hearing = Hearing.DEAF
             self._silent.set()
             return
-        self.sang_at = expires_at
+        self.last_heard_at = expires_at
         self._sang.set()
         self.hearing = Hearing.LATE if time.monotonic() - touched > LATE_SECONDS else Hearing.OK
 

@@ -34,4 +34,4 @@ class Janitor:
         """Batch after batch; other callers get their turn between two."""
         removed = BATCH
         while removed == BATCH:
-            removed = await self._pod.store.expel(shard, retention_ms=self._retention_ms, most=BATCH)
+            removed = await self._pod.store.prune(shard, retention_ms=self._retention_ms, most=BATCH)

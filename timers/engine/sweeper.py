@@ -13,7 +13,7 @@ from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
-from timers.store.store import Nudged
+from timers.store.store import Touched
 
 INTERVAL_MS: Final = 1000
 """Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""
@@ -93,38 +93,38 @@ class _ShardSweep:
         longest_ms = INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS
         self._look_ms = self._all.pod.store.clock.now_ms() + longest_ms
         try:
-            nudged = await self._all.pod.store.nudge(self._shard, self._next_orphan)
+            touched = await self._all.pod.store.touch(self._shard, self._next_orphan)
         except BaseException as error:
             self._everything = self._everything or everything
             if isinstance(error, Unavailable):
                 self._all.intake.hold_orphans()
             raise
-        self._looked_ms, self._next_orphan = nudged.now_ms, nudged.next_orphan
-        self._mark(nudged, everything=everything or not self._all.can_hear())
-        self._plan(nudged)
+        self._looked_ms, self._next_orphan = touched.now_ms, touched.next_orphan
+        self._mark(touched, everything=everything or not self._all.can_hear())
+        self._plan(touched)
 
-    def _mark(self, nudged: Nudged, *, everything: bool) -> None:
-        own = [prefix for prefix in nudged.due if self._all.pod.serves(self._shard, prefix)]
+    def _mark(self, touched: Touched, *, everything: bool) -> None:
+        own = [prefix for prefix in touched.due if self._all.pod.serves(self._shard, prefix)]
         for prefix in own:
-            if everything or nudged.due[prefix] < nudged.now_ms - GRACE_MS:
+            if everything or touched.due[prefix] < touched.now_ms - GRACE_MS:
                 self._all.intake.mark_all(self._shard, prefix, "sweep")
-        for prefix, timer_id in nudged.orphans:
+        for prefix, timer_id in touched.orphans:
             if self._all.pod.serves(self._shard, prefix):
                 self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
 
-        if nudged.bare_overdue and self._all.peers.rank(self._shard) == 0:
+        if touched.bare_overdue and self._all.peers.rank(self._shard) == 0:
             self._all.bare_overdue()
 
-    def _plan(self, nudged: Nudged) -> None:
+    def _plan(self, touched: Touched) -> None:
         """When to look again: at the next due, soon where something due may have lost its event, and at once where
         there are more orphans than one look takes."""
-        if nudged.due:
-            self._look_ms = min(self._look_ms, nudged.now_ms + GRACE_MS)
-        if nudged.next_ms is not None:
+        if touched.due:
+            self._look_ms = min(self._look_ms, touched.now_ms + GRACE_MS)
+        if touched.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
-            self._look_ms = min(self._look_ms, nudged.next_ms + 1 + stagger_ms)
-        if nudged.next_orphan:
-            self._look_ms = min(self._look_ms, nudged.now_ms)
+            self._look_ms = min(self._look_ms, touched.next_ms + 1 + stagger_ms)
+        if touched.next_orphan:
+            self._look_ms = min(self._look_ms, touched.now_ms)
 
 
 class Sweeper:

@@ -13,17 +13,17 @@ from timers.engine.heartbeat import Heartbeat
 from timers.engine.intake import Intake
 from timers.engine.janitor import Janitor
 from timers.engine.listener import Listener
+from timers.engine.loop_watchdog import LoopWatchdog
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.presence import Presence
-from timers.engine.pulse import Pulse
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.engine.supervisor import Supervisor
 from timers.engine.sweeper import Sweeper
-from timers.engine.undertaker import PATIENCE_MS, Undertaker
+from timers.engine.unserved import PATIENCE_MS, Unserved
 from timers.logs import get_logger
 from timers.processor import Registry, Timers
 from timers.store.bare import BareKeys
@@ -91,7 +91,7 @@ class Worker:
         pod, runs = self._pod, Runs()
         self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
         self.runner = Runner(pod, self._settler, runs, timers, concurrency=self._options.concurrency)
-        self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, Pulse(runs)])
+        self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs)])
         self._presence = Presence(self.peers)
 
     def _build_taking(self) -> None:
@@ -104,9 +104,9 @@ class Worker:
         self._listener = Listener(pod, intake, self._sweeper, peers=peers, canary=canary, announcer=announcer)
         self._claimer = Claimer(pod, intake, self.runner)
         janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
-        undertaker = Undertaker(pod, peers, patience_ms=self._options.unhandled_after_ms)
+        unserved = Unserved(pod, peers, patience_ms=self._options.unhandled_after_ms)
         self._taking = Supervisor(
-            [self._listener, self._sweeper, self._claimer, canary, announcer, adopter, janitor, undertaker]
+            [self._listener, self._sweeper, self._claimer, canary, announcer, adopter, janitor, unserved]
         )
 
     async def start(self) -> None:

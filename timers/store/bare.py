@@ -53,8 +53,8 @@ def payload_of(value: bytes) -> Any:
     return payload
 
 
-def wishes_of(value: bytes) -> Mapping[str, Any]:
-    """The wishes of a timer that is adopted from a key with this value."""
+def spec_of(value: bytes) -> Mapping[str, Any]:
+    """The spec of a timer that is adopted from a key with this value."""
     payload = payload_of(value)
     return {} if payload is None else {"payload": payload}
 
@@ -94,7 +94,7 @@ class BareKeys:
         """Copy into records. Codes in order: adopted, moved, same, gone, running."""
         arguments: list[Argument] = []
         for (prefix, timer_id), value in values.items():
-            arguments += (prefix, timer_id, value, codec.encode_wishes(wishes_of(value)))
+            arguments += (prefix, timer_id, value, codec.encode_spec(spec_of(value)))
         return [code.decode() for code in await self._store.run("adopt", shard, arguments)]
 
     async def announce(self, shard: int, heard: Mapping[Identity, Heard]) -> list[str]:

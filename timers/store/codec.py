@@ -1,6 +1,6 @@
 """Owns the record's form in Redis: text that a script can take apart without decoding JSON, and the Timer behind it.
 
-A record is lines: a head of ten fields, the wishes (JSON), the progress (JSON or nothing), the history, oldest first.
+A record is lines: a head of ten fields, the spec (JSON), the progress (JSON or nothing), the history, oldest first.
 PROTOCOL.md gives the fields.
 """
 
@@ -41,9 +41,9 @@ class CorruptRecord(ValueError):
         self.timer = timer
 
 
-def encode_wishes(wishes: Mapping[str, Any]) -> str:
+def encode_spec(spec: Mapping[str, Any]) -> str:
     """One line of compact JSON."""
-    return _ENCODE(wishes)
+    return _ENCODE(spec)
 
 
 def encode_progress(progress: Progress) -> str:
@@ -76,7 +76,7 @@ def clean_note(note: str) -> str:
 
 
 def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -> Timer:
-    """The timer of a record. Raises CorruptRecord, also for wishes that are no longer valid (a time zone can be
+    """The timer of a record. Raises CorruptRecord, also for spec that are no longer valid (a time zone can be
     abolished): what the policy must read after a run has to be known as unreadable before it."""
     try:
         return _decoded(prefix, timer_id, raw, lease)
@@ -94,7 +94,7 @@ def readable(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None)
 
 
 def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Timer:
-    head, wishes, rest = raw.decode().split("\n", 2)
+    head, spec, rest = raw.decode().split("\n", 2)
     progress, *lines = rest.split("\n")
     form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
     if form != "1":
@@ -112,7 +112,7 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
         occurrence=int(occurrence),
         created_ms=created_ms,
         updated_ms=int(lines[-1].partition(" ")[0]) if lines else created_ms,
-        wishes=_wishes(wishes),
+        spec=_spec(spec),
         progress=_progress(progress) if progress else NO_PROGRESS,
         lease=lease,
         history=StoredHistory(created_ms, int(entries), lines),
@@ -120,7 +120,7 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
 
 
 def newborn(
-    prefix: str, timer_id: str, *, due_ms: int, now_ms: int, wishes: Mapping[str, Any], progress: Progress
+    prefix: str, timer_id: str, *, due_ms: int, now_ms: int, spec: Mapping[str, Any], progress: Progress
 ) -> Timer:
     """The timer of the record that `arm` makes of a free identity: what `decode` would read from it."""
     return Timer(
@@ -135,7 +135,7 @@ def newborn(
         occurrence=1,
         created_ms=now_ms,
         updated_ms=now_ms,
-        wishes=wishes,
+        spec=spec,
         progress=progress,
         history=StoredHistory(now_ms, 0, []),
     )
@@ -209,33 +209,33 @@ def _entry(line: str) -> HistoryEntry:
     )
 
 
-def _wishes(text: str) -> dict[str, Any]:
+def _spec(text: str) -> dict[str, Any]:
     """As `json.loads`, without its search for space around the value, which takes longer than the value itself."""
-    wishes, end = _DECODER.raw_decode(text)
-    if end != len(text) or not isinstance(wishes, dict):
-        raise ValueError("the wishes are not one object")
-    if not _CHECKED.isdisjoint(wishes):
-        _check({name: wishes[name] for name in _CHECKED if name in wishes})
-    return wishes
+    spec, end = _DECODER.raw_decode(text)
+    if end != len(text) or not isinstance(spec, dict):
+        raise ValueError("the spec are not one object")
+    if not _CHECKED.isdisjoint(spec):
+        _check({name: spec[name] for name in _CHECKED if name in spec})
+    return spec
 
 
-def _check(wishes: Mapping[str, Any]) -> None:
-    if not isinstance(wishes.get("tags", []), list):
+def _check(spec: Mapping[str, Any]) -> None:
+    if not isinstance(spec.get("tags", []), list):
         raise TypeError("the tags are not a list")
-    _check_policy(json.dumps({name: wishes[name] for name in sorted(wishes) if name != "tags"}))
+    _check_policy(json.dumps({name: spec[name] for name in sorted(spec) if name != "tags"}))
 
 
 @lru_cache(maxsize=4096)
 def _check_policy(text: str) -> None:
-    """Raises ValueError unless the policy can read these wishes. Cached: thousands of timers share a few policies."""
-    wishes = json.loads(text)
-    if "retry" in wishes:
-        RetryPolicy.model_validate(wishes["retry"])
-    if "repeat" in wishes:
-        Repeat.model_validate(wishes["repeat"])
-    if "timeout" in wishes:
-        parse_ms(wishes["timeout"], "timeout")
-    MissedPolicy.parse(wishes.get("missed", "fire"))
+    """Raises ValueError unless the policy can read these spec. Cached: thousands of timers share a few policies."""
+    spec = json.loads(text)
+    if "retry" in spec:
+        RetryPolicy.model_validate(spec["retry"])
+    if "repeat" in spec:
+        Repeat.model_validate(spec["repeat"])
+    if "timeout" in spec:
+        parse_ms(spec["timeout"], "timeout")
+    MissedPolicy.parse(spec.get("missed", "fire"))
 
 
 def _progress(text: str) -> Progress:

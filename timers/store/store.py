@@ -17,7 +17,7 @@ from timers.store import codec, keys, scripts
 from timers.store.connect import Connections
 from timers.store.line import Line
 
-NUDGE_LIMIT: Final = 500
+TOUCH_LIMIT: Final = 500
 """Trigger keys touched a queue and call: a script that published many more could get a fast subscriber cut off."""
 
 ARM_LIMIT: Final = 250
@@ -35,7 +35,7 @@ class Arming(NamedTuple):
     prefix: str
     id: str
     due: str
-    wishes: Mapping[str, Any]
+    spec: Mapping[str, Any]
     progress: Progress = NO_PROGRESS
     if_exists: str = "error"
     note: str = "replaced"
@@ -69,7 +69,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Nudged:
+class Touched:
     """When to look again (None: nothing planned), the queues with timers due and the earliest due of each, the runs
     whose lease has expired, whether bare keys of adopted timers went without an event, and the rank at which to go on
     among the runs (0: all have been looked at). Nothing of a paused queue."""
@@ -187,7 +187,7 @@ class Store:
         timer_id: str,
         *,
         due: str = "",
-        wishes: Mapping[str, Any] | None = None,
+        spec: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         edit_lock_ms: int = 0,
         version: int | None = None,
@@ -200,13 +200,13 @@ class Store:
             timer_id,
             _expected(version),
             due,
-            "" if wishes is None else codec.encode_wishes(wishes),
+            "" if spec is None else codec.encode_spec(spec),
             "-" if progress is None else codec.encode_progress(progress),
             codec.clean_note(note),
         ]
         return await self._one("reschedule", prefix, timer_id, arguments)
 
-    async def revive(
+    async def rearm(
         self,
         prefix: str,
         timer_id: str,
@@ -220,7 +220,7 @@ class Store:
         missing, version, running, scheduled, completed."""
         also = "completed" if completed else ""
         arguments = [prefix, timer_id, due, _expected(version), also, codec.clean_note(note)]
-        return await self._one("revive", prefix, timer_id, arguments)
+        return await self._one("rearm", prefix, timer_id, arguments)
 
     async def claim(
         self,
@@ -277,19 +277,19 @@ class Store:
         arguments += [_settlement(settlement) for settlement in settlements]
         return [code.decode() for code in await self.run("settle", shard, arguments)]
 
-    async def nudge(self, shard: int, next_orphan: int = 0) -> Nudged:
+    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
         """Touch what is due so that its events come now, and learn when to look again; of the runs whose lease has
         expired look at the first, or go on where the look before has ended."""
-        arguments: list[scripts.Argument] = [NUDGE_LIMIT, next_orphan]
-        next_look, queues, orphans, bare_overdue, next_orphan = await self.run("nudge", shard, arguments)
+        arguments: list[scripts.Argument] = [TOUCH_LIMIT, next_orphan]
+        next_look, queues, orphans, bare_overdue, next_orphan = await self.run("touch", shard, arguments)
         due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         members = [_identity(member.decode()) for member in orphans]
         next_ms = int(next_look) if next_look else None
-        return Nudged(round(self.clock.now_ms()), next_ms, due, members, bare_overdue > 0, int(next_orphan))
+        return Touched(round(self.clock.now_ms()), next_ms, due, members, bare_overdue > 0, int(next_orphan))
 
-    async def expel(self, shard: int, *, retention_ms: int, most: int) -> int:
+    async def prune(self, shard: int, *, retention_ms: int, most: int) -> int:
         """Remove finished records older than the retention; answers how many."""
-        (removed,) = await self.run("expel", shard, [retention_ms, most])
+        (removed,) = await self.run("prune", shard, [retention_ms, most])
         return int(removed)
 
     async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
@@ -352,7 +352,7 @@ def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Answer
     if code != b"created":
         return _answer(arming.prefix, arming.id, code, told)
     timer = codec.newborn(
-        arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, wishes=arming.wishes, progress=arming.progress
+        arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, spec=arming.spec, progress=arming.progress
     )
     return Answer("created", timer)
 
@@ -385,16 +385,16 @@ def _read(identity: Identity, now_ms: float, raw: bytes | None, held: bytes, lef
 def _arming(a: Arming) -> str:
     """Seven lines; JSON has no raw line break, and a note is cleaned of them. One argument a timer: redis-py spends
     more on each argument than on its length."""
-    wishes, progress = codec.encode_wishes(a.wishes), codec.encode_progress(a.progress)
-    return "\n".join((a.prefix, a.id, a.if_exists, a.due, wishes, progress, codec.clean_note(a.note)))
+    spec, progress = codec.encode_spec(a.spec), codec.encode_progress(a.progress)
+    return "\n".join((a.prefix, a.id, a.if_exists, a.due, spec, progress, codec.clean_note(a.note)))
 
 
 def _settlement(settlement: Settlement) -> str:
     """Eleven lines, as above."""
     timer, after = settlement.timer, settlement.transition
-    wishes = "" if after.wishes is None else codec.encode_wishes(after.wishes)
+    spec = "" if after.spec is None else codec.encode_spec(after.spec)
     progress, note = codec.encode_progress(after.progress), codec.clean_note(after.note)
     return (
         f"{timer.prefix}\n{timer.id}\n{timer.token}\n{codec.LETTERS[after.status]}\n{after.due_ms}\n{after.attempt}\n"
-        f"{after.failures}\n{after.occurrence}\n{wishes}\n{progress}\n{note}"
+        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{note}"
     )

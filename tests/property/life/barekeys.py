@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, SHARDS, VALUES, World, identities, verb
 from timers.core.durations import HOUR_MS
-from timers.store.bare import Gone, Heard, wishes_of
+from timers.store.bare import Gone, Heard, spec_of
 from timers.store.store import Identity
 
 LAST_MOMENT_MS: Final = 8
@@ -73,7 +73,7 @@ class BareVerbs(World):
 
     def _adopted(self, identity: Identity, value: bytes, code: str) -> None:
         """The server counts from what is left of the key's life, which may cost a millisecond or two."""
-        assert code == self.oracle.adopt(identity, value, wishes_of(value))
+        assert code == self.oracle.adopt(identity, value, spec_of(value))
         self.happened(f"adopt: {code}")
         if code in ("adopted", "moved"):
             (timer,) = self.do(self.store.get([identity]))

@@ -12,9 +12,9 @@ from tests.property.life.world import (
     edit_locks,
     identities,
     offsets,
+    spec,
     verb,
     versions,
-    wishes,
 )
 from timers.client.planning import plan
 from timers.core.model import Progress, Status
@@ -28,7 +28,7 @@ class CallerVerbs(World):
     @verb(
         identity=identities,
         offset=st.one_of(st.none(), offsets),
-        wanted=wishes,
+        wanted=spec,
         if_exists=st.sampled_from(["error", "replace", "keep"]),
         edit_lock_ms=edit_locks,
     )
@@ -88,7 +88,7 @@ class CallerVerbs(World):
             self.store.reschedule(
                 *identity,
                 due="" if due_ms is None else f"@{due_ms}",
-                wishes=given or None,
+                spec=given or None,
                 progress=progress,
                 edit_lock_ms=edit_lock_ms,
                 version=version,
@@ -100,7 +100,7 @@ class CallerVerbs(World):
             edit_lock_ms,
             version,
             due_ms=due_ms,
-            wishes=given or None,
+            spec=given or None,
             progress=progress,
             note="changed",
         )
@@ -117,17 +117,17 @@ class CallerVerbs(World):
     @verb(chosen=st.tuples(st.sampled_from(list(Status)), st.integers(0, 3)))
     def retry(self, *, chosen: Choice) -> None:
         identity = self.the(chosen)
-        answer = self.do(self.store.revive(*identity, note="retried by hand"))
-        assert answer.code == self.oracle.revive(identity, self._due_now(answer, "changed"), "retried by hand")
+        answer = self.do(self.store.rearm(*identity, note="retried by hand"))
+        assert answer.code == self.oracle.rearm(identity, self._due_now(answer, "changed"), "retried by hand")
         self.happened(f"retry: {answer.code}")
 
     @verb(chosen=st.tuples(st.sampled_from(list(Status)), st.integers(0, 3)), offset=offsets, wanted=versions)
     def replay(self, *, chosen: Choice, offset: int, wanted: str | None) -> None:
         identity, due_ms = self.the(chosen), self.at(offset)
         version = self.version(identity, wanted)
-        revival = self.store.revive(*identity, due=f"@{due_ms}", version=version, completed=True, note="replayed")
+        revival = self.store.rearm(*identity, due=f"@{due_ms}", version=version, completed=True, note="replayed")
         answer = self.do(revival)
-        assert answer.code == self.oracle.revive(identity, due_ms, "replayed", version, completed=True)
+        assert answer.code == self.oracle.rearm(identity, due_ms, "replayed", version, completed=True)
         self.happened(f"replay: {answer.code}")
 
     def _due_now(self, answer: Answer, code: str) -> int:

@@ -12,7 +12,7 @@ from redis.asyncio.client import Pipeline
 from tests.property.oracle import Life, Line, Oracle
 from timers.core.model import Progress, Status, Timer
 from timers.store import keys
-from timers.store.codec import LETTERS, decode, encode_wishes
+from timers.store.codec import LETTERS, decode, encode_spec
 from timers.store.store import Identity, Store
 
 FAR_MS: Final = 60_000
@@ -23,7 +23,7 @@ _TRIGGER: Final = re.compile(r"[^:]*:\{\d+\}:.*")
 
 
 class Record(NamedTuple):
-    """What a record says, with the wishes as JSON."""
+    """What a record says, with the spec as JSON."""
 
     status: Status
     due_ms: int
@@ -32,7 +32,7 @@ class Record(NamedTuple):
     attempt: int
     failures: int
     occurrence: int
-    wishes: str
+    spec: str
     progress: Progress
     history: list[Line]
 
@@ -50,7 +50,7 @@ class Record(NamedTuple):
             timer.attempt,
             timer.failures,
             timer.occurrence,
-            encode_wishes(timer.wishes),
+            encode_spec(timer.spec),
             timer.progress,
             history,
         )

@@ -1,4 +1,4 @@
-"""What pods do, as steps of the machine: claim, end runs in time or late, rescue, extend, abandon, expel, list."""
+"""What pods do, as steps of the machine: claim, end runs in time or late, rescue, extend, abandon, prune, list."""
 
 from collections import Counter
 from random import Random
@@ -183,29 +183,29 @@ class PodVerbs(World):
             self.seen["abandon: runs"] += len(lost)
 
     @verb(most=st.integers(0, 2))
-    def expel(self, *, most: int) -> None:
+    def prune(self, *, most: int) -> None:
         """Everything finished is past a retention that ends now."""
         before = {i for i, life in self.oracle.lives.items() if life.status.finished}
-        removed = sum(self.do(self.store.expel(shard, retention_ms=-1, most=most)) for shard in range(SHARDS))
+        removed = sum(self.do(self.store.prune(shard, retention_ms=-1, most=most)) for shard in range(SHARDS))
         left = {i for i, t in zip(before, self.do(self.store.get(list(before))), strict=True) if t is not None}
         of_shards = Counter(self.store.shard_of(*i) for i in before)
         assert removed == len(before) - len(left) == sum(min(most, n) for n in of_shards.values())
         for identity in before - left:
             del self.oracle.lives[identity]
-        self.seen["expel"] += removed
+        self.seen["prune"] += removed
 
     @verb()
-    def nudge(self) -> None:
+    def touch(self) -> None:
         due: dict[str, int] = {}
         orphans: set[Identity] = set()
         for shard in range(SHARDS):
-            nudged = self.do(self.store.nudge(shard))
-            orphans.update(nudged.orphans)
-            due.update(nudged.due)
+            touched = self.do(self.store.touch(shard))
+            orphans.update(touched.orphans)
+            due.update(touched.due)
         waiting = {i[0] for i in IDENTITIES if self.oracle.due(i[0], self.do(self.store.now_ms()))}
         assert set(due) == waiting - self.oracle.paused
         assert orphans == {i for i in self.oracle.orphans() if self.oracle.may_rescue(i)}
-        self.seen["nudge: orphans"] += bool(orphans)
+        self.seen["touch: orphans"] += bool(orphans)
 
     @verb(prefix=st.one_of(st.none(), prefixes), status=st.one_of(st.none(), st.sampled_from(Status)))
     def page(self, *, prefix: str | None, status: Status | None) -> None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Choice = tuple[Status | None, int]
 
 SHARDS: Final = 2
-PATIENCE_SECONDS: Final = 4.0
+REQUEST_SECONDS: Final = 4.0
 """A run that takes longer stands still: then the lock of a bare key expires, and what is due becomes a backlog."""
 
 IDENTITIES: Final = [(prefix, timer_id) for prefix in ("mail", "push") for timer_id in ("1", "2", "3", "4", "5")]
@@ -37,7 +37,7 @@ pods = st.sampled_from(["a", "b", "c"])
 offsets = st.sampled_from([-4000, -3000, -3000, -2000, HOUR_MS, 2 * HOUR_MS])
 versions = st.sampled_from([None, None, "right", "wrong"])
 edit_locks = st.sampled_from([0, MINUTE_MS, DAY_MS])
-wishes = st.sampled_from(
+spec = st.sampled_from(
     [
         {},
         {"payload": {"n": 1}},
@@ -104,7 +104,7 @@ class World(RuleBasedStateMachine):
 
     @property
     def stands_still(self) -> bool:
-        return time.monotonic() - self._began > PATIENCE_SECONDS
+        return time.monotonic() - self._began > REQUEST_SECONDS
 
     def happened(self, what: str) -> None:
         self.seen[what] += 1

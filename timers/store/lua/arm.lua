@@ -4,7 +4,7 @@
 -- ARGV[3]  quota: most timers that may be scheduled, number of shards, then prefixes (or beginnings of prefixes and `*`) that
 --          count; '' for none
 -- ARGV[4…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
---          `+<ms from now>`), wishes, progress, a note for the history when it replaces
+--          `+<ms from now>`), spec, progress, a note for the history when it replaces
 -- Answer   {now, code, record, code, record, …}; the record is the one that is now there, but of `created` its due time, for
 --          all else is known. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last five
 --          changed nothing; `full` may have no record)
@@ -38,7 +38,7 @@ end
 
 local room = room_left(ARGV[3])
 
-local function arm(prefix, id, if_exists, due, wishes, progress, said)
+local function arm(prefix, id, if_exists, due, spec, progress, said)
   local member = member_of(prefix, id)
   local r, raw = read_or_clear(prefix, id)
   if r and if_exists == 'keep' then return 'kept', raw end
@@ -51,15 +51,15 @@ local function arm(prefix, id, if_exists, due, wishes, progress, said)
   end
   if r then leave(prefix, id, r.status) end
   schedule(prefix, id, due)
-  raw = write(member, new_life(prefix, r, due, wishes, progress, said))
+  raw = write(member, new_life(prefix, r, due, spec, progress, said))
   if r then return 'replaced', raw end
   return 'created', due
 end
 
 local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'
 for i = 4, #ARGV do
-  local prefix, id, if_exists, due, wishes, progress, said = string.match(ARGV[i], LINES)
-  local code, raw = arm(prefix, id, if_exists, due_of(due), wishes, progress, said)
+  local prefix, id, if_exists, due, spec, progress, said = string.match(ARGV[i], LINES)
+  local code, raw = arm(prefix, id, if_exists, due_of(due), spec, progress, said)
   answer[#answer + 1] = code
   answer[#answer + 1] = raw
 end

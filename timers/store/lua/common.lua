@@ -31,7 +31,7 @@ local function finished_key(status, prefix) return root .. 'finished:' .. status
 local function record_key(member) return root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
 
 -- The record: `<format> <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <entries>`, then
--- after newlines the wishes (JSON), the progress (JSON or nothing) and the history, oldest first. JSON is never decoded here.
+-- after newlines the spec (JSON), the progress (JSON or nothing) and the history, oldest first. JSON is never decoded here.
 local function parse(raw)
   if not raw then return nil, 'no record' end
   local r = {}
@@ -75,10 +75,10 @@ local function write(member, r)
   return raw
 end
 
--- Replace the wishes and/or the progress; nil keeps what is there.
-local function set_body(r, wishes, progress)
-  local old_wishes, old_progress, history = string.match(r.rest, '^([^\n]*)\n([^\n]*)(.*)$')
-  r.rest = (wishes or old_wishes) .. '\n' .. (progress or old_progress) .. history
+-- Replace the spec and/or the progress; nil keeps what is there.
+local function set_body(r, spec, progress)
+  local old_spec, old_progress, history = string.match(r.rest, '^([^\n]*)\n([^\n]*)(.*)$')
+  r.rest = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
 end
 
 -- One more entry; every change of a record goes through here, so the version grows with each.
@@ -116,16 +116,16 @@ end
 
 -- A record that is armed anew: scheduled, with the identity's token, because tokens only grow, and the next occurrence
 -- where the last has started, or its idempotency key would stand for two different runs.
-local function new_life(prefix, r, due, wishes, progress, said)
+local function new_life(prefix, r, due, spec, progress, said)
   if not r then
     count('s', prefix, 1)
     return {status = 's', version = '1', token = '0', attempt = '0', failures = '0', occurrence = '1', due = due,
-            created = text(now), entries = '0', rest = wishes .. '\n' .. progress}
+            created = text(now), entries = '0', rest = spec .. '\n' .. progress}
   end
   if r.attempt ~= '0' then r.occurrence = text(r.occurrence + 1) end
   recount(r.status, 's', prefix)
   r.status, r.attempt, r.failures, r.due = 's', '0', '0', due
-  set_body(r, wishes, progress)
+  set_body(r, spec, progress)
   note(r, '-', '-', said)
   return r
 end

@@ -1,10 +1,10 @@
--- Change a scheduled timer: its due time, its wishes, or both.
+-- Change a scheduled timer: its due time, its spec, or both.
 --
 -- ARGV[2]  edit lock, ms; `fire` (make it due now) is allowed inside it
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  due (`@<epoch ms>`, `+<ms from now>`), or '' to keep it
--- ARGV[7]  wishes, or '' to keep them
+-- ARGV[7]  spec, or '' to keep them
 -- ARGV[8]  progress, or '-' to keep it
 -- ARGV[9]  note for the history
 -- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`

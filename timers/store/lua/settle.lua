@@ -2,7 +2,7 @@
 --
 -- ARGV[2]  pod
 -- ARGV[3]  retention, ms; 0 removes a finished record at once
--- ARGV[4…] one for each run, eleven lines: prefix, id, token, status after, due, attempt, failures, occurrence, wishes (or
+-- ARGV[4…] one for each run, eleven lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
 --          nothing to keep them), progress, note
 -- Answer   {now, code, …}: `settled`; `already` (this token's result is in: an earlier answer was lost); `fenced` (another
 --          pod has a newer token); `missing`
@@ -34,7 +34,7 @@ end
 
 local function apply(e)
   local r = e.record
-  set_body(r, e.wishes ~= '' and e.wishes or nil, e.progress)
+  set_body(r, e.spec ~= '' and e.spec or nil, e.progress)
   r.status = e.status
   -- Where the claim started nothing its attempt is taken back. The next occurrence counts anew, but the entry is of this one.
   if e.occurrence == r.occurrence then r.attempt = e.attempt end
@@ -48,7 +48,7 @@ end
 
 for i = 4, #ARGV do
   local e = {}
-  e.prefix, e.id, e.token, e.status, e.due, e.attempt, e.failures, e.occurrence, e.wishes, e.progress, e.said =
+  e.prefix, e.id, e.token, e.status, e.due, e.attempt, e.failures, e.occurrence, e.spec, e.progress, e.said =
     string.match(ARGV[i], LINES)
   local code = verdict(e)
   if code == 'settled' then

@@ -27,7 +27,7 @@ FAREWELL_SECONDS: Final = 1.0
 """How long one that is turned away has to read why: closing at once would reset the connection before it has."""
 
 
-class Door:
+class ConnectionLimit:
     """Counts who is inside."""
 
     def __init__(self, limit: int) -> None:
@@ -35,7 +35,7 @@ class Door:
         self.inside = 0
 
     @classmethod
-    def as_wide_as_possible(cls) -> "Door":
+    def as_wide_as_possible(cls) -> "ConnectionLimit":
         """For as many as the limit, and the file descriptors that the system grants, allow."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = CONNECTION_LIMIT + OTHER_FILES
@@ -69,23 +69,23 @@ def _full() -> bytes:
 class BoundedConnection(web.RequestHandler):
     """One client's connection, counted at the door, closed when the client takes too long."""
 
-    def __init__(self, manager: web.Server, *, door: Door, **options: Any) -> None:
+    def __init__(self, manager: web.Server, *, limit: ConnectionLimit, **options: Any) -> None:
         super().__init__(manager, keepalive_timeout=IDLE_SECONDS, **options)
-        self._door = door
+        self._limit = limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio. One too many never becomes a connection of the server."""
-        if self._door.inside >= self._door.limit:
+        if self._limit.inside >= self._limit.limit:
             away = TurnedAway()
             transport.set_protocol(away)
             away.connection_made(transport)
             return
-        self._door.inside += 1
+        self._limit.inside += 1
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
-        self._door.inside -= 1
+        self._limit.inside -= 1
         super().connection_lost(exc)
 
     async def finish_response(

@@ -33,7 +33,7 @@ _WITHOUT_REDIS: Final = frozenset({"getMetrics"})
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
 
 
-class Guard:
+class Auth:
     """Lets requests through to the calls of the table. Without keys and secrets it lets everybody do everything."""
 
     def __init__(

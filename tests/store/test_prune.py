@@ -1,4 +1,4 @@
-"""expel: finished records go when their retention is over, in bounded batches; nothing else does."""
+"""prune: finished records go when their retention is over, in bounded batches; nothing else does."""
 
 import pytest
 import time_machine
@@ -17,9 +17,9 @@ async def test_a_record_stays_for_its_retention_and_then_goes(
 ) -> None:
     await in_status(frozen, status)
     clock.shift(DAY_MS / 1000)
-    assert await frozen.expel(0, retention_ms=DAY_MS, most=10) == 0
+    assert await frozen.prune(0, retention_ms=DAY_MS, most=10) == 0
     clock.shift(0.001)
-    assert await frozen.expel(0, retention_ms=DAY_MS, most=10) == 1
+    assert await frozen.prune(0, retention_ms=DAY_MS, most=10) == 1
     assert await frozen.get([(PREFIX, "a")]) == [None]
     state = await state_of(frozen)
     assert (state.finished, set(state.counts.values())) == ({}, {0})
@@ -29,43 +29,43 @@ async def test_what_is_not_finished_stays_for_ever(frozen: Store, clock: time_ma
     await running(frozen, "runs")
     await armed(frozen, "waits", due="+1")
     clock.shift(1000 * DAY_MS)
-    assert await frozen.expel(0, retention_ms=0, most=10) == 0
+    assert await frozen.prune(0, retention_ms=0, most=10) == 0
 
 
 async def test_retention_counts_from_the_newest_end(frozen: Store, clock: time_machine.Traveller) -> None:
     await finished(frozen, status=Status.FAILED)
     clock.shift(3600)
-    await frozen.revive(PREFIX, "a", note="retried by hand")
+    await frozen.rearm(PREFIX, "a", note="retried by hand")
     clock.shift(3600)
     await frozen.cancel(PREFIX, "a")
-    assert await frozen.expel(0, retention_ms=1000, most=10) == 0
+    assert await frozen.prune(0, retention_ms=1000, most=10) == 0
     clock.shift(1.001)
-    assert await frozen.expel(0, retention_ms=1000, most=10) == 1
+    assert await frozen.prune(0, retention_ms=1000, most=10) == 1
 
 
 async def test_a_batch_is_bounded_and_takes_the_oldest_of_a_queue(frozen: Store, clock: time_machine.Traveller) -> None:
     for number in range(5):
         await cancelled(frozen, str(number))
         clock.shift(1)
-    assert await frozen.expel(0, retention_ms=0, most=2) == 2
+    assert await frozen.prune(0, retention_ms=0, most=2) == 2
     assert [(await frozen.get([(PREFIX, str(number))]))[0] is None for number in range(5)] == [
         True, True, False, False, False,
     ]  # fmt: skip
-    assert await frozen.expel(0, retention_ms=0, most=2) == 2
-    assert await frozen.expel(0, retention_ms=0, most=2) == 1
-    assert await frozen.expel(0, retention_ms=0, most=2) == 0
+    assert await frozen.prune(0, retention_ms=0, most=2) == 2
+    assert await frozen.prune(0, retention_ms=0, most=2) == 1
+    assert await frozen.prune(0, retention_ms=0, most=2) == 0
 
 
 async def test_all_queues_and_statuses_share_a_batch(store: Store) -> None:
     for prefix in ("x", "y"):
         for timer_id, status in (("1", Status.COMPLETED), ("2", Status.FAILED)):
             await finished(store, timer_id, status, prefix=prefix)
-    assert await store.expel(0, retention_ms=-1, most=3) == 3
-    assert await store.expel(0, retention_ms=-1, most=3) == 1
+    assert await store.prune(0, retention_ms=-1, most=3) == 3
+    assert await store.prune(0, retention_ms=-1, most=3) == 1
 
 
 async def test_a_timer_that_was_armed_again_is_not_removed(store: Store) -> None:
     await finished(store)
     await armed(store, if_exists="replace", due="+3600000")
-    assert await store.expel(0, retention_ms=-1, most=10) == 0
+    assert await store.prune(0, retention_ms=-1, most=10) == 0
     assert (await read(store)).status is Status.SCHEDULED

@@ -19,13 +19,13 @@ BEAT_SECONDS: Final = 0.1
 BLOCKED_SECONDS: Final = 0.5
 FRAMES_SHOWN: Final = 6
 
-_log = get_logger("timers.pulse")
+_log = get_logger("timers.loop_watchdog")
 
 
-class Pulse:
+class LoopWatchdog:
     """Beats on the loop, watched from a thread."""
 
-    name = "pulse"
+    name = "loop_watchdog"
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -44,7 +44,7 @@ class Pulse:
         self._beat_at = time.monotonic()
         self._stopped = threading.Event()
         watcher = threading.Thread(
-            target=self._watch, args=(loop, thread_id, self._stopped), name="timers.pulse", daemon=True
+            target=self._watch, args=(loop, thread_id, self._stopped), name="timers.loop_watchdog", daemon=True
         )
         watcher.start()
         try:

@@ -12,14 +12,14 @@ from timers.api.operations import operation_of
 from timers.api.tracing import Handler
 from timers.errors import Unavailable
 
-PATIENCE_SECONDS: Final = 10.0
+REQUEST_SECONDS: Final = 10.0
 """From the last byte of the request to the answer: Redis may take half of it for one command."""
 
 _UNBOUNDED: Final = frozenset({"streamEvents", "actOnTimers"})
 """A stream has no end, and an action works through as many timers as there are."""
 
 
-class Patience:
+class Deadlines:
     """The deadlines of an application's requests, with one timer of the loop for all: it is set to the first of them,
     which has mostly ended by then. An `asyncio.timeout` for each would be a twentieth of what a create costs."""
 
@@ -40,14 +40,14 @@ class Patience:
                 return await handler(request)
         except TimeoutError:
             raise Unavailable(
-                f"Redis did not answer within {PATIENCE_SECONDS:g} seconds, so nobody knows whether this was done; a "
+                f"Redis did not answer within {REQUEST_SECONDS:g} seconds, so nobody knows whether this was done; a "
                 "PUT, and a create with an id and if_exists 'keep', can be repeated safely"
             ) from None
 
     def begin(self, deadline: "Deadline") -> None:
         """Let the deadline run, anew."""
         loop = deadline.task.get_loop()
-        deadline.at = loop.time() + PATIENCE_SECONDS
+        deadline.at = loop.time() + REQUEST_SECONDS
         self._running.add(deadline)
         if self._next_look is None or self._next_look.when() > deadline.at:
             self._look_at(deadline.at)
@@ -77,7 +77,7 @@ class Deadline:
 
     __slots__ = ("_cancelled_before", "_expired", "_patience", "at", "task")
 
-    def __init__(self, patience: Patience, task: asyncio.Task[Any]) -> None:
+    def __init__(self, patience: Deadlines, task: asyncio.Task[Any]) -> None:
         self._patience, self.task = patience, task
         self._cancelled_before = task.cancelling()
         self._expired = False

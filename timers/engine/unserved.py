@@ -8,7 +8,7 @@ from typing import Final
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
-from timers.store.store import Nudged
+from timers.store.store import Touched
 
 EVERY_SECONDS: Final = 5.0
 PATIENCE_MS: Final = 60_000
@@ -17,13 +17,13 @@ takes less."""
 
 BATCH: Final = 500
 
-_log = get_logger("timers.undertaker")
+_log = get_logger("timers.unserved")
 
 
-class Undertaker:
+class Unserved:
     """Watches the queues of the shards of which this pod has rank 0."""
 
-    name = "undertaker"
+    name = "unserved"
 
     def __init__(self, pod: Pod, peers: Peers, *, patience_ms: int = PATIENCE_MS) -> None:
         self._pod, self._peers, self._patience_ms = pod, peers, patience_ms
@@ -39,25 +39,25 @@ class Undertaker:
 
     async def _look(self, shard: int) -> None:
         """A queue that is served again, or has nothing overdue or orphaned, starts its patience anew."""
-        nudged = await self._pod.store.nudge(shard)
-        lost = await self._lost(shard, nudged)
-        unserved = {prefix for prefix in (*nudged.due, *lost) if not self._served(shard, prefix)}
+        touched = await self._pod.store.touch(shard)
+        lost = await self._lost(shard, touched)
+        unserved = {prefix for prefix in (*touched.due, *lost) if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
             del self._unserved_since[queue]
         for prefix in unserved:
-            since_ms = self._unserved_since.setdefault((shard, prefix), nudged.now_ms)
-            if nudged.now_ms - since_ms >= self._patience_ms:
-                await self._abandon(shard, prefix, lost.get(prefix, ()), nudged.now_ms - self._patience_ms)
+            since_ms = self._unserved_since.setdefault((shard, prefix), touched.now_ms)
+            if touched.now_ms - since_ms >= self._patience_ms:
+                await self._abandon(shard, prefix, lost.get(prefix, ()), touched.now_ms - self._patience_ms)
 
-    async def _lost(self, shard: int, nudged: Nudged) -> Mapping[str, Sequence[str]]:
+    async def _lost(self, shard: int, touched: Touched) -> Mapping[str, Sequence[str]]:
         """The runs whose lease has expired, by prefix: of each those that have waited longest."""
         found: dict[str, list[str]] = {}
         while True:
-            for prefix, timer_id in nudged.orphans:
+            for prefix, timer_id in touched.orphans:
                 found.setdefault(prefix, []).append(timer_id)
-            if not nudged.next_orphan:
+            if not touched.next_orphan:
                 return {prefix: ids[:BATCH] for prefix, ids in found.items()}
-            nudged = await self._pod.store.nudge(shard, nudged.next_orphan)
+            touched = await self._pod.store.touch(shard, touched.next_orphan)
 
     def _served(self, shard: int, prefix: str) -> bool:
         return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)

@@ -6,7 +6,7 @@
 
 local oldest, left, removed = now - tonumber(ARGV[2]), tonumber(ARGV[3]), 0
 
-local function expel(status, prefix)
+local function prune(status, prefix)
   local index = finished_key(status, prefix)
   local ids = redis.call('ZRANGEBYSCORE', index, '-inf', '(' .. text(oldest), 'LIMIT', 0, left)
   if #ids == 0 then return end
@@ -21,7 +21,7 @@ end
 
 for _, counted in ipairs(redis.call('HKEYS', root .. 'counts')) do
   local status, prefix = string.match(counted, '^([cfux]) (.+)$')
-  if status and left > 0 then expel(status, prefix) end
+  if status and left > 0 then prune(status, prefix) end
 end
 conclude()
 return {text(now), removed}

@@ -17,7 +17,7 @@ LINES: Final = 8
 _Waiting = tuple[Arming, asyncio.Future[Answer]]
 
 
-class Gathering:
+class GroupCommit:
     """The single arms of one client."""
 
     def __init__(self, store: Store, *, edit_lock_ms: int) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from timers.api import patience as module
-from timers.api.patience import Deadline, Patience
+from timers.api import deadlines as module
+from timers.api.deadlines import Deadline, Deadlines
 
 FOREVER = 3600.0
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.02)
-    return Patience()
+def patience(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.02)
+    return Deadlines()
 
 
 def this_task() -> asyncio.Task[Any]:
@@ -24,7 +24,7 @@ def this_task() -> asyncio.Task[Any]:
     return task
 
 
-async def waiting(patience: Patience, until: asyncio.Event) -> str:
+async def waiting(patience: Deadlines, until: asyncio.Event) -> str:
     """How waiting under a deadline ended; no cancellation of the task is left then."""
     try:
         with Deadline(patience, this_task()):
@@ -35,12 +35,12 @@ async def waiting(patience: Patience, until: asyncio.Event) -> str:
         return "too late"
 
 
-async def test_what_takes_too_long_is_ended(patience: Patience) -> None:
+async def test_what_takes_too_long_is_ended(patience: Deadlines) -> None:
     assert await waiting(patience, asyncio.Event()) == "too late"
     assert await waiting(patience, asyncio.Event()) == "too late"
 
 
-async def test_each_has_its_own(patience: Patience) -> None:
+async def test_each_has_its_own(patience: Deadlines) -> None:
     done, never = asyncio.Event(), asyncio.Event()
     first = [asyncio.create_task(waiting(patience, event)) for event in (never, done, never)]
     await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_each_has_its_own(patience: Patience) -> None:
     assert [await task for task in (first[0], first[2], later)] == ["too late"] * 3
 
 
-async def test_what_ends_in_time_is_not_ended_again(patience: Patience) -> None:
+async def test_what_ends_in_time_is_not_ended_again(patience: Deadlines) -> None:
     """The loop's timer still stands when the last request has ended; its task may do something else by then."""
     done = asyncio.Event()
     done.set()
@@ -58,9 +58,11 @@ async def test_what_ends_in_time_is_not_ended_again(patience: Patience) -> None:
     assert await waiting(patience, asyncio.Event()) == "too late"  # so the timer of the one before has come
 
 
-async def test_a_shorter_patience_is_heard_beside_a_longer(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shorter_patience_is_heard_beside_a_longer(
+    patience: Deadlines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as longer:
-        longer.setattr(module, "PATIENCE_SECONDS", FOREVER)
+        longer.setattr(module, "REQUEST_SECONDS", FOREVER)
         done = asyncio.Event()
         patient = asyncio.create_task(waiting(patience, done))
         await asyncio.sleep(0)
@@ -70,7 +72,7 @@ async def test_a_shorter_patience_is_heard_beside_a_longer(patience: Patience, m
 
 
 @pytest.mark.parametrize("expired", [False, True])
-async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Patience, expired: bool) -> None:
+async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Deadlines, expired: bool) -> None:
     found: list[Deadline] = []
 
     async def run() -> None:
@@ -88,7 +90,7 @@ async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Patie
     assert task.cancelled()
 
 
-async def test_an_error_of_its_own_is_kept(patience: Patience) -> None:
+async def test_an_error_of_its_own_is_kept(patience: Deadlines) -> None:
     """A handler may make another error of the cancellation: what comes out is that, and no TimeoutError."""
     with suppress(KeyError), Deadline(patience, this_task()):
         try:
@@ -98,13 +100,13 @@ async def test_an_error_of_its_own_is_kept(patience: Patience) -> None:
     assert this_task().cancelling() == 0
 
 
-async def test_an_answer_after_all_is_kept(patience: Patience) -> None:
+async def test_an_answer_after_all_is_kept(patience: Deadlines) -> None:
     with Deadline(patience, this_task()), suppress(asyncio.CancelledError):
         await asyncio.Event().wait()
     assert this_task().cancelling() == 0
 
 
-async def test_one_that_stands_still_does_not_end_and_begins_anew(patience: Patience) -> None:
+async def test_one_that_stands_still_does_not_end_and_begins_anew(patience: Deadlines) -> None:
     async def run() -> None:
         with Deadline(patience, this_task()) as deadline:
             with deadline.standing_still():

@@ -1,4 +1,4 @@
-"""nudge: touches what is due, moves nothing, and says when to look again; and what wakes a sweeper earlier."""
+"""touch: touches what is due, moves nothing, and says when to look again; and what wakes a sweeper earlier."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,26 +12,26 @@ from tests.store.acts import LEASE_MS, PREFIX, an_end, armed, arming, claim, fin
 from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
 from timers.store.bare import BareKeys
-from timers.store.store import NUDGE_LIMIT, Nudged, Store
+from timers.store.store import TOUCH_LIMIT, Store, Touched
 
 
 async def test_nothing_planned(store: Store) -> None:
-    nudged = await store.nudge(0)
-    assert (nudged.next_ms, nudged.due, nudged.orphans, nudged.bare_overdue) == (None, {}, [], False)
+    touched = await store.touch(0)
+    assert (touched.next_ms, touched.due, touched.orphans, touched.bare_overdue) == (None, {}, [], False)
 
 
 async def test_the_next_look_is_at_the_earliest_due(store: Store) -> None:
     await armed(store, "late", due="+2000000")
     early = await armed(store, "early", due="+1000000")
     await armed(store, "other", prefix="other", due="+1500000")
-    nudged = await store.nudge(0)
-    assert (nudged.next_ms, nudged.due) == (early.due_ms, {})
+    touched = await store.touch(0)
+    assert (touched.next_ms, touched.due) == (early.due_ms, {})
 
 
 async def test_the_next_look_is_at_the_end_of_the_earliest_lease(frozen: Store) -> None:
     await running(frozen)
     await armed(frozen, "later", due="+3600000")
-    assert (await frozen.nudge(0)).next_ms == await frozen.now_ms() + LEASE_MS
+    assert (await frozen.touch(0)).next_ms == await frozen.now_ms() + LEASE_MS
 
 
 async def test_the_next_look_is_at_the_end_of_the_earliest_adopted_key(frozen: Store) -> None:
@@ -39,7 +39,7 @@ async def test_the_next_look_is_at_the_end_of_the_earliest_adopted_key(frozen: S
     await frozen.connections.commands.set(f"{PREFIX}:a", "1", px=5000)
     assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
     await armed(frozen, "later", due="+3600000")
-    assert (await frozen.nudge(0)).next_ms == await frozen.now_ms() + 5000
+    assert (await frozen.touch(0)).next_ms == await frozen.now_ms() + 5000
 
 
 async def test_due_queues_are_named_with_their_earliest_due(store: Store) -> None:
@@ -48,8 +48,8 @@ async def test_due_queues_are_named_with_their_earliest_due(store: Store) -> Non
     await armed(store, "b", due=f"@{now_ms - 30}")
     await armed(store, "c", prefix="other", due=f"@{now_ms - 10}")
     later = await armed(store, "d", due="+3600000")
-    nudged = await store.nudge(0)
-    assert nudged.due == {PREFIX: now_ms - 30, "other": now_ms - 10}
+    touched = await store.touch(0)
+    assert touched.due == {PREFIX: now_ms - 30, "other": now_ms - 10}
     await claim(store)
     await claim(store, prefix="other")
     assert later.due_ms in (await state_of(store)).heads.values()
@@ -61,16 +61,16 @@ async def test_behind_what_is_due_the_next_of_the_queue_is_planned(
     await armed(frozen, "due")
     soon = await armed(frozen, "soon", due="+700")
     clock.shift(0.010)
-    nudged = await frozen.nudge(0)
-    assert nudged.due.keys() == {PREFIX}
-    assert nudged.next_ms == soon.due_ms
+    touched = await frozen.touch(0)
+    assert touched.due.keys() == {PREFIX}
+    assert touched.next_ms == soon.due_ms
 
 
 async def test_a_touch_moves_nothing(store: Store) -> None:
     await armed(store, due="@1000")
     before = (await state_of(store)).due
     for _ in range(3):
-        await store.nudge(0)
+        await store.touch(0)
     assert (await state_of(store)).due == before
     assert len(await claim(store)) == 1
 
@@ -78,9 +78,9 @@ async def test_a_touch_moves_nothing(store: Store) -> None:
 async def test_a_trigger_of_this_very_millisecond_needs_a_second_look(frozen: Store) -> None:
     """Redis expires strictly after the deadline."""
     await armed(frozen)
-    nudged = await frozen.nudge(0)
-    assert nudged.due == {PREFIX: await frozen.now_ms()}
-    assert nudged.next_ms == await frozen.now_ms() + 1
+    touched = await frozen.touch(0)
+    assert touched.due == {PREFIX: await frozen.now_ms()}
+    assert touched.next_ms == await frozen.now_ms() + 1
 
 
 async def test_a_strangers_value_over_a_trigger_does_not_keep_a_sweeper_busy(
@@ -89,8 +89,8 @@ async def test_a_strangers_value_over_a_trigger_does_not_keep_a_sweeper_busy(
     await armed(frozen)
     await frozen.connections.commands.set(f"{PREFIX}:{{0}}:a", "mine")
     clock.shift(1)
-    nudged = await frozen.nudge(0)
-    assert (nudged.next_ms, set(nudged.due)) == (None, {PREFIX})
+    touched = await frozen.touch(0)
+    assert (touched.next_ms, set(touched.due)) == (None, {PREFIX})
 
 
 async def test_touching_removes_due_triggers_and_expired_leases(real: Store) -> None:
@@ -99,10 +99,10 @@ async def test_touching_removes_due_triggers_and_expired_leases(real: Store) -> 
     assert timer is not None
     await armed(real, "due", due="+1")
     await lease_ended(real, timer)
-    while await real.now_ms() <= timer.due_ms + 1 or (await real.nudge(0)).next_ms is not None:
+    while await real.now_ms() <= timer.due_ms + 1 or (await real.touch(0)).next_ms is not None:
         pass
     assert not await real.connections.commands.keys(f"{PREFIX}:*")
-    assert (await real.nudge(0)).orphans == [(PREFIX, "runs")]
+    assert (await real.touch(0)).orphans == [(PREFIX, "runs")]
 
 
 async def test_no_more_triggers_than_the_limit_are_touched_at_once(real: Store) -> None:
@@ -111,48 +111,48 @@ async def test_no_more_triggers_than_the_limit_are_touched_at_once(real: Store) 
     # Only what is touched may expire while this looks.
     await redis.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "0")
     try:
-        await real.arm([arming(str(i), due="@1000") for i in range(NUDGE_LIMIT + 50)])
+        await real.arm([arming(str(i), due="@1000") for i in range(TOUCH_LIMIT + 50)])
         await redis.config_resetstat()
-        await real.nudge(0)
+        await real.touch(0)
         info = await redis.info("stats")
     finally:
         await redis.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "1")
-    assert info["expired_keys"] <= NUDGE_LIMIT
+    assert info["expired_keys"] <= TOUCH_LIMIT
 
 
 async def test_a_paused_queue_is_not_touched(store: Store) -> None:
     await armed(store)
     await store.pause(PREFIX, paused=True)
-    nudged = await store.nudge(0)
-    assert nudged.due == {}
+    touched = await store.touch(0)
+    assert touched.due == {}
     await store.pause(PREFIX, paused=False)
-    assert (await store.nudge(0)).due.keys() == {PREFIX}
+    assert (await store.touch(0)).due.keys() == {PREFIX}
 
 
 async def test_a_lease_that_lives_is_no_orphan(store: Store) -> None:
     await running(store)
-    assert (await store.nudge(0)).orphans == []
+    assert (await store.touch(0)).orphans == []
 
 
 async def test_a_lost_run_of_a_paused_queue_is_no_orphan_until_the_queue_goes_on(store: Store) -> None:
     await lease_ended(store, await running(store, lease_ms=1))
     await store.pause(PREFIX, paused=True)
-    assert (await store.nudge(0)).orphans == []
+    assert (await store.touch(0)).orphans == []
     await store.pause(PREFIX, paused=False)
-    assert (await store.nudge(0)).orphans == [(PREFIX, "a")]
+    assert (await store.touch(0)).orphans == [(PREFIX, "a")]
 
 
 async def test_looks_that_go_on_where_the_one_before_has_ended_come_by_all_orphans(real: Store) -> None:
     """However many of them nobody takes."""
-    ids = {str(number) for number in range(NUDGE_LIMIT + 1)}
+    ids = {str(number) for number in range(TOUCH_LIMIT + 1)}
     await real.arm([arming(timer_id) for timer_id in ids])
     lost: list[Timer] = []
     while len(lost) < len(ids):
         lost += await claim(real, 200, lease_ms=1)
     await lease_ended(real, lost[-1])
-    first = await real.nudge(0)
-    second = await real.nudge(0, first.next_orphan)
-    assert (len(first.orphans), first.next_orphan) == (NUDGE_LIMIT, NUDGE_LIMIT)
+    first = await real.touch(0)
+    second = await real.touch(0, first.next_orphan)
+    assert (len(first.orphans), first.next_orphan) == (TOUCH_LIMIT, TOUCH_LIMIT)
     assert (len(second.orphans), second.next_orphan) == (1, 0)
     assert {timer_id for _, timer_id in first.orphans + second.orphans} == ids
 
@@ -162,8 +162,8 @@ async def test_an_extended_lease_is_looked_at_later(frozen: Store, clock: time_m
     clock.shift(20)
     await frozen.extend(0, [timer], pod="pod-1", lease_ms=LEASE_MS)
     clock.shift(15)
-    nudged = await frozen.nudge(0)
-    assert (nudged.orphans, nudged.next_ms) == ([], await frozen.now_ms() + LEASE_MS - 15_000)
+    touched = await frozen.touch(0)
+    assert (touched.orphans, touched.next_ms) == ([], await frozen.now_ms() + LEASE_MS - 15_000)
 
 
 @asynccontextmanager
@@ -219,7 +219,7 @@ async def test_every_way_of_becoming_due_soon_wakes(store: Store) -> None:
         await store.reschedule(PREFIX, "moved", due="@1")
         await armed(store, "replaced", due="@2", if_exists="replace")
         await settle(store, an_end(retried, Status.SCHEDULED, due_ms=3))
-        answer = await store.revive(PREFIX, "revived", note="-")
+        answer = await store.rearm(PREFIX, "revived", note="-")
         assert answer.timer is not None
         await store.pause(PREFIX, paused=False)
         found = await heard()
@@ -234,11 +234,11 @@ async def test_claims_cancels_and_leases_wake_nobody(store: Store) -> None:
         await store.extend(0, [timer], pod="pod-1", lease_ms=LEASE_MS)
         await settle(store, an_end(timer))
         await store.cancel(PREFIX, "b")
-        await store.nudge(0)
+        await store.touch(0)
         assert await heard() == []
 
 
 async def test_a_thousand_queues_due_are_all_named(store: Store) -> None:
     await store.arm([arming("a", prefix=f"p{i}") for i in range(1000)])
-    nudged: Nudged = await store.nudge(0)
-    assert len(nudged.due) == 1000
+    touched: Touched = await store.touch(0)
+    assert len(touched.due) == 1000

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.waiting import eventually
-from timers.api import body, door
+from timers.api import body, connection_limit
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 
@@ -53,7 +53,7 @@ async def test_who_never_ends_the_head_is_hung_up_on(
     server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     await redis.ping()
-    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.1)
     async with running_api(server.url, [done]) as api:
         reader, writer = await connected(api, sent)
         assert await reader.read() == b""
@@ -64,7 +64,7 @@ async def test_who_drips_the_head_is_hung_up_on_as_well(
     server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.ping()
-    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.1)
     async with running_api(server.url, [done]) as api:
         reader, writer = await connected(api, HALF_A_HEAD)
         gone = asyncio.create_task(reader.read())
@@ -79,7 +79,7 @@ async def test_a_used_connection_may_idle_no_longer_than_a_new_one(
     server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.ping()
-    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.1)
     async with running_api(server.url, [done]) as api:
         reader, writer = await connected(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"200 OK" in await reader.read()
@@ -99,7 +99,7 @@ async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(
     server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await redis.ping()
-    monkeypatch.setattr(door, "CONNECTION_LIMIT", 3)
+    monkeypatch.setattr(connection_limit, "CONNECTION_LIMIT", 3)
     async with running_api(server.url, [done]) as api:
         first = [await connected(api) for _ in range(3)]
         for _ in range(5):
@@ -120,7 +120,7 @@ async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(
 
 async def test_who_does_not_take_the_answer_is_hung_up_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen megabytes of answer are more than the buffers between the two hold."""
-    monkeypatch.setattr(door, "TAKE_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limit, "TAKE_SECONDS", 0.1)
     fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
     await api.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
     parts = urlsplit(api.server.url)

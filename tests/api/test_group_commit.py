@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from timers.client import TimerClient
-from timers.client.gathering import LINES
+from timers.client.group_commit import LINES
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
