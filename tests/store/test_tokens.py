@@ -1,8 +1,12 @@
 """Fencing tokens: for an identity they only ever rise, whatever happens to the timer or to the data."""
 
+import pytest
+
 from tests.store.acts import OTHER, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
 from timers.core.model import Status
 from timers.store.store import Store
+
+TOKEN = "timers:{0}:token"
 
 
 async def test_they_rise_over_rescues_occurrences_and_replacements(store: Store) -> None:
@@ -52,9 +56,43 @@ async def test_after_a_loss_of_all_data_they_jump_up(store: Store) -> None:
 async def test_after_the_loss_of_the_counter_alone_they_jump_up(store: Store) -> None:
     await store.arm([arming(str(i)) for i in range(3)])
     first = await claim(store, 2)
-    await store.connections.commands.delete("timers:{0}:token")
+    await store.connections.commands.delete(TOKEN)
     (third,) = await claim(store)
     assert third.token > first[-1].token
+
+
+async def test_no_token_is_given_twice_after_the_server_lost_its_last_second(store: Store) -> None:
+    """The counter goes back with the data: a run that the server no longer knows must not look like its successor."""
+    redis = store.connections.commands
+    await store.arm([arming(str(i)) for i in range(100)])
+    await claim(store, 50)
+    kept = await redis.get(TOKEN)
+    lost = {timer.token for timer in await claim(store, 49)}
+    assert kept is not None
+    await redis.set(TOKEN, kept)
+    (after,) = await claim(store)
+    assert after.token > max(lost)
+
+
+@pytest.mark.parametrize("garbage", ["", "token", "-5", "inf", "nan", "9007199254740992", "9223372036854775807"])
+async def test_a_counter_that_is_no_number_stops_no_claim(store: Store, garbage: str) -> None:
+    first = await running(store)
+    await store.connections.commands.set(TOKEN, garbage)
+    await store.arm([arming("b"), arming("c")])
+    second, third = await claim(store, 2)
+    assert first.token < second.token < third.token < 2**53
+
+
+async def test_a_counter_of_another_type_stops_no_claim(store: Store) -> None:
+    await store.connections.commands.rpush(TOKEN, "a stranger's")
+    assert (await running(store)).token > 0
+
+
+async def test_a_counter_ahead_of_the_clock_counts_on(store: Store) -> None:
+    """As after the server's clock was set back."""
+    ahead = (await store.now_ms() + 3_600_000) * 1000
+    await store.connections.commands.set(TOKEN, ahead)
+    assert (await running(store)).token == ahead + 1
 
 
 async def test_a_new_counter_starts_at_the_servers_microseconds(frozen: Store) -> None:

@@ -65,8 +65,8 @@ local function spend(prefix, interval, n)
 end
 
 -- The earliest due. Behind a backlog of more than BACKLOG_MS half a batch goes to what became due just now, so that the
--- late do not make the punctual late; of batches of one every other, by the parity of the newest token. Not in a queue
--- that runs one at a time, whose order is its point.
+-- late do not make the punctual late; of batches of one about every other, by the parity of the newest token. Not in a
+-- queue that runs one at a time, whose order is its point.
 local BACKLOG_MS, PUNCTUAL_MS = 10000, 1000
 local function pick(queue, most, in_order)
   local due = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most)
@@ -74,7 +74,7 @@ local function pick(queue, most, in_order)
   for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
   if in_order or #ids < most then return ids end
   if tonumber(due[2]) > now - BACKLOG_MS or tonumber(due[#due]) > now - PUNCTUAL_MS then return ids end
-  local turn = (redis.call('GET', root .. 'token') or 0) % 2
+  local turn = newest_token() % 2
   local fresh = redis.call('ZRANGEBYSCORE', queue, text(now - PUNCTUAL_MS), '(' .. text(now + 1),
     'LIMIT', 0, math.floor((most + turn) / 2))
   for i, id in ipairs(fresh) do ids[most + 1 - i] = id end

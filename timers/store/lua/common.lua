@@ -197,11 +197,17 @@ local function conclude()
   end
 end
 
--- The newest of `n` fresh fencing tokens. A new (or lost) counter starts at the clock's microseconds: after a loss of
--- data tokens jump up, never down.
+-- The newest fencing token given; 0 where the counter is missing, or is nothing that a counter can have come to.
+local function newest_token()
+  local newest = tonumber(redis.pcall('GET', root .. 'token'))
+  return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
+end
+
+-- The newest of `n` fresh tokens. The counter alone could repeat itself: it goes back with the data when the server loses
+-- its last seconds. The clock does not, so tokens never stay behind its microseconds.
 local function take_tokens(n)
-  local top = redis.call('INCRBY', root .. 'token', n)
-  if top == n then top = redis.call('INCRBY', root .. 'token', text(time[1] * 1000000 + time[2])) end
+  local top = math.max(newest_token(), time[1] * 1000000 + time[2]) + n
+  redis.call('SET', root .. 'token', text(top))
   return top
 end
 
