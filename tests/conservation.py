@@ -136,6 +136,8 @@ def _wrong_counts(state: ShardState) -> Iterator[str]:
     for kind in sorted({*there, *state.counts}):
         if there[kind] != state.counts.get(kind, 0):
             yield f"{kind[1]} counts {state.counts.get(kind, 0)} {kind[0]}, there are {there[kind]}"
+        elif not there[kind]:
+            yield f"{kind[1]} still has a count of {kind[0]}, and it is 0"
 
 
 def _wrong_due(state: ShardState) -> Iterator[str]:

@@ -12,6 +12,10 @@ from timers.store.store import Store
 R = "timers:{0}:"
 PLANTS: dict[str, tuple[tuple[object, ...], str]] = {
     "a count too high": (("HINCRBY", R + "counts", "s reminder", 1), "reminder counts 2 scheduled, there are 1"),
+    "a count that stayed at zero": (
+        ("HSET", R + "counts", "f other", 0),
+        "other still has a count of failed, and it is 0",
+    ),
     "a count of nothing": (("HSET", R + "counts", "f other", 1), "other counts 1 failed, there are 0"),
     "an entry without a timer": (("ZADD", R + "due:reminder", 5, "x"), "due index: ('reminder', 'x') is left over"),
     "a timer without an entry": (("ZREM", R + "due:reminder", "waits"), "due index: ('reminder', 'waits') is missing"),

@@ -22,7 +22,7 @@ async def test_a_record_stays_for_its_retention_and_then_goes(
     assert await frozen.prune(0, retention_ms=DAY_MS, most=10) == 1
     assert await frozen.get([(PREFIX, "a")]) == [None]
     state = await state_of(frozen)
-    assert (state.finished, set(state.counts.values())) == ({}, {0})
+    assert (state.finished, state.counts) == ({}, {})
 
 
 async def test_what_is_not_finished_stays_for_ever(frozen: Store, clock: time_machine.Traveller) -> None:

@@ -173,3 +173,12 @@ async def test_a_run_that_is_removed_at_its_end_is_told(real: Store) -> None:
 
 async def subscribed(heard: list[Change | None]) -> bool:
     return None in heard
+
+
+async def test_prefixes_that_were_used_once_leave_no_count_behind(store: Store) -> None:
+    """Callers choose prefixes: thousands of them would make every look at the counts slow for ever."""
+    names = [f"once-{n}" for n in range(50)]
+    await store.arm([arming("a", prefix=name, due="+3600000") for name in names])
+    for name in names:
+        assert (await store.cancel(name, "a", purge=True)).code == "purged"
+    assert not await store.connections.commands.exists("timers:{0}:counts")

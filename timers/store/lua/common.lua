@@ -187,10 +187,12 @@ local function leave(prefix, id, status)
   refresh_head(prefix)
 end
 
--- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look.
+-- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look. A count of
+-- zero leaves: callers choose prefixes, and each would leave a field behind for ever.
 local function conclude()
+  local counts = root .. 'counts'
   for field, by in pairs(tallies) do
-    if by ~= 0 then redis.call('HINCRBY', root .. 'counts', field, by) end
+    if by ~= 0 and redis.call('HINCRBY', counts, field, by) == 0 then redis.call('HDEL', counts, field) end
   end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
     redis.call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))
