@@ -51,7 +51,18 @@ async def test_every_change_of_a_timer_is_told(api: Api) -> None:
         await api.call("DELETE", "/v1/timers/test/one")
         name, change = await next_event(response)
         assert name == "change"
-        assert list(change) == ["prefix", "id", "status", "version", "attempt", "due_at", "at", "note"]
+        assert list(change) == [
+            "prefix",
+            "id",
+            "status",
+            "version",
+            "attempt",
+            "due_at",
+            "at",
+            "processor",
+            "cause",
+            "note",
+        ]
         assert {key: change[key] for key in ("prefix", "id", "status", "version", "due_at")} == {
             key: created[key] for key in ("prefix", "id", "status", "version", "due_at")
         }

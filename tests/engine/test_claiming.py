@@ -16,7 +16,7 @@ from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import NO_LIMITS, Limits, Registry, processor
 from timers.store.connect import connect
-from timers.store.store import NO_QUEUE_LIMITS, Claimed, Identity, Store
+from timers.store.store import NO_QUEUE_LIMITS, UNNAMED, Claimed, Identity, Store
 
 
 @processor("note")
@@ -41,6 +41,7 @@ class _Away(Store):
         lease_ms: int,
         cause: str,
         limits: Mapping[str, Limits] = NO_QUEUE_LIMITS,
+        processors: Mapping[str, str] = UNNAMED,
     ) -> Claimed:
         if await self._together.wait() > 0:
             await self.rest.wait()
@@ -91,7 +92,15 @@ class _Rescuing(Store):
         super().__init__(connect("redis://nowhere.invalid"))
         self.asked: list[int] = []
 
-    async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> Claimed:
+    async def rescue(
+        self,
+        shard: int,
+        orphans: Sequence[Identity],
+        *,
+        pod: str,
+        lease_ms: int,
+        processors: Mapping[str, str] = UNNAMED,
+    ) -> Claimed:
         self.asked.append(len(orphans))
         return Claimed([], [], {})
 

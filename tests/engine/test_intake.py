@@ -156,7 +156,7 @@ def test_an_event_of_another_pod_is_looked_at_a_little_later(intake: Intake, tim
     time.pass_(LATER_SECONDS * 0.99)
     assert taken(intake) == []
     time.pass_(LATER_SECONDS * 0.01)
-    assert taken(intake) == [(0, "late look", "note", CLAIM_BATCH)]
+    assert taken(intake) == [(0, "late-look", "note", CLAIM_BATCH)]
 
 
 def test_many_events_of_other_pods_are_one_late_look(intake: Intake, time: _Time) -> None:
@@ -164,7 +164,7 @@ def test_many_events_of_other_pods_are_one_late_look(intake: Intake, time: _Time
         intake.mark_later(*NOTE)
     assert time.pending == 1
     time.pass_(LATER_SECONDS)
-    assert taken(intake) == [(0, "late look", "note", CLAIM_BATCH)]
+    assert taken(intake) == [(0, "late-look", "note", CLAIM_BATCH)]
     time.pass_(1)
     assert taken(intake) == []
     assert time.pending == 0
@@ -186,7 +186,7 @@ def test_late_looks_begin_again_after_a_rest(intake: Intake, time: _Time) -> Non
     for _ in range(3):
         intake.mark_later(*NOTE)
         time.pass_(LATER_SECONDS)
-        assert taken(intake) == [(0, "late look", "note", CLAIM_BATCH)]
+        assert taken(intake) == [(0, "late-look", "note", CLAIM_BATCH)]
         time.pass_(5)
 
 

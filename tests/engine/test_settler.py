@@ -70,7 +70,7 @@ class _Office:
         """An end to be written."""
         run = Run(shard, a_timer(id=timer_id, token=next(_tokens)), _reminder, 0.0)
         self.runs.add(run)
-        transition = Transition(Status.COMPLETED, 1, 1, 0, 1, run.timer.progress, "completed")
+        transition = Transition(Status.COMPLETED, 1, 1, 0, 1, run.timer.progress, ("completed", ""))
         self.settler.put(run, Settlement(run.timer, transition))
         return run
 

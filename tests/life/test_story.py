@@ -71,7 +71,7 @@ class TestLate:
         ("cause", "why"),
         [
             ("event", "its expired event was heard"),
-            ("late look", "the pod whose event it was had not claimed it"),
+            ("late-look", "the pod whose event it was had not claimed it"),
             ("room", "its queue runs only so many at once"),
             ("rate", "its queue's rate allowed it then"),
         ],

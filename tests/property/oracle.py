@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from timers.core.causes import in_english
 from timers.core.decide import Transition
 from timers.core.model import HISTORY_LIMIT, NO_PROGRESS, Progress, Status, Timer
-from timers.store.codec import clean_note
+from timers.store.codec import encode_said
 from timers.store.store import Arming, Identity
 
 Line = tuple[Status, int, str | None, str]
@@ -80,7 +81,7 @@ class Oracle:
             return "running"
         if self._locked(life, now_ms, edit_lock_ms):
             return "locked"
-        self._anew(identity, due_ms, arming.spec, arming.progress, arming.note)
+        self._anew(identity, due_ms, arming.spec, arming.progress, in_english(arming.cause, ""))
         return "replaced"
 
     def cancel(self, identity: Identity, now_ms: int, edit_lock_ms: int, version: int | None, *, purge: bool) -> str:
@@ -197,7 +198,8 @@ class Oracle:
         life.spec = life.spec if after.spec is None else after.spec
         life.status, life.progress, life.leased = after.status, after.progress, False
         life.attempt = after.attempt if after.occurrence == life.occurrence else life.attempt
-        life.note(clean_note(after.note), pod)
+        code, _, text = encode_said(*after.cause).partition(" ")
+        life.note(in_english(code, text), pod)
         life.attempt, life.failures, life.occurrence = after.attempt, after.failures, after.occurrence
         self._queue(life, after.due_ms)
         if after.status.finished and not keeps:

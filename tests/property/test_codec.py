@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timers.core.causes import ENGLISH
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.store import codec
 
@@ -37,16 +38,25 @@ PROGRESS = st.builds(
     step=NUMBERS,
     occurrences=NUMBERS,
 )
+
+
+def clean_text(text: str) -> str:
+    """A text as a history line keeps it."""
+    return codec.encode_said("x", text).removeprefix("x").removeprefix(" ") or "-"
+
+
 PODS = st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(lambda pod: pod != "-")
-NOTES = TEXTS.map(codec.clean_note)
+NOTES = TEXTS.map(clean_text)
 ENTRIES = st.builds(
     HistoryEntry,
     at_ms=NUMBERS,
     status=st.sampled_from(Status),
     attempt=NUMBERS,
     pod=PODS,
-    note=NOTES,
+    cause=st.sampled_from(sorted(ENGLISH)),
+    text=NOTES.filter(lambda text: text not in ENGLISH),
     lateness_ms=st.none() | st.integers(min_value=-(2**53), max_value=2**53),
+    processor=st.none() | st.sampled_from(("log", "send-message")),
 )
 
 
@@ -65,8 +75,9 @@ def text_of(timer: Timer, entries: int, history: list[HistoryEntry]) -> bytes:
 
 def _line(entry: HistoryEntry) -> str:
     lateness = "-" if entry.lateness_ms is None else entry.lateness_ms
-    parts = (entry.at_ms, codec.LETTERS[entry.status], entry.attempt, entry.pod or "-", lateness, entry.note)
-    return " ".join(map(str, parts))
+    parts = (entry.at_ms, codec.LETTERS[entry.status], entry.attempt, entry.pod or "-", lateness)
+    said = codec.encode_said(entry.cause, entry.text)
+    return " ".join(map(str, (*parts, entry.processor or "-", said)))
 
 
 @given(
@@ -129,10 +140,10 @@ def test_whatever_follows_a_head_the_head_can_be_read(body: bytes) -> None:
 
 @given(st.text())
 def test_a_clean_note_is_one_bounded_printable_line(text: str) -> None:
-    note = codec.clean_note(text)
+    note = clean_text(text)
     assert 0 < len(note) <= codec.NOTE_LIMIT_CHARACTERS
     assert note.isprintable()
-    assert codec.clean_note(note).strip() == note.strip()
+    assert clean_text(note).strip() == note.strip()
     note.encode()
 
 

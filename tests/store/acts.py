@@ -49,10 +49,16 @@ async def running(store: Store, timer_id: str = "a", *, lease_ms: int = LEASE_MS
     return claimed
 
 
-def an_end(timer: Timer, status: Status = Status.COMPLETED, **changes: Any) -> Settlement:
-    """The end of a run: as the timer is, but in that status and with those changes."""
+def an_end(timer: Timer, status: Status = Status.COMPLETED, note: str = "", **changes: Any) -> Settlement:
+    """The end of a run: as the timer is, but in that status, with that note and those changes."""
     kept = Transition(
-        status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, NO_PROGRESS, note=status.value
+        status,
+        timer.due_ms,
+        timer.attempt,
+        timer.failures,
+        timer.occurrence,
+        NO_PROGRESS,
+        cause=("completed", note or status.value),
     )
     return Settlement(timer, replace(kept, **changes))
 

@@ -98,13 +98,13 @@ async def test_if_exists_keep_answers_what_is_there(store: Store, status: Status
 @pytest.mark.parametrize("status", [Status.SCHEDULED, *FINISHED])
 async def test_replace_is_a_new_life(store: Store, status: Status) -> None:
     before = await in_status(store, status)
-    answer = await put(store, due="+7200000", spec={"payload": 2}, if_exists="replace", note="replaced by a test")
+    answer = await put(store, due="+7200000", spec={"payload": 2}, if_exists="replace", cause="replaced")
     timer = answer.timer
     assert answer.code == "replaced"
     assert timer is not None
     assert (timer.status, timer.attempt, timer.failures, timer.spec) == (Status.SCHEDULED, 0, 0, {"payload": 2})
     assert (timer.version, timer.token) == (before.version + 1, before.token)
-    assert timer.history[-1].note == "replaced by a test"
+    assert timer.history[-1].note == "replaced"
     state = await state_of(store)
     assert state.due == {(PREFIX, "a"): timer.due_ms}
     assert state.heads == {PREFIX: timer.due_ms}

@@ -174,7 +174,7 @@ async def test_a_finished_timer_is_not_rescheduled(store: Store, status: Status,
 async def test_a_moved_timer_is_due_at_its_new_time_only(store: Store) -> None:
     await armed(store, "a", due="+1000000")
     await armed(store, "b", due="+2000000")
-    answer = await store.reschedule(PREFIX, "a", due="+3000000", note="moved")
+    answer = await store.reschedule(PREFIX, "a", due="+3000000", cause="moved")
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
@@ -214,7 +214,7 @@ async def test_an_edit_keeps_the_due_time_and_what_it_does_not_name(store: Store
 @pytest.mark.parametrize("status", [Status.FAILED, Status.UNHANDLED, Status.CANCELLED])
 async def test_a_revived_timer_is_due_now_with_its_count_of_failures_anew(store: Store, status: Status) -> None:
     before = await in_status(store, status)
-    answer = await store.rearm(PREFIX, "a", note="retried by hand")
+    answer = await store.rearm(PREFIX, "a", cause="retried")
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
@@ -232,7 +232,7 @@ async def test_a_revived_timer_is_due_now_with_its_count_of_failures_anew(store:
 )
 async def test_what_cannot_be_revived(store: Store, status: Status, code: str) -> None:
     before = await in_status(store, status)
-    answer = await store.rearm(PREFIX, "a", note="retried by hand")
+    answer = await store.rearm(PREFIX, "a", cause="retried")
     assert answer.code == code
     assert answer.timer is not None
     assert answer.timer.version == before.version
@@ -242,7 +242,7 @@ async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(stor
     """Its idempotency key must not be that of the run that completed."""
     before = await finished(store)
     due_ms = await store.now_ms() + 60_000
-    answer = await store.rearm(PREFIX, "a", due=f"@{due_ms}", completed=True, note="replayed")
+    answer = await store.rearm(PREFIX, "a", due=f"@{due_ms}", completed=True, cause="replayed")
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
@@ -253,14 +253,14 @@ async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(stor
 
 async def test_a_timer_that_has_changed_since_is_not_revived(store: Store) -> None:
     before = await finished(store, status=Status.FAILED)
-    again = await store.rearm(PREFIX, "a", version=before.version - 1, note="replayed")
+    again = await store.rearm(PREFIX, "a", version=before.version - 1, cause="replayed")
     assert again.code == "version"
     assert await read(store, "a") == before
-    assert (await store.rearm(PREFIX, "a", version=before.version, note="replayed")).code == "changed"
+    assert (await store.rearm(PREFIX, "a", version=before.version, cause="replayed")).code == "changed"
 
 
 async def test_a_missing_timer_cannot_be_revived(store: Store) -> None:
-    assert await store.rearm(PREFIX, "a", note="-") == Answer("missing", None)
+    assert await store.rearm(PREFIX, "a", cause="-") == Answer("missing", None)
 
 
 async def test_timers_that_nobody_serves_end_as_unhandled(store: Store) -> None:

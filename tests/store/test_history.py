@@ -10,7 +10,7 @@ async def test_it_tells_the_life_of_a_timer(store: Store) -> None:
     await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms, failures=1, note="will retry"))
     (again,) = await claim(store)
     await settle(store, an_end(again, note="completed"))
-    await armed(store, if_exists="replace", due="+3600000", note="replaced")
+    await armed(store, if_exists="replace", due="+3600000", cause="replaced")
     await store.cancel(PREFIX, "a")
     found = [(entry.status, entry.attempt, entry.pod, entry.note) for entry in (await read(store)).history]
     assert found == [
@@ -26,7 +26,7 @@ async def test_it_tells_the_life_of_a_timer(store: Store) -> None:
 
 async def changed(store: Store, times: int) -> list[str]:
     for number in range(times):
-        await store.reschedule(PREFIX, "a", spec={"payload": number}, note=f"change {number}")
+        await store.reschedule(PREFIX, "a", spec={"payload": number}, cause=f"change {number}")
     return [entry.note for entry in (await read(store)).history]
 
 

@@ -127,7 +127,7 @@ async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(stor
     assert await extend(store, lost) == [lost]
     assert await settle(store, an_end(lost)) == ["fenced"]
     assert await read(store) == timer
-    assert (await store.rearm(PREFIX, "a", note="again")).code == "changed"
+    assert (await store.rearm(PREFIX, "a", cause="again")).code == "changed"
     (again,) = await claim(store)
     assert (again.attempt, again.failures, again.spec) == (2, 0, {"payload": 1})
     assert again.token > timer.token

@@ -106,7 +106,7 @@ async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) ->
         assert (await real.cancel(PREFIX, "a")).code == "cancelled"
         assert (await real.cancel(PREFIX, "b", purge=True)).code == "purged"
         assert (await real.reschedule(PREFIX, "c", due="+7200000")).code == "changed"
-        assert (await real.rearm(PREFIX, "old", note="-")).code == "changed"
+        assert (await real.rearm(PREFIX, "old", cause="-")).code == "changed"
         assert await real.prune(0, retention_ms=-1, most=10) == 1
 
 

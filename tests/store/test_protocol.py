@@ -80,24 +80,28 @@ async def test_a_foreign_client_reads_what_the_service_has_done(sharded: Store, 
     member = "reminder:user-1"
     shard = sharded.shard_of("reminder", "user-1")
     await arm(foreign, member, "+0", '{"payload":{"a":"ä"}}')
-    (timer,) = (await sharded.claim(shard, [("reminder", 1)], pod="pod-1", lease_ms=9000, cause="event")).timers
+    (timer,) = (
+        await sharded.claim(
+            shard, [("reminder", 1)], pod="pod-1", lease_ms=9000, cause="event", processors={"reminder": "log"}
+        )
+    ).timers
     await sharded.settle(shard, [an_end(timer, note="sent it")], pod="pod-1", retention_ms=1000)
     head, spec, progress, started, ended = await foreign.record(member)
     form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
     assert (form, status, version, attempt, failures, occurrence, entries) == ("1", "c", "3", "1", "0", "1", "2")
     assert (int(token), int(due)) == (timer.token, int(created))
     assert (json.loads(spec), progress) == ({"payload": {"a": "ä"}}, "")
-    assert re.fullmatch(r"\d{13} r 1 pod-1 \d+ event", started)
-    assert re.fullmatch(r"\d{13} c 1 pod-1 - sent it", ended)
+    assert re.fullmatch(r"\d{13} r 1 pod-1 \d+ log event", started)
+    assert re.fullmatch(r"\d{13} c 1 pod-1 - - completed sent it", ended)
 
 
 async def test_a_foreign_client_cancels(sharded: Store, foreign: Foreign) -> None:
     member = "reminder:user-7"
     await arm(foreign, member, "+86400000", "{}")
     root = foreign.where(member)[0]
-    code, record = await foreign.call("cancel", root, "0", "reminder", "user-7", "", "", "cancelled by another")
+    code, record = await foreign.call("cancel", root, "0", "reminder", "user-7", "", "")
     assert (code, record.split(b" ")[1]) == (b"cancelled", b"x")
-    code, record = await foreign.call("cancel", root, "0", "reminder", "none", "", "", "-")
+    code, record = await foreign.call("cancel", root, "0", "reminder", "none", "", "")
     assert (code, record) == (b"missing", None)
 
 
@@ -108,13 +112,13 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     next_look, due, orphans, overdue, go_on = await foreign.call("touch", root, "500", "0")
     assert (due[0], orphans, overdue, go_on) == (b"reminder", [], 0, 0)
     looked, claimed, bad = await foreign.call(
-        "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder 10 0 0 1"
+        "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder remind 10 0 0 1"
     )
     assert (looked, bad, claimed[:2]) == ([1, 0], [], [b"reminder", b"user-3"])
     token = claimed[2].split(b" ")[3].decode()
     assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", token) == [[]]
     head = claimed[2].decode().split("\n")[0].split(" ")
-    end = "\n".join(("reminder", "user-3", token, "c", head[7], "1", "0", "1", "", "", "done"))
+    end = "\n".join(("reminder", "user-3", token, "c", head[7], "1", "0", "1", "", "", "completed sent"))
     assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"settled"]
     assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"already"]
     assert next_look == b"" or int(next_look) > 0

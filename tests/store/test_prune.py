@@ -35,7 +35,7 @@ async def test_what_is_not_finished_stays_for_ever(frozen: Store, clock: time_ma
 async def test_retention_counts_from_the_newest_end(frozen: Store, clock: time_machine.Traveller) -> None:
     await finished(frozen, status=Status.FAILED)
     clock.shift(3600)
-    await frozen.rearm(PREFIX, "a", note="retried by hand")
+    await frozen.rearm(PREFIX, "a", cause="retried")
     clock.shift(3600)
     await frozen.cancel(PREFIX, "a")
     assert await frozen.prune(0, retention_ms=1000, most=10) == 0

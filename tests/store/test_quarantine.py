@@ -154,7 +154,7 @@ async def test_an_unreadable_timer_can_be_cancelled_replaced_and_failed_again(st
     await spoil(store, A_BAD_BODY["broken spec"])
     assert (await put(store, "bad")).code == "exists"
     assert (await store.cancel(PREFIX, "bad")).code == "cancelled"
-    assert (await store.rearm(PREFIX, "bad", note="-")).code == "changed"
+    assert (await store.rearm(PREFIX, "bad", cause="-")).code == "changed"
     ((timer, _),) = (await claim_all(store)).unreadable
     assert await settle(store, an_end(timer, Status.FAILED)) == ["settled"]
     assert (await armed(store, "bad", if_exists="replace", spec={"payload": 1})).payload == 1
@@ -209,7 +209,7 @@ async def test_an_unreadable_record_makes_way_for_a_new_timer(store: Store, due:
     await damage(store, b"garbage")
     assert (await store.reschedule(PREFIX, "bad", due="+0")).code == "missing"
     assert (await store.cancel(PREFIX, "bad")).code == "missing"
-    assert (await store.rearm(PREFIX, "bad", note="-")).code == "missing"
+    assert (await store.rearm(PREFIX, "bad", cause="-")).code == "missing"
     assert (await put(store, "bad", due="+7200000", if_exists="keep")).code == "created"
     assert (await state_of(store)).quarantine[PREFIX, "bad"].endswith("not a record\ngarbage")
 

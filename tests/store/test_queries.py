@@ -135,9 +135,9 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
     await armed(real)
     (timer,) = await claim(real)
     await settle(real, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + 3_600_000, note="will retry"))
-    await real.reschedule(PREFIX, "a", due="+7200000", note="moved")
+    await real.reschedule(PREFIX, "a", due="+7200000", cause="moved")
     await real.cancel(PREFIX, "a")
-    await real.rearm(PREFIX, "a", note="retried")
+    await real.rearm(PREFIX, "a", cause="retried")
     await real.cancel(PREFIX, "a", purge=True)
     await eventually(lambda: heard_as_many_as(9), "the eight changes")
     assert [heard[0], *((c.status, c.version, c.attempt, c.note) for c in heard[1:] if c)] == [
@@ -147,7 +147,7 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
         (Status.SCHEDULED, 3, 1, "will retry"),
         (Status.SCHEDULED, 4, 1, "moved"),
         (Status.CANCELLED, 5, 1, "cancelled"),
-        (Status.SCHEDULED, 6, 1, "retried"),
+        (Status.SCHEDULED, 6, 1, "retried by hand"),
         (Status.CANCELLED, 7, 1, "cancelled"),
         (Status.CANCELLED, 7, 1, "purged"),
     ]

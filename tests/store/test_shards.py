@@ -93,7 +93,7 @@ async def test_changes_find_their_shard(four: Store) -> None:
         await four.arm([arming(name, due="+3600000")])
         assert (await four.reschedule(PREFIX, name, due="+7200000")).code == "changed"
         assert (await four.cancel(PREFIX, name)).code == "cancelled"
-        assert (await four.rearm(PREFIX, name, note="-")).code == "changed"
+        assert (await four.rearm(PREFIX, name, cause="-")).code == "changed"
 
 
 async def test_a_pause_holds_in_all_shards(four: Store) -> None:

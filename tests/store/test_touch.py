@@ -219,7 +219,7 @@ async def test_every_way_of_becoming_due_soon_wakes(store: Store) -> None:
         await store.reschedule(PREFIX, "moved", due="@1")
         await armed(store, "replaced", due="@2", if_exists="replace")
         await settle(store, an_end(retried, Status.SCHEDULED, due_ms=3))
-        answer = await store.rearm(PREFIX, "revived", note="-")
+        answer = await store.rearm(PREFIX, "revived", cause="-")
         assert answer.timer is not None
         await store.pause(PREFIX, paused=False)
         found = await heard()

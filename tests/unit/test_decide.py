@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
 from timers.core.calendar import start
-from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed
+from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed, was_skipped
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.core.model import HistoryEntry, Progress, Status, Timer
 from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
@@ -69,7 +69,7 @@ class TestDone:
     def test_completes_with_its_note_and_counts_as_they_are(self) -> None:
         timer = a_timer(attempt=3, failures=2, occurrence=4)
         assert after(timer, Done("skipped: no phone")) == Transition(
-            Status.COMPLETED, START_MS, 3, 2, 4, Progress(), "skipped: no phone"
+            Status.COMPLETED, START_MS, 3, 2, 4, Progress(), ("completed", "skipped: no phone")
         )
 
     def test_keeps_why_an_earlier_try_failed(self) -> None:
@@ -86,7 +86,7 @@ class TestDone:
             0,
             2,
             Progress(slot_ms=START_MS + HOUR_MS, anchor_ms=START_MS, step=1, occurrences=1),
-            "sent",
+            ("completed", "sent"),
         )
 
     def test_of_a_repeat_s_last_occurrence_completes(self) -> None:
@@ -97,14 +97,14 @@ class TestDone:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
         decided = after(timer, Done("sent"), START_MS + 5 * HOUR_MS + 1001)
         assert decided.due_ms == START_MS + 6 * HOUR_MS
-        assert decided.note == "left out what was missed before 2026-11-21T16:00:00.000Z; sent"
+        assert decided.note == "sent; left out what was missed before 2026-11-21T16:00:00.000Z"
 
 
 class TestRearm:
     def test_after_counts_from_the_end_of_the_run(self) -> None:
         timer = a_timer(attempt=3, failures=2, occurrence=4, progress=Progress(last_error={"type": "X"}))
         assert after(timer, Rearm(after="24h")) == Transition(
-            Status.SCHEDULED, ENDED_MS + DAY_MS, 0, 0, 5, Progress(), "re-armed"
+            Status.SCHEDULED, ENDED_MS + DAY_MS, 0, 0, 5, Progress(), ("re-armed", "")
         )
 
     @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ class TestHandBack:
     def test_is_due_again_at_once_and_burns_nothing(self) -> None:
         timer = a_timer(attempt=2, failures=1, progress=Progress(last_error={"type": "X"}))
         assert after(timer, HandBack("draining")) == Transition(
-            Status.SCHEDULED, START_MS, 2, 1, 1, Progress(last_error={"type": "X"}), "handed back: draining"
+            Status.SCHEDULED, START_MS, 2, 1, 1, Progress(last_error={"type": "X"}), ("handed-back", "draining")
         )
 
     def test_a_thousand_times_leaves_every_try(self) -> None:
@@ -178,7 +178,7 @@ class TestSnooze:
         timer = a_timer(attempt=2, failures=1, progress=Progress(last_error={"type": "X"}))
         assert after(timer, Snooze("not there yet", "10m")) == Transition(
             *(Status.SCHEDULED, ENDED_MS + 10 * MINUTE_MS, 2, 1, 1, Progress(last_error={"type": "X"})),
-            "snoozed: not there yet",
+            ("snoozed", "not there yet"),
         )
 
     def test_without_a_time_waits_the_first_delay_of_the_policy_each_time(self) -> None:
@@ -214,7 +214,7 @@ class TestFailed:
                     "attempt": 1,
                 }
             ),
-            "will retry after ValueError: broken",
+            ("retry", "ValueError: broken"),
         )
 
     @pytest.mark.parametrize("most", [1, 2, 5, 17])
@@ -412,15 +412,15 @@ class TestMissed:
         assert missed(timer, START_MS + 1_500) == Missed(1_500)
 
     def test_a_run_handed_back_late_is_not_missed_for_that(self) -> None:
-        back = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 1, "pod-1", "handed back: draining")
-        run = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 2, "pod-2", "claimed", 5)
+        back = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 1, "pod-1", "handed-back", "draining")
+        run = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 2, "pod-2", "event", lateness_ms=5)
         timer = armed({"delay": 0, "missed": "skip"})._replace(history=(back, run))
         assert missed(timer, START_MS + HOUR_MS + 5) is None
 
     def test_a_run_that_died_with_its_pod_is_not_missed_when_it_is_rescued(self) -> None:
         """Else a crash would end a timer as skipped, although its run had started in time."""
-        started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "claimed", 5)
-        rescued = HistoryEntry(START_MS + 30_000, Status.RUNNING, 2, "pod-2", "rescue", 30_000)
+        started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "event", lateness_ms=5)
+        rescued = HistoryEntry(START_MS + 30_000, Status.RUNNING, 2, "pod-2", "rescue", lateness_ms=30_000)
         timer = armed({"delay": 0, "missed": "skip"})
         assert missed(timer._replace(history=(started, rescued)), START_MS + 30_000) is None
         assert missed(timer._replace(history=(rescued,)), START_MS + 30_000) == Missed(30_000)
@@ -435,7 +435,7 @@ class TestMissed:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": {"grace": "10m"}})
         decided = after(timer, Missed(3 * HOUR_MS), START_MS + 3 * HOUR_MS + 600_001)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + 4 * HOUR_MS)
-        assert decided.note.endswith("skipped: 10800000 ms late, missed policy grace")
+        assert decided.note.startswith("skipped: 10800000 ms late, missed policy grace; left out")
 
     def test_latest_is_one_run_for_all_that_were_missed(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": "latest"})
@@ -449,3 +449,10 @@ class TestMissed:
             timer = claimed(timer, decided)
             due.append(timer.due_ms)
         assert due == [START_MS + hours * HOUR_MS for hours in (1, 2, 3)]
+
+
+def test_a_processors_own_note_made_a_completed_run_look_skipped() -> None:
+    ran = decide(a_timer(), Done("skipped: 5 ms late, missed policy skip"), ENDED_MS, RetryPolicy(), Random(1))
+    entry = HistoryEntry(ENDED_MS, ran.status, 1, "pod-1", *ran.cause)
+    assert entry.note == "skipped: 5 ms late, missed policy skip"
+    assert not was_skipped(a_timer(status=Status.COMPLETED, history=[entry]))

@@ -256,7 +256,7 @@ def test_the_attributes_of_a_timer_are_the_values_of_its_json(given: dict[str, A
         spec={**NewTimer.parse({**LEAST, **given}).spec(), "traceparent": f"00-{1:032x}-{1:016x}-01"},
         lease=Lease("pod-a", START_MS + 30_000),
         progress=Progress(last_error=error),
-        history=[HistoryEntry(START_MS, Status.RUNNING, 1, "pod-a", "claimed", 3)],
+        history=[HistoryEntry(START_MS, Status.RUNNING, 1, "pod-a", "event", lateness_ms=3)],
     )
     assert as_attributes(timer, timer.to_json()) == timer.to_json()
     assert type(timer.tags) is list

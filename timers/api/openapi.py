@@ -89,6 +89,8 @@ _CHANGE: Final = {
     "attempt": 1,
     "due_at": "2026-11-22T20:00:00.000Z",
     "at": "2026-11-22T20:00:00.021Z",
+    "processor": None,
+    "cause": "completed",
     "note": "completed",
 }
 _TEXTS: Final = {

@@ -49,6 +49,8 @@ TIMER_EXAMPLE: Final[dict[str, Any]] = {
             "status": "scheduled",
             "attempt": 0,
             "pod": None,
+            "processor": None,
+            "cause": "created",
             "note": "created",
             "lateness_ms": None,
         }
@@ -115,12 +117,15 @@ class LeaseAnswer(_Shape):
 
 
 class HistoryAnswer(_Shape):
-    """One transition; `pod` is null for a caller's, `lateness_ms` is set where a run started."""
+    """One transition. `pod` is null for a caller's; `processor` and `lateness_ms` are set where a run started. `cause`
+    is a code to compare, `note` says the same in English."""
 
     at: Instant
     status: Status
     attempt: Count
     pod: str | None
+    processor: str | None
+    cause: str
     note: str
     lateness_ms: int | None
 

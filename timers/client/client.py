@@ -192,7 +192,7 @@ class TimerClient:
             progress=changed_progress(current, change, due_ms),
             edit_lock_ms=self._edit_lock_ms,
             version=current.version if version is None else version,
-            note="rescheduled" if due_ms is not None else "changed",
+            cause="rescheduled" if due_ms is not None else "changed",
         )
 
     async def reschedule(
@@ -213,13 +213,13 @@ class TimerClient:
     async def fire(self, prefix: str, id: str) -> Timer:
         """Make a scheduled timer due now, also inside the edit lock. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
-        answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", note="fired by hand")
+        answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause="fired")
         return accepted(answer, prefix, id, ("changed",))
 
     async def retry(self, prefix: str, id: str) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
-        answer = await store.rearm(check_prefix(prefix), check_id(id), note="retried by hand")
+        answer = await store.rearm(check_prefix(prefix), check_id(id), cause="retried")
         return accepted(answer, prefix, id, ("changed",))
 
     async def list(

@@ -55,6 +55,8 @@ def change_json(change: Change) -> dict[str, Any]:
         "attempt": change.attempt,
         "due_at": format_time(change.due_ms),
         "at": format_time(change.at_ms),
+        "processor": change.processor,
+        "cause": change.cause,
         "note": change.note,
     }
 

@@ -93,7 +93,7 @@ async def _arm(store: Store, planned: Replayed) -> Replayed:
         due=f"@{planned.runs_ms}",
         version=planned.version,
         completed=True,
-        note="replayed",
+        cause="replayed",
     )
     return replace(planned, result="armed" if answer.code == "changed" else _REASONS[answer.code])
 

@@ -1,12 +1,12 @@
 """Owns the only policy: what happens to a timer after a run. Pure: time and chance come in as arguments."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
 from timers.core import calendar
+from timers.core.causes import Cause, in_english
 from timers.core.durations import Duration, format_time, parse_ms, parse_time
 from timers.core.model import Progress, Status, Timer
 from timers.core.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
@@ -14,12 +14,10 @@ from timers.core.policies import RetryPolicy
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 
-_SKIPPED: Final = re.compile(r"skipped: \d+ ms late, missed policy ")
-
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a run's end changes. `spec` is None where the caller's fields stay as they are."""
+    """What a run's end changes, and why. `spec` None leaves the caller's fields as they are."""
 
     status: Status
     due_ms: int
@@ -27,29 +25,34 @@ class Transition:
     failures: int
     occurrence: int
     progress: Progress
-    note: str
+    cause: Cause
     spec: Mapping[str, Any] | None = None
+
+    @property
+    def note(self) -> str:
+        """The cause in English."""
+        return in_english(*self.cause)
 
 
 def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
     """The transition out of `running`. `policy` is the processor's; the timer's own goes before it."""
     match outcome:
         case Done(note):
-            return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, note)
+            return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, ("completed", note))
         case Rearm():
             return _rearm(timer, outcome, now_ms)
         case HandBack(reason):
-            return _again(timer, timer.due_ms, timer.failures, timer.progress, f"handed back: {reason}")
+            return _again(timer, timer.due_ms, timer.failures, timer.progress, ("handed-back", reason))
         case Snooze(reason, after):
             delay_ms = _delayed(after, now_ms, _backoff_ms(timer, policy, 1, rng))
-            return _again(timer, delay_ms, timer.failures, timer.progress, f"snoozed: {reason}")
+            return _again(timer, delay_ms, timer.failures, timer.progress, ("snoozed", reason))
         case Missed(lateness_ms):
-            note = f"skipped: {lateness_ms} ms late, missed policy {timer.missed_policy.policy}"
-            return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, note)
+            text = f"{lateness_ms} ms late, missed policy {timer.missed_policy.policy}"
+            return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, ("skipped", text))
         case Exhausted(reason):
             last = _not_started(timer)
             progress = replace(timer.progress, last_error=_error(last, Failed("Lost", reason), now_ms))
-            return _next_or_finish(last, Status.FAILED, progress, now_ms, f"gave up after {reason}")
+            return _next_or_finish(last, Status.FAILED, progress, now_ms, ("failed", reason))
         case Failed():
             return _failed(timer, outcome, now_ms, policy, rng)
 
@@ -71,7 +74,7 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
 
 def was_skipped(timer: Timer) -> bool:
     """Whether a completed timer did not run but was left out by its `missed` policy."""
-    return bool(timer.history) and _SKIPPED.match(timer.history[-1].note) is not None
+    return bool(timer.history) and timer.history[-1].cause == "skipped"
 
 
 def _is_rescued(timer: Timer) -> bool:
@@ -89,16 +92,17 @@ def _not_started(timer: Timer) -> Timer:
     return timer._replace(attempt=timer.attempt - 1)
 
 
-def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, note: str) -> Transition:
+def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, cause: Cause) -> Transition:
     """The next occurrence where the timer repeats, else the end."""
     repeat = timer.repeat
     planned = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
     if planned is None:
-        return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, note)
+        return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, cause)
     if planned.dropped:
-        note = f"left out what was missed before {format_time(planned.due_ms)}; {note}"
+        code, text = cause
+        cause = code, f"{text}; left out what was missed before {format_time(planned.due_ms)}"
     last_error = progress.last_error if status is Status.FAILED else None
-    return _next(timer, planned.due_ms, replace(planned.progress, last_error=last_error), note)
+    return _next(timer, planned.due_ms, replace(planned.progress, last_error=last_error), cause)
 
 
 def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
@@ -107,13 +111,13 @@ def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
     progress = Progress()
     if timer.repeat is not None:
         progress = replace(calendar.start(due_ms), occurrences=timer.progress.occurrences + 1)
-    return _next(timer, due_ms, progress, "re-armed", rearm.payload)
+    return _next(timer, due_ms, progress, ("re-armed", ""), rearm.payload)
 
 
-def _next(timer: Timer, due_ms: int, progress: Progress, note: str, payload: object = UNSET) -> Transition:
+def _next(timer: Timer, due_ms: int, progress: Progress, cause: Cause, payload: object = UNSET) -> Transition:
     """A new occurrence: nothing is counted against it yet."""
     spec = _next_spec(timer.spec, payload)
-    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, note, spec)
+    return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, cause, spec)
 
 
 def _next_spec(spec: Mapping[str, Any], payload: object) -> Mapping[str, Any] | None:
@@ -129,17 +133,17 @@ def _failed(timer: Timer, failed: Failed, now_ms: int, policy: RetryPolicy, rng:
     chosen = timer.retry or policy
     failures = timer.failures + 1
     progress = replace(timer.progress, last_error=_error(timer, failed, now_ms))
-    note = f"{failed.error}: {failed.reason}"
+    text = f"{failed.error}: {failed.reason}"
     if failed.final or failures >= _maximum(timer, chosen):
         last = timer._replace(failures=failures)
-        return _next_or_finish(last, Status.FAILED, progress, now_ms, f"gave up after {note}")
+        return _next_or_finish(last, Status.FAILED, progress, now_ms, ("failed", text))
     due_ms = _delayed(failed.after, now_ms, _backoff_ms(timer, policy, failures, rng))
-    return _again(timer, due_ms, failures, progress, f"will retry after {note}")
+    return _again(timer, due_ms, failures, progress, ("retry", text))
 
 
-def _again(timer: Timer, due_ms: int, failures: int, progress: Progress, note: str) -> Transition:
+def _again(timer: Timer, due_ms: int, failures: int, progress: Progress, cause: Cause) -> Transition:
     """Another try of the same occurrence."""
-    return Transition(Status.SCHEDULED, due_ms, timer.attempt, failures, timer.occurrence, progress, note)
+    return Transition(Status.SCHEDULED, due_ms, timer.attempt, failures, timer.occurrence, progress, cause)
 
 
 def _delayed(after: Delay | None, now_ms: int, default_ms: int) -> int:

@@ -12,7 +12,7 @@ PUNCTUAL_MS: Final = 100
 
 _CAUSES: Final = {
     "event": "its expired event was heard",
-    "late look": "the pod whose event it was had not claimed it, another looked 50 ms later",
+    "late-look": "the pod whose event it was had not claimed it, another looked 50 ms later",
     "sweep": "no event was heard, or nobody had room; the sweep of the due index found it",
     "room": "its queue runs only so many at once, and a run before it had ended",
     "rate": "its queue's rate allowed it then",
@@ -29,7 +29,7 @@ def explain(timer: Timer, now_ms: int) -> list[str]:
 def _entry(entry: HistoryEntry) -> str:
     where = f" on {entry.pod}" if entry.pod else ""
     attempt = f", attempt {entry.attempt}" if entry.status is Status.RUNNING else ""
-    cause = _CAUSES.get(entry.note, entry.note)
+    cause = _CAUSES.get(entry.cause, entry.note)
     late = "" if entry.lateness_ms is None else f" ({entry.lateness_ms} ms after due)"
     return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}: {cause}{late}"
 
@@ -37,8 +37,8 @@ def _entry(entry: HistoryEntry) -> str:
 def _answers(timer: Timer, now_ms: int) -> Iterator[str]:
     yield from _not_run(timer, now_ms)
     for entry in timer.history:
-        if entry.lateness_ms is not None and entry.lateness_ms > PUNCTUAL_MS and entry.note != "rescue":
-            yield f"late by {entry.lateness_ms} ms at attempt {entry.attempt}: {_CAUSES.get(entry.note, entry.note)}"
+        if entry.lateness_ms is not None and entry.lateness_ms > PUNCTUAL_MS and entry.cause != "rescue":
+            yield f"late by {entry.lateness_ms} ms at attempt {entry.attempt}: {_CAUSES.get(entry.cause, entry.note)}"
     yield from _started_again(timer.history)
 
 
@@ -78,6 +78,6 @@ def _started_again(history: Sequence[HistoryEntry]) -> Iterator[str]:
             since.append(entry.note)
             continue
         if entry.attempt > 1:
-            why = [_CAUSES["rescue"]] if entry.note == "rescue" else since
+            why = [_CAUSES["rescue"]] if entry.cause == "rescue" else since
             yield f"started again, attempt {entry.attempt}: {'; '.join(why)}"
         since = []

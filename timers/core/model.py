@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from timers.core.causes import in_english
 from timers.core.durations import format_time, parse_ms, to_datetime
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 
@@ -57,8 +58,15 @@ class HistoryEntry(NamedTuple):
     status: Status
     attempt: int
     pod: str | None
-    note: str
+    cause: str
+    text: str = ""
     lateness_ms: int | None = None
+    processor: str | None = None
+
+    @property
+    def note(self) -> str:
+        """The cause in English, with what only this entry knows."""
+        return in_english(self.cause, self.text)
 
     @property
     def at(self) -> datetime:
@@ -72,6 +80,8 @@ class HistoryEntry(NamedTuple):
             "status": self.status.value,
             "attempt": self.attempt,
             "pod": self.pod,
+            "processor": self.processor,
+            "cause": self.cause,
             "note": self.note,
             "lateness_ms": self.lateness_ms,
         }

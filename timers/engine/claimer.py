@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -88,6 +88,7 @@ class Claimer:
                 lease_ms=self._pod.lease_ms,
                 cause=wanted.cause,
                 limits={prefix: self._runner.limits_of(prefix) for prefix in most},
+                processors=self._named(most),
             )
             _tell_quarantined(claimed)
             for ask in wanted.asks:
@@ -104,12 +105,22 @@ class Claimer:
                 chosen.append(orphan)
         with self._asking(Counter(prefix for prefix, _ in chosen)):
             asked_at = time.monotonic()
-            rescued = await self._pod.store.rescue(shard, chosen, pod=self._pod.name, lease_ms=self._pod.lease_ms)
+            rescued = await self._pod.store.rescue(
+                shard,
+                chosen,
+                pod=self._pod.name,
+                lease_ms=self._pod.lease_ms,
+                processors=self._named(prefix for prefix, _ in chosen),
+            )
             _tell_quarantined(rescued)
             for timer in rescued.timers:
                 self._pod.observer.rescued(timer.prefix)
                 _log.warning("run rescued from an expired lease", **named(timer))
             self._runner.start(shard, rescued, asked_at)
+
+    def _named(self, prefixes: Iterable[str]) -> dict[str, str]:
+        """The processor of each queue, by the prefix it was declared with."""
+        return {prefix: self._pod.registry.require(prefix).prefix for prefix in prefixes}
 
     def _room_of(self, prefix: str) -> int:
         """What this pod may still take of a queue; what the other round has asked for counts as taken."""

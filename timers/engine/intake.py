@@ -190,7 +190,7 @@ class Intake:
     def _age(self) -> None:
         """Runs every half of the wait while there is something to wait for: what came in two ticks ago is due."""
         for shard, prefix in self._aging:
-            self.mark_all(shard, prefix, "late look")
+            self.mark_all(shard, prefix, "late-look")
         self._aging, self._others = self._others, set()
         self._timer_set = False
         if self._aging:

@@ -67,7 +67,12 @@ def _encodable(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def clean_note(note: str) -> str:
+def encode_said(cause: str, text: str = "") -> str:
+    """The end of a history line: the cause, and the text where it says more."""
+    return cause if text in ("", cause) else f"{cause} {_clean(text)}"
+
+
+def _clean(note: str) -> str:
     """One line, bounded, without control characters (Lua's format ends at a NUL): what a history entry can hold."""
     if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
         return note
@@ -186,8 +191,9 @@ class StoredHistory(Sequence[HistoryEntry]):
     def _first(self) -> HistoryEntry:
         """The creation, or where that was dropped a marker that says so."""
         dropped = self._entries - len(self._lines)
-        note = f"{dropped + 1} older entries dropped" if self._entries >= HISTORY_LIMIT else "created"
-        return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, note)
+        if self._entries >= HISTORY_LIMIT:
+            return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "dropped", str(dropped + 1))
+        return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "created")
 
     def _entry(self, line: str) -> HistoryEntry:
         """History is for people: what cannot be read of it says so and stops nothing."""
@@ -198,14 +204,17 @@ class StoredHistory(Sequence[HistoryEntry]):
 
 
 def _entry(line: str) -> HistoryEntry:
-    at, status, attempt, pod, lateness, note = line.split(" ", 5)
+    at, status, attempt, pod, lateness, processor, said = line.split(" ", 6)
+    cause, _, text = said.partition(" ")
     return HistoryEntry(
         int(at),
         STATUSES[status],
         int(attempt),
         None if pod == "-" else pod,
-        note,
+        cause,
+        text,
         None if lateness == "-" else int(lateness),
+        None if processor == "-" else processor,
     )
 
 

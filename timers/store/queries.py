@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
+from timers.core.causes import in_english
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import codec, keys
@@ -109,7 +110,14 @@ class Change:
     attempt: int
     due_ms: int
     at_ms: int
-    note: str
+    cause: str
+    text: str = ""
+    processor: str | None = None
+
+    @property
+    def note(self) -> str:
+        """The cause in English, with what only this change knows."""
+        return in_english(self.cause, self.text)
 
 
 class Queries:
@@ -327,9 +335,21 @@ def check_cursor(value: str | None) -> None:
 def _change(data: bytes | None) -> Change | None:
     if data is None:
         return None
-    member, letter, version, attempt, due, at, note = data.decode().split("\n", 6)
+    member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
     prefix, _, timer_id = member.partition(":")
-    return Change(prefix, timer_id, codec.STATUSES[letter], int(version), int(attempt), int(due), int(at), note)
+    cause, _, text = said.partition(" ")
+    return Change(
+        prefix,
+        timer_id,
+        codec.STATUSES[letter],
+        version=int(version),
+        attempt=int(attempt),
+        due_ms=int(due),
+        at_ms=int(at),
+        cause=cause,
+        text=text,
+        processor=None if processor == "-" else processor,
+    )
 
 
 def _write_cursor(place: _Place) -> str:

@@ -24,6 +24,7 @@ ARM_LIMIT: Final = 250
 """Timers armed by one script call: it must not hold the server up."""
 
 NO_QUEUE_LIMITS: Final[Mapping[str, Limits]] = MappingProxyType({})
+UNNAMED: Final[Mapping[str, str]] = MappingProxyType({})
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -38,7 +39,7 @@ class Arming(NamedTuple):
     spec: Mapping[str, Any]
     progress: Progress = NO_PROGRESS
     if_exists: str = "error"
-    note: str = "replaced"
+    cause: str = "replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,6 @@ class Store:
             timer_id,
             _expected(version),
             "purge" if purge else "" if keep else "forget",
-            "cancelled",
         ]
         return await self._one("cancel", prefix, timer_id, arguments)
 
@@ -191,7 +191,7 @@ class Store:
         progress: Progress | None = None,
         edit_lock_ms: int = 0,
         version: int | None = None,
-        note: str = "changed",
+        cause: str = "changed",
     ) -> Answer:
         """Change what is given. Codes: changed, missing, running, locked, version, finished."""
         arguments: list[scripts.Argument] = [
@@ -202,7 +202,7 @@ class Store:
             due,
             "" if spec is None else codec.encode_spec(spec),
             "-" if progress is None else codec.encode_progress(progress),
-            codec.clean_note(note),
+            cause,
         ]
         return await self._one("reschedule", prefix, timer_id, arguments)
 
@@ -211,7 +211,7 @@ class Store:
         prefix: str,
         timer_id: str,
         *,
-        note: str,
+        cause: str,
         due: str = "+0",
         version: int | None = None,
         completed: bool = False,
@@ -219,7 +219,7 @@ class Store:
         """Arm a failed, unhandled or cancelled timer again; with `completed` also one that completed. Codes: changed,
         missing, version, running, scheduled, completed."""
         also = "completed" if completed else ""
-        arguments = [prefix, timer_id, due, _expected(version), also, codec.clean_note(note)]
+        arguments = [prefix, timer_id, due, _expected(version), also, cause]
         return await self._one("rearm", prefix, timer_id, arguments)
 
     async def claim(
@@ -231,10 +231,14 @@ class Store:
         lease_ms: int,
         cause: str,
         limits: Mapping[str, Limits] = NO_QUEUE_LIMITS,
+        processors: Mapping[str, str] = UNNAMED,
     ) -> Claimed:
-        """Claim due timers of some queues, each (prefix, most to take), earliest first, within the queues' limits."""
+        """Claim due timers of some queues, each (prefix, most to take), earliest first, within the queues' limits. The
+        history names the processor of each queue."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, self.shards]
-        arguments += [_queue(prefix, most, limits.get(prefix, NO_LIMITS)) for prefix, most in wanted]
+        arguments += [
+            _queue(prefix, processors.get(prefix, "-"), most, limits.get(prefix, NO_LIMITS)) for prefix, most in wanted
+        ]
         looked, claimed, bad = await self.run("claim", shard, arguments)
         found = {prefix: looked[2 * i : 2 * i + 2] for i, (prefix, _) in enumerate(wanted)}
         more = {prefix for prefix, most in wanted if found[prefix][0] >= most}
@@ -255,11 +259,20 @@ class Store:
         (ids,) = await self.run("abandon", shard, [prefix, before_ms, most, pod, *runs])
         return [timer_id.decode() for timer_id in ids]
 
-    async def rescue(self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int) -> Claimed:
-        """Take over runs whose lease has expired; those that were not are left out."""
+    async def rescue(
+        self,
+        shard: int,
+        orphans: Sequence[Identity],
+        *,
+        pod: str,
+        lease_ms: int,
+        processors: Mapping[str, str] = UNNAMED,
+    ) -> Claimed:
+        """Take over runs whose lease has expired; those that were not are left out. The history names the processor of
+        each queue."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
-        for identity in orphans:
-            arguments += identity
+        for prefix, timer_id in orphans:
+            arguments += (prefix, timer_id, processors.get(prefix, "-"))
         rescued, bad = await self.run("rescue", shard, arguments)
         return self._claimed(rescued, bad, pod, lease_ms)
 
@@ -361,9 +374,9 @@ def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Answe
     return Answer(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
 
 
-def _queue(prefix: str, most: int, limits: Limits) -> str:
+def _queue(prefix: str, processor: str, most: int, limits: Limits) -> str:
     interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
-    return f"{prefix} {most} {limits.concurrency or 0} {interval_us} {burst}"
+    return f"{prefix} {processor} {most} {limits.concurrency or 0} {interval_us} {burst}"
 
 
 def _expected(version: int | None) -> str:
@@ -383,18 +396,18 @@ def _read(identity: Identity, now_ms: float, raw: bytes | None, held: bytes, lef
 
 
 def _arming(a: Arming) -> str:
-    """Seven lines; JSON has no raw line break, and a note is cleaned of them. One argument a timer: redis-py spends
-    more on each argument than on its length."""
+    """Seven lines; JSON has no raw line break. One argument a timer: redis-py spends more on each argument than on its
+    length."""
     spec, progress = codec.encode_spec(a.spec), codec.encode_progress(a.progress)
-    return "\n".join((a.prefix, a.id, a.if_exists, a.due, spec, progress, codec.clean_note(a.note)))
+    return f"{a.prefix}\n{a.id}\n{a.if_exists}\n{a.due}\n{spec}\n{progress}\n{a.cause}"
 
 
 def _settlement(settlement: Settlement) -> str:
     """Eleven lines, as above."""
     timer, after = settlement.timer, settlement.transition
     spec = "" if after.spec is None else codec.encode_spec(after.spec)
-    progress, note = codec.encode_progress(after.progress), codec.clean_note(after.note)
+    progress, said = codec.encode_progress(after.progress), codec.encode_said(*after.cause)
     return (
         f"{timer.prefix}\n{timer.id}\n{timer.token}\n{codec.LETTERS[after.status]}\n{after.due_ms}\n{after.attempt}\n"
-        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{note}"
+        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{said}"
     )

@@ -109,7 +109,7 @@ class CallerVerbs(World):
     @verb(chosen=choices)
     def fire(self, *, chosen: Choice) -> None:
         identity = self.the(chosen)
-        answer = self.do(self.store.reschedule(*identity, due="+0", note="fired by hand"))
+        answer = self.do(self.store.reschedule(*identity, due="+0", cause="fired"))
         due_ms = self._due_now(answer, "changed")
         assert answer.code == self.oracle.change(identity, self.now_ms, due_ms=due_ms, note="fired by hand")
         self.happened(f"fire: {answer.code}")
@@ -117,7 +117,7 @@ class CallerVerbs(World):
     @verb(chosen=st.tuples(st.sampled_from(list(Status)), st.integers(0, 3)))
     def retry(self, *, chosen: Choice) -> None:
         identity = self.the(chosen)
-        answer = self.do(self.store.rearm(*identity, note="retried by hand"))
+        answer = self.do(self.store.rearm(*identity, cause="retried"))
         assert answer.code == self.oracle.rearm(identity, self._due_now(answer, "changed"), "retried by hand")
         self.happened(f"retry: {answer.code}")
 
@@ -125,7 +125,7 @@ class CallerVerbs(World):
     def replay(self, *, chosen: Choice, offset: int, wanted: str | None) -> None:
         identity, due_ms = self.the(chosen), self.at(offset)
         version = self.version(identity, wanted)
-        revival = self.store.rearm(*identity, due=f"@{due_ms}", version=version, completed=True, note="replayed")
+        revival = self.store.rearm(*identity, due=f"@{due_ms}", version=version, completed=True, cause="replayed")
         answer = self.do(revival)
         assert answer.code == self.oracle.rearm(identity, due_ms, "replayed", version, completed=True)
         self.happened(f"replay: {answer.code}")

@@ -12,10 +12,10 @@
 local prefix, before, most, pod = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local ids = {}
 
-local function unhandled(id, member, r, why)
+local function unhandled(id, member, r, said)
   local from = r.status
   r.status = 'u'
-  note(r, pod, '-', why .. 'no live pod serves the prefix')
+  note(r, said, pod)
   redis.call('ZADD', finished_key('u', prefix), text(now), id)
   recount(from, 'u', prefix)
   write(member, r)
@@ -26,7 +26,7 @@ local function abandon_due(id)
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
   unschedule(prefix, id)
-  if r and r.status == 's' then unhandled(id, member, r, '') end
+  if r and r.status == 's' then unhandled(id, member, r, 'unserved') end
   ids[#ids + 1] = id
 end
 
@@ -41,7 +41,7 @@ local function abandon_run(id)
   redis.call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then
     r.token, r.failures = text(take_tokens(1)), text(r.failures + 1)
-    unhandled(id, member, r, 'its pod died or lost the lease, and ')
+    unhandled(id, member, r, 'lost-unserved')
   end
   ids[#ids + 1] = id
 end

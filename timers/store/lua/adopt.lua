@@ -18,10 +18,10 @@ local function adopt(prefix, id, value, spec)
   if adopted then
     r.due = text(due)
     set_body(r, spec, nil)
-    note(r, '-', '-', 'its bare key was set again')
+    note(r, 'bare-set-again')
   else
     if r then leave(prefix, id, r.status) end
-    r = new_life(prefix, r, text(due), spec, '', 'adopted from its bare key')
+    r = new_life(prefix, r, text(due), spec, '', 'bare-adopted')
   end
   redis.call('ZADD', root .. 'adopted', r.due, member)
   write(member, r)

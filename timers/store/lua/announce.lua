@@ -8,10 +8,10 @@ local BARE_MS = 5000
 local CLOCK_MS = 10     -- as in adopt.lua
 local answer = {text(now)}
 
--- When an expiry of the key was last answered, from the history: all notes of that say so in these words.
+-- When an expiry of the key was last answered, from the causes in the history.
 local function last_answer(r)
   local last = nil
-  for at in string.gmatch(r.rest, '\n(%d+) s %d+ %- %- its bare key [^\n]*expired') do last = at end
+  for at in string.gmatch(r.rest, '\n(%d+) s %d+ %- %- %- bare%-[a-z-]*expired') do last = at end
   return last
 end
 
@@ -34,7 +34,7 @@ end
 local function due_now(prefix, id, member, r)
   local sooner = r.due - now > CLOCK_MS
   if sooner then r.due = text(now) end
-  note(r, '-', '-', sooner and 'its bare key was set again and expired' or 'its bare key expired')
+  note(r, sooner and 'bare-set-again-expired' or 'bare-expired')
   write(member, r)
   enqueue(prefix, id, r.due)
 end
@@ -55,8 +55,8 @@ local function announce(prefix, id, heard, since)
   end
   if r then leave(prefix, id, r.status) end
   enqueue(prefix, id, text(now))
-  local life = new_life(prefix, r, text(now), '{}', '', 'its bare key expired')
-  if not r then note(life, '-', '-', 'its bare key expired') end
+  local life = new_life(prefix, r, text(now), '{}', '', 'bare-expired')
+  if not r then note(life, 'bare-expired') end
   write(member, life)
   return 'due'
 end

@@ -4,7 +4,6 @@
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `purge`; `forget` to remove the record of what is cancelled, for a retention of 0; or ''
--- ARGV[7]  note for the history
 -- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
 --          The record is the cancelled one, also where it is gone now. Cancelling a cancelled timer answers `cancelled`
 --          again: the first answer may have been lost.
@@ -31,7 +30,7 @@ local function cancel()
   unschedule(prefix, id)
   refresh_head(prefix)
   r.status = 'x'
-  note(r, '-', '-', ARGV[7])
+  note(r, 'cancelled')
   redis.call('ZADD', finished_key('x', prefix), text(now), id)
   recount('s', 'x', prefix)
   return write(member, r)

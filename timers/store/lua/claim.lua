@@ -3,9 +3,9 @@
 --
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
--- ARGV[4]  cause, for the history (`event`, `sweep`)
+-- ARGV[4]  cause, for the history (`event`, `sweep` …)
 -- ARGV[5]  number of shards, over which a queue's running timers are counted
--- ARGV[6…] one for each queue, five words: prefix, most to take, most that may run in the whole fleet (0: any), µs between
+-- ARGV[6…] one for each queue, six words: prefix, processor that will run it (for the history), most to take, most that may run in the whole fleet (0: any), µs between
 --          starts (0: any), starts that may come at once after a pause
 -- Answer   {now, {looked at, wait ms, …}, {prefix, id, record, …}, {member, reason, …}}: for each queue how many due timers it
 --          gave (as many as the most to take: there may be more) and how long its rate forbids the next; what was claimed;
@@ -17,7 +17,7 @@ local now_us = time[1] * 1000000 + time[2]
 local looked, claimed, bad = {}, {}, {}
 local leases = {}
 
-local function claim_one(prefix, id, token)
+local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then
@@ -32,7 +32,7 @@ local function claim_one(prefix, id, token)
   end
   if not take_lease(member, pod, token, lease_ms) then return false end
   r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
-  note(r, pod, text(now - r.due), cause)
+  note(r, cause, pod, text(now - r.due), processor)
   leases[#leases + 1] = text(now + lease_ms)
   leases[#leases + 1] = member
   claimed[#claimed + 1] = prefix
@@ -81,7 +81,7 @@ local function pick(queue, most, in_order)
   return ids
 end
 
-local function take(prefix, ids)
+local function take(prefix, ids, processor)
   local triggers, gone = {}, {}
   leases = {}
   -- Freeing first: a script whose first write frees memory is let through when the server is at maxmemory.
@@ -89,7 +89,7 @@ local function take(prefix, ids)
   redis.call('DEL', unpack(triggers))
   local top = take_tokens(#ids)
   for i, id in ipairs(ids) do
-    if claim_one(prefix, id, text(top - #ids + i)) then gone[#gone + 1] = id end
+    if claim_one(prefix, id, text(top - #ids + i), processor) then gone[#gone + 1] = id end
   end
   if #gone > 0 then redis.call('ZREM', queue_key(prefix), unpack(gone)) end
   if #leases > 0 then redis.call('ZADD', root .. 'leases', unpack(leases)) end
@@ -109,7 +109,7 @@ local function is_first(prefix)
   return true
 end
 
-local function claim_queue(prefix, most, concurrency, interval, burst)
+local function claim_queue(prefix, processor, most, concurrency, interval, burst)
   local wait = 0
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then most = 0 end
   if concurrency > 0 then most = math.min(most, concurrency - running(prefix)) end
@@ -120,7 +120,7 @@ local function claim_queue(prefix, most, concurrency, interval, burst)
     most = math.min(most, allowed)
   end
   local ids = most > 0 and pick(queue_key(prefix), most, concurrency == 1) or {}
-  local n = #ids > 0 and take(prefix, ids) or 0
+  local n = #ids > 0 and take(prefix, ids, processor) or 0
   if interval > 0 and n > 0 then
     spend(prefix, interval, n)
     if n == most then wait = select(2, permits(prefix, interval, burst)) end
@@ -130,8 +130,8 @@ local function claim_queue(prefix, most, concurrency, interval, burst)
 end
 
 for i = 6, #ARGV do
-  local prefix, most, concurrency, interval, burst = string.match(ARGV[i], '^(%S+) (%d+) (%d+) (%d+) (%d+)$')
-  claim_queue(prefix, tonumber(most), tonumber(concurrency), tonumber(interval), tonumber(burst))
+  local prefix, processor, most, concurrency, interval, burst = string.match(ARGV[i], '^(%S+) (%S+) (%d+) (%d+) (%d+) (%d+)$')
+  claim_queue(prefix, processor, tonumber(most), tonumber(concurrency), tonumber(interval), tonumber(burst))
 end
 conclude()
 return {text(now), looked, claimed, bad}

@@ -61,9 +61,9 @@ end
 local EVENTS = string.gsub(ARGV[1], 'wake', 'events', 1)
 local watched = true
 
-local function tell(member, r, what)
+local function tell(member, r, said)
   if not watched then return end
-  local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), what}, '\n')
+  local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), r.processor or '-', said}, '\n')
   watched = redis.call('PUBLISH', EVENTS, event) > 0
 end
 
@@ -81,16 +81,18 @@ local function set_body(r, spec, progress)
   r.rest = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
 end
 
--- One more entry; every change of a record goes through here, so the version grows with each.
-local function note(r, pod, lateness, said)
-  r.said = said
+-- One more history entry: `said` is a cause (timers/core/causes.py) and, after a space, what only this entry knows. A start
+-- also has a pod, a lateness and a processor. Every change of a record goes through here, so the version grows with each.
+local function note(r, said, pod, lateness, processor)
+  r.said, r.processor = said, processor
   r.version = text(r.version + 1)
   r.entries = text(r.entries + 1)
   if tonumber(r.entries) > HISTORY_STORED then
     local body, history = string.match(r.rest, '^([^\n]*\n[^\n]*)(.*)$')
     r.rest = body .. string.sub(history, string.find(history, '\n', 2, true) or #history + 1)
   end
-  r.rest = r.rest .. '\n' .. table.concat({text(now), r.status, r.attempt, pod, lateness, said}, ' ')
+  r.rest = r.rest .. '\n' .. table.concat(
+    {text(now), r.status, r.attempt, pod or '-', lateness or '-', processor or '-', said}, ' ')
 end
 
 -- True within the edit lock before due. Without a lock a timer can be changed until it is claimed.
@@ -126,7 +128,7 @@ local function new_life(prefix, r, due, spec, progress, said)
   recount(r.status, 's', prefix)
   r.status, r.attempt, r.failures, r.due = 's', '0', '0', due
   set_body(r, spec, progress)
-  note(r, '-', '-', said)
+  note(r, said)
   return r
 end
 

@@ -5,7 +5,7 @@
 -- ARGV[4]  due (`@<epoch ms>`, `+<ms from now>`)
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `completed` to take one that completed too, or ''
--- ARGV[7]  note for the history
+-- ARGV[7]  cause for the history
 -- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`
 
 local prefix, id = ARGV[2], ARGV[3]
@@ -26,7 +26,7 @@ local from = r.status
 redis.call('ZREM', finished_key(from, prefix), id)
 if from == 'c' then r.occurrence, r.attempt = text(r.occurrence + 1), '0' end
 r.status, r.failures, r.due = 's', '0', due_of(ARGV[4])
-note(r, '-', '-', ARGV[7])
+note(r, ARGV[7])
 schedule(prefix, id, r.due)
 recount(from, 's', prefix)
 raw = write(member, r)

@@ -6,7 +6,7 @@
 -- ARGV[6]  due (`@<epoch ms>`, `+<ms from now>`), or '' to keep it
 -- ARGV[7]  spec, or '' to keep them
 -- ARGV[8]  progress, or '-' to keep it
--- ARGV[9]  note for the history
+-- ARGV[9]  cause for the history
 -- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`
 
 local prefix, id, due = ARGV[3], ARGV[4], ARGV[6]
@@ -31,7 +31,7 @@ if due ~= '' or redis.call('ZSCORE', root .. 'adopted', member) then
   refresh_head(prefix)
 end
 set_body(r, ARGV[7] ~= '' and ARGV[7] or nil, ARGV[8] ~= '-' and ARGV[8] or nil)
-note(r, '-', '-', ARGV[9])
+note(r, ARGV[9])
 raw = write(member, r)
 conclude()
 return {text(now), 'changed', raw}

@@ -3,14 +3,14 @@
 --
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
--- ARGV[4…] two for each run: prefix, id
+-- ARGV[4…] three for each run: prefix, id, processor that will run it (for the history)
 -- Answer   {now, {prefix, id, record, …}, {member, reason, …}}: what was taken over, what was quarantined; a run that is leased
 --          again, has ended, or whose prefix is paused is left out
 
 local pod, lease_ms = ARGV[2], ARGV[3]
 local rescued, bad = {}, {}
 
-local function rescue(prefix, id)
+local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then
@@ -29,13 +29,13 @@ local function rescue(prefix, id)
   local token = text(take_tokens(1))
   take_lease(member, pod, token, lease_ms)
   r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
-  note(r, pod, text(now - r.due), 'rescue')
+  note(r, 'rescue', pod, text(now - r.due), processor)
   redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
   rescued[#rescued + 1] = prefix
   rescued[#rescued + 1] = id
   rescued[#rescued + 1] = write(member, r)
 end
 
-for i = 4, #ARGV, 2 do rescue(ARGV[i], ARGV[i + 1]) end
+for i = 4, #ARGV, 3 do rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 conclude()
 return {text(now), rescued, bad}

@@ -10,7 +10,7 @@ local gone = {}
 
 local function cancel(prefix, id, r, said)
   r.status = 'x'
-  note(r, '-', '-', said)
+  note(r, said)
   redis.call('ZADD', finished_key('x', prefix), text(now), id)
   recount('s', 'x', prefix)
   write(member_of(prefix, id), r)
@@ -24,7 +24,7 @@ local function finish(member, said)
   if r.status ~= 's' then return end
   if said then return cancel(prefix, id, r, said) end
   answer_bare(member, 0)
-  note(r, '-', '-', 'its bare key expired unheard')
+  note(r, 'bare-expired-unheard')
   write(member, r)
   enqueue(prefix, id, r.due)
   earliest = now
@@ -32,7 +32,7 @@ end
 
 local function look(member, due)
   local left = redis.call('PTTL', member)
-  if left == -1 then return finish(member, 'its bare key lost its TTL') end
+  if left == -1 then return finish(member, 'bare-lost-ttl') end
   if left ~= -2 then return end
   gone[#gone + 1] = member
   gone[#gone + 1] = due
@@ -48,7 +48,7 @@ else
     local member = member_of(ARGV[i], ARGV[i + 1])
     local due = redis.call('ZSCORE', root .. 'adopted', member)
     if due and tonumber(due) == tonumber(ARGV[i + 2]) and redis.call('EXISTS', member) == 0 then
-      finish(member, ARGV[2] == 'deleted' and 'its bare key was deleted' or nil)
+      finish(member, ARGV[2] == 'deleted' and 'bare-deleted' or nil)
       gone[#gone + 1] = member
       gone[#gone + 1] = '0'
     end

@@ -38,7 +38,7 @@ local function apply(e)
   r.status = e.status
   -- Where the claim started nothing its attempt is taken back. The next occurrence counts anew, but the entry is of this one.
   if e.occurrence == r.occurrence then r.attempt = e.attempt end
-  note(r, pod, '-', e.said)
+  note(r, e.said, pod)
   r.due, r.attempt, r.failures, r.occurrence = e.due, e.attempt, e.failures, e.occurrence
   if r.status ~= 's' then return finish(e, r) end
   schedule(e.prefix, e.id, r.due)

@@ -1,0 +1,51 @@
+"""Owns why a timer changed: its history keeps a code that programs compare; English is made when it is shown."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+Cause = tuple[str, str]
+"""A code, and what only this change knows (empty for nothing)."""
+
+ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "created": "created",
+        "dropped": "{} older entries dropped",
+        "replaced": "replaced",
+        "changed": "changed",
+        "rescheduled": "rescheduled",
+        "fired": "fired by hand",
+        "cancelled": "cancelled",
+        "retried": "retried by hand",
+        "replayed": "replayed",
+        "event": "event",
+        "late-look": "late look",
+        "sweep": "sweep",
+        "room": "room",
+        "rate": "rate",
+        "rescue": "rescue",
+        "completed": "{}",
+        "skipped": "skipped: {}",
+        "re-armed": "re-armed",
+        "retry": "will retry after {}",
+        "snoozed": "snoozed: {}",
+        "handed-back": "handed back: {}",
+        "failed": "gave up after {}",
+        "unserved": "no live pod serves the prefix",
+        "lost-unserved": "its pod died or lost the lease, and no live pod serves the prefix",
+        "bare-adopted": "adopted from its bare key",
+        "bare-set-again": "its bare key was set again",
+        "bare-expired": "its bare key expired",
+        "bare-set-again-expired": "its bare key was set again and expired",
+        "bare-expired-unheard": "its bare key expired unheard",
+        "bare-deleted": "its bare key was deleted",
+        "bare-lost-ttl": "its bare key lost its TTL",
+    }
+)
+"""Each cause in English; `{}` stands for what only this entry knows."""
+
+
+def in_english(cause: str, text: str) -> str:
+    """A cause and its text as people read them; a cause that this version does not know is shown as it is."""
+    template = ENGLISH.get(cause)
+    return f"{cause} {text}".rstrip() if template is None else template.format(text or cause)
