@@ -239,7 +239,7 @@ async def _to_the_end(main: Coroutine[Any, Any, int]) -> int:
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
-        import uvloop  # noqa: PLC0415 (not built for every platform)
+        import uvloop  # noqa: PLC0415 (Linux and macOS have it, with CPython)
     except ImportError:
         return None
     return uvloop.new_event_loop

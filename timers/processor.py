@@ -29,7 +29,8 @@ _RATE: Final = re.compile(r"([0-9]{1,7})/([smhd])")
 _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 ENTRY_POINT_GROUP: Final = "timers.processors"
-BUILT_IN: Final = ("processors.send_message", "processors.log")
+DISTRIBUTION: Final = "redis-timers"
+"""What is installed, `timers` and the built-in processors, by its name on the package index."""
 
 Result = Rearm | Done | None
 """What a processor returns: None or Done for done, Rearm to arm its own key again."""
@@ -299,8 +300,8 @@ class Registry:
 
 
 def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:
-    """The built-in processors, the installed entry points, and those at `paths` (`package.module` or
-    `package.module:object`; the working directory is searched too). A processor of your own takes the place of a
+    """The processors of the installed entry points, the built-in ones among them, and those at `paths`
+    (`package.module` or `package.module:object`; the working directory is searched too). Your own takes the place of a
     built-in one with the same prefix. Raises ConfigurationError naming the path that cannot be loaded."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -308,16 +309,23 @@ def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:
     found: dict[int, Processor] = {}
     for path in paths:
         found |= {id(p): p for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
+    built_in: list[Processor] = []
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        found |= {id(p): p for p in _at(point.value, f"the entry point {point.name!r} is {point.value!r}")}
+        there = _at(point.value, f"the entry point {point.name!r} is {point.value!r}")
+        if point.dist is not None and point.dist.name == DISTRIBUTION:
+            built_in += there
+        else:
+            found |= {id(p): p for p in there}
+    if not built_in:
+        raise ConfigurationError(f"the built-in processors are not there; install {DISTRIBUTION} anew (`make setup`)")
     own = {p.prefix for p in found.values()}
-    for path in BUILT_IN:
-        found |= {id(p): p for p in _at(path, f"the built-in {path!r}") if p.prefix not in own}
-    return Registry(found.values(), only)
+    return Registry([*found.values(), *(p for p in built_in if p.prefix not in own)], only)
 
 
 def _at(path: str, named: str) -> list[Processor]:
     module_name, _, attribute = path.partition(":")
+    if module_name.partition(".")[0] == "timers":
+        raise ConfigurationError(f"{named}, but `timers` is the service's own package; give your module another name")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

@@ -44,6 +44,13 @@ Role = Literal["api", "worker"]
 MAX_SHARDS: Final = 1024
 _NAME_PREFIX: Final = "TIMERS_"
 _REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+_SERVICE_LINK: Final = re.compile(
+    r"TIMERS_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))",
+    re.ASCII,
+)
+"""What Kubernetes sets in every pod for a Service called `timers` or `timers-…`, as name and value: `timers-http` gives
+TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
 _CONFIDENTIAL: Final = frozenset({"redis_url", "api_keys", "signing_secrets"})
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
@@ -275,7 +282,13 @@ class _Environment(EnvSettingsSource):
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__(Settings)
-        self.env_vars = {name: value for name, value in environ.items() if value}
+        links = service_links(environ)
+        self.env_vars = {name: value for name, value in environ.items() if value and name not in links}
+
+
+def service_links(environ: Mapping[str, str]) -> list[str]:
+    """The names of the variables that are Kubernetes' service links; `load_settings` ignores them."""
+    return [name for name, value in environ.items() if _SERVICE_LINK.fullmatch(f"{name}={value}")]
 
 
 def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> Settings:

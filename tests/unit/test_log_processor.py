@@ -2,8 +2,8 @@
 
 from structlog.testing import capture_logs
 
-from processors.log import log
 from tests.unit.samples import a_timer, run
+from timers_processors.log import log
 
 
 async def test_logs_the_timer_and_is_done() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import processors
 import timers
+import timers_processors
 
-ROOTS = [Path(package.__path__[0]) for package in (timers, processors)]
+ROOTS = [Path(package.__path__[0]) for package in (timers, timers_processors)]
 SOURCES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
 
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "code"}

@@ -13,7 +13,7 @@ from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
 from timers.core.policies import RetryPolicy
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
-from timers.processor import BUILT_IN, Context, Limits, Processor, Rate, Registry, load, processor
+from timers.processor import Context, Limits, Processor, Rate, Registry, load, processor
 
 WriteModule = Callable[..., str]
 
@@ -316,7 +316,6 @@ class TestOnly:
 class TestLoad:
     def test_the_built_in_ones_are_always_there(self) -> None:
         assert load().prefixes == ("log", "send-message")
-        assert len(BUILT_IN) == 2
 
     def test_passes_the_limit_on(self) -> None:
         registry = load(only=["log"])
@@ -374,6 +373,17 @@ class TestLoad:
         assert complaint(f"{name}:{attribute}") == (
             f"TIMERS_PROCESSORS names '{name}:{attribute}', which is not a function with the decorator @processor"
         )
+
+    @pytest.mark.parametrize("path", ["timers", "timers.mine", "timers:serve"])
+    def test_a_module_of_the_services_own_name_is_told_to_take_another(self, path: str) -> None:
+        text = complaint(path)
+        assert text.startswith(
+            f"TIMERS_PROCESSORS names {path!r}, but `timers` is the service's own package; give your"
+        )
+
+    def test_an_installation_without_its_entry_points_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys.modules["timers.processor"], "entry_points", lambda **_: ())
+        assert complaint() == "the built-in processors are not there; install redis-timers anew (`make setup`)"
 
     async def test_the_example_in_the_documentation_works(self, module: WriteModule) -> None:
         readme = Path(__file__).parents[2] / "processors" / "README.md"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from processors import transport
-from processors.send_message import RENDERED_LIMIT_CHARACTERS, fill, reachable, render, send_message
-from processors.transport import Message, OutboxTransport, default_transport, file_name, masked
 from tests.unit.samples import a_timer, run
 from timers import Done, Fail, Timer
 from timers.processor import Registry
+from timers_processors import transport
+from timers_processors.send_message import RENDERED_LIMIT_CHARACTERS, fill, reachable, render, send_message
+from timers_processors.transport import Message, OutboxTransport, default_transport, file_name, masked
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from timers.errors import ConfigurationError
-from timers.settings import SETTING_NAMES, Settings, load_settings
+from timers.settings import SETTING_NAMES, Settings, load_settings, service_links
 
 NO_FILE = Path("no-such-env-file")
 SECRET = "whsec_" + b64encode(b"0123456789abcdefghijklmnop").decode()
@@ -358,3 +358,34 @@ def test_an_entry_that_is_no_key_is_refused_unshown() -> None:
     line = refusal(API_KEYS="tmk_abc_thesecretitself")
     assert line.startswith("TIMERS_API_KEYS: the given value is not accepted; expected entries as `timers keys make`")
     assert "thesecretitself" not in line
+
+
+LINKS = {
+    "TIMERS_SERVICE_HOST": "10.96.0.7",
+    "TIMERS_SERVICE_PORT": "8080",
+    "TIMERS_SERVICE_PORT_HTTP": "8080",
+    "TIMERS_PORT": "tcp://10.96.0.7:8080",
+    "TIMERS_PORT_8080_TCP": "tcp://10.96.0.7:8080",
+    "TIMERS_PORT_8080_TCP_PROTO": "tcp",
+    "TIMERS_PORT_8080_TCP_PORT": "8080",
+    "TIMERS_PORT_8080_TCP_ADDR": "10.96.0.7",
+    "TIMERS_API_SERVICE_HOST": "fd00::7",
+    "TIMERS_API_SERVICE_PORT": "53",
+    "TIMERS_API_PORT": "udp://[fd00::7]:53",
+    "TIMERS_API_PORT_53_UDP_ADDR": "fd00::7",
+    # Of a Service `timers-http`: the name of a setting.
+    "TIMERS_HTTP_PORT": "tcp://10.96.0.8:80",
+}
+
+
+def test_a_service_named_timers_in_kubernetes_does_no_harm() -> None:
+    settings = load_settings({**LINKS, "TIMERS_CONCURRENCY": "7"}, NO_FILE)
+    assert (settings.http_port, settings.concurrency) == (8080, 7)
+    assert service_links({**LINKS, "TIMERS_CONCURRENCY": "7", "TIMERS_POD": "a"}) == list(LINKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PORT", "8080"), ("SERVICE_HOST", "example.org"), ("SERVICE_PORT", "http"), ("HTTP_PORT", "x")]
+)
+def test_what_only_looks_like_a_service_link_is_refused(name: str, value: str) -> None:
+    assert refusal(**{name: value}).startswith(("'TIMERS_", "TIMERS_HTTP_PORT: 'x'"))

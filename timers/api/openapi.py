@@ -16,6 +16,7 @@ from timers.api.parameters import Parameter
 from timers.api.problem_types import KINDS_BY_SLUG, TOLD
 from timers.api.problems import CONTENT_TYPE, TYPE_ROOT, Kind
 from timers.core.shapes import NEW_TIMER_EXAMPLE
+from timers.processor import DISTRIBUTION
 
 Json = dict[str, Any]
 
@@ -113,7 +114,7 @@ def document() -> Json:
         "openapi": "3.1.0",
         "info": {
             "title": "timers",
-            "version": version("timers"),
+            "version": version(DISTRIBUTION),
             "description": _DESCRIPTION,
             "license": {"name": "MIT", "identifier": "MIT"},
         },

@@ -8,6 +8,7 @@ import typer
 
 from timers.cli import keys, many, operating, pods, replaying, single
 from timers.errors import FieldError, InvalidInput, TimersError
+from timers.processor import DISTRIBUTION
 
 _OPTIONS: Final = {
     "prefix": "PREFIX",
@@ -49,7 +50,7 @@ keys.add_to(app)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"timers {version('timers')}")
+        typer.echo(f"timers {version(DISTRIBUTION)}")
         raise typer.Exit
 
 

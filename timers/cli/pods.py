@@ -10,7 +10,8 @@ import typer
 from timers import logs
 from timers.app import Announce, Started, dev, run, serve
 from timers.logs import get_logger
-from timers.settings import Settings, load_settings
+from timers.processor import DISTRIBUTION
+from timers.settings import Settings, load_settings, service_links
 
 _EXAMPLE: Final = (
     '{"prefix": "send-message", "id": "hello", "delay": "5s", "if_exists": "replace", '
@@ -50,6 +51,8 @@ def run_serve(
 def _settings(environ: Mapping[str, str]) -> Settings:
     settings = load_settings(environ)
     logs.configure(settings.log_format, settings.log_level)
+    if links := service_links(environ):
+        get_logger("timers").info("Kubernetes' service links are not settings and are ignored", names=links)
     return settings
 
 
@@ -74,7 +77,7 @@ def _where(settings: Settings, started: Started) -> list[str]:
         else f"{server.family} {server.version}, embedded, data in {settings.data_dir.absolute()}"
     )
     return [
-        f"timers {version('timers')} is running; Ctrl-C stops it",
+        f"timers {version(DISTRIBUTION)} is running; Ctrl-C stops it",
         f"  API    {started.api_url or 'not on this pod (TIMERS_ROLES)'}",
         f"  Redis  {redis}",
     ]

