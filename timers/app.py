@@ -124,7 +124,7 @@ async def dev(settings: Settings, announce: Announce) -> int:
 async def _serve(
     settings: Settings, url: str, embedded: EmbeddedServer | None, announce: Announce, stopping: Stopping
 ) -> int:
-    registry = load(settings.processors, only=settings.prefixes)
+    registry = load(settings.processors, only=settings.prefixes, builtin=settings.builtin)
     async with AsyncExitStack() as ends:
         store = await open_redis(url, settings)
         ends.push_async_callback(store.connections.close)

@@ -4,11 +4,11 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,6 +19,7 @@ from timers.core.fields import DurationInput, check_prefix
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
 from timers.core.policies import RetryPolicy
+from timers.core.prefixes import owner
 from timers.core.spec import NewTimer
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
 
@@ -142,7 +143,8 @@ not use `context.timers`."""
 
 @dataclass(frozen=True, eq=False)
 class Processor:
-    """A function that serves every timer whose prefix starts with `prefix`. Calling it calls the function."""
+    """A function that serves the timers of `prefix` and of what goes on with `-`, `_` or `.` after it. Calling it calls
+    the function."""
 
     prefix: str
     function: Callable[[Timer, Any], Awaitable[Result] | Result]
@@ -173,7 +175,7 @@ def processor(
     pod_concurrency: int | None = None,
     rate: str | None = None,
 ) -> Callable[[Function], Processor]:
-    """Make the function below a processor of `prefix` and of every longer prefix that starts with it.
+    """Make the function below a processor of `prefix` and of every prefix that goes on with `-`, `_` or `.` after it.
 
     Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means
     strict order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over
@@ -227,7 +229,7 @@ def _origin(function: Callable[..., object]) -> str:
 
 
 class Registry:
-    """One pod's processors. `only` limits them to prefixes that start with one of its members (`TIMERS_PREFIXES`)."""
+    """One pod's processors. `only` limits the pod to these prefixes and what continues them (`TIMERS_PREFIXES`)."""
 
     def __init__(self, processors: Iterable[Processor], only: Iterable[str] = ()) -> None:
         self._by_prefix: dict[str, Processor] = {}
@@ -244,7 +246,8 @@ class Registry:
             )
 
     def match(self, prefix: str) -> Processor | None:
-        """The processor with the longest prefix that `prefix` starts with; None if this pod does not serve it."""
+        """The processor of this pod with the longest prefix that serves `prefix`; None if this pod has none, or is
+        limited to other prefixes. Another pod may have a longer one."""
         if prefix not in self._known:
             # A stranger could invent prefixes without end: the cache is dropped, not grown, beyond a bound.
             if len(self._known) >= 100_000:
@@ -253,37 +256,29 @@ class Registry:
         return self._known[prefix]
 
     def _search(self, prefix: str) -> Processor | None:
-        if self._only and not prefix.startswith(self._only):
+        if self._only and owner(prefix, self._only) is None:
             return None
-        lengths = range(len(prefix), 0, -1)
-        return next((p for n in lengths if (p := self._by_prefix.get(prefix[:n])) is not None), None)
+        found = owner(prefix, self._by_prefix)
+        return None if found is None else self._by_prefix[found]
 
     def require(self, prefix: str) -> Processor:
         """As `match`; raises NoProcessor instead of None."""
         found = self.match(prefix)
         if found is None:
-            known = ", ".join(self.prefixes) or "none"
+            known = ", ".join(self.declared) or "none"
             raise NoProcessor(f"no processor serves the prefix {prefix!r}; there are: {known}")
         return found
 
     @property
-    def prefixes(self) -> tuple[str, ...]:
-        """What this pod runs, sorted: every timer whose prefix starts with one of these. They are the prefixes that the
-        processors were declared with, and where the pod is limited, the narrower of the two."""
-        if not self._only:
-            return tuple(sorted(self._by_prefix))
-        return tuple(sorted({found for part in self._only for found in self._within(part)}))
-
-    def _within(self, part: str) -> Iterator[str]:
-        """What the processors leave of one member of `only`."""
-        for declared in self._by_prefix:
-            if declared.startswith(part) or part.startswith(declared):
-                yield max(declared, part, key=len)
+    def declared(self) -> tuple[str, ...]:
+        """The prefixes of the processors that this pod can run, sorted. Where the pod is limited, those of which the
+        limit leaves something."""
+        return tuple(p for p in sorted(self._by_prefix) if not self._only or any(_overlap(p, o) for o in self._only))
 
     def check_only(self) -> None:
         """Raises ConfigurationError for a limit to prefixes that no processor can serve."""
         for part in self._only:
-            if not any(self._within(part)):
+            if not any(_overlap(declared, part) for declared in self._by_prefix):
                 known = ", ".join(sorted(self._by_prefix)) or "none"
                 rule = f"prefixes that a processor of this pod serves; it has processors for: {known}"
                 raise ConfigurationError(str(FieldError("TIMERS_PREFIXES", shown(part), rule)))
@@ -299,27 +294,45 @@ class Registry:
         return tuple(self._by_prefix[prefix] for prefix in sorted(self._by_prefix))
 
 
-def load(paths: Iterable[str] = (), *, only: Iterable[str] = ()) -> Registry:
-    """The processors of the installed entry points, the built-in ones among them, and those at `paths`
-    (`package.module` or `package.module:object`; the working directory is searched too). Your own takes the place of a
-    built-in one with the same prefix. Raises ConfigurationError naming the path that cannot be loaded."""
+def _overlap(one: str, other: str) -> bool:
+    """Whether some prefix is served by both."""
+    return owner(one, (other,)) is not None or owner(other, (one,)) is not None
+
+
+def load(paths: Iterable[str] = (), *, only: Iterable[str] = (), builtin: Collection[str] | None = None) -> Registry:
+    """The processors of the installed entry points, the built-in ones of these names among them (None: all), and those
+    at `paths` (`package.module` or `package.module:object`; the working directory is searched too). Your own takes the
+    place of a built-in one with the same prefix. Raises ConfigurationError naming what cannot be loaded."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     found: dict[int, Processor] = {}
     for path in paths:
         found |= {id(p): p for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
-    built_in: list[Processor] = []
+    built_in: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        there = _at(point.value, f"the entry point {point.name!r} is {point.value!r}")
         if point.dist is not None and point.dist.name == DISTRIBUTION:
-            built_in += there
+            built_in[point.name] = point
         else:
-            found |= {id(p): p for p in there}
+            found |= {id(p): p for p in _of_point(point)}
+    own = {p.prefix for p in found.values()}
+    chosen = [p for point in _chosen(built_in, builtin) for p in _of_point(point) if p.prefix not in own]
+    return Registry([*found.values(), *chosen], only)
+
+
+def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -> list[EntryPoint]:
+    """The built-in processors that a pod is to load. Raises ConfigurationError where they are not there."""
     if not built_in:
         raise ConfigurationError(f"the built-in processors are not there; install {DISTRIBUTION} anew (`make setup`)")
-    own = {p.prefix for p in found.values()}
-    return Registry([*found.values(), *(p for p in built_in if p.prefix not in own)], only)
+    for name in names or ():
+        if name not in built_in:
+            rule = f"all, none, or some of {', '.join(sorted(built_in))} with commas"
+            raise ConfigurationError(str(FieldError("TIMERS_BUILTIN", shown(name), rule)))
+    return [point for name, point in built_in.items() if names is None or name in names]
+
+
+def _of_point(point: EntryPoint) -> list[Processor]:
+    return _at(point.value, f"the entry point {point.name!r} is {point.value!r}")
 
 
 def _at(path: str, named: str) -> list[Processor]:

@@ -107,6 +107,16 @@ def _check_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     return prefixes
 
 
+def _builtin(value: object) -> object:
+    """None for `all`, nothing for `none`, else the names."""
+    names = _listed(value)
+    if names in (["all"], ["none"]):
+        return None if names == ["all"] else ()
+    if isinstance(names, list) and {"all", "none"}.intersection(names):
+        raise ValueError(names)
+    return names
+
+
 def _check_addresses(parts: SplitResult) -> bool:
     """Whether the network part is a `host` or `host:6379`, for Sentinel and cluster also several with commas."""
     hosts = parts.netloc.rpartition("@")[2].split(",")
@@ -203,6 +213,10 @@ class Settings(BaseSettings):
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
         BeforeValidator(_listed),
     ] = Field(default=(), description="package.module or package.module:object, several with commas")
+    builtin: Annotated[tuple[str, ...] | None, BeforeValidator(_builtin)] = Field(
+        default=None, description="all, none, or names of built-in processors with commas"
+    )
+    """The built-in processors to load; None: all. `processor.load` knows the names."""
     prefixes: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_check_prefixes)] = Field(
         default=(), description=f"{PREFIX_RULE}, several with commas"
     )

@@ -1,4 +1,4 @@
-"""Owns the processor `log`: every timer whose prefix starts with `log` becomes one line in the log."""
+"""Owns the processor `log`: every timer of `log`, `log-x`, `log.x` … becomes one line in the log."""
 
 from timers import Context, Timer, processor
 

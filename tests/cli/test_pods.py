@@ -262,12 +262,12 @@ async def test_a_limited_pod_tells_only_what_it_runs(start: Start, server: Embed
         wish = {"prefix": "send-message", "id": "one", "delay": 0}
         async with session.post(f"{url}/v1/timers", json=wish) as answer:
             assert answer.status == 422
-            assert "(hold-long, log)" in (await answer.json())["detail"]
+            assert "(hold, log)" in (await answer.json())["detail"]
     async with TimerClient(server.url) as client:
         (shown,) = [each.to_json() for each in await client.pods()]
-        assert (shown["serves"], shown["only"]) == (["hold-long", "log"], ["hold-long", "log"])
+        assert (shown["serves"], shown["only"]) == (["hold", "log"], ["hold-long", "log"])
     (started,) = [line for line in map(json.loads, pod.err.splitlines()) if line["event"] == "worker started"]
-    assert started["prefixes"] == ["hold-long", "log"]
+    assert started["processors"] == ["hold", "log"]
     pod.signal(signal.SIGTERM)
     assert pod.end().code == 0
 

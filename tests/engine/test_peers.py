@@ -116,10 +116,11 @@ async def test_a_pod_has_a_share_only_of_the_prefixes_it_serves() -> None:
 
 
 async def test_a_pod_limited_to_some_prefixes_has_a_share_only_of_those() -> None:
-    views = await fleet_of(sign("a", serves=["n"]), sign("b", serves=["n"], only=["note", "news"]))
-    assert len(set(owners(views).values())) == 2
-    assert all(views["a"].mine(0, "number", timer_id) for timer_id in IDS)
-    assert views["a"].serve(0, "newsletter")
+    views = await fleet_of(sign("a", serves=["n"]), sign("b", serves=["n"], only=["n-ote", "n-ews"]))
+    assert len(set(owners(views, "n-ote").values())) == 2
+    assert all(views["a"].mine(0, "n-umber", timer_id) for timer_id in IDS)
+    assert views["a"].serve(0, "n-ews.letter")
+    assert not views["a"].serve(0, "n-ewsletter")
 
 
 async def test_a_pod_limited_to_some_shards_has_a_share_only_of_those() -> None:

@@ -209,7 +209,7 @@ class TestLimits:
 
 
 class TestMatch:
-    def test_serves_every_prefix_that_starts_with_its_own(self) -> None:
+    def test_serves_its_prefix_and_what_continues_it(self) -> None:
         send = serving("send-message")
         registry = Registry([send])
         assert registry.match("send-message") is send
@@ -217,13 +217,19 @@ class TestMatch:
         assert registry.match("send-messag") is None
         assert registry.match("resend-message") is None
 
+    def test_log_does_not_run_login_check(self) -> None:
+        log = serving("log")
+        registry = Registry([log])
+        assert [registry.match(f"log{mark}in") for mark in "-_."] == [log] * 3
+        assert [registry.match(prefix) for prefix in ("login-check", "log2", "logs.x", "lo", "l")] == [None] * 5
+
     @pytest.mark.parametrize("reverse", [False, True])
     def test_the_longest_of_several_nested_prefixes_wins_in_any_order(self, reverse: bool) -> None:
         found = [serving("send"), serving("send-message"), serving("send-message-24h")]
         registry = Registry(reversed(found) if reverse else found)
         assert registry.match("send-message-24h-after-signup") is found[2]
         assert registry.match("send-message-1h") is found[1]
-        assert registry.match("sender") is found[0]
+        assert registry.match("send.r") is found[0]
 
     def test_a_hyphen_in_a_prefix_splits_nothing(self) -> None:
         """The published design cut keys at `-`, so that a prefix or id containing one reached no processor."""
@@ -242,7 +248,7 @@ class TestMatch:
 
     def test_answers_the_same_the_second_time(self) -> None:
         registry = Registry([serving("a")])
-        assert registry.match("ab") is registry.match("ab") is not None
+        assert registry.match("a-b") is registry.match("a-b") is not None
         assert registry.match("b") is registry.match("b") is None
 
     def test_remembers_a_bounded_number_of_prefixes(self) -> None:
@@ -250,7 +256,7 @@ class TestMatch:
         for number in range(100_001):
             registry.match(f"b{number}")
         assert len(registry._known) <= 100_000
-        assert registry.match("a1") is not None
+        assert registry.match("a-1") is not None
 
     def test_two_processors_for_one_prefix_are_an_error_that_names_both(self) -> None:
         with pytest.raises(ConfigurationError, match=r"two processors for the prefix 'a': .*serve and .*serve; remove"):
@@ -268,12 +274,12 @@ class TestMatch:
 
     def test_require_gives_the_processor(self) -> None:
         found = serving("a")
-        assert Registry([found]).require("ab") is found
+        assert Registry([found]).require("a-b") is found
 
     def test_lists_prefixes_and_processors_sorted(self) -> None:
         found = [serving("b"), serving("a")]
         registry = Registry(found)
-        assert registry.prefixes == ("a", "b")
+        assert registry.declared == ("a", "b")
         assert registry.processors == (found[1], found[0])
 
 
@@ -292,30 +298,48 @@ class TestOnly:
         assert registry.match("send-mail") is found[0]
         assert registry.match("send-mail-welcome") is found[1]
 
-    def test_only_what_the_pod_runs_is_listed(self) -> None:
+    def test_a_limit_matches_at_the_same_boundaries_as_a_processor(self) -> None:
+        registry = Registry([serving("log"), serving("login")], only=["log"])
+        assert registry.match("log-x") is not None
+        assert registry.match("login") is None
+
+    def test_declares_the_processors_that_the_limit_leaves_something_of(self) -> None:
         found = [serving("send"), serving("log"), serving("log-twice")]
         registry = Registry(found, only=["send-mail", "log"])
-        assert registry.prefixes == ("log", "log-twice", "send-mail")
-        with pytest.raises(NoProcessor, match=r"there are: log, log-twice, send-mail$"):
+        assert registry.declared == ("log", "log-twice", "send")
+        with pytest.raises(NoProcessor, match=r"there are: log, log-twice, send$"):
             registry.require("send-push")
-        assert Registry(found, only=["log-t"]).prefixes == ("log-t", "log-twice")
-        assert Registry(found, only=["nope"]).prefixes == ()
+        assert Registry(found, only=["log-twice-a"]).declared == ("log", "log-twice")
+        assert Registry(found, only=["nope"]).declared == ()
 
     def test_a_part_that_no_processor_can_serve_is_named_with_those_there_are(self) -> None:
         found = [serving("send"), serving("log")]
-        Registry(found, only=["send-mail", "lo"]).check_only()
+        Registry(found, only=["send-mail", "log"]).check_only()
+        Registry([serving("log-twice")], only=["log"]).check_only()
         Registry(found).check_only()
-        with pytest.raises(ConfigurationError) as caught:
-            Registry(found, only=["log", "nope"]).check_only()
-        assert str(caught.value) == (
-            "TIMERS_PREFIXES: 'nope' is not accepted; "
-            "expected prefixes that a processor of this pod serves; it has processors for: log, send"
-        )
+        for part in ("nope", "lo", "login"):
+            with pytest.raises(ConfigurationError) as caught:
+                Registry(found, only=["log", part]).check_only()
+            assert str(caught.value) == (
+                f"TIMERS_PREFIXES: {part!r} is not accepted; "
+                "expected prefixes that a processor of this pod serves; it has processors for: log, send"
+            )
 
 
 class TestLoad:
     def test_the_built_in_ones_are_always_there(self) -> None:
-        assert load().prefixes == ("log", "send-message")
+        assert load().declared == ("log", "send-message")
+
+    @pytest.mark.parametrize("names", [(), ("log",)])
+    def test_only_the_built_in_ones_that_are_named_are_there(self, names: tuple[str, ...]) -> None:
+        assert load(builtin=names).declared == names
+
+    def test_a_built_in_one_that_there_is_not_is_named_with_those_there_are(self) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            load(builtin=["log", "mail"])
+        assert str(caught.value) == (
+            "TIMERS_BUILTIN: 'mail' is not accepted; expected all, none, or some of log, send-message with commas"
+        )
 
     def test_passes_the_limit_on(self) -> None:
         registry = load(only=["log"])
@@ -327,20 +351,20 @@ class TestLoad:
             "plugin_of_two",
             ONE_PROCESSOR.format(prefix="one") + ONE_PROCESSOR.format(prefix="two").replace("serve", "other"),
         )
-        assert {"one", "two"} <= set(load([name]).prefixes)
+        assert {"one", "two"} <= set(load([name]).declared)
 
     def test_a_colon_names_one_object(self, module: WriteModule) -> None:
         name = module(
             "plugin_of_one",
             ONE_PROCESSOR.format(prefix="one") + ONE_PROCESSOR.format(prefix="two").replace("serve", "other"),
         )
-        prefixes = load([f"{name}:other"]).prefixes
+        prefixes = load([f"{name}:other"]).declared
         assert "two" in prefixes
         assert "one" not in prefixes
 
     def test_the_same_processor_by_two_ways_is_one(self, module: WriteModule) -> None:
         name = module("plugin_named_twice", ONE_PROCESSOR.format(prefix="one"))
-        assert "one" in load([name, f"{name}:serve", name]).prefixes
+        assert "one" in load([name, f"{name}:serve", name]).declared
 
     def test_two_modules_with_the_same_prefix_are_an_error(self, module: WriteModule) -> None:
         names = [module(name, ONE_PROCESSOR.format(prefix="one")) for name in ("plugin_left", "plugin_right")]
@@ -395,7 +419,7 @@ class TestLoad:
     def test_an_installed_entry_point_is_found(self, module: WriteModule, tmp_path: Path) -> None:
         module("plugin_installed", ONE_PROCESSOR.format(prefix="installed"))
         install(tmp_path, "mine = plugin_installed:serve")
-        assert "installed" in load().prefixes
+        assert "installed" in load().declared
 
     def test_an_entry_point_that_cannot_be_loaded_is_named(self, module: WriteModule, tmp_path: Path) -> None:
         module("plugin_unused", "")

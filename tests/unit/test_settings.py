@@ -28,7 +28,8 @@ def refusal(**environ: str) -> str:
 
 def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
-        *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "PREFIXES", "SHARDS", "SHARD_SUBSET"),
+        *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
+        *("SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY"),
         *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
@@ -45,6 +46,7 @@ def test_defaults() -> None:
         "http_host": "127.0.0.1",
         "http_port": 8080,
         "processors": (),
+        "builtin": None,
         "prefixes": (),
         "shards": None,
         "shard_subset": (),
@@ -68,6 +70,14 @@ def test_defaults() -> None:
 def test_each_pod_has_its_own_name() -> None:
     assert load().pod != load().pod
     assert load(POD="pod-7").pod == "pod-7"
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [("all", None), ("none", ()), ("log, send-message", ("log", "send-message")), ("", None)],
+)
+def test_the_built_in_processors_are_all_none_or_some(given: str, names: tuple[str, ...] | None) -> None:
+    assert load(BUILTIN=given).builtin == names
 
 
 def test_values_arrive_in_their_types() -> None:
@@ -113,6 +123,7 @@ def test_values_arrive_in_their_types() -> None:
         ("PROCESSORS", "shop/timers.py", "package.module:object"),
         ("PREFIXES", "send-message,Wrong", "a prefix like"),
         ("PREFIXES", "timers", "a prefix like"),
+        ("BUILTIN", "all,log", "all, none, or names of built-in processors with commas"),
         ("SHARDS", "0", "from 1 to 1024"),
         ("SHARDS", "1025", "from 1 to 1024"),
         ("SHARD_SUBSET", "3-1", "0-15,20"),

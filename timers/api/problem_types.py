@@ -59,8 +59,7 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
         ),
         "no-processor": Told(
             "no live pod has a processor for the prefix",
-            "prefix: 'nobody' is not accepted; "
-            "expected a prefix that starts with one that has a processor (send-message)",
+            "prefix: 'nobody' is not accepted; expected a prefix that a processor serves (send-message)",
         ),
         "internal": Told(
             "a fault of the service; its log has the reason",

@@ -18,7 +18,7 @@ def require_served(prefix: str, workers: Sequence[PodSign], own: Sequence[str] =
     """Raises NoProcessor where none of the pods runs timers of the prefix. `own` are prefixes known beside theirs."""
     if not any(serves(worker.info, prefix) for worker in workers):
         known = sorted({*own, *(name for worker in workers for name in worker.info.get("serves", ()))})
-        rule = f"a prefix that starts with one that has a processor ({', '.join(known) or 'there is none'})"
+        rule = f"a prefix that a processor serves ({', '.join(known) or 'there is none'})"
         raise NoProcessor(FieldError("prefix", shown(prefix), rule))
 
 
@@ -34,7 +34,7 @@ class Serving:
     async def require(self, prefix: str) -> None:
         """Raises NoProcessor for a prefix that neither this process nor a live pod serves; Unavailable."""
         if self._registry.match(prefix) is None:
-            require_served(prefix, await self._live(), self._registry.prefixes)
+            require_served(prefix, await self._live(), self._registry.declared)
 
     async def _live(self) -> list[PodSign]:
         """The live workers, asked at most once in `FRESH_SECONDS`."""

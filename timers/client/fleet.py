@@ -8,6 +8,7 @@ from typing import Any, Final
 from timers.core.durations import format_time
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
+from timers.core.prefixes import owner
 from timers.store.queries import Queries
 from timers.store.store import PodSign, Store
 
@@ -33,8 +34,8 @@ async def live_workers(store: Store) -> list[PodSign]:
 
 def serves(info: Mapping[str, Any], prefix: str) -> bool:
     """Whether a pod that says this of itself runs timers of the prefix."""
-    only = tuple(info.get("only", ()))
-    return prefix.startswith(tuple(info.get("serves", ()))) and (not only or prefix.startswith(only))
+    only = info.get("only", ())
+    return owner(prefix, info.get("serves", ())) is not None and (not only or owner(prefix, only) is not None)
 
 
 def takes(info: Mapping[str, Any], shard: int) -> bool:
@@ -179,7 +180,7 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
     return [
         PrefixView(
             prefix,
-            max((known for known in declared if prefix.startswith(known)), key=len, default=None),
+            owner(prefix, declared),
             [worker.pod for worker in workers if serves(worker.info, prefix)],
             prefix in paused,
             counts.get(prefix, {}),

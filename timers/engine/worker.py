@@ -114,7 +114,7 @@ class Worker:
         await self._presence.start()
         self._ending.start()
         self._taking.start()
-        _log.info("worker started", pod=self._options.pod, prefixes=list(self._pod.registry.prefixes))
+        _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))
 
     async def drain(self) -> None:
         """Stop claiming at once, let runs finish and their ends be written within the drain time-out, hand the rest
@@ -179,7 +179,7 @@ class Worker:
         """What this pod says of itself in the registry."""
         return {
             "roles": self._options.roles,
-            "serves": self._pod.registry.prefixes,
+            "serves": self._pod.registry.declared,
             "only": self._pod.registry.only,
             "shards": self._options.shard_subset,
             "running": self.runner.executing,
