@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.fleet import until
 from timers.engine import supervisor
-from timers.engine.supervisor import Supervisor
+from timers.engine.supervisor import Supervisor, side_by_side
 from timers.errors import Unavailable
 
 
@@ -36,7 +36,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_SECONDS", 0.0)
 
 
-def failing(error: Exception | None) -> Callable[[], Awaitable[None]]:
+def failing(error: BaseException | None) -> Callable[[], Awaitable[None]]:
     async def live() -> None:
         if error is not None:
             raise error
@@ -56,8 +56,8 @@ async def test_a_service_runs_until_it_is_stopped() -> None:
     assert watched.states == {"part": "stopped"}
 
 
-@pytest.mark.parametrize("error", [None, Unavailable("away"), RuntimeError("broken")])
-async def test_a_service_that_ended_is_started_again(error: Exception | None) -> None:
+@pytest.mark.parametrize("error", [None, Unavailable("away"), RuntimeError("broken"), asyncio.CancelledError()])
+async def test_a_service_that_ended_is_started_again(error: BaseException | None) -> None:
     part = Part(failing(error))
     watched = Supervisor([part])
     watched.start()
@@ -69,6 +69,7 @@ async def test_a_service_that_ended_is_started_again(error: Exception | None) ->
     ("error", "said"),
     [
         (None, "it ended"),
+        (asyncio.CancelledError(), "it was cancelled by itself"),
         (Unavailable("Redis is away"), "Redis is away"),
         (RuntimeError("broken"), "RuntimeError: broken"),
         (ExceptionGroup("of parts", [Unavailable("Redis is away"), Unavailable("again")]), "Redis is away"),
@@ -76,7 +77,7 @@ async def test_a_service_that_ended_is_started_again(error: Exception | None) ->
     ],
 )
 async def test_the_state_says_why_a_service_is_started_again(
-    error: Exception | None, said: str, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3600.0)
     watched = Supervisor([Part(failing(error))])
@@ -84,6 +85,22 @@ async def test_the_state_says_why_a_service_is_started_again(
     await until(lambda: watched.states["part"].startswith("restarting"), "it has ended")
     assert watched.states["part"] == f"restarting: {said}"
     await watched.stop()
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), asyncio.CancelledError()])
+async def test_a_part_of_a_service_that_ended_was_never_started_again(error: BaseException) -> None:
+    """A `TaskGroup` takes a part that was cancelled for one that is done: the sweep of one shard stood still."""
+    shaky, steady = Part(failing(error)), Part()
+
+    async def live() -> None:
+        await side_by_side([steady.run(), shaky.run()])
+
+    whole = Part(live)
+    watched = Supervisor([whole])
+    watched.start()
+    await until(lambda: whole.starts > 3, "the service is started again")
+    await watched.stop()
+    assert (whole.alive, steady.alive, steady.most_alive) == (0, 0, 1)
 
 
 async def test_one_that_fails_leaves_the_others_alone() -> None:

@@ -11,6 +11,7 @@ from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
+from timers.engine.supervisor import side_by_side
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.store import Claimed, Identity
@@ -35,9 +36,7 @@ class Claimer:
 
     async def run(self) -> None:
         """Claim while there is something and room for it, until a claim fails."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(ROUNDS):
-                group.create_task(self._turn())
+        await side_by_side(self._turn() for _ in range(ROUNDS))
 
     async def finish(self) -> None:
         """Wait for the claims that were under way when the service was stopped. Cancelled, it gives them up: what they

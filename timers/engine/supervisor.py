@@ -1,8 +1,8 @@
 """Owns the life of services: starts them, watches them, starts again the one that stopped, stops them all."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from timers.errors import Unavailable
 from timers.logs import get_logger
@@ -72,10 +72,25 @@ class Supervisor:
         """In a task of its own: before Python 3.13 a `TaskGroup` that fails leaves its task counted as cancelled."""
         try:
             await asyncio.create_task(service.run(), name=f"timers.{service.name}.run")
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            return _ended(service.name, "it was cancelled by itself")
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
             return _told(service.name, _first(error))
-        _log.error("service ended and is started again", service=service.name)
-        return "it ended"
+        return _ended(service.name, "it ended")
+
+
+async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """The parts of a service, until one fails or is cancelled; then all end. A `TaskGroup` would go on without a part
+    that was cancelled."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for part in tasks:
+            part.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_cancelled() -> bool:
@@ -90,6 +105,11 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _ended(name: str, how: str) -> str:
+    _log.error("service ended and is started again", service=name, how=how)
+    return how
 
 
 def _told(name: str, error: Exception) -> str:

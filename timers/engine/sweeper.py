@@ -12,6 +12,7 @@ from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.engine.supervisor import side_by_side
 from timers.errors import Unavailable
 from timers.store.store import Touched
 
@@ -141,9 +142,7 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep all shards side by side until one fails."""
-        async with asyncio.TaskGroup() as group:
-            for sweep in self._sweeps.values():
-                group.create_task(sweep.run())
+        await side_by_side(sweep.run() for sweep in self._sweeps.values())
 
     def wake(self, shard: int, due_ms: int) -> None:
         """A timer was armed that is due before the next look."""
