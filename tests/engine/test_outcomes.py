@@ -26,6 +26,26 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
+class Deadly(str):
+    """A text that tries to end whoever reads it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise SystemExit("from a text")
+
+    __repr__ = __len__ = __getitem__ = __format__ = isalnum = isprintable = split = __str__  # type: ignore[assignment]
+
+
+class DeadlyToShow(Exception):
+    """As above."""
+
+    def __str__(self) -> str:
+        raise SystemExit("from an exception")
+
+    __repr__ = __str__
+
+
 class Nameless:
     """A value that cannot even be shown."""
 
@@ -47,6 +67,9 @@ RAISED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "huge text": (raises(ValueError("x" * 1_000_000)), "ValueError", "x" * 4000),
     "half a character": (raises(ValueError("no file \udcff")), "ValueError", "no file ?"),
     "no text to be had": (raises(Unspeakable()), "Unspeakable", "it has no text"),
+    "system exit from its text": (raises(DeadlyToShow()), "DeadlyToShow", "it has no text"),
+    "system exit from its argument": (raises(ValueError(Deadly("x"))), "ValueError", "it has no text"),
+    "system exit from its reason": (raises(Fail(Deadly("x"))), "Fail", "it has no text"),
     "system exit": (raises(SystemExit(3)), "SystemExit", "3"),
     "keyboard interrupt": (raises(KeyboardInterrupt()), "KeyboardInterrupt", "KeyboardInterrupt()"),
     "generator exit": (raises(GeneratorExit()), "GeneratorExit", "GeneratorExit()"),
@@ -247,6 +270,33 @@ async def test_done_leaves_its_note(fleet: Fleet) -> None:
     await fleet.pod(Calls(act=act))
     await fleet.client.create("note", "x", delay=0)
     assert notes(await fleet.completed("x"))[-1] == "skipped: no phone"
+
+
+@pytest.mark.parametrize("repeat", [None, {"every": "1h", "count": 1}])
+async def test_a_note_whose_str_raises_system_exit_ended_the_pod(fleet: Fleet, repeat: Any) -> None:
+    async def act(_timer: Timer, _context: Context) -> Done:
+        return Done(Deadly("not so deadly"))
+
+    await fleet.pod(Calls(act=act))
+    await fleet.client.create("note", "x", delay=0, repeat=repeat)
+    assert notes(await fleet.completed("x"))[-1] == "not so deadly"
+
+
+async def test_a_payload_that_changed_after_it_was_returned_left_the_run_without_an_end(fleet: Fleet) -> None:
+    payload: dict[str, Any] = {"round": 2}
+
+    async def act(timer: Timer, _context: Context) -> Rearm | None:
+        if timer.payload:
+            return None
+        again = Rearm(after=0, payload=payload)
+        payload["round"] = {"a set is no JSON"}
+        return again
+
+    calls = Calls(act=act)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    await fleet.completed("x")
+    assert [timer.payload for timer in calls.timers] == [None, {"round": 2}]
 
 
 async def test_a_processor_that_returns_an_awaitable_is_awaited(fleet: Fleet) -> None:

@@ -1,5 +1,6 @@
 """Owns what a run can end in: what a processor may return or raise, and what only the engine can observe."""
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -51,12 +52,13 @@ class Rearm:
         else:
             parse_time(self.at, "Rearm.at")
         if self.payload is not UNSET:
-            _check_payload(self.payload)
+            object.__setattr__(self, "payload", _as_json(self.payload))
 
 
-def _check_payload(payload: object) -> None:
+def _as_json(payload: object) -> Any:
+    """The payload as the next run will get it, whatever the processor does with its own object meanwhile."""
     try:
-        encode_payload(payload)
+        return json.loads(encode_payload(payload))
     except InvalidInput as error:
         raise error.under("Rearm") from None
 

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import time
-import traceback
 from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
@@ -17,6 +16,7 @@ from timers.core.durations import to_datetime
 from timers.core.model import Timer
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.engine.blocking import ThreadTimers
+from timers.engine.failure import failure, plain, text_of
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
@@ -141,7 +141,7 @@ class Runner:
         try:
             outcome = await self._outcome(run)
         except BaseException as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
-            outcome = None if run.stop == "lost" else _failure(error)
+            outcome = None if run.stop == "lost" else failure(error)
         self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
@@ -174,8 +174,8 @@ class Runner:
             self._report(run, outcome)
         try:
             return decide(run.timer, outcome, now_ms, policy, self._rng)
-        except Exception as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
-            failed = _failure(error)
+        except BaseException as error:  # noqa: BLE001 (of the processor's own objects; a run must be ended)
+            failed = failure(error)
             self._report(run, failed)
             return decide(run.timer, failed, now_ms, policy, self._rng)
 
@@ -206,12 +206,12 @@ class Runner:
         try:
             return _meaning(await self._result(run))
         except Retry as asked:
-            reason = _text(asked)
+            reason = text_of(asked)
             return Snooze(reason, asked.after) if asked.snooze else Failed("Retry", reason, after=asked.after)
         except Fail as given_up:
-            return Failed("Fail", _text(given_up), final=True)
+            return Failed("Fail", text_of(given_up), final=True)
         except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
-            return _failure(error)
+            return failure(error)
 
     async def _result(self, run: Run) -> object:
         if run.processor.is_async:
@@ -299,22 +299,12 @@ def _over(run: Run) -> str:
     return f"the run of {run.timer.key} is over ({why}); its context.timers does nothing any more"
 
 
-def _failure(error: BaseException) -> Failed:
-    return Failed(type(error).__name__, _text(error), "".join(traceback.format_exception(error)))
-
-
-def _text(error: BaseException) -> str:
-    """What the error says of itself, if it can."""
-    try:
-        return str(error) or repr(error)
-    except Exception:  # noqa: BLE001 (its own code, which may be broken too)
-        return "it has no text"
-
-
 def _meaning(result: Any) -> Outcome:
     if result is None:
         return Done()
-    if isinstance(result, Done | Rearm):
+    if isinstance(result, Done):
+        return Done(plain(result.note))
+    if isinstance(result, Rearm):
         return result
-    kind = type(result).__name__
+    kind = plain(type(result).__name__)
     return Failed("TypeError", f"the processor returned {kind}; it may return None, Done or Rearm")

@@ -76,9 +76,9 @@ class Settler:
         run is given up: its lease expires, and it is rescued."""
         try:
             return await self._pod.store.settle(shard, settlements, pod=self._pod.name, retention_ms=self._retention_ms)
-        except Unavailable:
+        except (Unavailable, asyncio.CancelledError):
             raise
-        except Exception as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
+        except BaseException as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
             if len(settlements) > 1:
                 return [code for one in settlements for code in await self._settle(shard, [one])]
             _log.error("end cannot be written", **named(settlements[0].timer), exc_info=error)

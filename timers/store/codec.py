@@ -25,6 +25,8 @@ LETTERS: Final[Mapping[Status, str]] = {
 STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LETTERS.items()}
 
 NOTE_LIMIT_CHARACTERS: Final = 200
+NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
+"""What is looked at of a note: cleaning takes longer than running a timer where it is megabytes."""
 
 _DECODER: Final = json.JSONDecoder()
 _ENCODE: Final = encode_with(allow_nan=True)
@@ -76,6 +78,7 @@ def _clean(note: str) -> str:
     """One line, bounded, without control characters (Lua's format ends at a NUL): what a history entry can hold."""
     if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
         return note
+    note = note[:NOTE_READ_CHARACTERS]
     shown = note if note.isprintable() else "".join(c if c.isprintable() else " " for c in note)
     return " ".join(shown.split())[:NOTE_LIMIT_CHARACTERS] or "-"
 

@@ -1,0 +1,52 @@
+"""Owns the text of a failed run. A processor's exceptions and notes have code of their own, which may raise anything,
+and any length: both are bounded here, before anything else is done with the text."""
+
+import traceback
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from timers.core.decide import DETAIL_LIMIT_CHARACTERS
+from timers.core.outcome import Failed
+
+FRAMES: Final = 20
+"""Innermost frames shown of an exception."""
+
+LEVELS: Final = 4
+BRANCHES: Final = 3
+"""Exceptions shown behind another: its cause and those that it groups, so many levels deep and so many of a group."""
+
+
+def plain(text: str) -> str:
+    """The beginning of a text as a plain `str`: a subclass may have methods of its own."""
+    return str.__getitem__(text, slice(DETAIL_LIMIT_CHARACTERS))
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says of itself."""
+    return _said(lambda: str(error) or repr(error), "it has no text")
+
+
+def failure(error: BaseException) -> Failed:
+    """An attempt that ended in an exception."""
+    name = _said(lambda: type(error).__name__, "Exception")
+    detail = _said(lambda: _traced(error, LEVELS)[-DETAIL_LIMIT_CHARACTERS:], "it has no traceback")
+    return Failed(name, text_of(error), detail)
+
+
+def _said(say: Callable[[], str], otherwise: str) -> str:
+    try:
+        return plain(say())
+    except BaseException:  # noqa: BLE001 (the exception's own code, which may raise SystemExit)
+        return otherwise
+
+
+def _traced(error: BaseException, levels: int) -> str:
+    """As Python prints it, the cause first, but bounded."""
+    cause = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
+    behind = [] if cause is None else [cause]
+    if isinstance(error, BaseExceptionGroup):
+        behind += islice(error.exceptions, BRANCHES)
+    told = [_traced(each, levels - 1) for each in behind if levels > 1]
+    frames = "".join(traceback.format_tb(error.__traceback__, -FRAMES))
+    return "\n".join((*told, f"{frames}{type(error).__name__}: {text_of(error)}"))
