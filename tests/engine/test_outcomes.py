@@ -89,6 +89,11 @@ RETURNED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "re-arm with a negative one": (lambda: Rearm(after=-1), "InvalidInput", "Rearm.after: -1"),
     "re-arm at no number": (lambda: Rearm(after=math.nan), "InvalidInput", "Rearm.after: nan"),
     "re-arm beyond all time": (lambda: Rearm(after="900000d"), "InvalidInput", "Rearm.after: '900000d'"),
+    "re-arm in more than ten years": (
+        lambda: Rearm(at="2200-01-01T00:00:00Z"),
+        "InvalidInput",
+        "at most 10 years ahead",
+    ),
     "re-arm at a time without offset": (lambda: Rearm(at="2026-11-21T10:00:00"), "InvalidInput", "Rearm.at"),
     "re-arm with a payload that is no JSON": (lambda: Rearm(after=0, payload={1, 2}), "InvalidInput", "Rearm.payload"),
     "re-arm with half a character": (lambda: Rearm(after=0, payload="\ud800"), "InvalidInput", "Rearm.payload"),

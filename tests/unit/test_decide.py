@@ -12,7 +12,7 @@ import pytest
 from tests.unit.samples import START_MS, a_timer, at
 from timers.core.calendar import start
 from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed, was_skipped
-from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, format_time
+from timers.core.durations import DAY_MS, HOUR_MS, MAX_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.core.model import HistoryEntry, Progress, Status, Timer
 from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
 from timers.core.policies import IN_TIME_MS, RetryPolicy
@@ -116,6 +116,15 @@ class TestRearm:
     def test_at_is_a_time_also_in_the_past(self) -> None:
         assert after(a_timer(), Rearm(at="2026-11-22T10:00:00+01:00")).due_ms == at("09:00:00", "2026-11-22")
         assert after(a_timer(), Rearm(at=START_MS - 5)).due_ms == START_MS - 5
+
+    def test_at_was_not_held_to_ten_years(self) -> None:
+        assert after(a_timer(), Rearm(at=ENDED_MS + MAX_MS)).due_ms == ENDED_MS + MAX_MS
+        with pytest.raises(InvalidInput, match=r"Rearm.at: .* expected a time at most 10 years ahead"):
+            after(a_timer(), Rearm(at=ENDED_MS + MAX_MS + 1))
+
+    @pytest.mark.parametrize("delay", ["P10Y", MAX_MS // 1000])
+    def test_after_the_longest_delay_is_accepted(self, delay: str | int) -> None:
+        assert after(a_timer(), Rearm(after=delay)).due_ms == ENDED_MS + MAX_MS
 
     @pytest.mark.parametrize("payload", [{"n": 2}, None, [], 0])
     def test_takes_another_payload_and_keeps_the_other_spec(self, payload: object) -> None:

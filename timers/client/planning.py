@@ -2,18 +2,14 @@
 
 import os
 import time
-from typing import Final
 
 from timers.core import calendar
-from timers.core.durations import MAX_MS, Duration, format_time, parse_time
+from timers.core.durations import Duration, format_time, parse_time, within_reach
 from timers.core.model import NO_PROGRESS, Progress, Timer
 from timers.core.policies import Repeat
 from timers.core.spec import NewTimer, TimerChange
 from timers.errors import InvalidInput
 from timers.store.store import Arming
-
-FURTHEST_MS: Final = MAX_MS
-"""How far ahead a timer may be due: ten years."""
 
 
 def new_id() -> str:
@@ -39,7 +35,7 @@ def plan(new: NewTimer, now_ms: float, traceparent: str | None = None) -> Arming
 
 def _first_due(new: NewTimer, now_ms: float) -> str:
     if new.due_at is not None:
-        return f"@{_within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
+        return f"@{within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
     if new.delay is not None:
         return _after(Duration.parse(new.delay, "delay"), now_ms, "delay", new.delay)
     if new.repeat is not None and new.repeat.cron is not None:
@@ -52,15 +48,9 @@ def _first_due(new: NewTimer, now_ms: float) -> str:
 
 def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
     if delay.months:
-        return f"@{_within_reach(delay.add_to(round(now_ms)), now_ms, field, given)}"
-    _within_reach(round(now_ms) + delay.exact_ms, now_ms, field, given)
+        return f"@{within_reach(delay.add_to(round(now_ms)), now_ms, field, given)}"
+    within_reach(round(now_ms) + delay.exact_ms, now_ms, field, given)
     return f"+{delay.exact_ms}"
-
-
-def _within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
-    if due_ms > round(now_ms) + FURTHEST_MS:
-        raise InvalidInput.of(field, given, "a time at most 10 years ahead")
-    return due_ms
 
 
 def _require_before_end(repeat: Repeat, due_ms: int) -> None:
@@ -72,10 +62,10 @@ def _require_before_end(repeat: Repeat, due_ms: int) -> None:
 def due_of_change(change: TimerChange, now_ms: float) -> int | None:
     """The new due time of a change in epoch ms; None where it does not move."""
     if change.due_at is not None:
-        return _within_reach(parse_time(change.due_at, "due_at"), now_ms, "due_at", change.due_at)
+        return within_reach(parse_time(change.due_at, "due_at"), now_ms, "due_at", change.due_at)
     if change.delay is not None:
         due_ms = Duration.parse(change.delay, "delay").add_to(round(now_ms))
-        return _within_reach(due_ms, now_ms, "delay", change.delay)
+        return within_reach(due_ms, now_ms, "delay", change.delay)
     return None
 
 

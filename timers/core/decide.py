@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from timers.core import calendar
 from timers.core.causes import Cause, in_english
-from timers.core.durations import Duration, format_time, parse_ms, parse_time
+from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.model import Progress, Status, Timer
 from timers.core.outcome import UNSET, Delay, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import RetryPolicy
@@ -35,7 +35,8 @@ class Transition:
 
 
 def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
-    """The transition out of `running`. `policy` is the processor's; the timer's own goes before it."""
+    """The transition out of `running`. `policy` is the processor's; the timer's own goes before it. Raises InvalidInput
+    for a `Rearm` that no timer can have."""
     match outcome:
         case Done(note):
             return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, ("completed", note))
@@ -106,8 +107,12 @@ def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: in
 
 
 def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
-    """The processor named its own next time: a new occurrence, and a new anchor for a declared repeat."""
-    due_ms = parse_time(rearm.at, "Rearm.at") if rearm.at is not None else _delayed(rearm.after, now_ms, 0)
+    """The processor named its own next time: a new occurrence, and a new anchor for a declared repeat. Raises
+    InvalidInput for a time more than ten years ahead."""
+    if rearm.at is not None:
+        due_ms = within_reach(parse_time(rearm.at, "Rearm.at"), now_ms, "Rearm.at", rearm.at)
+    else:
+        due_ms = within_reach(_delayed(rearm.after, now_ms, 0), now_ms, "Rearm.after", rearm.after)
     progress = Progress()
     if timer.repeat is not None:
         progress = replace(calendar.start(due_ms), occurrences=timer.progress.occurrences + 1)

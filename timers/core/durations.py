@@ -172,6 +172,13 @@ def parse_time(value: object, field: str = "") -> int:
     return at_ms
 
 
+def within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
+    """The due time, which was `given`. Raises `InvalidInput` for one more than ten years ahead."""
+    if due_ms > round(now_ms) + MAX_MS:
+        raise InvalidInput.of(field, given, "a time at most 10 years ahead")
+    return due_ms
+
+
 def to_datetime(at_ms: int) -> datetime:
     """The aware UTC `datetime` of an epoch ms, exact to the millisecond."""
     return _EPOCH + timedelta(milliseconds=at_ms)
