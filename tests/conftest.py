@@ -1,12 +1,11 @@
-"""Owns the servers that the tests of a session share: one a family, started when first asked for."""
+"""Owns the servers that the tests of a session share: one of a kind, started when first asked for."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from tests.servers import ServerHandle, start_server
-from timers.embedded import Family
+from tests.servers import Kind, ServerHandle, start_kind
 
 
 class SharedServers:
@@ -14,14 +13,14 @@ class SharedServers:
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
-        self._running: dict[Family, ServerHandle] = {}
+        self._running: dict[Kind, ServerHandle] = {}
 
-    async def of(self, family: Family) -> ServerHandle:
-        """The family's server. Skips the test, or fails it in CI, where the machine has none."""
-        if family not in self._running:
-            folder = self._folders.mktemp(family)
-            self._running[family] = await start_server(family, folder, "--enable-debug-command", "yes")
-        return self._running[family]
+    async def of(self, kind: Kind) -> ServerHandle:
+        """The server of that kind. Skips the test, or fails it in CI, where the machine has none."""
+        if kind not in self._running:
+            folder = self._folders.mktemp(kind)
+            self._running[kind] = await start_kind(kind, folder, "--enable-debug-command", "yes")
+        return self._running[kind]
 
     async def stop(self) -> None:
         for server in self._running.values():

@@ -4,14 +4,22 @@ A server's data lie in the test's own folder, so that the same folder given twic
 """
 
 import os
+import socket
 from functools import cache
 from pathlib import Path
+from typing import Any, Final, Literal, get_args
 
 import pytest
+from redis.asyncio import Redis
 
+from tests.waiting import eventually
 from timers.embedded import EmbeddedServer, Family, usable_binaries
 
 FAMILIES: tuple[Family, ...] = ("redis", "valkey")
+
+Kind = Literal["redis", "valkey", "cluster"]
+"""A server of a family, or the one node of a cluster, which refuses a script a second hash slot."""
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 ServerHandle = EmbeddedServer
 """`url`, `family`, `version`, `pid`; `await stop()` ends it in order, `kill()` as a crash would."""
@@ -37,3 +45,27 @@ def binary_for(family: Family) -> Path:
 async def start_server(family: Family, data_dir: Path, *options: str) -> ServerHandle:
     """A server of that family with the embedded server's settings, then `options` (`"--port", "7001"`)."""
     return await EmbeddedServer.start(data_dir, binary_for(family), options)
+
+
+async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:
+    """As `start_server`; the one node of a cluster has all hash slots."""
+    if kind != "cluster":
+        return await start_server(kind, data_dir, *options)
+    bus = ("--cluster-port", str(_free_port()))
+    server = await start_server("redis", data_dir, "--cluster-enabled", "yes", *bus, *options)
+    redis: Any = Redis.from_url(server.url)
+
+    async def is_ok() -> bool:
+        return bool((await redis.execute_command("CLUSTER INFO"))["cluster_state"] == "ok")
+
+    async with redis:
+        await redis.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        await eventually(is_ok, "the cluster takes commands")
+    return server
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -6,9 +6,8 @@ import pytest
 import time_machine
 
 from tests.conftest import SharedServers
-from tests.servers import FAMILIES
+from tests.servers import KINDS, Kind
 from tests.store.backends import BACKENDS, Backend, open_store
-from timers.embedded import Family
 from timers.store.store import Store
 
 
@@ -18,9 +17,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return found
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> Family:
-    found: Family = request.param
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
     return found
 
 
@@ -32,9 +31,9 @@ async def store(servers: SharedServers, backend: Backend) -> AsyncIterator[Store
 
 
 @pytest.fixture
-async def real(servers: SharedServers, family: Family) -> AsyncIterator[Store]:
+async def real(servers: SharedServers, kind: Kind) -> AsyncIterator[Store]:
     """An empty store of one shard, over each real server."""
-    async with open_store(servers, family) as opened:
+    async with open_store(servers, kind) as opened:
         yield opened
 
 

@@ -8,9 +8,9 @@ from redis.exceptions import ResponseError
 
 from tests.chaos.proxy import Proxy
 from tests.conftest import SharedServers
+from tests.servers import Kind
 from tests.store.acts import arming
 from tests.waiting import eventually
-from timers.embedded import Family
 from timers.errors import Unavailable
 from timers.store.connect import connect
 from timers.store.line import Line
@@ -97,8 +97,8 @@ async def test_a_server_without_the_script_is_given_it_over_the_line(real: Store
     assert len(await clients(redis) - before) == 1
 
 
-async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: SharedServers, family: Family) -> None:
-    async with await Proxy.start((await servers.of(family)).url) as proxy:
+async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: SharedServers, kind: Kind) -> None:
+    async with await Proxy.start((await servers.of(kind)).url) as proxy:
         connections = connect(proxy.url)
         store = Store(connections)
         await connections.commands.flushdb()
@@ -114,9 +114,9 @@ async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: Shar
         await connections.close()
 
 
-async def test_lines_are_closed_with_the_other_connections(real: Store, servers: SharedServers, family: Family) -> None:
+async def test_lines_are_closed_with_the_other_connections(real: Store, servers: SharedServers, kind: Kind) -> None:
     redis = real.connections.commands
-    others = connect((await servers.of(family)).url)
+    others = connect((await servers.of(kind)).url)
     before = await clients(redis)
     line = others.line()
     await echoed(line, "a")

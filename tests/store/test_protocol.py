@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 
 import timers.store
 from tests.conftest import SharedServers
+from tests.servers import Kind
 from tests.store.acts import an_end
 from tests.store.backends import open_store
 from timers.core.model import Status
-from timers.embedded import Family
 from timers.store.store import Store
 
 FOLDER = Path(timers.store.__file__).parent
@@ -37,7 +37,8 @@ class Foreign:
         return root, f"{root}rec:{hashlib.sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
 
     async def call(self, script: str, root: str, *arguments: str) -> list[Any]:
-        source = (FOLDER / "lua" / "common.lua").read_text() + "\n" + (FOLDER / "lua" / f"{script}.lua").read_text()
+        flags, rest = (FOLDER / "lua" / f"{script}.lua").read_text().split("\n", 1)
+        source = "\n".join((flags, (FOLDER / "lua" / "common.lua").read_text(), rest))
         answer: list[Any] = await self._redis.eval(source, 1, root, "timers:wake:0", *arguments)
         assert int(answer[0]) > 1_700_000_000_000
         return answer[1:]
@@ -49,8 +50,8 @@ class Foreign:
 
 
 @pytest.fixture
-async def sharded(servers: SharedServers, family: Family) -> AsyncIterator[Store]:
-    async with open_store(servers, family, shards=SHARDS) as opened:
+async def sharded(servers: SharedServers, kind: Kind) -> AsyncIterator[Store]:
+    async with open_store(servers, kind, shards=SHARDS) as opened:
         yield opened
 
 
@@ -144,9 +145,11 @@ def test_every_code_of_a_script_is_in_the_document(script: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_tells_its_arguments_and_answers(script: str) -> None:
-    head = [line for line in (FOLDER / "lua" / f"{script}.lua").read_text().split("\n\n")[0:2] if line.startswith("--")]
-    assert "-- ARGV[2" in "\n".join(head)
-    assert "-- Answer   {now" in "\n".join(head)
+    flags, rest = (FOLDER / "lua" / f"{script}.lua").read_text().split("\n", 1)
+    head = "\n".join(part for part in rest.split("\n\n")[0:2] if part.startswith("--"))
+    assert re.fullmatch(r"#!lua( flags=[a-z,-]+)?", flags)
+    assert "-- ARGV[2" in head
+    assert "-- Answer   {now" in head
 
 
 def test_every_key_that_is_built_is_in_the_document() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from tests.servers import FAMILIES
 from tests.store.acts import PREFIX, armed, claim
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys, server
@@ -157,6 +158,7 @@ async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
     await connections.close()
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
 async def test_a_busy_server_is_unavailable(real: Store) -> None:
     """A replica, one that loads, one whose disk is full: the same command may succeed later."""
     redis: Any = real.connections.commands
@@ -187,6 +189,7 @@ async def test_every_answer_sets_the_clock(store: Store) -> None:
     assert abs(store.clock.now_ms() - await store.now_ms()) < 1000
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
 async def test_the_db_number_is_that_of_the_url(real: Store) -> None:
     path = real.connections.commands.connection_pool.connection_kwargs["path"]
     connections = connect(f"unix://{path}?db=3")

@@ -84,10 +84,11 @@ class BareKeys:
 
     async def values(self, identities: Sequence[Identity]) -> dict[Identity, bytes]:
         """The values of those that are strings and still there."""
-        if not identities:
-            return {}
         with reachable():
-            values = await self._redis.mget([f"{prefix}:{timer_id}" for prefix, timer_id in identities])
+            async with self._redis.pipeline(transaction=False) as asked:  # one GET each: MGET takes keys of one slot
+                for prefix, timer_id in identities:
+                    asked.get(f"{prefix}:{timer_id}")
+                values = await asked.execute(raise_on_error=False)
         return {i: value for i, value in zip(identities, values, strict=True) if isinstance(value, bytes)}
 
     async def adopt(self, shard: int, values: Mapping[Identity, bytes]) -> list[str]:

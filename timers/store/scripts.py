@@ -33,9 +33,10 @@ PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLIC
 
 @cache
 def source(name: str) -> str:
-    """The script's text with the common part before it."""
+    """The script's first line, which tells Redis its flags, the common part, and the rest of the script."""
     folder = files("timers.store") / "lua"
-    return (folder / "common.lua").read_text() + "\n" + (folder / f"{name}.lua").read_text()
+    flags, _, rest = (folder / f"{name}.lua").read_text().partition("\n")
+    return "\n".join((flags, (folder / "common.lua").read_text(), rest))
 
 
 @cache

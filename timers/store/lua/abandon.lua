@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Timers of a queue that no live pod serves: out of the due index, and runs whose pod let the lease expire, out of `running`;
 -- to be seen and armed again by hand. Such a run counts as failed, and gets a new token, so that its pod, if it lives, is told.
 -- Nothing of a paused queue.
@@ -36,7 +37,7 @@ local function abandon_run(id)
   if not ended or tonumber(ended) >= tonumber(before) or is_leased(member) then return end
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
-  -- Freeing first, as in claim. In the lease's place may be a stranger's value.
+  -- In the lease's place may be a stranger's value.
   redis.call('DEL', lease_key(member))
   redis.call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then

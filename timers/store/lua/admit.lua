@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Let a call of an API key pass, or say how long it must wait. KEYS[1] is the root `timers:{access}:`.
 --
 -- ARGV[2]  id of the key

@@ -1,3 +1,4 @@
+#!lua flags=allow-cross-slot-keys
 -- Copy bare keys into durable records. Their timers wait in `adopted` until the keys expire, change or go.
 --
 -- ARGV[2…] four for each key: prefix, id, the value as it was read, the spec made of it

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Bare keys have expired: make their timers due. Every pod hears of each; whoever comes first does it.
 --
 -- ARGV[2…] one for each key, four lines: prefix, id, how often the pod has heard it expire within BARE_MS, and the time (ms)

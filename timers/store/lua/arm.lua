@@ -1,3 +1,4 @@
+#!lua flags=allow-cross-slot-keys
 -- Arm timers: record, due index and trigger key at once, or nothing.
 --
 -- ARGV[2]  edit lock, ms

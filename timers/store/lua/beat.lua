@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- A pod's sign of life, and who else is alive. KEYS[1] is the registry's root, `timers:{pods}:`.
 --
 -- ARGV[2]  pod
@@ -6,10 +7,9 @@
 -- Answer   {now, {pod, ms of its last sign, what it says, …}}
 
 local seen, info = root .. 'seen', root .. 'info'
--- Freeing first: pods must know of each other when the server is at maxmemory.
-redis.call('HDEL', info, ARGV[2])
 if ARGV[3] == '' then
   redis.call('ZREM', seen, ARGV[2])
+  redis.call('HDEL', info, ARGV[2])
 else
   redis.call('ZADD', seen, text(now), ARGV[2])
   redis.call('HSET', info, ARGV[2], ARGV[3])

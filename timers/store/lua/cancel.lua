@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Cancel a scheduled timer; with `purge` remove its record too (also a finished one's).
 --
 -- ARGV[2]  edit lock, ms

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Claim due timers, earliest first: out of the due index, lease taken with SET NX PX, attempt counted, token given.
 -- Never takes one whose due time has not passed.
 --
@@ -84,7 +85,6 @@ end
 local function take(prefix, ids, processor)
   local triggers, gone = {}, {}
   leases = {}
-  -- Freeing first: a script whose first write frees memory is let through when the server is at maxmemory.
   for i, id in ipairs(ids) do triggers[i] = trigger_key(prefix, id) end
   redis.call('DEL', unpack(triggers))
   local top = take_tokens(#ids)

@@ -1,4 +1,4 @@
--- Put before every script: the clock, the key names, the record's form, and the index moves that several scripts share.
+-- Comes after the first line of every script: the clock, the key names, the record's form, and the index moves that several scripts share.
 --
 -- KEYS[1]  the shard's root, `timers:{<shard>}:`; every key of the shard is built from it, so one hash slot holds them all
 -- ARGV[1]  the channel on which a timer due within WAKE_HORIZON_MS is announced to the sweepers

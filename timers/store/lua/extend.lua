@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Extend leases. The record decides, not the lease key: whose token is still the newest goes on, even if the lease expired
 -- meanwhile (nobody has taken over yet); everybody else has lost.
 --
@@ -12,10 +13,7 @@ for i = 4, #ARGV, 3 do
   local member, token = member_of(ARGV[i], ARGV[i + 1]), ARGV[i + 2]
   local r = read(member)
   if r and r.status == 'r' and r.token == token then
-    -- PEXPIRE first: it passes at maxmemory where SET would not.
-    if redis.call('PEXPIRE', lease_key(member), lease_ms) == 0 then
-      redis.call('SET', lease_key(member), pod .. ' ' .. token, 'PX', lease_ms)
-    end
+    redis.call('SET', lease_key(member), pod .. ' ' .. token, 'PX', lease_ms)
     redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
   else
     lost[#lost + 1] = (i - 4) / 3

@@ -1,3 +1,4 @@
+#!lua flags=no-writes
 -- Read timers with their leases. Changes nothing.
 --
 -- ARGV[2…] two for each timer: prefix, id

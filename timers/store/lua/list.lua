@@ -1,3 +1,4 @@
+#!lua flags=no-writes
 -- A page of timers from one index, in the order of (score, member), after a place in it. The place need not exist any
 -- more: it is found by its value, so pages neither skip nor repeat what stays where it is. O(log n + page).
 --

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Pause a queue or let it go on. Nothing of a paused queue is claimed; what runs goes on.
 --
 -- ARGV[2]  prefix

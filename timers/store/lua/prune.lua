@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`.
 --
 -- ARGV[2]  retention, ms

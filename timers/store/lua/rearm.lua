@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Arm a finished timer again. The occurrence of one that failed, was cancelled or went unhandled goes on, with its attempts
 -- (the receiver may have seen a part of it); one that completed begins its next. The count of failures starts anew.
 --

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Change a scheduled timer: its due time, its spec, or both.
 --
 -- ARGV[2]  edit lock, ms; `fire` (make it due now) is allowed inside it

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take over runs whose pod let the lease expire. Counts as a claim (attempt + 1, a new token) and, since the pod died in
 -- the run or lost its way, as a failure.
 --
@@ -23,9 +24,10 @@ local function rescue(prefix, id, processor)
   end
   if is_leased(member) then return end
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
-  -- Freeing first, as in claim: it comes back below with its new end.
-  redis.call('ZREM', root .. 'leases', member)
-  if r.status ~= 'r' then return end
+  if r.status ~= 'r' then
+    redis.call('ZREM', root .. 'leases', member)
+    return
+  end
   local token = text(take_tokens(1))
   take_lease(member, pod, token, lease_ms)
   r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)

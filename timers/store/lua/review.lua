@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Look after adopted timers whose bare keys may be gone.
 --
 -- ARGV[2]  `look`: answer those whose key is gone; `deleted`: cancel those given; `expired`: make those given due

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- The one door out of `running`: done, retry, repeat, re-arm, fail, hand-back. The token is compared first.
 --
 -- ARGV[2]  pod
@@ -59,7 +60,6 @@ for i = 4, #ARGV do
   answer[i - 2] = code
 end
 if #ends > 0 then
-  -- Freeing first, as in claim: runs must be able to complete at maxmemory.
   redis.call('DEL', unpack(leases))
   redis.call('ZREM', root .. 'leases', unpack(members))
 end

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
 -- Touch what is due, so that Redis deletes the trigger and lease keys and publishes their `expired` events now, and tell
 -- when to come again. A timer leaves the due index only by being claimed, never by being touched.
 --
@@ -53,7 +54,6 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', adopted, '-inf', '(' .. text
   local left = redis.call('PTTL', member)
   -- Set again, or without a TTL now: the key says when to look; the adopter will bring the record up to date.
   if left ~= -2 then
-    redis.call('ZREM', adopted, member) -- freeing first: this must pass at maxmemory
     redis.call('ZADD', adopted, text(now + (left >= 0 and left or NO_TTL_MS)), member)
   end
 end
