@@ -11,6 +11,7 @@ from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput, Unavailable
 from timers.store.filters import Filter
+from timers.store.listing import Listing
 from timers.store.queries import Change, Queries
 from timers.store.store import Store
 
@@ -18,7 +19,7 @@ from timers.store.store import Store
 async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
     """All pages, one after the other."""
     found: list[Timer] = []
-    async for timers in Queries(store).pages(wanted, limit=limit):
+    async for timers in Listing(store).pages(wanted, limit=limit):
         assert len(timers) <= limit
         found += timers
     return found
@@ -61,9 +62,9 @@ async def test_a_short_page_is_filled_however_few_pass(store: Store) -> None:
     await store.arm([arming(f"{i:03}", due=f"+{3_600_000 + i}") for i in range(300)])
     for timer_id, due in (("early", "+3600150"), ("late", "+7200000")):
         await armed(store, timer_id, due=due, spec={"tags": ["vip"]})
-    queries = Queries(store)
-    first = await queries.page(Filter(tag="vip"), limit=1)
-    second = await queries.page(Filter(tag="vip"), limit=1, cursor=first.next_cursor)
+    listing = Listing(store)
+    first = await listing.page(Filter(tag="vip"), limit=1)
+    second = await listing.page(Filter(tag="vip"), limit=1, cursor=first.next_cursor)
     assert [timer.id for timer in (*first.items, *second.items)] == ["early", "late"]
 
 
@@ -85,11 +86,11 @@ async def test_due_times_bound_a_list(store: Store) -> None:
 
 async def test_what_is_removed_between_two_pages_leaves_the_rest_in_its_place(store: Store) -> None:
     await store.arm([arming(str(i), due=f"+{3_600_000 + i}") for i in range(6)])
-    queries = Queries(store)
-    first = await queries.page(Filter(), limit=3)
+    listing = Listing(store)
+    first = await listing.page(Filter(), limit=3)
     await store.cancel(PREFIX, "2", purge=True)
     await store.cancel(PREFIX, "0", purge=True)
-    second = await queries.page(Filter(), limit=3, cursor=first.next_cursor)
+    second = await listing.page(Filter(), limit=3, cursor=first.next_cursor)
     assert [timer.id for timer in (*first.items, *second.items)] == ["0", "1", "2", "3", "4", "5"]
 
 
@@ -105,7 +106,7 @@ async def test_an_unreadable_record_ends_no_list(store: Store, record: bytes | N
 @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "W10", "WzEsMiwzXQ", "bnVsbA"])
 async def test_a_cursor_that_no_list_has_answered_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
-        await Queries(store).page(Filter(), cursor=cursor)
+        await Listing(store).page(Filter(), cursor=cursor)
 
 
 async def test_counts_oldest_due_and_paused(store: Store) -> None:

@@ -14,8 +14,12 @@ MANY = 4 * ARM_LIMIT
 
 @pytest.fixture
 def sent(real: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the store's connections send, one entry each time."""
-    kind = real.connections.commands.connection_pool.connection_class
+    return count_sent(real, monkeypatch)
+
+
+def count_sent(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the store's connections send from now on, one entry each time."""
+    kind = store.connections.commands.connection_pool.connection_class
     send, sent = kind.send_packed_command, list[str]()
 
     async def count(connection: Any, command: Any, check_health: bool = True) -> None:

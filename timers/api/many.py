@@ -17,7 +17,7 @@ from timers.client.actions import check_action
 from timers.core.spec import NewTimer
 from timers.errors import Checks, FieldError, InvalidInput, TimersError, shown
 from timers.store.filters import Filter
-from timers.store.queries import PAGE_LIMIT
+from timers.store.listing import PAGE_LIMIT
 
 _LINES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")
 """The names that programs have for a JSON value a line; none of them is registered."""

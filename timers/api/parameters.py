@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from timers.core import shapes
 from timers.core.model import Status
-from timers.store.queries import PAGE_LIMIT
+from timers.store.listing import PAGE_LIMIT
 
 _TIME: Final = {"type": "string", "format": "timer-time-text", "description": "RFC 3339 with an offset, or epoch ms"}
 

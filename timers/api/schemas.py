@@ -180,8 +180,8 @@ class Problem(BaseModel):
 
 
 class PageAnswer(_Shape):
-    """Timers, and where to go on; null at the end. Where few timers pass the filter, a page may be short or empty and
-    still not be the last."""
+    """Timers, and where to go on; null at the end. A page ends early at about 2 MiB, and where few timers pass the
+    filter; then it may be short or empty and still not be the last."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"items": [TIMER_EXAMPLE], "next_cursor": None}]})
 

@@ -12,7 +12,7 @@ from timers.cli.output import Format, Output, cell, show_document, show_records
 from timers.cli.session import Session, run
 from timers.client.feed import Event, event_json
 from timers.core.model import Timer
-from timers.store.queries import Page
+from timers.store.listing import Page
 
 PrefixOption = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.")]
 

@@ -18,7 +18,7 @@ from timers.errors import (
     VersionMismatch,
 )
 from timers.store.filters import Filter
-from timers.store.queries import Queries
+from timers.store.listing import Listing
 
 PAGE: Final = 256
 """Timers held in memory at a time."""
@@ -91,14 +91,14 @@ def statuses_of(action: str, wanted: Filter) -> Sequence[Status]:
 
 
 async def act_on_all(
-    queries: Queries, wanted: Filter, statuses: Sequence[Status], *, skip: Skip, act: Act | None
+    listing: Listing, wanted: Filter, statuses: Sequence[Status], *, skip: Skip, act: Act | None
 ) -> Counts:
     """Act on every timer of these statuses that passes, None to count only. `skip` tells those that have changed since
     the action began, by it or by others: else a timer that is retried and fails again would be found for ever. Raises
     Unavailable; what was done before stays, and repeating goes on from there."""
     counts = Counts()
     for status in statuses:
-        async for timers in queries.pages(replace(wanted, status=status), limit=PAGE):
+        async for timers in listing.pages(replace(wanted, status=status), limit=PAGE):
             await _act_on_some([timer for timer in timers if not skip(timer)], act, counts)
     return counts
 

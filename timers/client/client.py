@@ -23,7 +23,8 @@ from timers.errors import (
 from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
-from timers.store.queries import Change, Page, Queries, check_cursor, check_limit
+from timers.store.listing import Listing, Page, check_cursor, check_limit
+from timers.store.queries import Change, Queries
 from timers.store.store import Answer, Arming, Quota, Store
 
 BATCH_LIMIT: Final = 1000
@@ -237,11 +238,11 @@ class TimerClient:
         checks.of(check_limit, limit)
         checks.of(check_cursor, cursor)
         checks.end()
-        return await Queries(await self._open()).page(filter or Filter(), limit=limit, cursor=cursor)
+        return await Listing(await self._open()).page(filter or Filter(), limit=limit, cursor=cursor)
 
     async def iterate(self, **wanted: Any) -> AsyncIterator[Timer]:
         """All timers that pass, read page by page."""
-        async for timers in Queries(await self._open()).pages(Filter.parse(**wanted)):
+        async for timers in Listing(await self._open()).pages(Filter.parse(**wanted)):
             for timer in timers:
                 yield timer
 
@@ -268,7 +269,7 @@ class TimerClient:
         since_ms = await store.now_ms()
         due_ms = None if change is None else due_of_change(change, since_ms)
         return await act_on_all(
-            Queries(store),
+            Listing(store),
             filter,
             statuses,
             skip=lambda timer: timer.updated_ms > since_ms or timer.due_ms == due_ms,

@@ -15,7 +15,7 @@ from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.processor import Rate
 from timers.store.filters import Filter
-from timers.store.queries import Queries
+from timers.store.listing import Listing
 from timers.store.store import Store
 
 REPLAY_LIMIT: Final = 100_000
@@ -56,7 +56,7 @@ async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) 
     it would run again; with `completed` also what completed. A timer that is still scheduled or running is not
     replayed: it runs anyway. Nor is a cancelled one. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
     found: list[Replayed] = []
-    async for timer in _finished(Queries(store), window):
+    async for timer in _finished(Listing(store), window):
         if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
             continue
         found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.due_ms))
@@ -74,9 +74,9 @@ async def arm_again(store: Store, planned: Sequence[Replayed]) -> list[Replayed]
     return results
 
 
-async def _finished(queries: Queries, window: Filter) -> AsyncIterator[Timer]:
+async def _finished(listing: Listing, window: Filter) -> AsyncIterator[Timer]:
     for status in _STATUSES:
-        async for timers in queries.pages(replace(window, status=status)):
+        async for timers in listing.pages(replace(window, status=status)):
             for timer in timers:
                 yield timer
 

@@ -29,6 +29,9 @@ UNNAMED: Final[Mapping[str, str]] = MappingProxyType({})
 Identity = tuple[str, str]
 """(prefix, id)."""
 
+Call = tuple[int, Sequence[scripts.Argument]]
+"""A script's shard and its arguments."""
+
 
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server."""
@@ -140,24 +143,22 @@ class Store:
         counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
         calls = [self._arm_call([armings[place] for place in batch], edit_lock_ms, counted) for batch in batches]
         answers: list[Answer | None] = [None] * len(armings)
-        for batch, reply in zip(batches, await self._run_all("arm", calls, line), strict=True):
+        for batch, reply in zip(batches, await self.run_all("arm", calls, line), strict=True):
             for i, place in enumerate(batch):
                 answers[place] = _arm_answer(armings[place], int(reply[0]), reply[2 * i + 1], reply[2 * i + 2])
         return [answer for answer in answers if answer is not None]
 
-    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> scripts.Call:
-        shard = self.shard_of(armings[0].prefix, armings[0].id)
-        return keys.root(shard), [self._wake, edit_lock_ms, quota, *map(_arming, armings)]
+    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> Call:
+        return self.shard_of(armings[0].prefix, armings[0].id), [edit_lock_ms, quota, *map(_arming, armings)]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""
         found: dict[Identity, Timer | None] = {}
-        for shard, positions in self._by_shard(identities).items():
-            chosen = [identities[position] for position in positions]
-            reply = await self.run("get", shard, [part for identity in chosen for part in identity])
-            now_ms = self.clock.now_ms()
-            for i, identity in enumerate(chosen):
-                found[identity] = _read(identity, now_ms, *reply[3 * i : 3 * i + 3])
+        shards = self._by_shard(identities)
+        calls = [(shard, [part for place in places for part in identities[place]]) for shard, places in shards.items()]
+        for places, reply in zip(shards.values(), await self.run_all("get", calls), strict=True):
+            for i, place in enumerate(places):
+                found[identities[place]] = _read(identities[place], int(reply[0]), *reply[3 * i + 1 : 3 * i + 4])
         return [found[identity] for identity in identities]
 
     async def cancel(
@@ -296,7 +297,7 @@ class Store:
         arguments: list[scripts.Argument] = [TOUCH_LIMIT, next_orphan]
         next_look, queues, orphans, bare_overdue, next_orphan = await self.run("touch", shard, arguments)
         due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
-        members = [_identity(member.decode()) for member in orphans]
+        members = [identity_of(member.decode()) for member in orphans]
         next_ms = int(next_look) if next_look else None
         return Touched(round(self.clock.now_ms()), next_ms, due, members, bare_overdue > 0, int(next_orphan))
 
@@ -351,10 +352,12 @@ class Store:
         self.clock.observe(int(reply[0]), sent, time.monotonic())
         return reply[1:]
 
-    async def _run_all(self, name: str, calls: Sequence[scripts.Call], line: Line | None) -> list[Any]:
-        """Run a script on several shards or several times; the answers still begin with the server's time."""
+    async def run_all(self, name: str, calls: Sequence[Call], line: Line | None = None) -> list[Any]:
+        """Run a script on several shards or several times, in one round trip; the answers still begin with the server's
+        time. `line` is used where one call is enough."""
         sent = time.monotonic()
-        replies = await scripts.run_all(self.connections.commands, name, calls, line=line)
+        whole = [(keys.root(shard), [self._wake, *arguments]) for shard, arguments in calls]
+        replies = await scripts.run_all(self.connections.commands, name, whole, line=line)
         for reply in replies:
             self.clock.observe(int(reply[0]), sent, time.monotonic())
         return replies
@@ -383,15 +386,16 @@ def _expected(version: int | None) -> str:
     return "" if version is None else str(version)
 
 
-def _identity(member: str) -> Identity:
+def identity_of(member: str) -> Identity:
+    """Of `<prefix>:<id>`; a prefix has no colon."""
     prefix, _, timer_id = member.partition(":")
     return prefix, timer_id
 
 
-def _read(identity: Identity, now_ms: float, raw: bytes | None, held: bytes, left_ms: int) -> Timer | None:
+def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_ms: int) -> Timer | None:
     if raw is None:
         return None
-    lease = Lease(held.decode(errors="replace").partition(" ")[0], round(now_ms) + left_ms) if held else None
+    lease = Lease(held.decode(errors="replace").partition(" ")[0], now_ms + left_ms) if held else None
     return codec.readable(*identity, raw, lease)
 
 

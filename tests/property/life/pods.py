@@ -15,7 +15,7 @@ from timers.core.policies import RetryPolicy
 from timers.processor import Limits
 from timers.store import keys
 from timers.store.filters import Filter
-from timers.store.queries import Queries
+from timers.store.listing import Listing
 from timers.store.store import Identity, Settlement
 
 LEASE_MS: Final = HOUR_MS
@@ -213,7 +213,7 @@ class PodVerbs(World):
         listed: list[Timer] = []
         cursor: str | None = None
         while cursor is not None or not listed:
-            page = self.do(Queries(self.store).page(Filter(prefix=prefix, status=status), limit=3, cursor=cursor))
+            page = self.do(Listing(self.store).page(Filter(prefix=prefix, status=status), limit=3, cursor=cursor))
             listed, cursor = [*listed, *page.items], page.next_cursor
             if cursor is None:
                 break

@@ -6,10 +6,10 @@
 -- ARGV[3]  prefix
 -- ARGV[4]  lowest and ARGV[5] highest score
 -- ARGV[6]  score of the place, or '' to begin   ARGV[7] its member
--- ARGV[8]  most to answer
--- Answer   {now, {id, score, record or false, …}}; false for an entry without a record
+-- ARGV[8]  most to answer   ARGV[9] bytes of records with which to end, however few they are
+-- Answer   {now, {id, score, record or false, …}, 1 where there are more, else 0}; false for an entry without a record
 
-local prefix, most = ARGV[3], tonumber(ARGV[8])
+local prefix, most, most_bytes = ARGV[3], tonumber(ARGV[8]), tonumber(ARGV[9])
 local index = ARGV[2] == 'due' and queue_key(prefix) or ARGV[2] == 'adopted' and root .. 'adopted'
   or finished_key(ARGV[2], prefix)
 
@@ -25,13 +25,19 @@ local function rank_after(score, member)
 end
 
 local start = ARGV[6] == '' and redis.call('ZCOUNT', index, '-inf', '(' .. ARGV[4]) or rank_after(ARGV[6], ARGV[7])
-local found = redis.call('ZRANGE', index, start, start + most - 1, 'WITHSCORES')
-local answer = {}
+local found = redis.call('ZRANGE', index, start, start + most, 'WITHSCORES')
+local answer, bytes, more = {}, 0, 0
 for i = 1, #found, 2 do
   if ARGV[5] ~= '+inf' and tonumber(found[i + 1]) > tonumber(ARGV[5]) then break end
+  if #answer == 3 * most or bytes >= most_bytes then
+    more = 1
+    break
+  end
   local member = ARGV[2] == 'adopted' and found[i] or member_of(prefix, found[i])
+  local raw = redis.call('HGET', record_key(member), member)
+  bytes = bytes + #(raw or '')
   answer[#answer + 1] = found[i]
   answer[#answer + 1] = found[i + 1]
-  answer[#answer + 1] = redis.call('HGET', record_key(member), member)
+  answer[#answer + 1] = raw
 end
-return {text(now), answer}
+return {text(now), answer, more}

@@ -1,0 +1,95 @@
+"""Pages that stay bounded: in bytes, and in round trips whatever the number of prefixes and shards."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.conftest import SharedServers
+from tests.servers import Kind
+from tests.store.acts import armed, arming, claim, finished
+from tests.store.backends import open_store
+from tests.store.test_round_trips import count_sent
+from timers.core.model import Status, Timer
+from timers.store.filters import Filter
+from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Listing
+from timers.store.queries import Queries
+from timers.store.store import Store
+
+LARGE = {"payload": "x" * (LARGEST_BYTES - 2)}
+FITTING = PAGE_BYTES // LARGEST_BYTES
+PREFIXES = 600
+
+
+@pytest.fixture
+async def sharded(servers: SharedServers, kind: Kind) -> AsyncIterator[Store]:
+    async with open_store(servers, kind, shards=16) as store:
+        yield store
+
+
+async def all_pages(store: Store, wanted: Filter) -> list[list[Timer]]:
+    return [timers async for timers in Listing(store).pages(wanted)]
+
+
+@pytest.mark.parametrize("status", [Status.SCHEDULED, Status.RUNNING])
+@pytest.mark.parametrize("prefixes", [1, 2 * FITTING], ids=["one prefix", "many prefixes"])
+async def test_a_page_of_large_timers_ends_at_two_mebibytes_and_goes_on(
+    sharded: Store, status: Status, prefixes: int
+) -> None:
+    """A thousand timers with the largest payloads made an answer of 64 MiB."""
+    due = "+0" if status is Status.RUNNING else "+3600000"
+    armings = [arming(f"t{n}", due=due, prefix=f"p{n % prefixes}", spec=LARGE) for n in range(2 * FITTING)]
+    await sharded.arm(armings)
+    if status is Status.RUNNING:
+        for shard in range(sharded.shards):
+            for prefix in range(prefixes):
+                await claim(sharded, prefix=f"p{prefix}", shard=shard)
+    pages = await all_pages(sharded, Filter())
+    assert [len(page) <= FITTING for page in pages] == [True] * len(pages)
+    assert sorted(timer.id for page in pages for timer in page) == sorted(each.id for each in armings)
+    assert {timer.status for page in pages for timer in page} == {status}
+
+
+async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
+    sharded: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call for each prefix, shard and status took ten seconds, and then it was 503."""
+    await sharded.arm([arming("a", prefix=f"p{n}", due="+3600000") for n in range(PREFIXES)])
+    await armed(sharded, "b", prefix="p7", due="+3600000", spec={"tags": ["vip"]})
+    sent = count_sent(sharded, monkeypatch)
+    for wanted, found, most in (
+        (Filter(), PREFIXES + 1, 3),
+        (Filter(tag="vip"), 1, 8),
+        (Filter(status=Status.FAILED), 0, 1),
+        (Filter(prefix="p7"), 2, 2),
+    ):
+        sent.clear()
+        pages = await all_pages(sharded, wanted)
+        assert sum(map(len, pages)) == found
+        assert len(sent) <= most, (wanted, sent)
+
+
+async def test_a_look_at_the_whole_is_one_round_trip_over_all_shards(
+    sharded: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sharded.arm([arming("a", prefix=f"p{n}", due="+3600000") for n in range(20)])
+    queries = Queries(sharded)
+    sent = count_sent(sharded, monkeypatch)
+    for look in (queries.counts, queries.heads, queries.oldest_due_ms, queries.paused, queries.quarantined):
+        sent.clear()
+        await look()
+        assert len(sent) == 1, look
+
+
+async def test_a_list_reads_only_where_timers_are_counted(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await finished(real, "done")
+    await armed(real, "waits", prefix="other", due="+3600000")
+    asked: list[tuple[object, ...]] = []
+    run_all = real.run_all
+
+    async def listen(name: str, calls: list[tuple[int, list[object]]]) -> object:
+        asked.extend(tuple(arguments[:2]) for _, arguments in calls)
+        return await run_all(name, calls)  # type: ignore[arg-type]  # as it was called
+
+    monkeypatch.setattr(real, "run_all", listen)
+    await all_pages(real, Filter())
+    assert asked == [("adopted", ""), ("due", "other"), ("c", "reminder")]

@@ -1,0 +1,310 @@
+"""Owns pages of timers: which indexes hold what is wanted, reading them in one order over all shards, and cursors."""
+
+import base64
+import json
+import re
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any, Final, NamedTuple
+
+from timers.core.model import Status, Timer
+from timers.errors import InvalidInput
+from timers.store import codec
+from timers.store.filters import Filter
+from timers.store.queries import Queries
+from timers.store.scripts import Argument
+from timers.store.store import Store, identity_of
+from timers.store.turns import by_turns
+
+PAGE_LIMIT: Final = 1000
+PAGE_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of records with which a page ends, however many timers more it was to have."""
+
+LARGEST_BYTES: Final = 64 * 1024
+"""About what a record may have. As long as nothing is known of the records, each may have so many."""
+
+LOOKS_PER_ITEM: Final = 10
+"""Records that a filter may reject for each place on a page; then the page ends early and its cursor goes on."""
+
+LOOKS_AT_LEAST: Final = 2000
+"""Records that a page looks at before it ends early, however short it is to be."""
+
+READ_AFTER_REJECTS: Final = 250
+"""Records that are read at a time where a filter rejects most of them."""
+
+_ORDER: Final = (
+    Status.RUNNING,
+    Status.SCHEDULED,
+    Status.FAILED,
+    Status.UNHANDLED,
+    Status.COMPLETED,
+    Status.CANCELLED,
+)
+_PLACES: Final = {status: place for place, status in enumerate(_ORDER)}
+_ADOPTED: Final = "adopted"
+_SCORE: Final = re.compile(r"[0-9]{1,17}(\.[0-9]{1,17})?")
+
+
+class _Source(NamedTuple):
+    """One index to read: the place of its status in the order, its prefix, its name, its shard, and how many timers it
+    held when they were counted."""
+
+    place: int
+    prefix: str
+    name: str
+    shard: int
+    holds: int = 0
+
+    @property
+    def listing(self) -> tuple[int, str, str]:
+        """What it has in common with the same index of the other shards."""
+        return self[:3]
+
+
+_RUNNING: Final = _Source(_PLACES[Status.RUNNING], "", "running", 0)
+"""Stands for the running timers of all shards."""
+
+
+class _Place(NamedTuple):
+    """How far a listing has come: the last item read of a source."""
+
+    source: _Source
+    score: str
+    member: str
+
+    @property
+    def order(self) -> tuple[float, str]:
+        """Where it stands among those of its index, over all shards."""
+        return float(self.score), self.member
+
+
+class _Item(NamedTuple):
+    """What stands at a place, and how large its record is; None where no record can be read."""
+
+    timer: Timer | None
+    place: _Place
+    size: int
+
+
+_Read = tuple[list[_Item], bool]
+"""Items of a source, and whether there are more behind them."""
+
+
+def _order(item: _Item) -> tuple[float, str]:
+    return item.place.order
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Timers, and the cursor to go on with; None at the end."""
+
+    items: list[Timer]
+    next_cursor: str | None
+
+
+class _Filling:
+    """A page while it is being filled."""
+
+    def __init__(self, wanted: Filter, limit: int) -> None:
+        self.wanted = wanted
+        self.items: list[Timer] = []
+        self._limit, self._most_looks = limit, max(limit * LOOKS_PER_ITEM, LOOKS_AT_LEAST)
+        self._looked = self._read_bytes = self._bytes = 0
+
+    def take(self, item: _Item) -> bool:
+        """Look at one more. True where the page ends with it."""
+        self._looked += 1
+        self._read_bytes += item.size
+        if item.timer is not None and self.wanted.wants(item.timer):
+            self.items.append(item.timer)
+            self._bytes += item.size
+        return len(self.items) == self._limit or self._bytes >= PAGE_BYTES or self._looked == self._most_looks
+
+    @property
+    def wanting(self) -> int:
+        """How many records are worth reading now."""
+        return max(self._limit - len(self.items), min(self._looked - len(self.items), READ_AFTER_REJECTS))
+
+    @property
+    def room(self) -> int:
+        """How many records of average size are about a page."""
+        average = self._read_bytes // self._looked if self._looked else LARGEST_BYTES
+        return PAGE_BYTES // max(average, 1)
+
+
+class Listing:
+    """The timers of one db, page by page."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queries = Queries(store)
+
+    async def page(self, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
+        """The next timers that pass: by status (running first), then prefix, then due time or time of the end. Pages
+        cost the same however many timers there are. Raises InvalidInput for a cursor that this did not make."""
+        filling = _Filling(wanted, limit)
+        async with aclosing(self._items(filling, _read_cursor(cursor))) as items:
+            async for item in items:
+                if filling.take(item):
+                    return Page(filling.items, _write_cursor(item.place))
+        return Page(filling.items, None)
+
+    async def pages(self, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
+        """All timers that pass, so many at a time, in the order of `page`."""
+        page = await self.page(wanted, limit=limit)
+        yield page.items
+        while page.next_cursor is not None:
+            page = await self.page(wanted, limit=limit, cursor=page.next_cursor)
+            yield page.items
+
+    async def _items(self, filling: _Filling, after: _Place | None) -> AsyncGenerator[_Item]:
+        """All records behind a place, index by index."""
+        sources = await self._sources(filling.wanted, after)
+        running = [source.shard for source in sources if source.listing == _RUNNING.listing]
+        async for item in self._running(running, filling, after):
+            yield item
+        indexes = deque(list(index) for _, index in groupby(sources[len(running) :], key=lambda source: source.listing))
+        while indexes:
+            together = _take_first(indexes, filling.wanting, filling.room)
+            read = await self._read({source: _start(source, after) for index in together for source in index}, filling)
+            for index in together:
+                async for item in self._merged({source: read[source] for source in index}, filling):
+                    yield item
+
+    async def _sources(self, wanted: Filter, after: _Place | None) -> list[_Source]:
+        """The indexes that hold something that may be wanted, in listing order, from that of the place on."""
+        found: set[_Source] = set()
+        async for shard, prefix, status, n in self._queries.counted(wanted.prefix):
+            if not wanted.sees(prefix) or wanted.status not in (None, status):
+                continue
+            place = _PLACES[status]
+            if status is Status.RUNNING:
+                found.add(_RUNNING._replace(shard=shard))
+            elif status is Status.SCHEDULED:
+                # Bare keys that were adopted are counted among the scheduled, and have an index of their own.
+                found |= {_Source(place, "", _ADOPTED, shard), _Source(place, prefix, "due", shard, n)}
+            else:
+                found.add(_Source(place, prefix, codec.LETTERS[status], shard, n))
+        return sorted(source for source in found if after is None or source.listing >= after.source.listing)
+
+    async def _merged(self, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[_Item]:
+        """The records of one index, those of all shards in one order, from what was read of it first."""
+        held: list[_Item] = []
+        read_to: dict[_Source, _Place] = {}
+        while read:
+            for source, (items, more) in read.items():
+                held += items
+                if more:
+                    read_to[source] = items[-1].place
+            held.sort(key=_order)
+            # What stands behind the end of what was read of another shard waits for the rest of it.
+            reached = min((place.order for place in read_to.values()), default=None)
+            ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
+            for item in held[:ready]:
+                yield item
+            del held[:ready]
+            behind = {source: read_to.pop(source) for source in [*read_to] if read_to[source].order == reached}
+            read = await self._read(behind, filling) if behind else {}
+
+    async def _read(self, asked: Mapping[_Source, _Place | None], filling: _Filling) -> dict[_Source, _Read]:
+        """The next records of each source behind its place, in one round trip; together about a page."""
+        sharing = Counter(source.listing for source in asked)
+        calls = [
+            (
+                source.shard,
+                [
+                    *_bounds(source, filling.wanted, after),
+                    -(-filling.wanting // sharing[source.listing]),
+                    PAGE_BYTES // len(asked),
+                ],
+            )
+            for source, after in asked.items()
+        ]
+        replies = await self._store.run_all("list", calls)
+        return {
+            source: ([item async for item in by_turns(_items_of(source, found))], more > 0)
+            for source, (_, found, more) in zip(asked, replies, strict=True)
+        }
+
+    async def _running(self, shards: Sequence[int], filling: _Filling, after: _Place | None) -> AsyncGenerator[_Item]:
+        """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
+        at = after.member if after and after.source.listing == _RUNNING.listing else ""
+        names = iter([name for name in await self._queries.running(shards) if name > at])
+        while some := list(islice(names, min(filling.wanting, filling.room))):
+            timers = await self._store.get([identity_of(name) for name in some])
+            for name, timer in zip(some, timers, strict=True):
+                yield _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
+
+
+def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> list[list[_Source]]:
+    """The indexes to read together: the first, and those behind it that hold no more than is worth reading."""
+    taken = [indexes.popleft()]
+    held, sources = sum(source.holds for source in taken[0]), len(taken[0])
+    while indexes and held < most and sources < most_sources:
+        taken.append(indexes.popleft())
+        held += sum(source.holds for source in taken[-1])
+        sources += len(taken[-1])
+    return taken
+
+
+def _start(source: _Source, after: _Place | None) -> _Place | None:
+    """Where to go on in a source: at the place, if that is in the same index."""
+    return after if after is not None and source.listing == after.source.listing else None
+
+
+def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argument]:
+    """The index, the scores and the place to read it from, as `list` takes them."""
+    low, high = "-inf", "+inf"
+    if source.place == _PLACES[Status.SCHEDULED]:
+        low = low if wanted.due_after_ms is None else str(wanted.due_after_ms)
+        high = high if wanted.due_before_ms is None else str(wanted.due_before_ms)
+    return [source.name, source.prefix, low, high, *((after.score, after.member) if after else ("", ""))]
+
+
+def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
+    """What `list` answered."""
+    for member, score, raw in zip(found[::3], found[1::3], found[2::3], strict=True):
+        name = member.decode()
+        prefix, timer_id = identity_of(name) if source.name == _ADOPTED else (source.prefix, name)
+        timer = codec.readable(prefix, timer_id, raw) if raw else None
+        yield _Item(timer, _Place(source, score.decode(), name), len(raw or b""))
+
+
+def _size_of(timer: Timer) -> int:
+    """About how large the record of a timer is."""
+    return len(codec.encode_spec(timer.spec)) + codec.NOTE_LIMIT_CHARACTERS * len(timer.history)
+
+
+def check_limit(value: object) -> None:
+    """Raises InvalidInput for what is no length of a page."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PAGE_LIMIT:
+        raise InvalidInput.of("limit", value, f"a whole number from 1 to {PAGE_LIMIT}")
+
+
+def check_cursor(value: str | None) -> None:
+    """Raises InvalidInput for a cursor that no list has answered."""
+    _read_cursor(value)
+
+
+def _write_cursor(place: _Place) -> str:
+    parts = [*place.source[:4], place.score, place.member]
+    return base64.urlsafe_b64encode(json.dumps(parts, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str | None) -> _Place | None:
+    if cursor is None:
+        return None
+    try:
+        parts: Any = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, list) or [type(part) for part in parts] != [int, str, str, int, str, str]:
+        raise InvalidInput.of("cursor", cursor, "a next_cursor that a list has answered")
+    *source, score, member = parts
+    if score and not _SCORE.fullmatch(score):
+        raise InvalidInput.of("cursor", cursor, "a next_cursor that a list has answered")
+    return _Place(_Source(*source), score, member)
