@@ -5,14 +5,16 @@ import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol
 
 from structlog.typing import FilteringBoundLogger
+from typing_extensions import TypeVar
 
 from timers.core.durations import parse_ms
 from timers.core.fields import DurationInput, check_prefix
@@ -35,6 +37,12 @@ DISTRIBUTION: Final = "redis-timers"
 
 Result = Rearm | Done | None
 """What a processor returns: None or Done for done, Rearm to arm its own key again."""
+
+S = TypeVar("S", default=None)
+S_co = TypeVar("S_co", default=None, covariant=True)
+
+Lifespan = Callable[[], AbstractAsyncContextManager[S]]
+"""Opens what a processor holds as long as its pod lives, and closes it again."""
 
 
 class Timers(Protocol):
@@ -66,30 +74,32 @@ class BlockingTimers(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _Known(Generic[S_co]):
     """What any run knows beside its timer.
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
     act twice. `idempotency_key` (`prefix:id:occurrence`) is the same on every try. `deadline` is when the run times
-    out, None if never. `traceparent` is the W3C trace in which the timer was armed, to link the run to it.
+    out, None if never. `state` is what the processor's `lifespan` gave, None without one: annotate the context as
+    `Context[Pool]`. `traceparent` is the W3C trace in which the timer was armed, to link the run to it.
     """
 
     token: int
     idempotency_key: str
     deadline: datetime | None
     log: FilteringBoundLogger
+    state: S_co
     traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context(_Known):
+class Context(_Known[S_co]):
     """What a coroutine processor is given beside its timer: what any run knows, and a client for other timers."""
 
     timers: Timers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockingContext(_Known):
+class BlockingContext(_Known[S_co]):
     """What a plain function is given beside its timer: as `Context`, with a client whose methods wait."""
 
     timers: BlockingTimers
@@ -136,7 +146,7 @@ class Limits:
 
 NO_LIMITS: Final = Limits()
 
-Function = Callable[[Timer, Context], Awaitable[Result] | Result] | Callable[[Timer, BlockingContext], Result]
+Function = Callable[[Timer, Context[S]], Awaitable[Result] | Result] | Callable[[Timer, BlockingContext[S]], Result]
 """A coroutine function, or a plain one, which is given a BlockingContext; it may be annotated with either where it does
 not use `context.timers`."""
 
@@ -151,8 +161,9 @@ class Processor:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_ms: int | None = None
     limits: Limits = NO_LIMITS
+    lifespan: Lifespan[Any] | None = None
 
-    def __call__(self, timer: Timer, context: Context | BlockingContext) -> Awaitable[Result] | Result:
+    def __call__(self, timer: Timer, context: Context[Any] | BlockingContext[Any]) -> Awaitable[Result] | Result:
         return self.function(timer, context)
 
     @cached_property
@@ -174,24 +185,26 @@ def processor(
     concurrency: int | None = None,
     pod_concurrency: int | None = None,
     rate: str | None = None,
-) -> Callable[[Function], Processor]:
+    lifespan: Lifespan[S] | None = None,
+) -> Callable[[Function[S]], Processor]:
     """Make the function below a processor of `prefix` and of every prefix that goes on with `-`, `_` or `.` after it.
 
     Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means
     strict order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over
-    all pods. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for a function that cannot be
-    called with a timer and a context. The function is not registered
-    anywhere: a registry finds it in its module (`TIMERS_PROCESSORS`) or through an entry point in the group
-    `timers.processors`.
+    all pods. `lifespan` is called once per pod and gives an async context manager, which is entered before the first
+    run and left after the last one; what it yields is `context.state` of every run. Processors that are given the same
+    function share it. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for a function that
+    cannot be called with a timer and a context. The function is not registered anywhere: a registry finds it in its
+    module (`TIMERS_PROCESSORS`) or through an entry point in the group `timers.processors`.
     """
     policy = _policy(retry)
     timeout_ms = None if timeout is None else parse_ms(timeout, "timeout", minimum=1)
     checked = check_prefix(prefix)
     limits = Limits(concurrency, pod_concurrency, None if rate is None else Rate.parse(rate))
 
-    def wrap(function: Function) -> Processor:
+    def wrap(function: Function[S]) -> Processor:
         _check_function(function)
-        return Processor(checked, function, policy, timeout_ms, limits)
+        return Processor(checked, function, policy, timeout_ms, limits, lifespan)
 
     return wrap
 
@@ -290,8 +303,8 @@ class Registry:
 
     @property
     def processors(self) -> tuple[Processor, ...]:
-        """The processors, sorted by prefix."""
-        return tuple(self._by_prefix[prefix] for prefix in sorted(self._by_prefix))
+        """The processors of `declared`, sorted by prefix."""
+        return tuple(self._by_prefix[prefix] for prefix in self.declared)
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -301,8 +314,9 @@ def _overlap(one: str, other: str) -> bool:
 
 def load(paths: Iterable[str] = (), *, only: Iterable[str] = (), builtin: Collection[str] | None = None) -> Registry:
     """The processors of the installed entry points, the built-in ones of these names among them (None: all), and those
-    at `paths` (`package.module` or `package.module:object`; the working directory is searched too). Your own takes the
-    place of a built-in one with the same prefix. Raises ConfigurationError naming what cannot be loaded."""
+    at `paths` (`package.module` or `package.module:object`; the working directory is searched too). The object is a
+    processor, or a function without parameters that returns several. Your own takes the place of a built-in one with
+    the same prefix. Raises ConfigurationError naming what cannot be loaded."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -346,9 +360,11 @@ def _at(path: str, named: str) -> list[Processor]:
     if not attribute:
         return _in_module(module, named)
     found = getattr(module, attribute, None)
-    if not isinstance(found, Processor):
-        raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
-    return [found]
+    if isinstance(found, Processor):
+        return [found]
+    if inspect.isfunction(found) and not inspect.signature(found).parameters:
+        return list(found())
+    raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
 
 
 def _in_module(module: object, named: str) -> list[Processor]:

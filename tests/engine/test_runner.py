@@ -12,6 +12,7 @@ import pytest
 from tests.engine.fleet import Calls, Held, until
 from tests.unit.samples import NoTimers, a_timer
 from timers.core.model import Status, Timer
+from timers.engine.lifespans import Lifespans
 from timers.engine.observer import Observer
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
@@ -68,7 +69,7 @@ class _Shop:
         self.runs = Runs()
         self.clerk = _Clerk(pod, self.runs, retention_ms=1, written=lambda _runs: None)
         self.clerk.ends = []
-        self.runner = Runner(pod, self.clerk, self.runs, NoTimers(), concurrency=concurrency)
+        self.runner = Runner(pod, self.clerk, self.runs, NoTimers(), Lifespans([]), concurrency=concurrency)
 
     def start(self, number: int = 1, prefix: str = "note", asked_at: float | None = None) -> list[Timer]:
         """So many claimed timers."""

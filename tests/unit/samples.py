@@ -62,6 +62,7 @@ def a_context(timer: Timer) -> Context:
         idempotency_key=f"{timer.key}:{timer.occurrence}",
         deadline=None,
         log=structlog.get_logger(),
+        state=None,
         timers=NoTimers(),
     )
 

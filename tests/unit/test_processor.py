@@ -398,6 +398,14 @@ class TestLoad:
             f"TIMERS_PROCESSORS names '{name}:{attribute}', which is not a function with the decorator @processor"
         )
 
+    def test_a_function_without_parameters_brings_what_it_returns(self, module: WriteModule) -> None:
+        name = module(
+            "plugin_that_makes_them",
+            "from timers.processor import processor\n"
+            "def make():\n    return [processor(prefix)(lambda timer, context: None) for prefix in ('one', 'two')]\n",
+        )
+        assert {"one", "two"} <= set(load([f"{name}:make"]).declared)
+
     @pytest.mark.parametrize("path", ["timers", "timers.mine", "timers:serve"])
     def test_a_module_of_the_services_own_name_is_told_to_take_another(self, path: str) -> None:
         text = complaint(path)
@@ -415,6 +423,12 @@ class TestLoad:
         remind = load([name]).require("invoice-reminder-2026")
         timer = a_timer(spec={"payload": {"mail": "ann@example.org"}})
         assert await run(remind, timer) == Rearm(after="1d", payload={"mail": "ann@example.org", "sent": 1})
+
+    def test_the_example_of_a_lifespan_in_the_documentation_loads(self, module: WriteModule) -> None:
+        readme = Path(__file__).parents[2] / "processors" / "README.md"
+        (example,) = [part for part in readme.read_text("utf-8").split("```") if "lifespan=session" in part]
+        name = module("plugin_of_the_readme_with_a_session", example.removeprefix("python\n"))
+        assert load([name]).require("sync-account").lifespan is sys.modules[name].session
 
     def test_an_installed_entry_point_is_found(self, module: WriteModule, tmp_path: Path) -> None:
         module("plugin_installed", ONE_PROCESSOR.format(prefix="installed"))

@@ -17,6 +17,7 @@ from timers.core.model import Timer
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.engine.blocking import ThreadTimers
 from timers.engine.failure import failure, plain, text_of
+from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
@@ -38,8 +39,11 @@ _processors_log = get_logger("timers.processor")
 class Runner:
     """The runs of one pod. `room` is how many more it takes now."""
 
-    def __init__(self, pod: Pod, settler: Settler, runs: Runs, timers: Timers, *, concurrency: int) -> None:
+    def __init__(
+        self, pod: Pod, settler: Settler, runs: Runs, timers: Timers, lifespans: Lifespans, *, concurrency: int
+    ) -> None:
         self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
+        self._lifespans = lifespans
         self._clock, self._observer = pod.store.clock, pod.observer
         self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
         self._executing = self._abandoned = 0
@@ -244,7 +248,7 @@ class Runner:
             self._abandoned -= 1
             self._changed.set()
 
-    def _context(self, run: Run) -> Context | BlockingContext:
+    def _context(self, run: Run) -> Context[Any] | BlockingContext[Any]:
         timer = run.timer
         timeout_ms = _timeout_ms(run)
         own = run.timers
@@ -254,6 +258,7 @@ class Runner:
             idempotency_key=f"{timer.prefix}:{timer.id}:{timer.occurrence}",
             deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
             log=_processors_log,
+            state=self._lifespans.state_of(run.processor),
             traceparent=timer.traceparent,
         )
 

@@ -12,6 +12,7 @@ from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
 from timers.engine.intake import Intake
 from timers.engine.janitor import Janitor
+from timers.engine.lifespans import Lifespans
 from timers.engine.listener import Listener
 from timers.engine.loop_watchdog import LoopWatchdog
 from timers.engine.observer import Observer
@@ -90,7 +91,8 @@ class Worker:
         """What runs until the last end is written."""
         pod, runs = self._pod, Runs()
         self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
-        self.runner = Runner(pod, self._settler, runs, timers, concurrency=self._options.concurrency)
+        self._lifespans = Lifespans(pod.registry.processors)
+        self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
         self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs)])
         self._presence = Presence(self.peers)
 
@@ -110,7 +112,9 @@ class Worker:
         )
 
     async def start(self) -> None:
-        """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for."""
+        """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for. Raises
+        ConfigurationError where a processor cannot open what it needs."""
+        await self._lifespans.open()
         await self._presence.start()
         self._ending.start()
         self._taking.start()
@@ -131,6 +135,7 @@ class Worker:
         if self._settler.waiting:
             _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
         await self._ending.stop()
+        await self._until_overdue(self._lifespans.close(), and_seconds=HAND_BACK_SECONDS)
         self.runner.close()
         time_out.cancel()
         _log.info("worker drained", pod=self._options.pod)
