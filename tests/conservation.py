@@ -68,7 +68,7 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
             state.held[_identity(rest)] = held.decode()
     elif kind == "token":
         state.token = int(await redis.get(key) or 0)
-    elif kind not in ("paused", "bare", "displaced"):
+    elif kind not in ("paused", "bare", "displaced", "epoch", "mark"):
         state.unknown.append(key)
 
 

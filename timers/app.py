@@ -82,18 +82,22 @@ def stopped_by_signals() -> Iterator[Stopping]:
             loop.remove_signal_handler(number)
 
 
-async def open_redis(url: str, settings: Settings) -> Store:
-    """The timers of a db. ConfigurationError that names the setting where there is none to be had."""
+async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> Store:
+    """The timers of a db; who `joins` makes it ours if it is empty. ConfigurationError that names the setting where
+    there is none to be had."""
     if url.startswith(_LATER):
         raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
     connections = connect(url)
     try:
-        return await open_store(connections, shards=settings.shards)
+        store = await open_store(connections, shards=settings.shards)
+        if joins:
+            await store.identity.join()
     except BaseException as error:
         await connections.close()
         if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
             raise
         raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
+    return store
 
 
 def client_over(store: Store, settings: Settings) -> TimerClient:
@@ -126,7 +130,7 @@ async def _serve(
 ) -> int:
     registry = load(settings.processors, only=settings.prefixes, builtin=settings.builtin)
     async with AsyncExitStack() as ends:
-        store = await open_redis(url, settings)
+        store = await open_redis(url, settings, joins="worker" in settings.roles)
         ends.push_async_callback(store.connections.close)
         client = client_over(store, settings)
         metrics = Metrics()

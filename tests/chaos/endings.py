@@ -16,7 +16,7 @@ from timers.store.connect import connect
 
 _COUNTS: Final = "timers:{0}:counts"
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{pods\}:\w+|canary:.+|\{0\}:(token|counts|adopted|paused|rec:..|finished:.:.+))"
+    r"timers:(meta|\{pods\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|adopted|paused|rec:..|finished:.:.+))"
 )
 """Keys of one shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 

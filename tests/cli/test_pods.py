@@ -246,7 +246,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
 def test_what_cannot_be_used_at_the_start_is_one_line(
     start: Start, server: EmbeddedServer, redis: Redis, settings: dict[str, str], named: str
 ) -> None:
-    redis.hset("timers:meta", mapping={"format": "1", "shards": "1"})
+    redis.hset("timers:meta", mapping={"format": "1", "shards": "1", "epoch": "e", "armed": "1"})
     reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "PROCESSORS", "PREFIXES")
     url = {"TIMERS_REDIS_URL": server.url} if {f"TIMERS_{name}" for name in reached} & set(settings) else {}
     pod = start("serve", TIMERS_HTTP_PORT="0" if "TIMERS_HTTP_PORT" not in settings else "", **url, **settings)

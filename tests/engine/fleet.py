@@ -144,7 +144,7 @@ class Fleet:
     @classmethod
     async def over(cls, url: str, *, shards: int = 1, pods_url: str | None = None) -> Self:
         """A fleet without pods. `pods_url` is how they reach the server where the test itself has more rights."""
-        return cls(url, await open_store(connect(url), shards=shards), pods_url or url)
+        return cls(url, await joined(url, shards=shards), pods_url or url)
 
     @property
     def redis(self) -> Redis:
@@ -155,9 +155,7 @@ class Fleet:
         """Start a pod with these processors, limited to the prefixes of `only` (`TIMERS_PREFIXES`) if there are any."""
         registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls], only)
         defaults = {"concurrency": 100, "lease_ms": CALM_LEASE_MS, "retention_ms": DAY_MS, "drain_timeout_ms": 10_000}
-        pod = Pod(
-            await open_store(connect(self.pods_url)), registry, WorkerOptions(pod=name, **{**defaults, **options})
-        )
+        pod = Pod(await joined(self.pods_url), registry, WorkerOptions(pod=name, **{**defaults, **options}))
         self._alive.append(pod)
         await pod.worker.start()
         return pod
@@ -202,6 +200,13 @@ class Fleet:
         await asyncio.gather(*[self.drain(pod) for pod in list(self._alive)])
         await conserved(self.store)
         await self.store.connections.close()
+
+
+async def joined(url: str, *, shards: int | None = None) -> Store:
+    """A store as a pod opens it."""
+    store = await open_store(connect(url), shards=shards)
+    await store.identity.join()
+    return store
 
 
 async def until(so: Callable[[], object], what: str) -> None:

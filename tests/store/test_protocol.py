@@ -43,6 +43,12 @@ class Foreign:
         assert int(answer[0]) > 1_700_000_000_000
         return answer[1:]
 
+    async def found(self, root: str, epoch: str) -> None:
+        """As the document says of the code `foreign`."""
+        await self.call("meta", "timers:meta", "make", "1", str(SHARDS), "1", epoch)
+        await self.call("meta", "timers:meta", "arm", epoch)
+        await self._redis.set(f"{root}epoch", epoch)
+
     async def record(self, member: str) -> list[str]:
         """The lines of a record, without a script."""
         raw: bytes = await self._redis.hget(self.where(member)[1], member)
@@ -63,7 +69,12 @@ def foreign(sharded: Store) -> Foreign:
 async def arm(foreign: Foreign, member: str, due: str, spec: str) -> list[Any]:
     prefix, _, timer_id = member.partition(":")
     order = f"{prefix}\n{timer_id}\nerror\n{due}\n{spec}\n\n-"
-    return await foreign.call("arm", foreign.where(member)[0], "0", "", order)
+    root = foreign.where(member)[0]
+    code, *answer = await foreign.call("arm", root, "an epoch", "0", "", order)
+    if code == b"foreign":
+        await foreign.found(root, "an epoch")
+        code, *answer = await foreign.call("arm", root, "an epoch", "0", "", order)
+    return [code, *answer]
 
 
 async def test_a_timer_of_a_foreign_client_is_a_timer_like_any_other(sharded: Store, foreign: Foreign) -> None:

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from tests.servers import FAMILIES
 from tests.store.acts import PREFIX, armed, claim
 from timers.errors import ConfigurationError, Unavailable
-from timers.store import keys, server
+from timers.store import server
 from timers.store.connect import connect
 from timers.store.scripts import digest
 from timers.store.store import Store
@@ -96,33 +96,6 @@ async def limited_user(store: Store, rules: list[str]) -> AsyncIterator[Redis]:
     await redis.acl_deluser("limited")
 
 
-async def test_the_first_fixes_the_number_of_shards(real: Store) -> None:
-    redis = real.connections.commands
-    assert await server.fix_shards(redis, None) == 1
-    assert await server.fix_shards(redis, 1) == 1
-    assert await redis.hgetall("timers:meta") == {b"format": b"1", b"shards": b"1"}
-
-
-async def test_the_default_of_a_later_pod_does_not_count(store: Store) -> None:
-    redis = store.connections.commands
-    assert await server.fix_shards(redis, 8) == 8
-    assert await server.fix_shards(redis, None, default=64) == 8
-
-
-async def test_a_pod_that_disagrees_is_told_both_numbers(store: Store) -> None:
-    redis = store.connections.commands
-    await server.fix_shards(redis, 8)
-    with pytest.raises(ConfigurationError, match=r"TIMERS_SHARDS is 4.* first used with 8; use 8"):
-        await server.fix_shards(redis, 4)
-
-
-async def test_a_db_of_another_format_is_refused(store: Store) -> None:
-    redis = store.connections.commands
-    await redis.hset("timers:meta", "format", "2")
-    with pytest.raises(ConfigurationError, match="the db holds records of format 2; this version knows 1"):
-        await server.fix_shards(redis, None)
-
-
 async def test_a_canary_is_there_until_it_is_due(real: Store) -> None:
     redis = real.connections.commands
     await server.set_canary(redis, "pod-1", 60_000)
@@ -152,7 +125,7 @@ async def test_every_script_is_known_by_its_own_digest(real: Store) -> None:
 async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
     connections = connect(f"unix://{tmp_path}/nobody.sock")
     store = Store(connections)
-    for call in (store.now_ms(), armed(store), store.touch(0), server.fix_shards(connections.commands, None)):
+    for call in (store.now_ms(), armed(store), store.touch(0), store.identity.look(), store.identity.make()):
         with pytest.raises(Unavailable):
             await call
     await connections.close()
@@ -174,12 +147,6 @@ async def test_a_busy_server_is_unavailable(real: Store) -> None:
 def test_a_url_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
         connect("http://127.0.0.1")
-
-
-async def test_a_db_whose_facts_are_something_else_is_refused(store: Store) -> None:
-    await store.connections.commands.set(keys.META, "a stranger's")
-    with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
-        await server.fix_shards(store.connections.commands, None)
 
 
 async def test_every_answer_sets_the_clock(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Owns the commands for whoever keeps the service running: prefixes, pause, resume, pods, doctor."""
+"""Owns the commands for whoever keeps the service running: init, prefixes, pause, resume, pods, doctor."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from timers.cli.output import Format, Output, show_record, show_records
-from timers.cli.session import run
+from timers.cli.session import Session, run
 from timers.client.doctor import examine
 
 PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", show_default=False)]
@@ -14,8 +14,22 @@ PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", sh
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (prefixes, pause, resume, pods, doctor):
+    for command in (init, prefixes, pause, resume, pods, doctor):
         app.command()(command)
+
+
+def init(
+    shards: Annotated[str | None, typer.Option(metavar="N", help="Number of shards; else TIMERS_SHARDS.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make an empty db ours. The number of shards can be changed until the first timer is armed."""
+
+    async def make(session: Session) -> Mapping[str, Any]:
+        identity = session.store.identity
+        await identity.make()
+        return {"epoch": identity.epoch, "shards": identity.shards}
+
+    show_record(run(make, TIMERS_SHARDS=shards), output)
 
 
 def prefixes(output: Output = Format.TABLE) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,14 +24,14 @@ class Session:
     client: TimerClient
 
 
-def run(act: Callable[[Session], Awaitable[T]]) -> T:
-    """Do something with the timers and close the connections."""
-    return asyncio.run(_run(act))
+def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
+    """Do something with the timers and close the connections. `options` stand for settings (`TIMERS_SHARDS="4"`)."""
+    return asyncio.run(_run(act, {name: value for name, value in options.items() if value is not None}))
 
 
-async def _run(act: Callable[[Session], Awaitable[T]]) -> T:
+async def _run(act: Callable[[Session], Awaitable[T]], options: Mapping[str, str]) -> T:
     # The settings are read as a worker's: rules for the API are not this command's concern.
-    settings = load_settings({**os.environ, "TIMERS_ROLES": "worker"})
+    settings = load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
     store = await open_redis(await _url(settings), settings)
     async with client_over(store, settings) as client:
         return await act(Session(store, client))

@@ -20,7 +20,6 @@ from timers.errors import (
     Checks,
     InvalidInput,
 )
-from timers.store import server
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.listing import Listing, Page, check_cursor, check_limit
@@ -332,11 +331,12 @@ class TimerClient:
         return self._feed
 
     async def _open(self) -> Store:
-        """The store, opened at the first call; its clock is read once, because plans need the server's time."""
+        """The store, which knows the db and its clock. As long as nothing was ever armed, whoever comes may still give
+        the db another number of shards, so it is looked up again."""
         if self._store is None:
-            self._store = await open_store(self._connections)
-        if not self._store.clock.known:
-            await self._store.now_ms()
+            self._store = Store(self._connections)
+        if not (self._store.identity.armed and self._store.clock.known):
+            await self._store.identity.look()
         return self._store
 
 
@@ -345,8 +345,10 @@ def _is_of(prefix: str, change: Change) -> bool:
 
 
 async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
-    """A store over connections, with the number of shards that the db was first used with."""
-    return Store(connections, shards=await server.fix_shards(connections.commands, shards))
+    """A store over connections, with the number of shards that the db has. Writes nothing."""
+    store = Store(connections, shards=shards)
+    await store.identity.look()
+    return store
 
 
 def _planned(new: NewTimer | Mapping[str, Any], now_ms: float, traceparent: str | None) -> Arming | InvalidInput:

@@ -6,11 +6,9 @@ from typing import Final
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from timers.errors import ConfigurationError
 from timers.store import keys
 from timers.store.scripts import reachable
 
-RECORD_FORMAT: Final = "1"
 NEEDED_FLAGS: Final = frozenset("Ex")
 FLAGS: Final = "notify-keyspace-events"
 _ALL_EVENTS: Final = frozenset("g$lshzxetd")
@@ -47,24 +45,6 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
                 None, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"
             )
     return FlagCheck(True, f"added {missing!r} to notify-keyspace-events {current!r}")
-
-
-async def fix_shards(redis: Redis, wanted: int | None, default: int = 1) -> int:
-    """The number of shards of this db, fixed by whoever comes first. Raises ConfigurationError for a pod that
-    disagrees, and for a db that the server does not give, or that was written in another record format."""
-    try:
-        with reachable():
-            await redis.hsetnx(keys.META, "format", RECORD_FORMAT)
-            await redis.hsetnx(keys.META, "shards", str(wanted or default))
-            form, shards = await redis.hmget(keys.META, "format", "shards")
-    except ResponseError as error:
-        raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
-    if _text(form) != RECORD_FORMAT:
-        raise ConfigurationError(f"the db holds records of format {_text(form)}; this version knows {RECORD_FORMAT}")
-    fixed = int(_text(shards))
-    if wanted is not None and wanted != fixed:
-        raise ConfigurationError(f"TIMERS_SHARDS is {wanted}, but this db was first used with {fixed}; use {fixed}")
-    return fixed
 
 
 async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:

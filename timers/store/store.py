@@ -12,9 +12,11 @@ from redis.asyncio import Redis
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
+from timers.errors import Unavailable
 from timers.processor import NO_LIMITS, Limits
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections
+from timers.store.identity import DbIdentity
 from timers.store.line import Line
 
 TOUCH_LIMIT: Final = 500
@@ -22,6 +24,9 @@ TOUCH_LIMIT: Final = 500
 
 ARM_LIMIT: Final = 250
 """Timers armed by one script call: it must not hold the server up."""
+
+FOUNDING_TRIES: Final = 5
+"""Rounds of an arm: one for a shard that nobody armed in before, others where the db was emptied meanwhile."""
 
 NO_QUEUE_LIMITS: Final[Mapping[str, Limits]] = MappingProxyType({})
 UNNAMED: Final[Mapping[str, str]] = MappingProxyType({})
@@ -106,11 +111,19 @@ class Settlement:
 class Store:
     """The timers of one db. Methods raise Unavailable while Redis is away; a batch has one shard."""
 
-    def __init__(self, connections: Connections, *, shards: int = 1, clock: ServerClock | None = None) -> None:
+    def __init__(
+        self, connections: Connections, *, shards: int | None = None, clock: ServerClock | None = None
+    ) -> None:
+        """With the number of shards that this process insists on; None takes the db's."""
         self.connections = connections
-        self.shards = shards
         self.clock = clock or ServerClock()
         self._wake = keys.wake_channel(connections.db)
+        self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of the db."""
+        return self.identity.shards
 
     def shard_of(self, prefix: str, timer_id: str) -> int:
         """The shard that holds the timer."""
@@ -135,21 +148,49 @@ class Store:
     ) -> list[Answer]:
         """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
         running, locked, full. `line` is used where one script call is enough."""
+        if armings and not self.identity.epoch:
+            await self.identity.make()
+        answers: dict[int, Answer] = {}
+        for _ in range(FOUNDING_TRIES):
+            places = [place for place in range(len(armings)) if place not in answers]
+            answers |= await self._arm(armings, places, edit_lock_ms, quota, line)
+            if len(answers) == len(armings):
+                return [answers[place] for place in range(len(armings))]
+        raise Unavailable("the db is emptied, or given another epoch, again and again")
+
+    async def _arm(
+        self,
+        armings: Sequence[Arming],
+        places: Sequence[int],
+        edit_lock_ms: int,
+        quota: Quota | None,
+        line: Line | None,
+    ) -> dict[int, Answer]:
+        """Arm those at the given places. Answers by place; those whose shard did not carry our epoch are left out, and
+        it carries it now."""
+        by_shard = self._by_shard((armings[place].prefix, armings[place].id) for place in places)
         batches = [
-            positions[start : start + ARM_LIMIT]
-            for positions in self._by_shard((a.prefix, a.id) for a in armings).values()
+            [places[position] for position in positions[start : start + ARM_LIMIT]]
+            for positions in by_shard.values()
             for start in range(0, len(positions), ARM_LIMIT)
         ]
         counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
         calls = [self._arm_call([armings[place] for place in batch], edit_lock_ms, counted) for batch in batches]
-        answers: list[Answer | None] = [None] * len(armings)
+        answers: dict[int, Answer] = {}
+        foreign: set[int] = set()
         for batch, reply in zip(batches, await self.run_all("arm", calls, line), strict=True):
+            if reply[1] == b"foreign":
+                foreign.add(self.shard_of(armings[batch[0]].prefix, armings[batch[0]].id))
+                continue
             for i, place in enumerate(batch):
                 answers[place] = _arm_answer(armings[place], int(reply[0]), reply[2 * i + 1], reply[2 * i + 2])
-        return [answer for answer in answers if answer is not None]
+        if foreign:
+            await self.identity.found(foreign)
+        return answers
 
     def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> Call:
-        return self.shard_of(armings[0].prefix, armings[0].id), [edit_lock_ms, quota, *map(_arming, armings)]
+        shard = self.shard_of(armings[0].prefix, armings[0].id)
+        return shard, [self.identity.epoch, edit_lock_ms, quota, *map(_arming, armings)]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""
@@ -249,6 +290,9 @@ class Store:
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards or let it go on. True where that changed something."""
         word = "pause" if paused else "resume"
+        if not self.identity.armed:
+            await self.identity.make()
+            await self.identity.found(range(self.shards))
         changed = [(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
         return any(changed)
 

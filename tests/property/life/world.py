@@ -16,7 +16,6 @@ from timers.core.model import Status, Timer
 from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.store.bare import BareKeys
 from timers.store.connect import connect
-from timers.store.server import fix_shards
 from timers.store.store import Identity, Store
 
 T = TypeVar("T")
@@ -84,7 +83,7 @@ class World(RuleBasedStateMachine):
         connections = connect(url)
         self.redis = connections.commands
         self.do(self.redis.flushdb())
-        self.store = Store(connections, shards=self.do(fix_shards(self.redis, SHARDS)))
+        self.store = Store(connections, shards=SHARDS)
         self.bare = BareKeys(self.store)
         self.oracle = Oracle()
         self.held: list[Timer] = []

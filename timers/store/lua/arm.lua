@@ -1,16 +1,20 @@
 #!lua flags=allow-cross-slot-keys
 -- Arm timers: record, due index and trigger key at once, or nothing.
 --
--- ARGV[2]  edit lock, ms
--- ARGV[3]  quota: most timers that may be scheduled, number of shards, then prefixes (or beginnings of prefixes and `*`) that
+-- ARGV[2]  the db's epoch
+-- ARGV[3]  edit lock, ms
+-- ARGV[4]  quota: most timers that may be scheduled, number of shards, then prefixes (or beginnings of prefixes and `*`) that
 --          count; '' for none
--- ARGV[4…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
+-- ARGV[5…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
 --          `+<ms from now>`), spec, progress, a note for the history when it replaces
 -- Answer   {now, code, record, code, record, …}; the record is the one that is now there, but of `created` its due time, for
 --          all else is known. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last five
---          changed nothing; `full` may have no record)
+--          changed nothing; `full` may have no record). {now, `foreign`} where the shard does not carry the epoch: nothing
+--          was changed
 
-local edit_lock = tonumber(ARGV[2])
+if not carries(ARGV[2]) then return {text(now), 'foreign'} end
+
+local edit_lock = tonumber(ARGV[3])
 local answer = {text(now)}
 
 local function counts_for(patterns, prefix)
@@ -37,7 +41,7 @@ local function room_left(quota)
   return most - scheduled
 end
 
-local room = room_left(ARGV[3])
+local room = room_left(ARGV[4])
 
 local function arm(prefix, id, if_exists, due, spec, progress, said)
   local member = member_of(prefix, id)
@@ -58,7 +62,7 @@ local function arm(prefix, id, if_exists, due, spec, progress, said)
 end
 
 local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local prefix, id, if_exists, due, spec, progress, said = string.match(ARGV[i], LINES)
   local code, raw = arm(prefix, id, if_exists, due_of(due), spec, progress, said)
   answer[#answer + 1] = code

@@ -16,6 +16,10 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function text(number) return string.format('%.0f', number) end
 
+-- Whether the shard belongs to the db that the caller knows. What makes a new timer asks first: in a db that was emptied,
+-- and made again with another number of shards, its place would be another.
+local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
+
 -- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`.
 local function due_of(spec)
   local ms = tonumber(string.sub(spec, 2))

@@ -1,0 +1,176 @@
+"""Which db it is: made once and atomically, never by reading, compared by whatever makes a timer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.store.acts import PREFIX, armed, arming, put
+from timers.client import TimerClient, open_store
+from timers.errors import ConfigurationError, NotFound, Unavailable
+from timers.store import keys
+from timers.store.queries import Queries
+from timers.store.store import Store
+
+META = "timers:meta"
+EPOCH = "timers:{0}:epoch"
+
+
+def other(store: Store, shards: int | None = None) -> Store:
+    """Another process at the same db."""
+    return Store(store.connections, shards=shards)
+
+
+async def meta(store: Store) -> dict[str, str]:
+    found: Any = await store.connections.commands.hgetall(META)
+    return {name.decode(): value.decode() for name, value in found.items()}
+
+
+async def test_many_who_come_first_make_one_db(store: Store) -> None:
+    pods = [other(store) for _ in range(8)]
+    await asyncio.gather(*(pod.identity.join() for pod in pods))
+    assert len({pod.identity.epoch for pod in pods}) == 1
+    assert await meta(store) == {"format": "1", "shards": "1", "epoch": pods[0].identity.epoch}
+
+
+async def test_the_default_of_a_later_pod_does_not_count(store: Store) -> None:
+    await other(store, 8).identity.join()
+    later = other(store)
+    await later.identity.join()
+    assert later.shards == 8
+
+
+async def test_as_long_as_nothing_was_armed_a_pod_changes_the_number_of_shards(store: Store) -> None:
+    first = other(store)
+    await first.identity.join()
+    second = other(store, 16)
+    await second.identity.join()
+    assert (await meta(store))["shards"] == "16"
+    assert second.identity.epoch != first.identity.epoch
+    with pytest.raises(Unavailable, match="TIMERS_SHARDS is 1, but this db has 16 shards"):
+        await put(first)
+    assert "armed" not in await meta(store)
+
+
+async def test_once_a_timer_was_armed_a_pod_that_disagrees_is_told_both_numbers(store: Store) -> None:
+    await armed(store, due="+3600000")
+    for opening in (other(store, 16).identity.join(), other(store, 16).identity.look()):
+        with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 1 shards; use 1"):
+            await opening
+    assert (await meta(store))["shards"] == "1"
+
+
+async def test_the_first_arm_makes_the_db_and_founds_its_shard_alone(store: Store) -> None:
+    four = other(store, 4)
+    first = next(f"user-{i}" for i in range(100) if four.shard_of(PREFIX, f"user-{i}") == 2)
+    await four.arm([arming(first, due="+3600000")])
+    redis = store.connections.commands
+    epochs = [await redis.get(f"{keys.root(shard)}epoch") for shard in range(4)]
+    assert epochs == [None, None, four.identity.epoch.encode(), None]
+    assert (await meta(store))["armed"] == "1"
+    await four.cancel(PREFIX, first, purge=True)
+    await redis.flushdb()
+
+
+async def test_reading_writes_nothing_into_an_empty_db(real: Store) -> None:
+    client = TimerClient.over(await open_store(real.connections))
+    with pytest.raises(NotFound):
+        await client.get(PREFIX, "a")
+    await client.list()
+    await client.stats()
+    await client.prefixes()
+    await client.pods()
+    await client.uncovered()
+    assert await real.connections.commands.dbsize() == 0
+
+
+async def test_who_read_an_empty_db_finds_what_is_armed_there_later(real: Store) -> None:
+    reader = TimerClient.over(await open_store(real.connections))
+    assert (await reader.list()).items == []
+    writer = other(real, 16)
+    await writer.arm([arming(str(n), due="+3600000") for n in range(20)])
+    found = [(await reader.get(PREFIX, str(n))).id for n in range(20)]
+    assert found == [str(n) for n in range(20)]
+    await real.connections.commands.flushdb()
+
+
+async def test_a_client_that_armed_before_a_flush_finds_the_new_number_of_shards(real: Store) -> None:
+    """The same id in two places would be started twice."""
+    client = TimerClient.over(other(real))
+    await client.create(PREFIX, "before", delay="1h")
+    await real.connections.commands.flushdb()
+    there = other(real, 16)
+    await there.arm([arming(str(n), due="+3600000") for n in range(20)])
+    answers = await client.batch([{"prefix": PREFIX, "id": str(n), "delay": "1h"} for n in range(20)])
+    assert [type(answer).__name__ for answer in answers] == ["AlreadyExists"] * 20
+    counted = await Queries(there).counts()
+    assert sum(counted[PREFIX].values()) == 20
+    await real.connections.commands.flushdb()
+
+
+async def test_a_pod_that_worked_before_a_flush_arms_nothing_with_its_old_number_of_shards(real: Store) -> None:
+    pod = other(real)
+    await pod.identity.join()
+    await armed(pod, due="+3600000")
+    await real.connections.commands.flushdb()
+    await armed(other(real, 16), due="+3600000")
+    with pytest.raises(Unavailable, match="this db has 16 shards; use 16"):
+        await put(pod, "b")
+    await real.connections.commands.flushdb()
+
+
+@pytest.mark.parametrize("epoch", ["", "another"])
+async def test_a_shard_that_lost_its_epoch_is_founded_again(store: Store, epoch: str) -> None:
+    await armed(store, due="+3600000")
+    await store.connections.commands.set(EPOCH, epoch)
+    assert (await put(store)).code == "exists"
+    assert await store.connections.commands.get(EPOCH) == store.identity.epoch.encode()
+
+
+async def test_a_strangers_value_in_place_of_a_shards_epoch_stops_no_arm(store: Store) -> None:
+    await store.connections.commands.rpush(EPOCH, "a stranger's")
+    await armed(store, due="+3600000")
+    assert (await put(store)).code == "exists"
+
+
+async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await armed(real, "a", due="+3600000")
+    asked = list[str]()
+    evalsha = real.connections.commands.evalsha
+
+    async def count(*arguments: Any) -> Any:
+        asked.append(arguments[2])
+        return await evalsha(*arguments)
+
+    monkeypatch.setattr(real.connections.commands, "evalsha", count)
+    await armed(real, "b", due="+3600000")
+    assert asked == ["timers:{0}:"]
+
+
+async def test_a_db_of_another_format_is_refused(store: Store) -> None:
+    await store.connections.commands.hset(META, "format", "2")
+    for opening in (store.identity.look(), store.identity.make()):
+        with pytest.raises(ConfigurationError, match="the db holds records of format 2; this version knows 1"):
+            await opening
+    assert await meta(store) == {"format": "2"}
+
+
+async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> None:
+    await store.connections.commands.set(META, "a stranger's")
+    for opening in (store.identity.look(), store.identity.make()):
+        with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
+            await opening
+
+
+@pytest.mark.parametrize("shards", ["", "0", "-1", "many"])
+async def test_a_db_with_a_senseless_number_of_shards_is_refused(store: Store, shards: str) -> None:
+    await store.connections.commands.hset(META, mapping={"format": "1", "epoch": "e", "shards": shards, "armed": "1"})
+    with pytest.raises(ConfigurationError, match=r"timers:meta has .* shards; write the number"):
+        await store.identity.look()
+
+
+async def test_a_pause_in_an_empty_db_holds_for_all_who_come(real: Store) -> None:
+    """With its number of shards changed afterwards it would hold in a few shards only."""
+    assert await other(real, 4).pause(PREFIX, paused=True)
+    with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 4"):
+        await other(real, 16).identity.join()

@@ -1,0 +1,73 @@
+#!lua flags=allow-oom
+-- What the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
+--
+-- ARGV[2]  what to do, then its arguments:
+--          `look`  nothing
+--          `make`  format, number of shards or '' for any, number where none is asked for, a fresh epoch: where there is
+--                  no meta yet, or no timer was ever armed and another number is asked for
+--          `arm`   epoch: timers are armed from now on, if it is still this epoch
+--          `renew` the epoch that the caller knew, a fresh one, format, number of shards, whether timers were armed, whether
+--                  the API was closed (1 or ''), when the epoch was last seen, how many timers were known then: the old
+--                  epoch is gone, so make a new one, unless another pod has, and keep the loss
+-- Answer   {now, {field, value, …}}: the meta as it is now
+
+local key, act = KEYS[1], ARGV[2]
+local meta = {}
+
+local function load()
+  local fields = redis.pcall('HGETALL', key)
+  if fields.err and act == 'renew' then
+    -- A stranger has overwritten it. The pods know better.
+    redis.call('DEL', key)
+    fields = {}
+  end
+  for i = 1, #fields, 2 do meta[fields[i]] = fields[i + 1] end
+  return fields
+end
+
+local function set(...)
+  redis.call('HSET', key, ...)
+  load()
+end
+
+-- A loss that several pods tell of is one: the widest window, the most timers.
+local function lose(what, from, to, timers)
+  local f, t, n = string.match(meta['loss:' .. what] or '', '^(%d+) (%d+) (%d+)$')
+  from = math.min(tonumber(f or from), tonumber(from))
+  to = math.max(tonumber(t or to), tonumber(to))
+  timers = math.max(tonumber(n or timers), tonumber(timers))
+  set('loss:' .. what, text(from) .. ' ' .. text(to) .. ' ' .. text(timers))
+end
+
+local acts = {look = function() end}
+
+function acts.make(format, wanted, default, fresh)
+  if meta.format and meta.format ~= format then return end
+  if meta.epoch and (meta.armed or wanted == '' or wanted == meta.shards) then return end
+  local shards = meta.armed and meta.shards or wanted ~= '' and wanted or meta.shards or default
+  set('format', format, 'shards', shards, 'epoch', fresh)
+end
+
+function acts.arm(epoch)
+  if meta.epoch == epoch and not meta.armed then set('armed', 1) end
+end
+
+function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
+  if meta.epoch == known then return end
+  if not meta.epoch then set('format', format, 'shards', shards, 'epoch', fresh, 'armed', 1) end
+  if closed == '1' then set('closed', 1) end
+  -- A db in which nothing was ever armed may be given another number of shards; nothing is lost by that. And who slept over
+  -- a loss does not tell of it again once it was acknowledged.
+  if tonumber(meta.acknowledged or 0) > tonumber(seen) then return end
+  if armed == '1' or meta.shards == shards then lose(known, seen, text(now), timers) end
+end
+
+local found = load()
+if found.err then return found end
+acts[act](unpack(ARGV, 3))
+local answer = {}
+for field, value in pairs(meta) do
+  answer[#answer + 1] = field
+  answer[#answer + 1] = value
+end
+return {text(now), answer}
