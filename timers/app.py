@@ -28,7 +28,8 @@ from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
 from timers.metrics import Metrics
 from timers.processor import Registry, load
-from timers.settings import Settings, redacted
+from timers.setting_values import redacted
+from timers.settings import Settings
 from timers.store.callers import Callers
 from timers.store.connect import connect
 from timers.store.store import Store

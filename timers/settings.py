@@ -11,11 +11,9 @@ import os
 import re
 import secrets
 import socket
-from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -34,16 +32,28 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from timers.access import ENTRY_RULE, read_entries
+from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, parse_ms
-from timers.core.fields import PREFIX_RULE, check_prefix
+from timers.core.fields import PREFIX_RULE
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
+from timers.setting_values import (
+    MAX_SHARDS,
+    REDIS_SCHEMES,
+    builtin_names,
+    check_api_keys,
+    check_prefixes,
+    check_redis_url,
+    check_signing_secrets,
+    listed,
+    lower,
+    milliseconds,
+    redacted,
+    shard_numbers,
+)
 
 Role = Literal["api", "worker"]
 
-MAX_SHARDS: Final = 1024
 _NAME_PREFIX: Final = "TIMERS_"
-_REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 _SERVICE_LINK: Final = re.compile(
     r"TIMERS_(\w+_)?(SERVICE_HOST=[\da-f.:]+|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+"
     r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))",
@@ -64,103 +74,11 @@ def _setting_name(field: str) -> str:
     return _NAME_PREFIX + _name_without_prefix(field)
 
 
-def _listed(value: object) -> object:
-    """Comma-separated text as its parts; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    return [part for part in (piece.strip() for piece in value.split(",")) if part]
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _milliseconds(value: object) -> object:
-    """Text as a duration; a number, which only a program gives, is milliseconds already."""
-    return parse_ms(value) if isinstance(value, str) else value
-
-
 def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS) -> Any:
     bounds = f", from {minimum_ms} ms to {maximum_ms} ms" if minimum_ms else ""
     return Field(
         default_factory=lambda: parse_ms(default), ge=minimum_ms, le=maximum_ms, description=_DURATION_RULE + bounds
     )
-
-
-def _shard_numbers(value: object) -> object:
-    """`0-15,20` as the numbers it names, in order."""
-    if not isinstance(value, str):
-        return value
-    numbers: set[int] = set()
-    for part in value.split(","):
-        first, dash, last = part.strip().partition("-")
-        low, high = int(first), int(last if dash else first)
-        if not low <= high < MAX_SHARDS:
-            raise ValueError(part)
-        numbers.update(range(low, high + 1))
-    return tuple(sorted(numbers))
-
-
-def _check_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    for prefix in prefixes:
-        check_prefix(prefix)
-    return prefixes
-
-
-def _builtin(value: object) -> object:
-    """None for `all`, nothing for `none`, else the names."""
-    names = _listed(value)
-    if names in (["all"], ["none"]):
-        return None if names == ["all"] else ()
-    if isinstance(names, list) and {"all", "none"}.intersection(names):
-        raise ValueError(names)
-    return names
-
-
-def _check_addresses(parts: SplitResult) -> bool:
-    """Whether the network part is a `host` or `host:6379`, for Sentinel and cluster also several with commas."""
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    several = parts.scheme in {"redis+sentinel", "redis+cluster"}
-    return (several or len(hosts) == 1) and all(_is_address(host) for host in hosts)
-
-
-def _is_address(text: str) -> bool:
-    one = urlsplit(f"//{text}")
-    return bool(one.hostname) and (one.port is None or one.port > 0)
-
-
-def _check_redis_url(url: str) -> str:
-    """Refuses what cannot be a server. What is left splits safely, so that `redacted` hides every password in it."""
-    parts = urlsplit(url)
-    if parts.scheme not in _REDIS_SCHEMES or parts.fragment:
-        raise ValueError(parts.scheme)
-    if parts.scheme == "unix":
-        usable = len(parts.path) > 1
-    else:
-        path = r"/[^/@]+(/\d+)?" if parts.scheme == "redis+sentinel" else r"/?|/\d+"
-        usable = _check_addresses(parts) and re.fullmatch(path, parts.path) is not None
-    if not usable:
-        raise ValueError("no server")
-    return url
-
-
-def _check_signing_secrets(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    for secret in given:
-        kind, _, encoded = secret.get_secret_value().partition("_")
-        if kind != "whsec" or not 24 <= len(b64decode(encoded, validate=True)) <= 64:
-            raise ValueError(kind)
-    return given
-
-
-def _check_api_keys(given: SecretStr) -> SecretStr:
-    read_entries(given.get_secret_value())
-    return given
-
-
-def redacted(url: str) -> str:
-    """The URL as it may be shown: passwords, before the host and in the query, are `***`."""
-    shown_account = re.sub(r"//([^/?#@:]*):.*@", r"//\1:***@", url)
-    return re.sub(r"(?i)([?&][^&=]*pass[^&=]*=)[^&]*", r"\1***", shown_account)
 
 
 def _pod_name() -> str:
@@ -175,7 +93,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
+Milliseconds = Annotated[int, BeforeValidator(milliseconds)]
 
 
 class Settings(BaseSettings):
@@ -195,14 +113,14 @@ class Settings(BaseSettings):
         validate_by_name=True,
     )
 
-    redis_url: Annotated[str, AfterValidator(_check_redis_url)] | None = Field(
+    redis_url: Annotated[str, AfterValidator(check_redis_url)] | None = Field(
         default=None,
         repr=False,
         description=f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
-        f"({', '.join(f'{scheme}://' for scheme in _REDIS_SCHEMES)})",
+        f"({', '.join(f'{scheme}://' for scheme in REDIS_SCHEMES)})",
     )
     """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
-    roles: Annotated[frozenset[Role], BeforeValidator(_listed), Field(min_length=1)] = Field(
+    roles: Annotated[frozenset[Role], BeforeValidator(listed), Field(min_length=1)] = Field(
         default=frozenset({"api", "worker"}), description="api, worker, or both with a comma"
     )
     http_host: str = Field(
@@ -211,19 +129,19 @@ class Settings(BaseSettings):
     http_port: int = Field(default=8080, ge=0, le=65_535, description="a port from 0 (any free one) to 65535")
     processors: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
-        BeforeValidator(_listed),
+        BeforeValidator(listed),
     ] = Field(default=(), description="package.module or package.module:object, several with commas")
-    builtin: Annotated[tuple[str, ...] | None, BeforeValidator(_builtin)] = Field(
+    builtin: Annotated[tuple[str, ...] | None, BeforeValidator(builtin_names)] = Field(
         default=None, description="all, none, or names of built-in processors with commas"
     )
     """The built-in processors to load; None: all. `processor.load` knows the names."""
-    prefixes: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_check_prefixes)] = Field(
+    prefixes: Annotated[tuple[str, ...], BeforeValidator(listed), AfterValidator(check_prefixes)] = Field(
         default=(), description=f"{PREFIX_RULE}, several with commas"
     )
     """Empty: all that this pod has a processor for."""
     shards: int | None = Field(default=None, ge=1, le=MAX_SHARDS, description=f"a whole number from 1 to {MAX_SHARDS}")
     """None: 1 on a standalone server, 64 on a cluster."""
-    shard_subset: Annotated[tuple[int, ...], BeforeValidator(_shard_numbers)] = Field(
+    shard_subset: Annotated[tuple[int, ...], BeforeValidator(shard_numbers)] = Field(
         default=(), description=f"shard numbers from 0 to {MAX_SHARDS - 1} and ranges of them, as in 0-15,20"
     )
     """Ascending; empty: all."""
@@ -233,15 +151,15 @@ class Settings(BaseSettings):
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
     adopt_every_ms: Milliseconds = _duration("10s", minimum_ms=10)
-    api_keys: Annotated[SecretStr, AfterValidator(_check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
+    api_keys: Annotated[SecretStr, AfterValidator(check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
     """The text as it was given; `access.read_entries` reads it."""
     signing_secrets: Annotated[
-        tuple[SecretStr, ...], BeforeValidator(_listed), AfterValidator(_check_signing_secrets)
+        tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_signing_secrets)
     ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
     """None: console on a terminal, else json."""
-    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(lower)] = Field(
         default="info", description="debug, info, warning, error or critical"
     )
     data_dir: Path = Field(default=Path(".timers"), description="a folder")
