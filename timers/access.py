@@ -222,6 +222,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._callers)
 
+    def named(self, key_id: str) -> Caller | None:
+        """Whose key has this id; None where none has. For a session, which proved the key when it began."""
+        _, caller = self._callers.get(key_id, (self._NOBODY, None))
+        return caller
+
     def find(self, given: bytes) -> Caller | None:
         """Whose key this is; None for anything else. An unknown id costs what a wrong secret costs."""
         kind, _, rest = given.partition(b"_")

@@ -20,6 +20,8 @@ from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
+from timers.dashboard.pages import all_pages
+from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
 from timers.engine.peers import Peers
 from timers.engine.presence import Presence
@@ -137,8 +139,11 @@ async def _serve(
         metrics = Metrics()
         worker = _worker(settings, store, registry, client, metrics)
         health = HealthRoutes(store, worker)
-        routes = all_routes(client, Serving(store, registry), health, metrics, worker)
-        api = await _api(settings, routes, Callers(store))
+        serving, callers = Serving(store, registry), Callers(store)
+        auth = _auth(settings, callers)
+        pages = all_pages(Parts(store, client, auth, serving, callers))
+        routes = (*pages, *all_routes(client, serving, health, metrics, worker))
+        api = await _api(settings, routes, auth)
         if api is not None:
             ends.push_async_callback(api.stop)
             # Before it, because an API waits for its answers, and event streams have no end of their own.
@@ -193,13 +198,17 @@ def _roles(settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(settings.roles))
 
 
-async def _api(settings: Settings, routes: Sequence[web.RouteDef], callers: Callers) -> ApiServer | None:
+async def _api(settings: Settings, routes: Sequence[web.RouteDef], auth: Auth) -> ApiServer | None:
     if "api" not in settings.roles:
         return None
+    app = application(routes, auth, Guard().check)
+    return await ApiServer.start(app, settings.http_host, settings.http_port)
+
+
+def _auth(settings: Settings, callers: Callers) -> Auth:
     keys = None if settings.api_keys is None else settings.api_keys.get_secret_value()
     secrets = [secret.get_secret_value() for secret in settings.signing_secrets]
-    auth = Auth(callers, keys, secrets, insecure=settings.insecure)
-    return await ApiServer.start(application(routes, auth), settings.http_host, settings.http_port)
+    return Auth(callers, keys, secrets, insecure=settings.insecure)
 
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:

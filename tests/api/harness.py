@@ -16,6 +16,8 @@ from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
+from timers.dashboard.pages import all_pages
+from timers.dashboard.site import Guard, Parts
 from timers.engine.worker import Worker, WorkerOptions
 from timers.metrics import Metrics
 from timers.processor import Processor, Registry
@@ -105,8 +107,11 @@ async def running_api(
         metrics = Metrics()
         worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker)
-        routes = all_routes(client, Serving(store, registry), health, metrics, worker)
-        server = await ApiServer.start(application(routes, Auth(Callers(store), keys, secrets)), "127.0.0.1", 0)
+        serving, callers = Serving(store, registry), Callers(store)
+        auth = Auth(callers, keys, secrets)
+        pages = all_pages(Parts(store, client, auth, serving, callers))
+        routes = (*pages, *all_routes(client, serving, health, metrics, worker))
+        server = await ApiServer.start(application(routes, auth, Guard().check), "127.0.0.1", 0)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())

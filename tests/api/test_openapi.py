@@ -12,7 +12,7 @@ from tests.api.conformance import called, check
 from tests.api.harness import Api
 from timers.api import problem_types
 from timers.api.openapi import document
-from timers.api.operations import OPERATIONS, Right
+from timers.api.operations import OPERATIONS, PAGES, Right
 from timers.api.problems import HTTP_KINDS, KINDS, TYPE_ROOT
 from timers.core.spec import NewTimer
 
@@ -36,7 +36,8 @@ async def test_every_route_is_in_the_document_and_every_call_of_it_has_a_route(a
     runner = api.server._runner
     routes = {(route.method, route.resource.canonical) for route in runner.app.router.routes() if route.resource}
     documented = {(method.upper(), path) for path, method, _ in calls()}
-    assert {route for route in routes if route[0] != "HEAD"} == documented
+    pages = {(page.method, page.path) for page in PAGES}
+    assert {route for route in routes if route[0] != "HEAD"} == documented | pages
     assert documented == {(operation.method, operation.path) for operation in OPERATIONS}
 
 

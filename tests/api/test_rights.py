@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply, running_api
 from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
-from timers.api.operations import OPERATIONS, Operation
+from timers.api.operations import OPERATIONS, PAGES, Operation
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
@@ -97,7 +97,7 @@ async def test_every_route_of_the_application_is_in_the_table(guarded: Api) -> N
         for route in runner.app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    assert routes == {(operation.method, operation.path) for operation in OPERATIONS}
+    assert routes == {(operation.method, operation.path) for operation in (*OPERATIONS, *PAGES)}
 
 
 @pytest.mark.parametrize("right", RIGHTS)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
@@ -11,8 +12,9 @@ from timers.access import ANYBODY, Caller, KeyRing, read_entries
 from timers.api import scope, signing
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, keep_body
 from timers.api.livekeys import LiveKeys
-from timers.api.operations import Operation, operation_of
+from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
+from timers.api.session import Sessions, is_read_only
 from timers.api.tracing import Handler
 from timers.core.fields import check_id, check_prefix
 from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
@@ -24,11 +26,11 @@ _log = get_logger("timers.api")
 _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 """Whoever has a signing secret may do everything that a signature can cover."""
 
-_OF_ALL_PREFIXES: Final = frozenset({"getMetrics"})
+_OF_ALL_PREFIXES: Final = frozenset({"getMetrics", "serverPage", "keysPage", "makeKey", "revokeKey"})
 """What tells of all prefixes at once is only for keys that cover all."""
 
-_WITHOUT_REDIS: Final = frozenset({"getMetrics"})
-"""A pod is looked at most while Redis is away. It shows nothing of Redis then, so the keys last known will do."""
+_WITHOUT_REDIS: Final = frozenset({"getMetrics", "getDashboard", *(page.id for page in PAGES if page.method == "GET")})
+"""A pod is looked at most while Redis is away. It shows nothing new of Redis then, so the keys last known will do."""
 
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
 
@@ -45,6 +47,7 @@ class Auth:
         self._callers = callers
         self._keys = LiveKeys(callers, read_entries(api_keys or ""))
         self._signatures = signing.Signatures(secrets)
+        self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signatures)
 
     @web.middleware
@@ -56,7 +59,7 @@ class Auth:
         if operation is None:
             raise Forbidden("this address is not in the table of calls, so no key opens it")
         try:
-            caller = await self._caller(request, operation)
+            caller = _reduced(await self._caller(request, operation), request, operation)
         except (Denied, NotFound) as error:
             _log_refusal(request, error)
             raise
@@ -83,10 +86,23 @@ class Auth:
         ring = await self._ring(operation)
         if not self._closed and not self._keys.kept:
             return self._anybody(request)
-        caller = ring.find(_token(request))
+        if operation.tag == DASHBOARD and "Authorization" not in request.headers:
+            key_id = await self.sessions.key_id(request)
+            caller = None if key_id is None else ring.named(key_id)
+        else:
+            caller = ring.find(_token(request))
         if caller is None:
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller
+
+    async def owner_of(self, key: str) -> Caller | None:
+        """Whose key this is; None for anything else. Raises Unavailable."""
+        return (await self._keys.current()).find(key.encode("utf-8", "replace"))
+
+    async def asks_for_keys(self) -> bool:
+        """Whether anybody needs a key here. Raises Unavailable."""
+        await self._keys.current()
+        return self._closed or self._keys.kept
 
     def _anybody(self, request: web.Request) -> Caller:
         check_origin(request)
@@ -122,6 +138,13 @@ class Auth:
 def _log_refusal(request: web.Request, error: Exception) -> None:
     """Whoever looks for a break-in wants to see the tries."""
     _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
+
+
+def _reduced(caller: Caller, request: web.Request, operation: Operation) -> Caller:
+    """The caller as its browser has asked to be taken."""
+    if operation.tag == DASHBOARD and is_read_only(request):
+        return replace(caller, rights=caller.rights & {"read"})
+    return caller
 
 
 def _token(request: web.Request) -> bytes:

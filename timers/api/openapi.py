@@ -37,6 +37,7 @@ _TAGS: Final = {
     "timers": "One timer.",
     "many timers": "Lists, batches, actions by filter, events.",
     "operations": "What runs where, and how well.",
+    "dashboard": "A page for people; a browser signs in with a key and has a session.",
     "probes": "The pod itself, and this document. No key is asked for.",
 }
 

@@ -332,16 +332,49 @@ PROBE_OPERATIONS: Final = (
     ),
 )
 
+DASHBOARD: Final = "dashboard"
+"""The tag of calls that answer pages for people. A browser's session opens them as well as a key does."""
+
+DASHBOARD_OPERATIONS: Final = (
+    Operation(
+        "getDashboard",
+        "GET",
+        "/",
+        "read",
+        DASHBOARD,
+        "The dashboard",
+        (
+            Answer(200, "The first page.", None, media_type=HTML),
+            Answer(303, "To the page for signing in, where a browser has not.", None, media_type=None),
+        ),
+    ),
+)
+
+
+def _page(operation_id: str, method: str, path: str, right: Right | None) -> Operation:
+    return Operation(operation_id, method, f"/ui/{path}", right, DASHBOARD, "", ())
+
+
+PAGES: Final = (
+    _page("asset", "GET", "static/{name}", None),
+    _page("signInPage", "GET", "sign-in", None),
+    _page("signIn", "POST", "sign-in", None),
+    _page("signOut", "POST", "sign-out", None),
+    _page("setReadOnly", "POST", "read-only", "read"),
+)
+"""The pages behind the first one, for people alone: not in the document, but each has its right here."""
+
 OPERATIONS: Final[Sequence[Operation]] = (
     *TIMER_OPERATIONS,
     *MANY_OPERATIONS,
     *POD_OPERATIONS,
     *PROBE_OPERATIONS,
+    *DASHBOARD_OPERATIONS,
 )
 """Every call, in the order of the document. A path without braces comes before one with them in an application."""
 
-_BY_ID: Final = {operation.id: operation for operation in OPERATIONS}
-_BY_ADDRESS: Final = {(operation.method, operation.path): operation for operation in OPERATIONS}
+_BY_ID: Final = {operation.id: operation for operation in (*OPERATIONS, *PAGES)}
+_BY_ADDRESS: Final = {(operation.method, operation.path): operation for operation in _BY_ID.values()}
 
 
 def route(operation_id: str, handler: Handler) -> web.RouteDef:

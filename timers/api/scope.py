@@ -21,6 +21,11 @@ def limit(request: web.Request, caller: Caller) -> None:
     request[_CALLER] = caller
 
 
+def caller_of(request: web.Request) -> Caller | None:
+    """Who asks; None where nobody was asked who they are."""
+    return request.get(_CALLER)
+
+
 def visible_to(request: web.Request) -> Visible | None:
     """What the request is limited to; None where it is not."""
     scope = request[_CALLER].scope

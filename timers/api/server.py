@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final, Self, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from timers.api.auth import Auth
 from timers.api.conditions import refuse_unchecked
@@ -51,10 +52,16 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
         return response
 
 
-def application(routes: Iterable[web.AbstractRouteDef], auth: Auth) -> web.Application:
-    """An application of these routes, for whom the auth lets through."""
+def application(
+    routes: Iterable[web.AbstractRouteDef],
+    auth: Auth,
+    *around: Middleware,
+) -> web.Application:
+    """An application of these routes, for whom the auth lets through. `around` are middlewares that see every error
+    before it becomes a problem."""
     patience = Deadlines()
-    app = web.Application(middlewares=[follow, answer_problems, patience.answer_in_time, auth.check, refuse_unchecked])
+    inner = (patience.answer_in_time, auth.check, refuse_unchecked)
+    app = web.Application(middlewares=[follow, answer_problems, *around, *inner])
     app.add_routes(routes)
     return app
 

@@ -44,10 +44,13 @@ class Observer:
 
     def __init__(self) -> None:
         self.lateness = LatenessWindow()
+        self.unreported: Counter[int] = Counter()
+        """Starts by lateness bucket that the reporter has not told of yet."""
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """A run starts, so late."""
         self.lateness.add(lateness_ms)
+        self.unreported[bucket_of(lateness_ms)] += 1
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """A run ended after so many seconds; `outcome` is the kind of its end."""

@@ -19,6 +19,7 @@ from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.presence import Presence
+from timers.engine.reporter import Reporter
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
@@ -28,6 +29,7 @@ from timers.engine.unserved import PATIENCE_MS, Unserved
 from timers.logs import get_logger
 from timers.processor import Registry, Timers
 from timers.store.bare import BareKeys
+from timers.store.fired import FiredRing
 from timers.store.store import PodSign, Store
 
 HAND_BACK_SECONDS: Final = 1.0
@@ -93,7 +95,8 @@ class Worker:
         self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
         self._lifespans = Lifespans(pod.registry.processors)
         self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
-        self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs)])
+        reporter = Reporter(FiredRing(pod.store), pod.observer)
+        self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs), reporter])
         self._presence = Presence(self.peers)
 
     def _build_taking(self) -> None:

@@ -1,9 +1,11 @@
 """Owns what Redis remembers of those who call the API: keys and revocations, signed requests seen, rates."""
 
 import hashlib
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
+from timers.errors import Unavailable
 from timers.processor import Rate
 from timers.store import keys
 from timers.store.scripts import reachable
@@ -37,6 +39,18 @@ class Callers:
             had = await self._redis.hexists(keys.API_KEYS, key_id)
             await self._redis.hset(keys.API_KEYS, key_id, REVOKED)
         return bool(had)
+
+    async def session_secret(self) -> bytes:
+        """What sessions of the dashboard are signed with, the same on every pod; made by whoever asks first."""
+        name = f"{keys.ACCESS_ROOT}session"
+        with reachable():
+            kept: Any = await self._redis.get(name)
+            if kept is None:
+                await self._redis.set(name, secrets.token_hex(32), nx=True)
+                kept = await self._redis.get(name)
+        if not kept:
+            raise Unavailable("Redis does not keep the secret of sessions")
+        return bytes(kept)
 
     async def first_time(self, request_id: str, remember_ms: int) -> bool:
         """Whether no pod has seen this signed request before; from now on one has."""

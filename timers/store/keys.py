@@ -16,6 +16,9 @@ API_KEYS: Final = "timers:keys"
 ACCESS_ROOT: Final = "timers:{access}:"
 """Root of what is remembered of callers: `seen:<hash>` of signed requests, `rate:<id>` of keys."""
 
+FIRED_ROOT: Final = "timers:{fired}:"
+"""Root of the rings of what was fired in the last hour and day."""
+
 BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 """A key that a client may have set by itself: `<prefix>:<id>`. A trigger key is none, because of its braces."""
 

@@ -1,0 +1,170 @@
+"""What the tests of the dashboard share: a server, an API over it with and without keys, and a browser."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from playwright.async_api import ConsoleMessage, Page, async_playwright
+from redis.asyncio import Redis
+
+from tests.api.harness import Api, running_api
+from tests.servers import start_server
+from timers.access import RIGHTS, ApiKey, Scope, make_key
+from timers.core.model import Timer
+from timers.core.outcome import Fail
+from timers.embedded import EmbeddedServer
+from timers.processor import Context, processor
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@processor("test")
+async def done(_timer: Timer, _context: Context) -> None:
+    """Nothing to do."""
+
+
+@processor("mine")
+async def mine(_timer: Timer, _context: Context) -> None:
+    """Nothing to do."""
+
+
+@processor("broken")
+async def broken(timer: Timer, _context: Context) -> None:
+    """Fails at once, with what the payload says."""
+    raise Fail(str(timer.payload))
+
+
+PROCESSORS = (done, mine, broken)
+EVERYTHING, EVERYTHING_KEY = make_key(Scope.parse(["*"]), frozenset(RIGHTS))
+READS, READS_KEY = make_key(Scope.parse(["mine"]), frozenset(["read"]))
+WRITES, WRITES_KEY = make_key(Scope.parse(["mine"]), frozenset(["read", "write"]))
+OPERATES, OPERATES_KEY = make_key(Scope.parse(["mine"]), frozenset(["read", "operate"]))
+KEYS: tuple[ApiKey, ...] = (EVERYTHING_KEY, READS_KEY, WRITES_KEY, OPERATES_KEY)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
+    yield started
+    asyncio.run(started.stop())
+
+
+@pytest.fixture
+async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(server.url) as connection:
+        await connection.flushall()
+        yield connection
+
+
+@pytest.fixture
+async def api(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    """Open to this machine; nothing runs."""
+    async with running_api(server.url, PROCESSORS) as running:
+        yield running
+
+
+@pytest.fixture
+async def working(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    """Open, with a worker."""
+    async with running_api(server.url, PROCESSORS, works=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def guarded(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    """Asks for a key; nothing runs."""
+    async with running_api(server.url, PROCESSORS, keys=" ".join(key.entry for key in KEYS)) as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An answer to a browser that follows no redirect."""
+
+    status: int
+    where: str
+    headers: Any
+    text: str
+
+
+@dataclass
+class Visitor:
+    """A browser as far as HTTP goes: it asks for pages, keeps cookies by hand and names its origin."""
+
+    api: Api
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    async def get(self, path: str, **headers: str) -> Shown:
+        """A page."""
+        return await self._send("GET", path, None, {"Accept": "text/html", **headers})
+
+    async def post(self, path: str, form: Any = (), **headers: str) -> Shown:
+        """A form, sent from a page of the dashboard unless the headers say otherwise."""
+        return await self._send("POST", path, form, {"Origin": self.api.server.url, **headers})
+
+    async def sign_in(self, key: str, **fields: str) -> Shown:
+        """With a key."""
+        return await self.post("/ui/sign-in", {"key": key, **fields})
+
+    async def _send(self, method: str, path: str, form: Any, headers: dict[str, str]) -> Shown:
+        sent = {name: value for name, value in headers.items() if value}
+        if self.cookies:
+            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        url = self.api.server.url + path
+        async with self.api.session.request(
+            method, url, data=form or None, headers=sent, allow_redirects=False
+        ) as answer:
+            for name, morsel in answer.cookies.items():
+                self.cookies.pop(name, None)
+                if morsel.value:
+                    self.cookies[name] = morsel.value
+            return Shown(answer.status, answer.headers.get("Location", ""), answer.headers, await answer.text())
+
+
+@pytest.fixture
+def visitor(api: Api) -> Visitor:
+    return Visitor(api)
+
+
+@pytest.fixture
+def guest(guarded: Api) -> Visitor:
+    """Not signed in, where a key is asked for."""
+    return Visitor(guarded)
+
+
+@dataclass
+class Watched:
+    """A browser's page, what it asked for, and what it complained of."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def heard(self, message: ConsoleMessage) -> None:
+        """Every message counts: a page that is right says nothing."""
+        self.complaints.append(f"{message.type}: {message.text}")
+
+    def assert_quiet(self, base: str) -> None:
+        """No message, and nothing asked of another host."""
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith(f"{base}/")] == []
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    if CHROMIUM is None and "CI" not in os.environ:
+        pytest.skip("there is no chromium on this machine; in CI there must be")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        )
+        seen = Watched(await browser.new_page())
+        seen.page.on("request", lambda request: seen.requests.append(request.url))
+        seen.page.on("console", seen.heard)
+        seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+        yield seen
+        await browser.close()

@@ -1,0 +1,75 @@
+"""The first page: one sentence of health, what was fired, what is due next."""
+
+import re
+
+import pytest
+
+from tests.api.harness import Api, announce_pod
+from tests.dashboard.conftest import READS, Visitor
+from tests.waiting import eventually
+from timers.dashboard import site
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look reads."""
+
+    async def get(fresh: site.Fresh) -> object:
+        return await fresh._read()
+
+    monkeypatch.setattr(site.Fresh, "get", get)
+
+
+def sentence(text: str) -> str:
+    found = re.search(r'id="health"[^>]*>.*?</span>(.*?)</p>', text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+async def test_without_a_worker_the_first_sentence_says_so(visitor: Visitor) -> None:
+    assert sentence((await visitor.get("/")).text) == "No worker is alive: nothing fires until one starts."
+
+
+async def test_with_a_deaf_worker_it_says_what_that_means(visitor: Visitor) -> None:
+    await announce_pod(visitor.api.store, "pod-1", {"roles": ["worker"], "serves": ["test"], "notifications": "deaf"})
+    assert "notifications do not arrive" in sentence((await visitor.get("/")).text)
+
+
+async def test_what_has_been_due_for_long_is_what_comes_first(visitor: Visitor) -> None:
+    await announce_pod(visitor.api.store, "pod-1", {"roles": ["worker"], "serves": ["test"], "notifications": "ok"})
+    await visitor.api.client.create("test", "late", due_at="2026-01-01T00:00:00Z")
+    await visitor.api.store.connections.commands.zadd("timers:{0}:due:test", {"late": 1_700_000_000_000})
+    await visitor.api.store.connections.commands.zadd("timers:{0}:heads", {"test": 1_700_000_000_000})
+    assert sentence((await visitor.get("/")).text).startswith("Timers are late: the oldest has been due for ")
+
+
+async def test_when_all_is_well_it_says_how_late_timers_start(working: Api) -> None:
+    await working.create("one", delay="0s")
+    visitor = Visitor(working)
+
+    async def well() -> str | None:
+        said = sentence((await visitor.get("/")).text)
+        return said if "99 % start within" in said else None
+
+    assert (await eventually(well, "all is well")).startswith("All is well.")
+
+
+async def test_what_is_due_first_over_all_prefixes_comes_first(visitor: Visitor) -> None:
+    for prefix, timer_id, delay in [("test", "later", "3h"), ("mine", "next", "1h"), ("test", "second", "2h")]:
+        await visitor.api.client.create(prefix, timer_id, delay=delay)
+    text = (await visitor.get("/")).text
+    assert re.findall(r'href="/ui/timers/(\w+/\w+)"', text) == ["mine/next", "test/second", "test/later"]
+    assert "3 timers are due in the next 24 hours, at most 1 in an hour" in text
+
+
+async def test_a_key_sees_counts_and_timers_of_its_prefixes_alone(guest: Visitor) -> None:
+    await guest.api.client.create("test", "theirs", delay="1h")
+    await guest.api.client.create("mine", "own", delay="2h")
+    await guest.sign_in(READS)
+    text = (await guest.get("/")).text
+    assert "theirs" not in text
+    assert re.findall(r'href="/ui/timers/(\w+/\w+)"', text) == ["mine/own"]
+    assert "<strong>1</strong> scheduled" in text
+    assert "1 timers are due" in text
+    assert "/ui/server" not in text
+    assert "/ui/keys" not in text

@@ -1,0 +1,39 @@
+"""What a pod has fired is told once, whatever Redis does meanwhile."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from timers.core.lateness import bucket_of
+from timers.engine.observer import Observer
+from timers.engine.reporter import Reporter
+from timers.errors import Unavailable
+
+
+class Ring:
+    """Takes what is told, or is away."""
+
+    def __init__(self) -> None:
+        self.told: list[Counter[int]] = []
+        self.away = False
+
+    async def add(self, counts: Any) -> None:
+        if self.away:
+            raise Unavailable("away")
+        self.told.append(Counter(counts))
+
+
+async def test_each_start_is_told_once_and_none_is_lost_while_redis_is_away() -> None:
+    ring, observer = Ring(), Observer()
+    reporter = Reporter(ring, observer)  # type: ignore[arg-type]  # a ring without a db
+    for late_ms in (0, 3, 3):
+        observer.started("test", late_ms)
+    ring.away = True
+    with pytest.raises(Unavailable):
+        await reporter.report()
+    observer.started("test", 3)
+    ring.away = False
+    await reporter.report()
+    await reporter.report()
+    assert ring.told == [Counter({bucket_of(0): 1, bucket_of(3): 3})]

@@ -1,0 +1,151 @@
+"""Owns the first page: whether all is well, what was fired, what is due next."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api.body import read_query
+from timers.api.operations import route
+from timers.api.scope import Visible, visible_to
+from timers.client.coverage import Uncovered
+from timers.client.fleet import Stats
+from timers.core.lateness import quantiles_ms
+from timers.core.model import Status
+from timers.dashboard import charts, render
+from timers.dashboard.site import Fresh, Parts, show
+from timers.store.coming import Coming, Load
+from timers.store.fired import Fired, FiredRing, Slot, total
+
+HOUR_MS: Final = 3_600_000
+LATE_MS: Final = 2_000
+"""Overdue by more than a sweep interval and some: timers are late."""
+
+STATS_SECONDS: Final = 1.5
+LOAD_SECONDS: Final = 20.0
+NEXT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One sentence on how the service is: `level` is `ok`, `warn` or `bad`; `reasons` are all that is wrong."""
+
+    level: str
+    said: str
+    reasons: Sequence[str]
+
+
+def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], *, names_all: bool) -> Health:
+    """What an operator should know first."""
+    bad, warn = list(_bad(stats)), list(_warnings(stats, by_status))
+    warn += uncovered.warnings() if names_all else []
+    if bad:
+        return Health("bad", bad[0], [*bad[1:], *warn])
+    if warn:
+        return Health("warn", warn[0], warn[1:])
+    fired = stats.lateness_ms["p99"]
+    on_time = "Nothing has fired in the last five minutes." if fired is None else f"99 % start within {fired} ms."
+    return Health("ok", f"All is well. Timers fire on time. {on_time}", ())
+
+
+def _bad(stats: Stats) -> Sequence[str]:
+    if not any(pod.works for pod in stats.pods):
+        return ["No worker is alive: nothing fires until one starts."]
+    if stats.overdue_ms > LATE_MS:
+        return [f"Timers are late: the oldest has been due for {render.duration(stats.overdue_ms)}."]
+    return []
+
+
+def _warnings(stats: Stats, by_status: Mapping[Status, int]) -> Sequence[str]:
+    found = []
+    if stats.notifications != "ok" and any(pod.works for pod in stats.pods):
+        how = "arrive late" if stats.notifications == "late" else "do not arrive"
+        found.append(f"Redis's notifications {how}: the sweep finds timers, up to a second late.")
+    if n := by_status.get(Status.UNHANDLED, 0):
+        found.append(f"{n} unhandled: no pod ran the processor they need.")
+    if n := by_status.get(Status.FAILED, 0):
+        found.append(f"{n} failed and wait for somebody to look at them.")
+    return found
+
+
+class OverviewPage:
+    """`/`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._stats = Fresh(parts.client.stats, STATS_SECONDS)
+        self._uncovered = Fresh(parts.client.uncovered, STATS_SECONDS)
+        self._fired = Fresh(FiredRing(parts.store).read, STATS_SECONDS)
+        self._coming = Coming(parts.store)
+        self._load = Fresh(lambda: self._loaded(None), LOAD_SECONDS)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (route("getDashboard", self.page),)
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 the page."""
+        read_query(request)
+        visible = visible_to(request)
+        stats: Stats = await self._stats.get()
+        by_status: Counter[Status] = Counter()
+        for prefix, counts in stats.counts.items():
+            if visible is None or visible(prefix):
+                by_status.update(counts)
+        fired: Fired = await self._fired.get()
+        load = await self._load.get() if visible is None else await self._loaded(visible)
+        return show(
+            request,
+            "overview",
+            title="Overview",
+            section="overview",
+            now_ms=round(self._parts.store.clock.now_ms()),
+            health=health(stats, await self._uncovered.get(), by_status, names_all=visible is None),
+            by_status=[(status, by_status.get(status, 0)) for status in Status],
+            stats=stats,
+            working=[pod for pod in stats.pods if pod.works],
+            rings=[_ring("hour", "a minute", fired.hour), _ring("day", "half an hour", fired.day)],
+            load=_load_chart(load, round(self._parts.store.clock.now_ms())),
+            load_is_whole=load.is_whole,
+            next=await self._coming.next(NEXT, visible),
+        )
+
+    async def _loaded(self, visible: Visible | None) -> Load:
+        return await self._coming.load(step_ms=HOUR_MS, steps=24, visible=visible)
+
+
+def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:
+    """What a ring shows: how many fired in each step, and how late."""
+    fired = [sum(slot.counts.values()) for slot in slots]
+    late = [quantiles_ms(slot.counts) for slot in slots]
+    overall = quantiles_ms(total(slots))
+    labels = [_clock(slots[0].at_ms), _clock(slots[len(slots) // 2].at_ms), "now"]
+    said = [
+        f"{_clock(slot.at_ms)}: {n} fired" + (f", late p50 {q['p50']} ms, p99 {q['p99']} ms" if n else "")
+        for slot, n, q in zip(slots, fired, late, strict=True)
+    ]
+    summary = f"{sum(fired)} fired in the last {name}, at most {max(fired)} in {step}"
+    lateness = f"Lateness in the last {name}: p50 {overall['p50']} ms, p99 {overall['p99']} ms, max {overall['max']} ms"
+    return {
+        "name": name,
+        "step": step,
+        "total": sum(fired),
+        "latest": fired[-2],
+        "overall": overall,
+        "fired": charts.bars(fired, said, labels, summary),
+        "late": charts.lines([("p99", [q["p99"] for q in late]), ("p50", [q["p50"] for q in late])], labels, lateness),
+    }
+
+
+def _load_chart(load: Load, now_ms: int) -> charts.Bars:
+    hours = [now_ms + hour * HOUR_MS for hour in range(len(load.counts))]
+    said = [f"{_clock(at)} to {_clock(at + HOUR_MS)}: {n} due" for at, n in zip(hours, load.counts, strict=True)]
+    summary = f"{sum(load.counts)} timers are due in the next 24 hours, at most {max(load.counts)} in an hour"
+    return charts.bars(load.counts, said, ["now", "in 12 h", "in 24 h"], summary)
+
+
+def _clock(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M")

@@ -1,0 +1,107 @@
+"""Owns turning pages into HTML: templates, the words for times and numbers, static files named by their content."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+_ROOM: Final = Path(__file__).parent
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+)
+"""Nothing inline, nothing from elsewhere, in nobody's frame, in no cache."""
+
+_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
+
+
+def duration(ms: float) -> str:
+    """A length in at most two units, as dashboard.js writes it too: `3 h 20 m`."""
+    whole = abs(int(ms))
+    if whole < 1000:
+        return f"{whole} ms"
+    for i, (unit, size) in enumerate(_UNITS):
+        if whole >= size:
+            large, rest = divmod(whole, size)
+            small_unit, small_size = _UNITS[min(i + 1, 3)]
+            small = rest // small_size
+            return f"{large} {unit} {small} {small_unit}" if unit != "s" and small else f"{large} {unit}"
+    return "0 ms"
+
+
+def moment(ms: float) -> str:
+    """A time to the second: `2026-11-22 06:30:00 UTC`."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms:.0f} ms"
+
+
+def number(value: int) -> str:
+    """With thin spaces between thousands, which no one takes for a decimal point."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def pretty(value: object) -> str:
+    """JSON to be read by people."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+@cache
+def assets() -> Mapping[str, tuple[str, bytes, str]]:
+    """Static files by the name in their address, which their content is a part of: path, content, media type."""
+    found: dict[str, tuple[str, bytes, str]] = {}
+    for path in sorted((*(_ROOM / "static").iterdir(), *(_ROOM / "vendor").iterdir())):
+        if path.suffix in _TYPES:
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:12]
+            found[f"{path.stem}.{digest}{path.suffix}"] = (path.name, content, _TYPES[path.suffix])
+    return MappingProxyType(found)
+
+
+def asset(name: str) -> str:
+    """The address of a static file."""
+    return next(f"/ui/static/{hashed}" for hashed, (known, _, _) in assets().items() if known == name)
+
+
+@cache
+def environment() -> Environment:
+    """The templates. Everything is escaped, and a name that nobody has given is an error."""
+    made = Environment(
+        loader=PackageLoader("timers.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["asset"] = asset
+    filters = {"duration": duration, "moment": moment, "number": number, "pretty": pretty}
+    made.filters.update(filters)
+    return made
+
+
+def page(template: str, *, status: int = 200, **values: Any) -> web.Response:
+    """A template as an answer."""
+    text = environment().get_template(f"{template}.html").render(values)
+    return web.Response(text=text, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
+
+
+def redirect(where: str) -> web.Response:
+    """Go on there, with a GET."""
+    return web.Response(status=303, headers={**HEADERS, "Location": where})

@@ -1,0 +1,242 @@
+"""Owns what is around every page: who may see it, where it was asked from, errors in words, the last state while Redis
+is away, and signing in."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote
+
+from aiohttp import web
+
+from timers.access import Caller
+from timers.api.auth import Auth
+from timers.api.body import BODY_LIMIT_BYTES, read_bytes
+from timers.api.operations import DASHBOARD, operation_of, route
+from timers.api.origin import check_origin
+from timers.api.problems import kind_of
+from timers.api.scope import caller_of
+from timers.api.serving import Serving
+from timers.api.session import is_read_only, set_read_only
+from timers.api.tracing import Handler
+from timers.client import TimerClient
+from timers.dashboard import render
+from timers.errors import Forbidden, InvalidInput, TimersError, Unauthorized, Unavailable
+from timers.logs import get_logger
+from timers.store.callers import Callers
+from timers.store.store import Store
+
+REMEMBERED: Final = 64
+"""Pages kept to be shown while Redis is away, the last seen: some 3 MB."""
+
+FIELDS_LIMIT: Final = 2000
+"""Fields of a form: a page of timers that are all chosen, and more than any other form has."""
+
+STATE: Final = "<!--state-->"
+"""Where a page says how old it is."""
+
+_log = get_logger("timers.dashboard")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the pages are made from."""
+
+    store: Store
+    client: TimerClient
+    auth: Auth
+    serving: Serving
+    callers: Callers
+
+
+def show(request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
+    """A page with the frame that every page has."""
+    caller = caller_of(request)
+    frame = {
+        "url": request.path_qs,
+        "key": caller.id if caller else "",
+        "rights": caller.rights if caller else frozenset(),
+        "is_admin": caller is not None and is_admin(caller),
+        "sees_all": caller is not None and caller.scope.is_everything,
+        "read_only": is_read_only(request),
+        "signed_in": caller is not None,
+    }
+    return render.page(template, status=status, **frame, **values)
+
+
+def is_admin(caller: Caller) -> bool:
+    """Whether the caller may make keys: only who has every right over every prefix, or a key could get more than it
+    has by making another."""
+    return caller.scope.is_everything and len(caller.rights) == 3
+
+
+async def form_of(request: web.Request) -> Mapping[str, str]:
+    """The fields of a form, the last of each name. Raises InvalidInput; HTTP 413."""
+    return dict(await pairs_of(request))
+
+
+async def pairs_of(request: web.Request) -> Sequence[tuple[str, str]]:
+    """As `form_of`, in order and with names that come several times."""
+    raw = await read_bytes(request, BODY_LIMIT_BYTES)
+    try:
+        return parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=FIELDS_LIMIT, errors="strict")
+    except ValueError:
+        raise InvalidInput.of("", raw[:80], f"a form in UTF-8 with at most {FIELDS_LIMIT} fields") from None
+
+
+class Guard:
+    """The middleware around all pages, inside the one that answers problems."""
+
+    def __init__(self) -> None:
+        self._remembered: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
+
+    @web.middleware
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Errors of pages become pages."""
+        operation = operation_of(request)
+        if operation is None or operation.tag != DASHBOARD or not _is_for_people(request):
+            return await handler(request)
+        try:
+            if request.method == "POST":
+                _require_own_page(request)
+            response = await handler(request)
+        except Unauthorized:
+            return _to_sign_in(request)
+        except Unavailable as error:
+            return self._last_state(request, error)
+        except TimersError as error:
+            return _error(request, kind_of(error).status, kind_of(error).title, error)
+        except web.HTTPException as error:
+            return _error(request, error.status, error.reason, error.text or "")
+        except Exception:  # noqa: BLE001 (whoever looks at a page must get one; the log gets the error)
+            _log.exception("page failed", method=request.method, path=request.path)
+            return _error(request, 500, "Something is wrong in the service", "The log of this pod says what happened.")
+        self._remember(request, response)
+        return response
+
+    def _remember(self, request: web.Request, response: web.StreamResponse) -> None:
+        caller = caller_of(request)
+        if (
+            request.method != "GET"
+            or response.status != 200
+            or caller is None
+            or not isinstance(response, web.Response)
+        ):
+            return
+        self._remembered[(caller.id, request.path_qs)] = (time.monotonic(), response.text or "")
+        self._remembered.move_to_end((caller.id, request.path_qs))
+        if len(self._remembered) > REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
+        """The page as it was shown last, with its age, to whoever it was shown to; else that Redis is away."""
+        caller = caller_of(request)
+        seen_at, text = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, ""))
+        if request.method != "GET" or not text:
+            return _error(request, 503, "Redis is away", error)
+        banner = render.environment().get_template("away.html")
+        age = render.duration((time.monotonic() - seen_at) * 1000)
+        text = text.replace(STATE, banner.render(age=age, reason=str(error)), 1)
+        return web.Response(text=text, status=503, content_type="text/html", headers=render.HEADERS)
+
+
+def _is_for_people(request: web.Request) -> bool:
+    """All but the first page are; that one is in the document too, and answers programs like any other call."""
+    return request.path != "/" or "text/html" in request.headers.get("Accept", "")
+
+
+def _require_own_page(request: web.Request) -> None:
+    """A form is sent from a page of this host or not at all: browsers name the origin with every POST."""
+    if "Origin" not in request.headers:
+        raise Forbidden("a form of the dashboard comes with an Origin header, as browsers send it; use the API")
+    check_origin(request)
+
+
+def _to_sign_in(request: web.Request) -> web.Response:
+    where = f"/ui/sign-in?to={quote(request.path_qs if request.method == 'GET' else '/', safe='')}"
+    if "HX-Request" in request.headers:
+        return web.Response(headers={**render.HEADERS, "HX-Redirect": where})
+    return render.redirect(where)
+
+
+def _error(request: web.Request, status: int, title: str, detail: object) -> web.Response:
+    if status == 405:
+        detail = detail or "This address takes other methods."
+    return show(request, "error", status=status, title=title, detail=str(detail), section="")
+
+
+class SignIn:
+    """Static files, signing in and out, and the browser that changes nothing."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._auth = parts.auth
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            route("asset", self.asset),
+            route("signInPage", self.page),
+            route("signIn", self.sign_in),
+            route("signOut", self.sign_out),
+            route("setReadOnly", self.set_read_only),
+        )
+
+    async def asset(self, request: web.Request) -> web.Response:
+        """200 a static file; its name has its content's hash, so it never changes."""
+        found = render.assets().get(request.match_info["name"])
+        if found is None:
+            raise web.HTTPNotFound(text="there is no such file; the page that asked for it is of another version")
+        headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+        return web.Response(body=found[1], content_type=found[2], charset="utf-8", headers=headers)
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 the form; 303 where no key is asked for."""
+        if not await self._auth.asks_for_keys():
+            return render.redirect("/")
+        return show(request, "sign_in", title="Sign in", to=_own(request.query.get("to", "/")), wrong=False, section="")
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        """303 to the page that was wanted, with the cookie; 403 the form again."""
+        form = await form_of(request)
+        to, caller = _own(form.get("to", "/")), await self._auth.owner_of(form.get("key", "").strip())
+        if caller is None:
+            return show(request, "sign_in", status=403, title="Sign in", to=to, wrong=True, section="")
+        response = render.redirect(to)
+        await self._auth.sessions.begin(request, response, caller.id)
+        set_read_only(request, response, wanted="read_only" in form)
+        return response
+
+    async def sign_out(self, request: web.Request) -> web.Response:
+        """303 to the form."""
+        await form_of(request)
+        response = render.redirect("/ui/sign-in")
+        self._auth.sessions.end(response)
+        return response
+
+    async def set_read_only(self, request: web.Request) -> web.Response:
+        """303 back to the first page, with or without the cookie."""
+        response = render.redirect("/")
+        set_read_only(request, response, wanted=(await form_of(request)).get("wanted") == "yes")
+        return response
+
+
+def _own(where: str) -> str:
+    """The address where it is one of the dashboard's; else the first page. Nobody is sent elsewhere."""
+    return where if where.startswith(("/ui/", "/?")) else "/"
+
+
+class Fresh:
+    """Something that is read at most once in some seconds, however many look at it. Raises what the reading raises."""
+
+    def __init__(self, read: Callable[[], Awaitable[Any]], seconds: float) -> None:
+        self._read, self._seconds = read, seconds
+        self._value: Any = None
+        self._read_at = float("-inf")
+
+    async def get(self) -> Any:
+        """The value."""
+        if time.monotonic() - self._read_at > self._seconds:
+            asked_at = time.monotonic()
+            self._value, self._read_at = await self._read(), asked_at
+        return self._value

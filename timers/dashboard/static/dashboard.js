@@ -1,0 +1,103 @@
+"use strict";
+// What a page does by itself: it reads its live part again while somebody looks, counts down, and counts what is chosen.
+(() => {
+  const TICK_MS = 3000;
+  const live = () => document.querySelector("#live[hx-get]");
+  const say = (text) => {
+    const state = document.getElementById("live-state");
+    if (state && state.textContent !== text) state.textContent = text;
+  };
+
+  // Server time: the page says what it was when it was made.
+  let ahead = 0;
+  const setClock = () => {
+    const made = document.querySelector("[data-now]");
+    if (made) ahead = Number(made.dataset.now) - Date.now();
+  };
+
+  const UNITS = [["d", 86400000], ["h", 3600000], ["m", 60000], ["s", 1000]];
+  function duration(ms) {
+    const whole = Math.floor(Math.abs(ms));
+    if (whole < 1000) return `${whole} ms`;
+    const i = UNITS.findIndex(([, size]) => whole >= size);
+    const [unit, size] = UNITS[i];
+    const large = Math.floor(whole / size);
+    if (unit === "s") return `${large} s`;
+    const [smallUnit, smallSize] = UNITS[i + 1];
+    const small = Math.floor((whole % size) / smallSize);
+    return small ? `${large} ${unit} ${small} ${smallUnit}` : `${large} ${unit}`;
+  }
+  function countDown() {
+    const now = Date.now() + ahead;
+    for (const time of document.querySelectorAll("time[data-ms]")) {
+      const left = Number(time.dataset.ms) - now;
+      const rounded = Math.abs(left) < 1000 ? "now" : duration(left);
+      time.textContent = rounded === "now" ? "now" : left > 0 ? `in ${rounded}` : time.dataset.due ? `due for ${rounded}` : `${rounded} ago`;
+    }
+  }
+
+  // A page that nobody sees asks for nothing; one in which something is being chosen or written stays as it is.
+  const isBusy = () => {
+    const part = live();
+    return part.querySelector("input:checked, details[open]") !== null || (part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName));
+  };
+  let asked = 0;
+  function tick() {
+    if (!live() || document.visibilityState !== "visible") return;
+    if (isBusy()) return say("Live view waits while you choose.");
+    asked = Date.now();
+    htmx.trigger(live(), "tick");
+  }
+  setInterval(tick, TICK_MS);
+  setInterval(countDown, 1000);
+  document.addEventListener("visibilitychange", tick);
+  document.addEventListener("htmx:after:swap", () => {
+    setClock();
+    countDown();
+    choose();
+    const unheard = document.getElementById("unheard");
+    if (unheard) unheard.hidden = true;
+    say("Live: read again every 3 seconds while you look.");
+  });
+  document.addEventListener("htmx:error", () => {
+    const unheard = document.getElementById("unheard");
+    if (!unheard || !unheard.hidden) return;
+    unheard.querySelector("span").textContent = new Date(asked).toLocaleTimeString();
+    unheard.hidden = false;
+  });
+
+  // Chosen timers, and words that must be typed before something cannot be undone.
+  function choose() {
+    const bar = document.querySelector(".chosen");
+    if (!bar) return;
+    const boxes = [...document.querySelectorAll("input[name=timer]")];
+    const n = boxes.filter((box) => box.checked).length;
+    bar.hidden = n === 0;
+    bar.querySelector("[data-count]").textContent = `${n} chosen`;
+    const all = document.getElementById("choose-all");
+    all.checked = n > 0 && n === boxes.length;
+    all.indeterminate = n > 0 && n < boxes.length;
+  }
+  document.addEventListener("change", (event) => {
+    if (event.target.id === "choose-all") for (const box of document.querySelectorAll("input[name=timer]")) box.checked = event.target.checked;
+    choose();
+  });
+  function checkWords() {
+    for (const input of document.querySelectorAll("input[data-words]")) {
+      input.form.querySelector("button").disabled = input.value.trim() !== input.dataset.words;
+    }
+  }
+  document.addEventListener("input", checkWords);
+  document.addEventListener("keydown", (event) => {
+    const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
+    const search = document.querySelector("input[type=search]");
+    if (event.key === "/" && !typing && search) {
+      event.preventDefault();
+      search.focus();
+    }
+  });
+  setClock();
+  checkWords();
+  choose();
+  if (live()) say("Live: read again every 3 seconds while you look.");
+})();

@@ -1,0 +1,82 @@
+"""Owns what is about to be due: the next timers, and how many in each hour to come. Changes nothing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any, Final
+
+from timers.core.model import Timer
+from timers.store import codec, keys
+from timers.store.scripts import Argument, reachable
+from timers.store.store import Store
+
+QUEUES_LIMIT: Final = 2000
+"""Queues of a shard that are counted, those due first: any number of prefixes may be there."""
+
+QUEUES_A_CALL: Final = 40
+"""Queues that one script counts: at most a millisecond of the server's time."""
+
+PAGE_BYTES: Final = 256 * 1024
+"""Of the records of one queue: with more to them the next timers are fewer."""
+
+Visible = Callable[[str], bool] | None
+"""Whether a prefix may be seen; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Timers due in each step from now on; `is_whole` is false where some queues were too many to count."""
+
+    counts: Sequence[int]
+    is_whole: bool
+
+
+class Coming:
+    """What is due next, of one db. Bare keys that are not timers of the service's own yet are not counted. Methods
+    raise Unavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def load(self, *, step_ms: int, steps: int, visible: Visible = None) -> Load:
+        """How many are due in each step from now on."""
+        now_ms = await self._store.now_ms()
+        heads = await self._heads(now_ms + step_ms * steps, visible)
+        counts = [0] * steps
+        for shard, queues in enumerate(heads):
+            for some in _batches([prefix for _, prefix in queues[:QUEUES_LIMIT]]):
+                (found,) = await self._store.run("coming", shard, [step_ms, steps, *some])
+                counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
+        return Load(counts, all(len(queues) <= QUEUES_LIMIT for queues in heads))
+
+    async def next(self, most: int, visible: Visible = None) -> list[Timer]:
+        """The timers that are due first, over all queues."""
+        heads = await self._heads(None, visible, most if visible is None else QUEUES_LIMIT)
+        first = nsmallest(most, ((due, shard, prefix) for shard, queue in enumerate(heads) for due, prefix in queue))
+        found: list[Timer] = []
+        for _, shard, prefix in first:
+            wanted: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
+            listed, _ = await self._store.run("list", shard, wanted)
+            raws = [(listed[i].decode(), listed[i + 2]) for i in range(0, len(listed), 3) if listed[i + 2]]
+            read = (codec.readable(prefix, timer_id, raw) for timer_id, raw in raws)
+            found += [timer for timer in read if timer is not None]
+        return nsmallest(most, found, key=lambda timer: timer.due_ms)
+
+    async def _heads(
+        self, before_ms: int | None, visible: Visible, most: int = QUEUES_LIMIT
+    ) -> list[list[tuple[float, str]]]:
+        """Of each shard the queues due first and when, at most one more than are counted."""
+        high = "+inf" if before_ms is None else f"({before_ms}"
+        with reachable():
+            async with self._store.connections.commands.pipeline(transaction=False) as asked:
+                for shard in range(self._store.shards):
+                    asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
+                answers: list[Any] = await asked.execute()
+        return [
+            [(due, name.decode()) for name, due in heads if visible is None or visible(name.decode())]
+            for heads in answers
+        ]
+
+
+def _batches(prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
+    return [prefixes[i : i + QUEUES_A_CALL] for i in range(0, len(prefixes), QUEUES_A_CALL)]

@@ -1,0 +1,76 @@
+"""Owns the rings of what was fired: starts by lateness, of each minute of the last hour and each half hour of the last
+day. A few KB in a hash slot of their own, so that a restarted pod still shows them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from timers.store import keys
+from timers.store.scripts import reachable
+from timers.store.store import Store
+
+RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48, 1_800_000)}
+"""By name how many slots, and how many ms each has; as in fired.lua."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What started from `at_ms` until the next slot: starts by lateness bucket."""
+
+    at_ms: int
+    counts: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """Both rings, oldest slot first; the newest is the one that time is in now."""
+
+    hour: Sequence[Slot]
+    day: Sequence[Slot]
+
+
+class FiredRing:
+    """The rings of one db. Methods raise Unavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def add(self, counts: Mapping[int, int]) -> None:
+        """Add starts of just now, by bucket."""
+        flat = [part for bucket, n in counts.items() for part in (bucket, n)]
+        await self._store.run_at(keys.FIRED_ROOT, "fired", flat)
+
+    async def read(self) -> Fired:
+        """The rings as they are."""
+        now_ms = await self._store.now_ms()
+        with reachable():
+            async with self._store.connections.commands.pipeline(transaction=False) as asked:
+                for ring in RINGS:
+                    asked.hvals(f"{keys.FIRED_ROOT}{ring}")
+                held: list[list[bytes]] = await asked.execute()
+        return Fired(*(_slots(now_ms, *size, values) for size, values in zip(RINGS.values(), held, strict=True)))
+
+
+def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> list[Slot]:
+    """The ring's slots up to now; what is older, or cannot be read, counts as empty."""
+    newest = now_ms // width_ms
+    known = dict(slot for value in values if (slot := _parsed(value)) is not None)
+    return [Slot(number * width_ms, known.get(number, {})) for number in range(newest - slots + 1, newest + 1)]
+
+
+def _parsed(value: bytes) -> tuple[int, dict[int, int]] | None:
+    try:
+        number, *pairs = value.decode().split()
+        counts = (pair.split(":") for pair in pairs)
+        return int(number), {int(bucket): int(n) for bucket, n in counts}
+    except ValueError:
+        return None
+
+
+def total(slots: Sequence[Slot]) -> Counter[int]:
+    """All of the slots together."""
+    together: Counter[int] = Counter()
+    for slot in slots:
+        together.update(slot.counts)
+    return together

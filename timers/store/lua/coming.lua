@@ -1,0 +1,35 @@
+#!lua flags=no-writes
+-- How many timers of some queues are due in each of some equal times from now on. Changes nothing.
+--
+-- ARGV[2]  ms each   ARGV[3] how many   ARGV[4…] prefixes
+-- Answer   {now, {number, …}}
+--
+-- A queue with few timers due is read whole; one with many is counted, O(log n) a step.
+
+local FEW = 64
+local width, steps = tonumber(ARGV[2]), tonumber(ARGV[3])
+local counts = {}
+for step = 1, steps do counts[step] = 0 end
+
+local function below(step) return '(' .. text(now + step * width) end
+
+local function read(queue)
+  local due = redis.call('ZRANGEBYSCORE', queue, text(now), below(steps), 'WITHSCORES')
+  for i = 2, #due, 2 do
+    local step = math.floor((due[i] - now) / width) + 1
+    counts[step] = (counts[step] or 0) + 1
+  end
+end
+
+local function tally(queue)
+  for step = 1, steps do
+    counts[step] = counts[step] + redis.call('ZCOUNT', queue, text(now + (step - 1) * width), below(step))
+  end
+end
+
+for i = 4, #ARGV do
+  local queue = queue_key(ARGV[i])
+  local n = redis.call('ZCOUNT', queue, text(now), below(steps))
+  if n > FEW then tally(queue) elseif n > 0 then read(queue) end
+end
+return {text(now), counts}
