@@ -74,13 +74,11 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
     store = _Away()
     pod = Pod("a", store, Registry([_note]), (0,), 4_000, Observer())
     claimer = Claimer(pod, intake, cast("Any", _Room()))
-    with pytest.raises(ExceptionGroup) as failed:
+    with pytest.raises(Unavailable):
         await claimer.run()
-    assert failed.group_contains(Unavailable)
     store.rest.set()
     rounds = claimer._rounds
     await until(lambda: not rounds, "the other claim has failed too")
-    del failed
     gc.collect()
     assert told == []
 
@@ -106,6 +104,8 @@ class _Rescuing(Store):
 
 
 class _Taker(_Room):
+    held: frozenset[Identity] = frozenset()
+
     def start(self, _shard: int, _claimed: Claimed, _asked_at: float) -> None:
         """There is nothing to start."""
 

@@ -167,10 +167,46 @@ async def test_a_queue_with_a_limit_of_its_own_has_its_own_room() -> None:
     shop.runner.close()
 
 
-async def test_a_claim_that_was_answered_after_its_lease_starts_nothing(shop: _Shop, held: Held) -> None:
-    shop.start(3, asked_at=time.monotonic() - LEASE_MS / 1000)
+def answered_late(shop: _Shop, number: int = 1) -> list[Timer]:
+    """Timers whose claim was answered when their leases were over."""
+    return shop.start(number, asked_at=time.monotonic() - LEASE_MS / 1000)
+
+
+async def in_doubt(shop: _Shop) -> None:
+    await asyncio.wait_for(shop.runs.in_doubt.wait(), 10)
+
+
+async def test_a_claim_that_was_answered_after_its_lease_starts_once_that_is_extended(shop: _Shop, held: Held) -> None:
+    timers = answered_late(shop, 3)
+    await in_doubt(shop)
+    assert (shop.runner.executing, len(shop.runs), len(held)) == (3, 3, 0)
+    assert shop.runner.held == {(timer.prefix, timer.id) for timer in timers}
+    shop.runs.extended()
     await asyncio.sleep(0)
-    assert (shop.runner.executing, len(shop.runs), len(held)) == (0, 0, 0)
+    assert len(held) == 0
+    for run in shop.runs:
+        run.lease_until = time.monotonic() + LEASE_MS
+    shop.runs.extended()
+    await until(lambda: len(held) == 3, "all have started")
+
+
+async def test_a_claim_that_was_answered_after_somebody_took_its_timer_over_starts_nothing(
+    shop: _Shop, held: Held
+) -> None:
+    (timer,) = answered_late(shop)
+    await in_doubt(shop)
+    shop.runner.lose(shop.held(timer))
+    await until(lambda: shop.runner.executing == 0, "it was given up")
+    assert (len(shop.runs), len(shop.clerk.ends), len(held)) == (0, 0, 0)
+
+
+async def test_a_drain_takes_back_what_waits_for_its_lease(shop: _Shop, held: Held) -> None:
+    answered_late(shop)
+    await in_doubt(shop)
+    await shop.runner.hand_back()
+    (end,) = shop.clerk.ends
+    assert (end.transition.cause, end.transition.failures) == (("handed-back", "the pod drains"), 0)
+    assert len(held) == 0
 
 
 async def test_an_unreadable_timer_is_ended_without_a_run(shop: _Shop, held: Held) -> None:

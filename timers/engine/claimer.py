@@ -32,6 +32,7 @@ class Claimer:
         self._pod, self._intake, self._runner = pod, intake, runner
         self._asked = 0
         self._asked_of: Counter[str] = Counter()
+        self._unanswered: set[asyncio.Future[None]] = set()
         self._rounds: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -95,13 +96,21 @@ class Claimer:
             self._runner.start(wanted.shard, claimed, asked_at)
 
     async def _rescue(self, shard: int, orphans: Sequence[Identity]) -> None:
-        """Take over what this pod has room for; a sweep finds the others again."""
+        """Take over what this pod has room for; a sweep finds the others again. What the pod itself holds is not lost,
+        however long its event loop stood still, nor is what the answers that it has yet to read will bring."""
+        if self._unanswered:
+            await asyncio.wait(set(self._unanswered))
+        held = self._runner.held
         room = {prefix: self._room_of(prefix) for prefix, _ in orphans}
         chosen: list[Identity] = []
         for orphan in orphans:
+            if orphan in held:
+                continue
             room[orphan[0]] -= 1
             if room[orphan[0]] >= 0:
                 chosen.append(orphan)
+        if not chosen:
+            return
         with self._asking(Counter(prefix for prefix, _ in chosen)):
             asked_at = time.monotonic()
             rescued = await self._pod.store.rescue(
@@ -127,11 +136,15 @@ class Claimer:
 
     @contextmanager
     def _asking(self, most: Mapping[str, int]) -> Iterator[None]:
+        answered = asyncio.get_running_loop().create_future()
+        self._unanswered.add(answered)
         self._asked_of.update(most)
         try:
             yield
         finally:
             self._asked_of -= Counter(most)
+            self._unanswered.remove(answered)
+            answered.set_result(None)
 
     def _follow_up(self, wanted: Wanted, ask: Ask, claimed: Claimed, *, has_room: bool) -> None:
         """A full batch, or one that a sweep asked for, leaves the queue dirty. A short one has emptied it, or has met a

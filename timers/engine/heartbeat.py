@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from itertools import groupby
 from typing import Final
 
@@ -23,10 +24,14 @@ class Heartbeat:
         self._pod, self._runs, self._runner = pod, runs, runner
 
     async def run(self) -> None:
-        """Beat at once (the last beat may have failed), then regularly."""
+        """Beat at once (the last beat may have failed), then regularly, and whenever a lease is in doubt."""
         while True:
+            self._runs.in_doubt.clear()
             await self._beat()
-            await asyncio.sleep(self._pod.lease_ms / BEATS_PER_LEASE / 1000)
+            self._runs.extended()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pod.lease_ms / BEATS_PER_LEASE / 1000):
+                    await self._runs.in_doubt.wait()
 
     async def _beat(self) -> None:
         by_shard = sorted(self._runs, key=lambda run: run.shard)

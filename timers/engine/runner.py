@@ -24,7 +24,7 @@ from timers.engine.settler import Settler
 from timers.engine.threads import Threads
 from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Limits, Timers
-from timers.store.store import Claimed, Settlement
+from timers.store.store import Claimed, Identity, Settlement
 
 IGNORED_CANCEL_SECONDS: Final = 1.0
 """How long a processor may take to obey its cancellation before its run is ended without it."""
@@ -73,6 +73,11 @@ class Runner:
         the concurrency, and by ends not yet written, which hold leases too."""
         return self._concurrency - max(self._executing + self._abandoned, self._settler.waiting - self._concurrency)
 
+    @property
+    def held(self) -> set[Identity]:
+        """The timers whose runs this pod holds: it extends or settles them, and never takes them for lost."""
+        return {(run.timer.prefix, run.timer.id) for run in self._runs}
+
     def limits_of(self, prefix: str) -> Limits:
         """The limits of a queue."""
         return self._pod.registry.require(prefix).limits
@@ -90,11 +95,9 @@ class Runner:
 
     def start(self, shard: int, claimed: Claimed, asked_at: float) -> None:
         """Run claimed timers. `asked_at` is the monotonic time at which the claim was sent: the leases are certain from
-        then on for their length, and an answer that took longer than that starts nothing."""
+        then on for their length. What an answer brings that was read later than that is held, and starts when its lease
+        has been extended."""
         lease_until = asked_at + self._lease_seconds
-        if time.monotonic() >= lease_until:
-            _log.warning("claim answered after its lease; nothing started", timers=len(claimed.timers))
-            return
         for timer in claimed.timers:
             self._starting.append(self._begin(shard, timer, lease_until))
         for timer, reason in claimed.unreadable:
@@ -145,7 +148,7 @@ class Runner:
         try:
             outcome = await self._outcome(run)
         except BaseException as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
-            outcome = None if run.stop == "lost" else failure(error)
+            outcome = _obeyed(run.stop) if run.stop else failure(error)
         self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
@@ -189,8 +192,7 @@ class Runner:
     async def _outcome(self, run: Run) -> Outcome | None:
         """How the run ended; None where that is no longer ours to say."""
         timer = run.timer
-        if time.monotonic() >= run.lease_until:
-            return HandBack("the pod was blocked until the lease was over")
+        await self._runs.certain(run)
         if exhausted(timer, run.processor.retry):
             return Exhausted(f"its pod died or lost the lease in each of {timer.failures} attempts")
         late = missed(timer, round(self._clock.now_ms()))
@@ -280,7 +282,7 @@ class Runner:
             return
         run.stop = reason
         if run.coroutine is None:
-            self._end(run, None if reason == "lost" else reason)
+            self._end(run, _obeyed(reason))
             return
         run.coroutine.cancel()
         asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
@@ -290,7 +292,12 @@ class Runner:
         if run.ended:
             return
         _log.error("processor ignores its cancellation", **named(run.timer), processor=run.processor.origin)
-        self._end(run, None if run.stop == "lost" or run.stop is None else run.stop)
+        self._end(run, None if run.stop is None else _obeyed(run.stop))
+
+
+def _obeyed(reason: StopReason) -> Outcome | None:
+    """How a run ends that was stopped; None where that is no longer ours to say."""
+    return None if reason == "lost" else reason
 
 
 def _timeout_ms(run: Run) -> int | None:

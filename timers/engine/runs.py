@@ -1,5 +1,6 @@
 """Owns one run: a claimed timer, its processor, and whether it still counts."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
@@ -9,8 +10,6 @@ from timers.core.outcome import Failed, HandBack
 from timers.processor import Processor
 
 if TYPE_CHECKING:
-    import asyncio
-
     from timers.engine.blocking import ThreadTimers
 
 StopReason = Failed | HandBack | Literal["lost"]
@@ -43,10 +42,13 @@ class Run:
 
 
 class Runs:
-    """The runs this pod holds leases for: those that execute, and those whose end is not written yet."""
+    """The runs this pod holds leases for: those that execute, and those whose end is not written yet. `in_doubt` asks
+    the heartbeat to extend all at once: a lease may be over because the event loop stood still."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Run] = {}
+        self.in_doubt = asyncio.Event()
+        self._extended = asyncio.Event()
 
     def __iter__(self) -> Iterator[Run]:
         return iter(list(self._held.values()))
@@ -61,3 +63,14 @@ class Runs:
     def drop(self, run: Run) -> None:
         """The lease is given up, lost or settled."""
         self._held.pop((run.shard, run.timer.token), None)
+
+    async def certain(self, run: Run) -> None:
+        """Until the run's lease is certain, which it normally is."""
+        while time.monotonic() >= run.lease_until:
+            self.in_doubt.set()
+            await self._extended.wait()
+
+    def extended(self) -> None:
+        """The leases of all runs were extended, but for those that are lost."""
+        self._extended.set()
+        self._extended.clear()
