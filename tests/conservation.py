@@ -25,6 +25,8 @@ class ShardState:
     unreadable: dict[Identity, str] = field(default_factory=dict)
     due: dict[Identity, float] = field(default_factory=dict)
     heads: dict[str, float] = field(default_factory=dict)
+    blocked_heads: dict[str, float] = field(default_factory=dict)
+    blocked: set[str] = field(default_factory=set)
     triggers: set[Identity] = field(default_factory=set)
     leases: dict[Identity, float] = field(default_factory=dict)
     held: dict[Identity, str] = field(default_factory=dict)
@@ -60,7 +62,7 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
             _read_record(state, _identity(member), record)
     elif kind in ("counts", "quarantine"):
         _read_fields(state, kind, await _fields(redis, key))
-    elif kind in ("due", "heads", "leases", "adopted", "finished"):
+    elif kind in ("due", "heads", "held", "blocked", "leases", "adopted", "finished"):
         _read_index(state, kind, rest, await _scores(redis, key))
     elif kind == "lease":
         held: Any = await redis.get(key)
@@ -105,6 +107,10 @@ def _read_index(state: ShardState, kind: str, rest: str, scores: Mapping[str, fl
                 state.due[rest, name] = score
             case "heads":
                 state.heads[name] = score
+            case "held":
+                state.blocked_heads[name] = score
+            case "blocked":
+                state.blocked.add(name)
             case "leases":
                 state.leases[_identity(name)] = score
             case "adopted":
@@ -147,7 +153,10 @@ def _wrong_due(state: ShardState) -> Iterator[str]:
     earliest: dict[str, float] = {}
     for (prefix, _), score in state.due.items():
         earliest[prefix] = min(score, earliest.get(prefix, score))
-    yield from _differences("heads", state.heads, earliest)
+    yield from _differences("heads", state.heads, {p: score for p, score in earliest.items() if p not in state.blocked})
+    yield from _differences(
+        "held", state.blocked_heads, {p: score for p, score in earliest.items() if p in state.blocked}
+    )
     for name in sorted(state.triggers - set(state.due)):
         yield f"{name} has a trigger key and is not in the due index"
     for name, score in state.due.items():

@@ -38,10 +38,10 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
         self.during()
         now_ms = round(self.clock.now_ms())
-        return Touched(now_ms, None, {"note": now_ms - 1}, [])
+        return Touched(now_ms, None, {"note": now_ms - 1})
 
 
 class _Alone:

@@ -37,17 +37,22 @@ class _Shelf(Store):
         self.looks = 0
         self.next_ms: int | None = None
         self.due: dict[str, int] = {}
-        self.orphans: list[Identity] = []
-        self.next_orphan = 0
+        self.lost: list[Identity] = []
+        self.next_orphan = self.next_rank = 0
+        self.ranks: list[int] = []
         self.looked_from: list[int] = []
         self.during: During = lambda: None
 
-    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
         self.looks += 1
-        self.looked_from.append(next_orphan)
+        self.ranks.append(rank)
         self.during()
         now_ms = round(self.clock.now_ms())
-        return Touched(now_ms, self.next_ms, self.due, self.orphans, next_orphan=self.next_orphan)
+        return Touched(now_ms, self.next_ms, self.due, self.next_rank, lost=True)
+
+    async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
+        self.looked_from.append(rank)
+        return self.lost, self.next_orphan
 
 
 class _Ranked(Peers):
@@ -141,7 +146,7 @@ async def test_after_a_gap_everything_due_is_marked_at_once(bench: _Bench) -> No
 
 
 async def test_orphans_of_prefixes_it_serves_are_marked(bench: _Bench) -> None:
-    bench.shelf.orphans = [("note", "x"), ("unknown", "y")]
+    bench.shelf.lost = [("note", "x"), ("unknown", "y")]
     await bench.look()
     assert bench.intake.take_orphans(10) == {0: [("note", "x")]}
 

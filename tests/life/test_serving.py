@@ -127,12 +127,15 @@ class _Overdue(Store):
 
     def __init__(self, due: dict[str, int], orphans: list[Identity]) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
-        self._due, self._orphans = due, orphans
+        self._due, self._lost = due, orphans
         self.now_ms_is = 0
         self.abandoned_before: list[int] = []
 
-    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
-        return Touched(self.now_ms_is, None, self._due, self._orphans)
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
+        return Touched(self.now_ms_is, None, self._due)
+
+    async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
+        return self._lost, 0
 
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str

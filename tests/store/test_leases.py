@@ -172,7 +172,7 @@ async def test_a_run_whose_lease_a_stranger_has_replaced_is_seen_without_one_and
     await lease_ended(store, timer)
     await put_in_place_of_lease(store, timer, kind)
     assert (await read(store)).lease is None
-    assert (await store.touch(0)).orphans == [A]
+    assert (await store.orphans(0))[0] == [A]
     (rescued,) = await rescue(store, "a", pod=OTHER)
     assert (await state_of(store)).held == {A: f"{OTHER} {rescued.token}"}
     assert await rescue(store, "a", pod="pod-3") == []
@@ -203,7 +203,7 @@ async def test_what_does_not_run_is_not_rescued(store: Store, status: Status) ->
 async def test_a_leftover_entry_of_an_ended_run_is_cleared(store: Store) -> None:
     await in_status(store, Status.COMPLETED)
     await store.connections.commands.zadd("timers:{0}:leases", {f"{PREFIX}:a": 1000})
-    assert (await store.touch(0)).orphans == [A]
+    assert (await store.orphans(0))[0] == [A]
     assert await rescue(store, "a") == []
     assert (await state_of(store)).leases == {}
 
@@ -223,9 +223,9 @@ async def test_orphans_among_live_runs_are_found(store: Store) -> None:
     await claim(store, 3)
     for timer in dying:
         await lease_ended(store, timer)
-    touched = await store.touch(0)
-    assert sorted(touched.orphans) == [(PREFIX, timer.id) for timer in dying]
-    assert [timer.id for timer in await rescue(store, *(timer_id for _, timer_id in touched.orphans))] == [
+    orphans, _ = await store.orphans(0)
+    assert sorted(orphans) == [(PREFIX, timer.id) for timer in dying]
+    assert [timer.id for timer in await rescue(store, *(timer_id for _, timer_id in orphans))] == [
         "0",
         "1",
         "2",

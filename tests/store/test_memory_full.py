@@ -87,7 +87,7 @@ async def test_a_lease_that_expired_meanwhile_is_taken_again(real: Store) -> Non
 async def test_orphans_are_rescued(real: Store) -> None:
     await lease_ended(real, await running(real, lease_ms=1))
     async with full(real):
-        assert (await real.touch(0)).orphans == [(PREFIX, "a")]
+        assert (await real.orphans(0))[0] == [(PREFIX, "a")]
         found = await real.rescue(0, [(PREFIX, "a")], pod=OTHER, lease_ms=LEASE_MS)
         assert await settle(real, *map(an_end, found.timers), pod=OTHER) == ["settled"]
 

@@ -121,8 +121,9 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     member = "reminder:user-3"
     await arm(foreign, member, "+0", "{}")
     root = foreign.where(member)[0]
-    next_look, due, orphans, overdue, go_on = await foreign.call("touch", root, "500", "0")
-    assert (due[0], orphans, overdue, go_on) == (b"reminder", [], 0, 0)
+    next_look, due, go_on, lost, overdue = await foreign.call("touch", root, "500", "0")
+    assert (due[0], go_on, lost, overdue) == (b"reminder", 0, 0, 0)
+    assert await foreign.call("orphans", root, "500", "0") == [[], 0]
     looked, claimed, bad = await foreign.call(
         "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder remind 10 0 0 1"
     )

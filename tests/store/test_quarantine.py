@@ -184,7 +184,7 @@ async def test_a_run_whose_record_was_damaged_is_kept_aside_when_its_lease_ends(
     bad = next(timer for timer in timers if timer.id == "bad")
     assert await store.extend(0, [bad], pod=POD, lease_ms=LEASE_MS) == [bad]
     assert await settle(store, an_end(bad)) == ["missing"]
-    orphans = (await store.touch(0)).orphans
+    orphans = (await store.orphans(0))[0]
     found = await store.rescue(0, orphans, pod=OTHER, lease_ms=LEASE_MS)
     assert sorted(timer.id for timer in found.timers) == ["after", "before"]
     assert found.quarantined == {BAD: reason}

@@ -33,15 +33,21 @@ TRUST_MS: Final = 50
 too, so this is how late timers are until a dead pod's rank is taken over; by rank, or all looks would add up."""
 
 
+PAGE_PAUSE_MS: Final = 50
+"""Between two looks at parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
+
+
 class _ShardSweep:
-    """The sweep of one shard. Times are the server's."""
+    """The sweep of one shard. Times are the server's. A look takes the queues that became due last. If there are more,
+    they follow part by part; a new due time does not wait for them."""
 
     def __init__(self, shard: int, sweeper: "Sweeper") -> None:
         self._shard, self._all = shard, sweeper
         self._look_ms = 0.0
         self._looked_ms = 0.0
         self._heard_ms = 0.0
-        self._next_orphan = 0
+        self._part_ms = 0.0
+        self._next_rank = self._next_orphan = 0
         self._everything = True
         self._nearer = asyncio.Event()
 
@@ -68,13 +74,16 @@ class _ShardSweep:
     async def _sleep(self) -> None:
         """Until the time to look, which may come nearer meanwhile."""
         clock = self._all.pod.store.clock
-        while (seconds := clock.seconds_until(self._look_ms)) > 0 and clock.known:
+        while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             self._nearer.clear()
             try:
                 async with asyncio.timeout(seconds):
                     await self._nearer.wait()
             except TimeoutError:
                 continue
+
+    def _until_ms(self) -> float:
+        return min(self._look_ms, self._part_ms) if self._next_rank else self._look_ms
 
     def _somebody_else_does_it(self) -> bool:
         """True where an event since the due time shows that another pod touches; then trust it for a while."""
@@ -90,31 +99,48 @@ class _ShardSweep:
 
     async def _look(self) -> None:
         everything, self._everything = self._everything, False
-        # Set before the call: a nearer due announced while it is under way must not be overwritten by its answer.
-        longest_ms = INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS
-        self._look_ms = self._all.pod.store.clock.now_ms() + longest_ms
+        now_ms = self._all.pod.store.clock.now_ms()
+        rank = self._next_rank if now_ms < self._look_ms else 0
+        if rank == 0:
+            # Set before the call: a nearer due announced while it is under way must not be overwritten by its answer.
+            self._look_ms = now_ms + (INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS)
         try:
-            touched = await self._all.pod.store.touch(self._shard, self._next_orphan)
+            touched = await self._all.pod.store.touch(self._shard, rank)
+            await self._look_for_orphans(touched)
         except BaseException as error:
             self._everything = self._everything or everything
             if isinstance(error, Unavailable):
                 self._all.intake.hold_orphans()
             raise
-        self._looked_ms, self._next_orphan = touched.now_ms, touched.next_orphan
+        self._looked_ms = touched.now_ms
         self._mark(touched, everything=everything or not self._all.can_hear())
+        self._turn_the_page(touched, rank, everything=everything)
         self._plan(touched)
 
-    def _mark(self, touched: Touched, *, everything: bool) -> None:
-        own = [prefix for prefix in touched.due if self._all.pod.serves(self._shard, prefix)]
-        for prefix in own:
-            if everything or touched.due[prefix] < touched.now_ms - GRACE_MS:
-                self._all.intake.mark_all(self._shard, prefix, "sweep")
-        for prefix, timer_id in touched.orphans:
+    async def _look_for_orphans(self, touched: Touched) -> None:
+        """Mark lost runs, some at a time: a look follows at once where there are more."""
+        if not touched.lost:
+            self._next_orphan = 0
+            return
+        orphans, self._next_orphan = await self._all.pod.store.orphans(self._shard, self._next_orphan)
+        for prefix, timer_id in orphans:
             if self._all.pod.serves(self._shard, prefix):
                 self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
 
+    def _mark(self, touched: Touched, *, everything: bool) -> None:
+        for prefix, due_ms in touched.due.items():
+            if (everything or due_ms < touched.now_ms - GRACE_MS) and self._all.pod.serves(self._shard, prefix):
+                self._all.intake.mark_all(self._shard, prefix, "sweep")
         if touched.bare_overdue and self._all.peers.rank(self._shard) == 0:
             self._all.bare_overdue()
+
+    def _turn_the_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
+        """Where the next part begins, and when: at once for what has just become due or after a gap."""
+        if rank == self._next_rank or touched.next_rank > self._next_rank:
+            self._next_rank = touched.next_rank
+        is_fresh = any(due_ms >= touched.now_ms - GRACE_MS for due_ms in touched.due.values())
+        self._part_ms = touched.now_ms + (0 if everything or is_fresh else PAGE_PAUSE_MS)
+        self._everything = self._everything or (everything and self._next_rank > 0)
 
     def _plan(self, touched: Touched) -> None:
         """When to look again: at the next due, soon where something due may have lost its event, and at once where
@@ -124,7 +150,7 @@ class _ShardSweep:
         if touched.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
             self._look_ms = min(self._look_ms, touched.next_ms + 1 + stagger_ms)
-        if touched.next_orphan:
+        if self._next_orphan:
             self._look_ms = min(self._look_ms, touched.now_ms)
 
 

@@ -2,13 +2,12 @@
 their run, become `unhandled`, visibly."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
-from timers.store.store import Touched
 
 EVERY_SECONDS: Final = 5.0
 PATIENCE_MS: Final = 60_000
@@ -39,25 +38,34 @@ class Unserved:
 
     async def _look(self, shard: int) -> None:
         """A queue that is served again, or has nothing overdue or orphaned, starts its patience anew."""
-        touched = await self._pod.store.touch(shard)
-        lost = await self._lost(shard, touched)
-        unserved = {prefix for prefix in (*touched.due, *lost) if not self._served(shard, prefix)}
+        (due, now_ms), lost = await self._due(shard), await self._lost(shard)
+        unserved = {prefix for prefix in (*due, *lost) if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
             del self._unserved_since[queue]
         for prefix in unserved:
-            since_ms = self._unserved_since.setdefault((shard, prefix), touched.now_ms)
-            if touched.now_ms - since_ms >= self._patience_ms:
-                await self._abandon(shard, prefix, lost.get(prefix, ()), touched.now_ms - self._patience_ms)
+            since_ms = self._unserved_since.setdefault((shard, prefix), now_ms)
+            if now_ms - since_ms >= self._patience_ms:
+                await self._abandon(shard, prefix, lost.get(prefix, ()), now_ms - self._patience_ms)
 
-    async def _lost(self, shard: int, touched: Touched) -> Mapping[str, Sequence[str]]:
+    async def _due(self, shard: int) -> tuple[Set[str], int]:
+        """The queues with timers due, and the server's time."""
+        touched = await self._pod.store.touch(shard)
+        found = set(touched.due)
+        while touched.next_rank:
+            touched = await self._pod.store.touch(shard, touched.next_rank)
+            found.update(touched.due)
+        return found, touched.now_ms
+
+    async def _lost(self, shard: int) -> Mapping[str, Sequence[str]]:
         """The runs whose lease has expired, by prefix: of each those that have waited longest."""
         found: dict[str, list[str]] = {}
+        orphans, rank = await self._pod.store.orphans(shard)
         while True:
-            for prefix, timer_id in touched.orphans:
+            for prefix, timer_id in orphans:
                 found.setdefault(prefix, []).append(timer_id)
-            if not touched.next_orphan:
+            if not rank:
                 return {prefix: ids[:BATCH] for prefix, ids in found.items()}
-            touched = await self._pod.store.touch(shard, touched.next_orphan)
+            orphans, rank = await self._pod.store.orphans(shard, rank)
 
     def _served(self, shard: int, prefix: str) -> bool:
         return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)

@@ -86,18 +86,22 @@ class Queries:
         """The queues with timers that are due or to be rescued."""
         now_ms = await self._store.now_ms()
         wanting = await self._of_shards(
-            lambda asked, root: asked.zrangebyscore(
-                f"{root}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT
-            ).zrangebyscore(f"{root}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
+            lambda asked, root: (
+                asked.zrangebyscore(f"{root}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
+                .zrangebyscore(f"{root}held", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
+                .zrangebyscore(f"{root}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
+            )
         )
-        found = {(n // 2, m.partition(b":")[0].decode()) for n, members in enumerate(wanting) for m in members}
+        found = {(n // 3, m.partition(b":")[0].decode()) for n, members in enumerate(wanting) for m in members}
         return sorted(found)
 
     async def oldest_due_ms(self) -> int | None:
         """The earliest due time of all that is scheduled; None where nothing is."""
         firsts = await self._of_shards(
-            lambda asked, root: asked.zrange(f"{root}heads", 0, 0, withscores=True).zrange(
-                f"{root}adopted", 0, 0, withscores=True
+            lambda asked, root: (
+                asked.zrange(f"{root}heads", 0, 0, withscores=True)
+                .zrange(f"{root}held", 0, 0, withscores=True)
+                .zrange(f"{root}adopted", 0, 0, withscores=True)
             )
         )
         return min((int(score) for first in firsts for _, score in first), default=None)
@@ -105,7 +109,12 @@ class Queries:
     async def heads(self) -> dict[str, int]:
         """The earliest due time of each prefix that has any scheduled; adopted bare keys not counted."""
         found: dict[str, int] = {}
-        for heads in await self._of_shards(lambda asked, root: asked.zrange(f"{root}heads", 0, -1, withscores=True)):
+        answers = await self._of_shards(
+            lambda asked, root: asked.zrange(f"{root}heads", 0, -1, withscores=True).zrange(
+                f"{root}held", 0, -1, withscores=True
+            )
+        )
+        for heads in answers:
             async for member, score in by_turns(heads):
                 prefix = member.decode()
                 found[prefix] = min(int(score), found.get(prefix, int(score)))

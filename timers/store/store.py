@@ -20,7 +20,8 @@ from timers.store.identity import DbIdentity
 from timers.store.line import Line
 
 TOUCH_LIMIT: Final = 500
-"""Trigger keys touched a queue and call: a script that published many more could get a fast subscriber cut off."""
+"""Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and so few events that a fast
+subscriber is not cut off."""
 
 ARM_LIMIT: Final = 250
 """Timers armed by one script call: it must not hold the server up."""
@@ -79,16 +80,16 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """When to look again (None: nothing planned), the queues with timers due and the earliest due of each, the runs
-    whose lease has expired, whether bare keys of adopted timers went without an event, and the rank at which to go on
-    among the runs (0: all have been looked at). Nothing of a paused queue."""
+    """When to look again (None: nothing planned); the queues with timers due, newest first, each with its earliest due;
+    the rank to go on at among them (0: all have been looked at); whether leases have expired; whether bare keys of
+    adopted timers went without an event. Nothing of a blocked queue."""
 
     now_ms: int
     next_ms: int | None
     due: dict[str, int]
-    orphans: list[Identity]
+    next_rank: int = 0
+    lost: bool = False
     bare_overdue: bool = False
-    next_orphan: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,15 +336,19 @@ class Store:
         arguments += [_settlement(settlement) for settlement in settlements]
         return [code.decode() for code in await self.run("settle", shard, arguments)]
 
-    async def touch(self, shard: int, next_orphan: int = 0) -> Touched:
-        """Touch what is due so that its events come now, and learn when to look again; of the runs whose lease has
-        expired look at the first, or go on where the look before has ended."""
-        arguments: list[scripts.Argument] = [TOUCH_LIMIT, next_orphan]
-        next_look, queues, orphans, bare_overdue, next_orphan = await self.run("touch", shard, arguments)
+    async def touch(self, shard: int, rank: int = 0) -> Touched:
+        """Touch what has become due so that its events come now, and learn when to look again. Looks at some
+        queues, from `rank` on, the newest due first."""
+        next_look, queues, next_rank, lost, overdue = await self.run("touch", shard, [TOUCH_LIMIT, rank])
         due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
-        members = [identity_of(member.decode()) for member in orphans]
         next_ms = int(next_look) if next_look else None
-        return Touched(round(self.clock.now_ms()), next_ms, due, members, bare_overdue > 0, int(next_orphan))
+        return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost), overdue > 0)
+
+    async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
+        """Runs whose lease has expired, from `rank` on, and the rank to go on at; 0 behind the last. None of a paused
+        queue."""
+        members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
+        return [identity_of(member.decode()) for member in members], int(next_rank)
 
     async def prune(self, shard: int, *, retention_ms: int, most: int) -> int:
         """Remove finished records older than the retention; answers how many."""

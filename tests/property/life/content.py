@@ -104,6 +104,8 @@ def _take_trigger(found: Content, name: str, left_ms: int) -> None:
 
 
 def _take_heads(found: Content, name: str, scored: list[tuple[bytes, float]]) -> None:
+    """Those of blocked queues lie elsewhere; tests/conservation.py knows which are blocked."""
+    name = name.replace(":held", ":heads")
     found.heads.update({f"{name} {member.decode()}": int(score) for member, score in scored})
 
 
@@ -136,6 +138,8 @@ _READERS: Final = {
     "heads": _Reader(lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True), _take_heads),
     "counts": _Reader(lambda pipeline, name: pipeline.hgetall(name), _take_counts),
     "rec": _Reader(lambda pipeline, name: pipeline.hgetall(name), _take_records),
+    "held": _Reader(lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True), _take_heads),
+    "blocked": _Reader(Pipeline.exists, lambda found, name, _: None),
     "paused": _Reader(lambda pipeline, name: pipeline.smembers(name), _take_members),
     "leases": _SORTED,
     "adopted": _SORTED,

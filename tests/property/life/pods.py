@@ -200,7 +200,7 @@ class PodVerbs(World):
         orphans: set[Identity] = set()
         for shard in range(SHARDS):
             touched = self.do(self.store.touch(shard))
-            orphans.update(touched.orphans)
+            orphans.update(self.do(self.store.orphans(shard))[0])
             due.update(touched.due)
         waiting = {i[0] for i in IDENTITIES if self.oracle.due(i[0], self.do(self.store.now_ms()))}
         assert set(due) == waiting - self.oracle.paused

@@ -113,11 +113,29 @@ local function recount(from, to, prefix)
   if from ~= to then count(from, prefix, -1); count(to, prefix, 1) end
 end
 
--- `heads` holds each queue's earliest due, so that ten thousand idle queues cost one look.
+-- Each queue's earliest due, so that ten thousand idle queues cost one look: in `heads`, or in `held` while the queue is
+-- blocked (paused, or at a limit until a time), so that a thousand of those do not hide the others.
+local heads_of = {}
+local function heads_key(prefix)
+  if not heads_of[prefix] then
+    heads_of[prefix] = root .. (redis.call('ZSCORE', root .. 'blocked', prefix) and 'held' or 'heads')
+  end
+  return heads_of[prefix]
+end
+
 local function refresh_head(prefix)
   local first = redis.call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')
-  if first[2] then redis.call('ZADD', root .. 'heads', first[2], prefix)
-  else redis.call('ZREM', root .. 'heads', prefix) end
+  if first[2] then redis.call('ZADD', heads_key(prefix), first[2], prefix)
+  else redis.call('ZREM', heads_key(prefix), prefix) end
+end
+
+-- Block a queue until a time (epoch ms, '+inf'), or with nil let it go on.
+local function block(prefix, until_ms)
+  redis.call('ZREM', heads_key(prefix), prefix)
+  if until_ms then redis.call('ZADD', root .. 'blocked', until_ms, prefix)
+  else redis.call('ZREM', root .. 'blocked', prefix) end
+  heads_of[prefix] = nil
+  refresh_head(prefix)
 end
 
 -- A record that is armed anew: scheduled, with the identity's token, because tokens only grow, and the next occurrence
@@ -158,7 +176,7 @@ local function enqueue(prefix, id, due)
   local exact = string.format('%.17g', score)
   -- An entry that is there already is that of a lost record, and was counted with it.
   if redis.call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
-  redis.call('ZADD', root .. 'heads', 'LT', exact, prefix)
+  redis.call('ZADD', heads_key(prefix), 'LT', exact, prefix)
 end
 
 -- As above, with the trigger key, never with a deadline in the past.

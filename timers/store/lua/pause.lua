@@ -5,8 +5,14 @@
 -- ARGV[3]  `pause` or `resume`
 -- Answer   {now, changed}: 0 where it was so already
 
-local command = ARGV[3] == 'pause' and 'SADD' or 'SREM'
-local changed = redis.call(command, root .. 'paused', ARGV[2])
-if command == 'SREM' then earliest = now end
+local prefix, changed = ARGV[2], nil
+if ARGV[3] == 'pause' then
+  changed = redis.call('SADD', root .. 'paused', prefix)
+  block(prefix, '+inf')
+else
+  changed = redis.call('SREM', root .. 'paused', prefix)
+  block(prefix, nil)
+  earliest = now
+end
 conclude()
 return {text(now), changed}

@@ -1,51 +1,64 @@
 #!lua flags=allow-oom,allow-cross-slot-keys
--- Touch what is due, so that Redis deletes the trigger and lease keys and publishes their `expired` events now, and tell
--- when to come again. A timer leaves the due index only by being claimed, never by being touched.
+-- Touch what is due, so that Redis deletes the trigger keys and publishes their `expired` events now, and tell when to come
+-- again. A timer leaves the due index only by being claimed, never by being touched.
 --
--- ARGV[2]  most keys to touch in each queue
--- ARGV[3]  rank among the expired leases of the first to look at
--- Answer   {now, next, {prefix, due, prefix, due, …}, {member, …}, n, rank}: the time to come again (or '' for nothing planned),
---          the queues with timers due and the earliest due of each, the leases that have expired, how many adopted timers are
---          overdue by more than BARE_GRACE_MS: their keys went without an event; and the rank at which to go on among the
---          expired leases, 0 behind the last. Nothing of a paused queue
+-- ARGV[2]  most keys to touch and most queues to look at, in all
+-- ARGV[3]  rank of the first queue to look at among those with something due, from the newest due on: what has just become
+--          due waits for its event, and a backlog has had its own
+-- Answer   {now, next, {prefix, due, …}, rank, lost, n}: the time to come again (or '' for nothing planned); the queues with
+--          timers due and the earliest due of each; the rank to go on at, 0 behind the last; 1 if there are expired leases; and
+--          how many adopted timers are overdue by more than BARE_GRACE_MS: their keys went without an event
 
-local most, from = tonumber(ARGV[2]), tonumber(ARGV[3])
+local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
+local BACKLOG_MS = 1000   -- a queue that is late by more is not touched again: its events came, or the sweep takes their place
 local next_look = nil
-local queues, orphans = {}, {}
+local queues = {}
 
 local function come_again(at)
   if at and (not next_look or at < next_look) then next_look = at end
 end
 
-local paused = {}
-for _, prefix in ipairs(redis.call('SMEMBERS', root .. 'paused')) do paused[prefix] = true end
-
-local function touch(prefix)
-  local due = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most)
+-- Touches up to `left` triggers of a queue and answers how many.
+local function touch(prefix, left)
+  local due = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, left)
   local triggers = {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
   -- Redis expires strictly after the deadline: a key of this very millisecond is still there and needs a second look.
   -- One that is there long after is a stranger's doing and must not keep us busy.
   local there = #triggers > 0 and redis.call('EXISTS', unpack(triggers)) or 0
   if there > 0 and due[#due] + 0 > now - STALE_MS then come_again(now + 1) end
-  local later = redis.call('ZRANGEBYSCORE', queue_key(prefix), text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-  come_again(tonumber(later[2]))
+  return #triggers
+end
+
+local function look(prefix, head, left)
+  local touched = head > now - BACKLOG_MS and touch(prefix, left) or 0
+  come_again(tonumber(
+    redis.call('ZRANGEBYSCORE', queue_key(prefix), text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
   queues[#queues + 1] = prefix
-  queues[#queues + 1] = text(math.floor(due[2] or now))
+  queues[#queues + 1] = text(math.floor(head))
+  return touched
 end
 
-for _, prefix in ipairs(redis.call('ZRANGEBYSCORE', root .. 'heads', '-inf', '(' .. text(now + 1), 'LIMIT', 0, 1000)) do
-  if not paused[prefix] then touch(prefix) end
+-- Looks at due queues until the budget is used up; answers the rank to go on at.
+local function look_at_some()
+  local heads = redis.call('ZREVRANGEBYSCORE', root .. 'heads', '(' .. text(now + 1), '-inf', 'WITHSCORES',
+    'LIMIT', rank, most)
+  local left = most
+  for i = 1, #heads, 2 do
+    if left == 0 then return rank + (i - 1) / 2 end
+    left = left - look(heads[i], tonumber(heads[i + 1]), left)
+  end
+  return #heads == 2 * most and rank + most or 0
 end
+
+for _, prefix in ipairs(redis.call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
+  block(prefix, nil)
+end
+come_again(tonumber(redis.call('ZRANGE', root .. 'blocked', 0, 0, 'WITHSCORES')[2]))
+local go_on = look_at_some()
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
-
-local expired = redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', from, most)
-for _, member in ipairs(expired) do
-  if not paused[string.match(member, '^[^:]*')] and not is_leased(member) then orphans[#orphans + 1] = member end
-end
--- Those that nobody takes, as of a paused queue, stay in front; they must not hide the others.
-local go_on = #expired == most and from + most or 0
+local lost = #redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, 1)
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 -- Adopted timers: their trigger is the caller's own key.
 local BARE_GRACE_MS, NO_TTL_MS = 1000, 10000
@@ -59,4 +72,5 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', adopted, '-inf', '(' .. text
 end
 come_again(tonumber(redis.call('ZRANGEBYSCORE', adopted, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 local overdue = redis.call('ZCOUNT', adopted, '-inf', text(now - BARE_GRACE_MS))
-return {text(now), next_look and text(math.floor(next_look)) or '', queues, orphans, overdue, go_on}
+if next_look == math.huge then next_look = nil end
+return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost, overdue}

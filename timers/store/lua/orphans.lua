@@ -1,0 +1,16 @@
+#!lua flags=allow-oom
+-- Find runs whose lease has expired. Looking at a lease key makes Redis delete it, if it is due, and publish its event.
+--
+-- ARGV[2]  most to look at
+-- ARGV[3]  rank of the first to look at, by the end of the lease: those that nobody takes stay in front and must not hide others
+-- Answer   {now, {member, …}, rank}: the runs, none of a paused queue; the rank to go on at, 0 behind the last
+
+local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
+local orphans, paused = {}, {}
+for _, prefix in ipairs(redis.call('SMEMBERS', root .. 'paused')) do paused[prefix] = true end
+
+local expired = redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', rank, most)
+for _, member in ipairs(expired) do
+  if not paused[string.match(member, '^[^:]*')] and not is_leased(member) then orphans[#orphans + 1] = member end
+end
+return {text(now), orphans, #expired == most and rank + most or 0}
