@@ -18,6 +18,7 @@
     │   ├── RateLimited             more calls than the key's rate allows
     │   └── TooManyPending          more timers waiting than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
+    ├── Busy                        this pod takes no more of these at a time; try again soon, or another pod
     ├── NotPermitted                the Redis user may not do it; the service does without
     ├── RunOver                     a plain function goes on after its run was given up, and asks for `context.timers`
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
@@ -157,6 +158,10 @@ class TooManyPending(Denied):
 
 class Unavailable(TimersError):
     """Redis is away, overloaded or refuses writes. Nothing was half done; repeating is safe for a given id."""
+
+
+class Busy(TimersError):
+    """This pod does as much of this at a time as it may. Nothing was done; try again soon, or ask another pod."""
 
 
 class NotPermitted(TimersError):

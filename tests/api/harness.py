@@ -12,6 +12,7 @@ from multidict import CIMultiDictProxy
 from tests.api.conformance import check
 from timers.api.assembly import all_routes
 from timers.api.auth import Auth
+from timers.api.body import UNVERIFIED_BYTES
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.serving import Serving
@@ -97,6 +98,7 @@ async def running_api(
     edit_lock_ms: int = 0,
     keys: str | None = None,
     secrets: Sequence[str] = (),
+    unverified_bytes: int = UNVERIFIED_BYTES,
 ) -> AsyncIterator[Api]:
     """An API that has the processors, and runs their timers too where it `works`. `keys` as in TIMERS_API_KEYS."""
     async with AsyncExitStack() as ends:
@@ -108,7 +110,7 @@ async def running_api(
         worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker)
         serving, callers = Serving(store, registry), Callers(store)
-        auth = Auth(callers, keys, secrets)
+        auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes)
         pages = all_pages(Parts(store, client, auth, serving, callers))
         routes = (*pages, *all_routes(client, serving, health, metrics, worker))
         server = await ApiServer.start(application(routes, auth, Guard().check), "127.0.0.1", 0)

@@ -1,11 +1,13 @@
 """Signed requests, with the reference library as the other side: what opens, what was altered, what was sent before."""
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
@@ -15,6 +17,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, running_api
 from tests.servers import start_server
+from tests.waiting import eventually
 from timers.api.operations import OPERATIONS
 from timers.embedded import EmbeddedServer
 
@@ -187,3 +190,55 @@ async def test_without_redis_nobody_knows_whether_it_was_sent_before(tmp_path: P
     async with running_api(server.url, [done], secrets=[SECRET]) as api:
         server.kill()
         (await post(api, BODY, headers(BODY))).problem(503, "redis-unavailable")
+
+
+async def test_large_bodies_with_bad_signatures_are_held_up_to_a_budget_of_the_pod(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    """A hundred strangers with 8 MiB each took 860 MiB: a signature is checked when the whole body is there."""
+    await redis.ping()
+    large = json.dumps({"timers": [{"prefix": "test", "delay": "1h", "payload": "x" * 60_000}] * 5})
+    forged = headers(large, secret=STRANGE)
+    async with running_api(server.url, [done], secrets=[SECRET], unverified_bytes=400_000) as api:
+        parts = urlsplit(api.server.url)
+        _, stalled = await asyncio.open_connection(parts.hostname, parts.port)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in forged.items())
+        head = f"POST /v1/timers/batch HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(large) + 1}\r\n\r\n"
+        stalled.write(head.encode() + large.encode())
+        await stalled.drain()
+
+        async def answered(status: int) -> Reply | None:
+            reply = await post(api, large, forged, "/v1/timers/batch")
+            assert reply.status in (401, 503), reply
+            return reply if reply.status == status else None
+
+        busy = await eventually(lambda: answered(503), "the stalled body fills the budget")
+        busy.problem(503, "busy")
+        assert busy.headers["Retry-After"] == "1"
+        assert (await post(api, BODY, headers(BODY))).status == 201
+        stalled.close()
+        await eventually(lambda: answered(401), "what it held is given back")
+
+
+async def test_a_signature_over_a_body_that_comes_in_parts_opens(signed: Api) -> None:
+    timers = json.dumps({"timers": [{"prefix": "test", "delay": "1h", "payload": "x" * 60_000}] * 5})
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(timers), 50_000):
+            yield timers[start : start + 50_000].encode()
+
+    reply = await signed.call("POST", "/v1/timers/batch", data=parts(), headers=headers(timers))
+    assert [result["status"] for result in reply.body["results"]] == [201] * 5
+
+
+async def test_large_bodies_without_a_key_are_held_up_to_the_same_budget(server: EmbeddedServer, redis: Redis) -> None:
+    """An API that asks for no key knows none of its callers; each body counts until its call has ended."""
+    await redis.ping()
+    wishes = [{"prefix": "test", "id": f"t{n}", "delay": "1h", "payload": "x" * 60_000} for n in range(5)]
+    async with running_api(server.url, [done], unverified_bytes=200_000) as api:
+        reply = await api.call("POST", "/v1/timers/batch", {"timers": wishes})
+        reply.problem(503, "busy")
+        assert (await api.call("GET", "/v1/timers")).body["items"] == []
+        for _ in range(3):  # what is given back may be held again
+            reply = await api.call("POST", "/v1/timers/batch", {"timers": wishes[:2]})
+            assert reply.status == 200

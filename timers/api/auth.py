@@ -10,7 +10,7 @@ from structlog.contextvars import bound_contextvars
 
 from timers.access import ANYBODY, Caller, KeyRing, read_entries
 from timers.api import scope, signing
-from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, keep_body
+from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.api.livekeys import LiveKeys
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
@@ -39,11 +39,18 @@ class Auth:
     """Lets requests through to the calls of the table. Without keys and secrets it lets everybody do everything."""
 
     def __init__(
-        self, callers: Callers, api_keys: str | None = None, secrets: Iterable[str] = (), *, insecure: bool = False
+        self,
+        callers: Callers,
+        api_keys: str | None = None,
+        secrets: Iterable[str] = (),
+        *,
+        insecure: bool = False,
+        unverified_bytes: int = UNVERIFIED_BYTES,
     ) -> None:
         """`api_keys` as in TIMERS_API_KEYS, None where it is not set; `secrets` as in TIMERS_SIGNING_SECRETS;
         `insecure` where the API is meant to be open under any name."""
         self._insecure = insecure
+        self._unverified = Unverified(unverified_bytes)
         self._callers = callers
         self._keys = LiveKeys(callers, read_entries(api_keys or ""))
         self._signatures = signing.Signatures(secrets)
@@ -65,7 +72,8 @@ class Auth:
             raise
         scope.limit(request, caller)
         if caller is ANYBODY:
-            return await handler(request)
+            with self._unverified.reading(request):
+                return await handler(request)
         with bound_contextvars(key=caller.id or None):
             await self._require(caller, request, operation)
             return await handler(request)
@@ -121,7 +129,10 @@ class Auth:
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
         claim = signing.Claim.read(request.headers, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
-        if not self._signatures.hold(claim, await keep_body(request, limit_bytes)):
+        proof = self._signatures.proof(claim)
+        with self._unverified.reading(request, proof.update):
+            await keep_body(request, limit_bytes)
+        if not proof.holds():
             raise Unauthorized(f"{signing.SIGNATURE}: none was made with a known secret over this body")
         if not operation.body and operation.method != "GET":
             raise Forbidden("a signature covers the body, and what this call does is not in its body; use an API key")

@@ -1,7 +1,8 @@
 """Owns reading requests: JSON bodies within limits and without ambiguity, and query parameters."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -9,13 +10,21 @@ from aiohttp import web
 
 from timers.api import strictjson
 from timers.api.deadlines import not_counting
-from timers.errors import FieldError, InvalidInput, shown
+from timers.errors import Busy, FieldError, InvalidInput, shown
 
 BODY_LIMIT_BYTES: Final = 256 * 1024
 """One timer: a payload of 64 KiB, which is three times as long where each character beyond ASCII is escaped."""
 
 BATCH_LIMIT_BYTES: Final = 8 * 1024 * 1024
 """A batch: 8 KiB for each of 1,000 timers."""
+
+UNVERIFIED_BYTES: Final = 32 * 1024 * 1024
+"""Bodies that a pod holds at a time for callers it does not know: those without a key, and those whose signature is
+still to be checked."""
+
+UNCOUNTED_BYTES: Final = 64 * 1024
+"""So much of each body does not count: no more than a connection's own buffer takes, and what most bodies have, so that
+nobody keeps those out by sending large ones."""
 
 READ_SECONDS: Final = 20.0
 """How long a body may take to arrive."""
@@ -25,6 +34,53 @@ _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 _KEPT: Final = web.RequestKey("body", bytes)
 
 _JSON: Final = ("application/json",)
+
+
+class Unverified:
+    """The bytes of bodies that a pod holds for callers it does not know."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._held = limit_bytes, 0
+
+    @contextmanager
+    def reading(self, request: web.Request, hear: Callable[[bytes], None] = lambda _: None) -> Iterator[None]:
+        """What is read of the request's body in this context counts until its end. `hear` is told each part."""
+        request[_READING] = reading = _Reading(self, hear)
+        try:
+            yield
+        finally:
+            self._held -= reading.held
+            del request[_READING]
+
+    def hold(self, more: int) -> None:
+        """Count them. Raises Busy where they are too many."""
+        if self._held + more > self._limit_bytes:
+            raise Busy(
+                f"this pod holds {self._held} bytes of bodies whose senders are not known yet, and takes "
+                f"{self._limit_bytes} at most; try again soon, or send a key"
+            )
+        self._held += more
+
+
+class _Reading:
+    """One of these bodies."""
+
+    __slots__ = ("_all", "_hear", "_read", "held")
+
+    def __init__(self, of: Unverified, hear: Callable[[bytes], None]) -> None:
+        self._all, self._hear = of, hear
+        self._read = self.held = 0
+
+    def take(self, part: bytes) -> None:
+        """The next part of it. Raises Busy."""
+        self._read += len(part)
+        more = max(self._read - UNCOUNTED_BYTES, 0) - self.held
+        self._all.hold(more)
+        self.held += more
+        self._hear(part)
+
+
+_READING: Final = web.RequestKey("reading", _Reading)
 
 
 async def read_json(
@@ -65,12 +121,15 @@ async def refuse_body(request: web.Request) -> None:
 
 
 async def read_bytes(request: web.Request, limit_bytes: int) -> bytes:
-    """The body, given up as soon as it passes the limit. HTTP 400, 408, 413."""
+    """The body, given up as soon as it passes the limit. HTTP 400, 408, 413; Busy."""
     kept: bytes | None = request.get(_KEPT)
     if kept is None:
         if request.content.is_eof() and request.content.exception() is None:
             # It came with the headers, as small bodies do: nothing to wait for, so no deadline to set up.
-            return _within(request.content.read_nowait(), limit_bytes)
+            body = _within(request.content.read_nowait(), limit_bytes)
+            if (reading := request.get(_READING)) is not None:
+                reading.take(body)
+            return body
         with not_counting(request):
             return await _receive(request, limit_bytes)
     return _within(kept, limit_bytes)
@@ -82,22 +141,23 @@ def _within(body: bytes, limit_bytes: int) -> bytes:
     return body
 
 
-async def keep_body(request: web.Request, limit_bytes: int) -> bytes:
+async def keep_body(request: web.Request, limit_bytes: int) -> None:
     """As `read_bytes`, before the call itself reads the body."""
     request[_KEPT] = await read_bytes(request, limit_bytes)
-    return request[_KEPT]
 
 
 async def _receive(request: web.Request, limit_bytes: int) -> bytes:
     if (request.content_length or 0) > limit_bytes:
         raise _too_large(limit_bytes)
-    body = bytearray()
+    body, reading = bytearray(), request.get(_READING)
     try:
         async with asyncio.timeout(READ_SECONDS):
             async for chunk in request.content.iter_any():
                 body += chunk
                 if len(body) > limit_bytes:
                     raise _too_large(limit_bytes)
+                if reading is not None:
+                    reading.take(chunk)
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not arrive within {READ_SECONDS:g} seconds") from None
     except (ConnectionError, web.RequestPayloadError) as error:

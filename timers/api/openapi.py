@@ -21,7 +21,7 @@ from timers.processor import DISTRIBUTION
 Json = dict[str, Any]
 
 _ALWAYS: Final = ("malformed-request", "internal")
-_WITH_RIGHT: Final = ("unauthorized", "forbidden", "rate-limited", "invalid-input", "redis-unavailable")
+_WITH_RIGHT: Final = ("unauthorized", "forbidden", "rate-limited", "invalid-input", "redis-unavailable", "busy")
 _WITH_ADDRESS: Final = ("no-such-address",)
 _WITH_BODY: Final = ("request-timeout", "too-large", "unsupported-media-type")
 _READING_A_BODY: Final = ("POST", "PUT", "PATCH", "DELETE")

@@ -78,6 +78,10 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
         "redis-unavailable": Told(
             "Redis is away, slow or takes no writes; nothing was half done", "Redis does not answer"
         ),
+        "busy": Told(
+            "this pod does as much of this at a time as it may; nothing was done",
+            "256 listeners follow the events of this pod, as many as it takes; try again later, or another pod",
+        ),
         "not-ready": Told("`/readyz`: the pod cannot do its work now", "draining"),
     }
 )

@@ -12,6 +12,7 @@ from aiohttp import web
 from timers.api.tracing import Handler
 from timers.errors import (
     AlreadyExists,
+    Busy,
     Denied,
     EditLocked,
     FieldError,
@@ -71,6 +72,7 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
         TooManyPending: Kind(429, "too-many-pending", "Too many timers are waiting"),
         Denied: Kind(403, "denied", "The caller may not do this"),
         Unavailable: Kind(503, "redis-unavailable", "Redis is away"),
+        Busy: Kind(503, "busy", "The pod is busy"),
         TimersError: Kind(500, "internal", "Something is wrong in the service"),
     }
 )

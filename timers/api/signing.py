@@ -71,13 +71,25 @@ class Signatures:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def hold(self, claim: Claim, body: bytes) -> bool:
+    def proof(self, claim: Claim) -> "Proof":
+        """What finds out whether the claim holds, while the body comes."""
+        return Proof(claim, self._keys)
+
+
+class Proof:
+    """A claim, and the hashes of it and of as much of its body as there is."""
+
+    def __init__(self, claim: Claim, keys: Iterable[bytes]) -> None:
+        signed = f"{claim.id}.{claim.timestamp}.".encode()
+        self._given = [signature.encode("utf-8", "surrogateescape") for signature in claim.signatures]
+        self._hashes = [hmac.new(key, signed, hashlib.sha256) for key in keys]
+
+    def update(self, part: bytes) -> None:
+        """Hash the next part of the body."""
+        for each in self._hashes:
+            each.update(part)
+
+    def holds(self) -> bool:
         """Whether one of the claim's signatures was made over it and the body with one of the secrets."""
-        signed = f"{claim.id}.{claim.timestamp}.".encode() + body
-        given = [signature.encode("utf-8", "surrogateescape") for signature in claim.signatures]
-        expected = [_signature(key, signed) for key in self._keys]
-        return any(hmac.compare_digest(one, other) for one in given for other in expected)
-
-
-def _signature(key: bytes, signed: bytes) -> bytes:
-    return f"{_VERSION},".encode() + b64encode(hmac.digest(key, signed, hashlib.sha256))
+        expected = [f"{_VERSION},".encode() + b64encode(each.digest()) for each in self._hashes]
+        return any(hmac.compare_digest(one, other) for one in self._given for other in expected)
