@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,8 +14,14 @@ from aiohttp import ClientResponse
 from redis.asyncio import Redis
 
 from tests.api.harness import Api
+from tests.waiting import eventually
 from timers.api import stream
+from timers.api.auth import Auth
+from timers.api.server import ApiServer, application
+from timers.api.stream import EventRoutes
+from timers.client.feed import Event, event_json
 from timers.core.spec import NewTimer
+from timers.store.callers import Callers
 
 DEADLINE_SECONDS = 30
 
@@ -122,7 +129,7 @@ async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_u
     async with asyncio.timeout(DEADLINE_SECONDS), listening(api) as quick:
         assert b"open" in await reader.readuntil(b"event: open")
         told, sent = 0, 0
-        while not any(listener._dropped for listener in feed._listeners):
+        while feed._keeping_up == feed._listeners:
             await api.client.batch([NewTimer(prefix="test", delay="1h") for _ in range(500)])
             sent += 500
             while told < sent:
@@ -133,3 +140,39 @@ async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_u
         while b"event: dropped" not in seen:
             seen = seen[-100:] + await reader.read(1 << 16)
     writer.close()
+
+
+async def test_a_change_is_encoded_once_for_all_listeners(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    def remember(event: Event) -> tuple[str, dict[str, Any]]:
+        encoded.append(event_json(event)[0])
+        return event_json(event)
+
+    monkeypatch.setattr(stream, "event_json", remember)
+    async with listening(api) as first, listening(api) as second, listening(api) as third:
+        for number in range(20):
+            await api.create(f"t{number}")
+        for response in (first, second, third):
+            assert [(await next_event(response))[1]["id"] for _ in range(20)] == [f"t{n}" for n in range(20)]
+    assert encoded.count("change") == 20
+
+
+async def test_more_listeners_than_a_pod_takes_are_told_to_come_later(api: Api) -> None:
+    routes = EventRoutes(api.client, most=2).routes()
+    server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
+    few = replace(api, server=server)
+    async with listening(few):
+        async with listening(few):
+            refused = await few.call("GET", "/v1/events")
+            refused.problem(503, "busy")
+            assert refused.headers["Retry-After"] == "1"
+
+        async def room() -> bool:
+            await api.create(if_exists="replace")  # a write is how a server learns that a listener has gone
+            async with few.session.get(f"{server.url}/v1/events") as response:
+                return response.status == 200
+
+        await eventually(room, "the place of who has left is free again")
+    await api.client.end_events()
+    await server.stop()

@@ -195,7 +195,8 @@ MANY_OPERATIONS: Final = (
             Answer(
                 200,
                 "Events until one of the two sides closes: `open` once every change is heard, `change`, `gap` where "
-                "some may be lost because Redis was away, `dropped` with the `count` of what came too fast to be read.",
+                "some may be lost because Redis was away, `dropped` with the `count` of what came too fast to be read, "
+                "which is null where a listener hears only some prefixes.",
                 None,
                 media_type=EVENTS,
             ),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from aiohttp import web
@@ -12,8 +13,9 @@ from timers.api.operations import EVENTS, route
 from timers.api.scope import Visible, visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
-from timers.client.feed import Event, Listener, Wants, event_json
+from timers.client.feed import QUEUE_LIMIT, Event, Listener, Wants, event_json
 from timers.core.fields import check_prefix
+from timers.errors import Busy
 from timers.logs import request_id
 from timers.store.queries import Change
 
@@ -23,12 +25,18 @@ HEARTBEAT_SECONDS: Final = 15.0
 STALL_SECONDS: Final = 30.0
 """A listener that takes nothing for so long is cut off."""
 
+LISTENERS: Final = 256
+"""Listeners of one pod at a time: each change is written to each of them."""
+
+AT_ONCE: Final = 100
+"""Events written to a listener before others get their turn."""
+
 
 class EventRoutes:
-    """`/v1/events`."""
+    """`/v1/events`, for so many listeners at a time."""
 
-    def __init__(self, client: TimerClient) -> None:
-        self._client = client
+    def __init__(self, client: TimerClient, most: int = LISTENERS) -> None:
+        self._client, self._most, self._listening = client, most, 0
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -37,6 +45,15 @@ class EventRoutes:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """200 events until one of the two sides closes."""
         wants = _wants(read_query(request, ("prefix",)).get("prefix"), visible_to(request))
+        if self._listening >= self._most:
+            raise Busy(f"{self._most} listeners follow the events of this pod, as many as it takes; try again later")
+        self._listening += 1
+        try:
+            return await self._stream(request, wants)
+        finally:
+            self._listening -= 1
+
+    async def _stream(self, request: web.Request, wants: Wants | None) -> web.StreamResponse:
         feed = await self._client.feed()
         # Nobody can add to the headers later: a stream is sent while it is being made.
         named = {REQUEST_ID: request_id.get() or ""}
@@ -67,7 +84,8 @@ class EventRoutes:
             if event is None:
                 await response.write_eof()
                 return
-            await _write(response, b"".join(map(_encoded, (event, *listener.waiting()))))
+            await _write(response, b"".join(map(_encoded, (event, *listener.waiting(AT_ONCE)))))
+            await asyncio.sleep(0)
 
 
 def _wants(prefix: str | None, visible: Visible | None) -> Wants | None:
@@ -87,6 +105,8 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
+@lru_cache(maxsize=4 * QUEUE_LIMIT)
 def _encoded(event: Event) -> bytes:
+    """An event as it is sent, made once for all listeners."""
     name, data = event_json(event)
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -33,9 +33,10 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """So many changes came faster than they were taken, and are lost to this listener."""
+    """So many changes came faster than they were taken, and are lost to this listener. None where it wants only some:
+    nobody has looked which of them those were."""
 
-    count: int
+    count: int | None
 
 
 OPEN: Final = Open()
@@ -74,34 +75,37 @@ def event_json(event: Event) -> tuple[str, dict[str, Any]]:
 
 
 class Listener:
-    """One who listens. Iterate over it; leave it by closing the context of `Feed.listen`."""
+    """One who listens: what waits for it, and since when it has lost what came. `Feed.join` makes one."""
 
-    def __init__(self, wants: Wants | None) -> None:
-        self._wants = wants
+    def __init__(self, feed: "Feed", wants: Wants | None) -> None:
+        self._feed, self._wants = feed, wants
         self._waiting: deque[Event] = deque()
-        self._dropped = 0
+        self._lost_from: int | None = None
         self._ended = False
         self._opened = False
         self._something = asyncio.Event()
 
     def open(self) -> None:
         """The subscription stands: for the first time, or again."""
-        self.offer(GAP if self._opened else OPEN)
+        event = GAP if self._opened else OPEN
         self._opened = True
+        if not self._waiting or self._waiting[-1] != event:
+            self._waiting.append(event)
+            self._something.set()
 
-    def offer(self, event: Event) -> None:
-        """Hand an event over. Never waits: when the queue is full changes are dropped until all that is kept is taken,
-        so that one count tells of the whole hole."""
-        if isinstance(event, Change):
-            if self._wants is not None and not self._wants(event):
-                return
-            if self._dropped or len(self._waiting) >= QUEUE_LIMIT:
-                self._dropped += 1
-                return
-        elif self._waiting and self._waiting[-1] == event:
-            return
-        self._waiting.append(event)
+    def offer(self, change: Change) -> bool:
+        """Hand a change over; never waits. False where so many wait that it has no room."""
+        if self._wants is not None and not self._wants(change):
+            return True
+        if len(self._waiting) >= QUEUE_LIMIT:
+            return False
+        self._waiting.append(change)
         self._something.set()
+        return True
+
+    def fall_behind(self, lost_from: int) -> None:
+        """Changes are lost from this one on until all that waits is taken: one count tells of the whole hole."""
+        self._lost_from = lost_from
 
     def end(self) -> None:
         """No more comes."""
@@ -110,19 +114,20 @@ class Listener:
 
     async def next(self) -> Event | None:
         """The next event, None at the end. May be cancelled without loss."""
-        while not self._waiting and not self._dropped and not self._ended:
+        while not self._waiting and self._lost_from is None and not self._ended:
             self._something.clear()
             await self._something.wait()
         if self._waiting:
             return self._waiting.popleft()
-        dropped, self._dropped = self._dropped, 0
-        return Dropped(dropped) if dropped else None
+        if self._lost_from is None:
+            return None
+        lost = self._feed.catch_up(self) - self._lost_from
+        self._lost_from = None
+        return Dropped(lost if self._wants is None else None)
 
-    def waiting(self) -> list[Event]:
-        """What could be taken without waiting."""
-        events = list(self._waiting)
-        self._waiting.clear()
-        return events
+    def waiting(self, most: int) -> list[Event]:
+        """What could be taken without waiting, at most so many."""
+        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
 
 class Feed:
@@ -131,6 +136,8 @@ class Feed:
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
         self._listeners: set[Listener] = set()
+        self._keeping_up: set[Listener] = set()
+        self._changes = 0
         self._subscribing: asyncio.Task[None] | None = None
         self._stands = False
         self._closed = False
@@ -138,11 +145,12 @@ class Feed:
     def join(self, wants: Wants | None = None) -> Listener:
         """Listen from now on, to the changes that are wanted. `OPEN` says that the subscription stands. The listener
         must `leave`."""
-        listener = Listener(wants)
+        listener = Listener(self, wants)
         if self._closed:
             listener.end()
             return listener
         self._listeners.add(listener)
+        self._keeping_up.add(listener)
         if self._subscribing is None:
             self._subscribing = asyncio.create_task(self._subscribe())
         if self._stands:
@@ -152,6 +160,7 @@ class Feed:
     async def leave(self, listener: Listener) -> None:
         """Listen no more; the last to leave ends the subscription, which costs the server work for every change."""
         self._listeners.discard(listener)
+        self._keeping_up.discard(listener)
         if not self._listeners:
             await self._unsubscribe()
 
@@ -186,10 +195,20 @@ class Feed:
             subscribing.cancel()
             await asyncio.gather(subscribing, return_exceptions=True)
 
+    def catch_up(self, listener: Listener) -> int:
+        """Tell the listener of changes again; answers how many there have been."""
+        self._keeping_up.add(listener)
+        return self._changes
+
     def _take(self, change: Change | None) -> None:
+        """Pass it on. A listener whose queue is full is told no more until it is empty: it costs nothing till then."""
         self._stands = True
-        for listener in self._listeners:
-            if change is None:
+        if change is None:
+            for listener in self._listeners:
                 listener.open()
-            else:
-                listener.offer(change)
+            return
+        full = [listener for listener in self._keeping_up if not listener.offer(change)]
+        for listener in full:
+            listener.fall_behind(self._changes)
+        self._keeping_up.difference_update(full)
+        self._changes += 1
