@@ -13,13 +13,13 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from tests.bench import arming, burst, cuts, http, idle, lateness, pages, sharing, takeover, weight
+from tests.bench import arming, burst, cuts, http, idle, lateness, pages, sharing, spread, takeover, weight
 from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
 
-NAMES: Final = ("lateness", "burst", "pods", "takeover", "cuts", "arming", "memory", "idle", "pages", "http")
+NAMES: Final = ("lateness", "burst", "spread", "pods", "takeover", "cuts", "arming", "memory", "idle", "pages", "http")
 
 
 class Output(StrEnum):
@@ -45,10 +45,11 @@ def main(
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
     memory_timers: Annotated[int, typer.Option(min=1)] = 200_000,
 ) -> None:
-    """Measure lateness, drain rate, sharing, takeover, cut subscriptions, arming, memory, idle cost, lists, HTTP."""
+    """Measure lateness, drain rate, sharing, takeover, cuts, arming, memory, idle cost, lists, HTTP."""
     made = (
         lateness.benchmark(2_000, others),
         burst.benchmark(burst_timers),
+        spread.benchmark(burst_timers),
         sharing.benchmark([int(count) for count in pods.split(",")], per_s, 10.0),
         takeover.benchmark((2_000, 5_000), kills),
         cuts.benchmark(10_000, 20.0),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from timers.engine.intake import CLAIM_BATCH, LATER_SECONDS, Ask, Intake
+from timers.engine.intake import CLAIM_BATCH, CLAIM_QUEUES, LATER_SECONDS, Ask, Intake
 
 NOTE = (0, "note")
 
@@ -226,3 +226,27 @@ def test_orphans_keep_the_claimer_awake_when_the_marks_are_taken(intake: Intake)
     assert intake._something.is_set()
     intake.take_orphans(1)
     assert not intake._something.is_set()
+
+
+def test_a_timer_that_was_due_just_now_waited_behind_twenty_thousand_queues(intake: Intake) -> None:
+    for number in range(20_000):
+        intake.mark(0, f"p{number}")
+    intake.mark(0, "probe")
+    assert "probe" in {prefix for _, _, prefix, _ in taken(intake)}
+
+
+def test_what_waits_has_its_turn_however_much_has_just_become_due(intake: Intake) -> None:
+    for number in range(CLAIM_QUEUES):
+        intake.mark_all(0, f"late{number}", "sweep")
+        intake.mark(0, f"new{number}")
+    asked = [prefix for _, _, prefix, _ in taken(intake)]
+    assert asked[:100] == [f"new{number}" for number in range(100, 200)]
+    assert asked[100:] == [f"late{number}" for number in range(100)]
+
+
+def test_twenty_thousand_queues_with_one_timer_each_took_a_claim_each(intake: Intake) -> None:
+    """Each was asked for a whole batch, so that the room of a pod was enough for five."""
+    for number in range(20_000):
+        intake.mark_all(0, f"p{number}", "sweep")
+    (wanted,) = intake.take(1000)
+    assert (len(wanted.asks), wanted.most) == (CLAIM_QUEUES, CLAIM_BATCH)

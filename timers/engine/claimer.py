@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from timers.engine.intake import CLAIM_BATCH, Ask, Intake, Wanted
+from timers.engine.intake import BACKLOG, CLAIM_BATCH, Ask, Intake, Wanted
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
@@ -154,8 +154,8 @@ class Claimer:
             self._intake.mark_after(wanted.shard, ask.prefix, wait_ms / 1000)
         if wait_ms is not None or not has_room or ask.prefix not in claimed.more:
             self._intake.emptied(wanted.shard, ask)
-        elif ask.most >= CLAIM_BATCH or wanted.cause != "event":
-            self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=ask.most >= CLAIM_BATCH)
+        elif ask.most >= BACKLOG or wanted.cause != "event":
+            self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=ask.most >= BACKLOG)
 
 
 def _tell_quarantined(claimed: Claimed) -> None:

@@ -6,13 +6,20 @@ A mark costs O(1) however many events there are, so a burst of 100,000 events is
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from timers.store.store import Identity
 
 CLAIM_BATCH: Final = 200
-"""Timers one claim may take from a queue, or one rescue: a script of about 2 ms, and enough to keep 1,000 runs
-supplied."""
+"""Timers one claim may take, from one queue or several, or one rescue: a script of about 2 ms, and enough to keep 1,000
+runs supplied."""
+
+CLAIM_QUEUES: Final = 200
+"""Queues that a round of claims asks: half of them those that have just become due, half those that wait longest."""
+
+BACKLOG: Final = 25
+"""A claim of so many that comes back full proves a backlog."""
 
 LATER_SECONDS: Final = 0.05
 """When a pod looks at an event that hashes to another: long enough that normally nothing is left."""
@@ -66,7 +73,8 @@ class Intake:
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
         self._call_later = later
-        self._marks: dict[Queue, _Mark] = {}
+        self._new: dict[Queue, _Mark] = {}
+        self._old: dict[Queue, _Mark] = {}
         self._others: set[Queue] = set()
         self._aging: set[Queue] = set()
         self._orphans: dict[Identity, int] = {}
@@ -88,6 +96,8 @@ class Intake:
             # Of an event's too: claims that drain a queue are followed up, those for an event are not.
             mark.cause = cause
         mark.drain, mark.deep = True, mark.deep or deep
+        if self._new.pop((shard, prefix), None):
+            self._old[shard, prefix] = mark
 
     def mark_later(self, shard: int, prefix: str) -> None:
         """An event that hashes to another pod: look in a while, once for all of them."""
@@ -118,26 +128,54 @@ class Intake:
         self._holds += 1
         self._later(HOLD_SECONDS, self._release_orphans)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not self._something.is_set()
+
     async def wait(self) -> None:
         """Until there is something to take."""
         await self._something.wait()
 
     def take(self, room: int) -> list[Wanted]:
-        """Claims for at most `room` timers in all. What is asked for is off the marks; the rest stays, behind the
-        others, so that on a full pod all queues have their turn."""
-        chosen: dict[tuple[int, str], list[Ask]] = {}
-        for (shard, prefix), mark in list(self._marks.items()):
-            if room <= 0:
-                break
-            most = min(room, CLAIM_BATCH, CLAIM_BATCH if mark.drain else mark.wanted)
-            chosen.setdefault((shard, mark.cause), []).append(Ask(prefix, most, mark.touched))
-            room -= most
-            mark.wanted = max(mark.wanted - most, 0)
-            del self._marks[(shard, prefix)]
-            if mark.deep or (not mark.drain and mark.wanted > 0):
-                self._marks[(shard, prefix)] = mark
+        """Claims for at most `room` timers in all, each for one shard. The queues of a claim share its batch. What is
+        asked for is off the marks; the rest stays behind the others, so that on a full pod all queues have a turn."""
+        claims: dict[tuple[int, str], list[str]] = {}
+        for shard, prefix in self._whose_turn_it_is():
+            claims.setdefault((shard, self._mark_of((shard, prefix)).cause), []).append(prefix)
+        wanted: list[Wanted] = []
+        for (shard, cause), prefixes in claims.items():
+            share = max(CLAIM_BATCH // len(prefixes), 1)
+            asks: list[Ask] = []
+            for prefix in prefixes:
+                if room <= 0:
+                    break
+                asks.append(self._ask((shard, prefix), min(share, room)))
+                room -= asks[-1].most
+            wanted += [Wanted(shard, asks, cause)] if asks else []
         self._settle_flag()
-        return [Wanted(shard, asks, cause) for (shard, cause), asks in chosen.items()]
+        return wanted
+
+    def _whose_turn_it_is(self) -> list[Queue]:
+        """Of what has just become due the newest, which can still be on time; of what waits the oldest. What has just
+        become due and is not taken for a while is found by a sweep, and then waits with the others."""
+        most_new = max(CLAIM_QUEUES // 2, CLAIM_QUEUES - len(self._old))
+        new = list(islice(reversed(self._new), most_new))
+        return [*reversed(new), *islice(self._old, CLAIM_QUEUES - len(new))]
+
+    def _ask(self, queue: Queue, most: int) -> Ask:
+        """Take a mark off, or what it asks for; the rest stays."""
+        mark = self._mark_of(queue)
+        most = most if mark.drain else min(most, mark.wanted)
+        mark.wanted = max(mark.wanted - most, 0)
+        self._new.pop(queue, None)
+        self._old.pop(queue, None)
+        if mark.deep or (not mark.drain and mark.wanted > 0):
+            self._old[queue] = mark
+        return Ask(queue[1], most, mark.touched)
+
+    def _mark_of(self, queue: Queue) -> _Mark:
+        return self._new.get(queue) or self._old[queue]
 
     def take_orphans(self, room: int) -> dict[int, list[Identity]]:
         """Orphans to rescue by shard, at most `room`."""
@@ -150,15 +188,17 @@ class Intake:
     def emptied(self, shard: int, ask: Ask) -> None:
         """A claim found less than it asked for: what was marked before it was sent has been served, here or elsewhere.
         A mark put on since then stays: its timer may have become due after the script ran."""
-        mark = self._marks.get((shard, ask.prefix))
-        if mark is not None and mark.touched == ask.touched:
-            del self._marks[(shard, ask.prefix)]
-            self._settle_flag()
+        for marks in (self._new, self._old):
+            mark = marks.get((shard, ask.prefix))
+            if mark is not None and mark.touched == ask.touched:
+                del marks[shard, ask.prefix]
+                self._settle_flag()
 
     def _touch(self, shard: int, prefix: str, cause: str) -> _Mark:
-        mark = self._marks.get((shard, prefix))
+        queue = shard, prefix
+        mark = self._new.get(queue) or self._old.get(queue)
         if mark is None:
-            mark = self._marks[(shard, prefix)] = _Mark(0, cause)
+            mark = self._new[queue] = _Mark(0, cause)
         self._touches += 1
         mark.touched = self._touches
         self._something.set()
@@ -180,7 +220,7 @@ class Intake:
         later(seconds, call)
 
     def _settle_flag(self) -> None:
-        if not self._marks and not self._orphans:
+        if not self._new and not self._old and not self._orphans:
             self._something.clear()
 
     def _set_timer(self) -> None:

@@ -19,25 +19,35 @@ local function come_again(at)
   if at and (not next_look or at < next_look) then next_look = at end
 end
 
+-- The first of a queue's due timers with their scores, at most `left`. Most queues have one, and are asked once.
+local function due_of_queue(queue, left)
+  local first = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
+  local next_due = tonumber(first[4])
+  if next_due and next_due < now + 1 and left > 1 then
+    first = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, left)
+    next_due = tonumber(redis.call('ZRANGEBYSCORE', queue, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+  else
+    first[3], first[4] = nil, nil
+  end
+  come_again(next_due)
+  return first
+end
+
 -- Touches up to `left` triggers of a queue and answers how many.
 local function touch(prefix, left)
-  local due = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, left)
-  local triggers = {}
+  local due, triggers = due_of_queue(queue_key(prefix), left), {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
   -- Redis expires strictly after the deadline: a key of this very millisecond is still there and needs a second look.
   -- One that is there long after is a stranger's doing and must not keep us busy.
   local there = #triggers > 0 and redis.call('EXISTS', unpack(triggers)) or 0
-  if there > 0 and due[#due] + 0 > now - STALE_MS then come_again(now + 1) end
+  if there > 0 and tonumber(due[#due]) > now - STALE_MS then come_again(now + 1) end
   return #triggers
 end
 
 local function look(prefix, head, left)
-  local touched = head > now - BACKLOG_MS and touch(prefix, left) or 0
-  come_again(tonumber(
-    redis.call('ZRANGEBYSCORE', queue_key(prefix), text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
   queues[#queues + 1] = prefix
   queues[#queues + 1] = text(math.floor(head))
-  return touched
+  return head > now - BACKLOG_MS and touch(prefix, left) or 0
 end
 
 -- Looks at due queues until the budget is used up; answers the rank to go on at.
