@@ -23,6 +23,7 @@ from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
+from timers.engine.identity_watch import IdentityWatch
 from timers.engine.peers import Peers
 from timers.engine.presence import Presence
 from timers.engine.worker import Worker, WorkerOptions
@@ -61,6 +62,13 @@ class Stopping:
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
         self._main = asyncio.current_task()
+        self.reason: ConfigurationError | None = None
+        """Why this pod ends without being asked to."""
+
+    def disagreed(self, error: ConfigurationError) -> None:
+        """The db is no longer one that this pod can work with: it ends in order."""
+        self.reason = error
+        self.asked.set()
 
     def ask(self) -> None:
         """One more signal has come."""
@@ -137,7 +145,7 @@ async def _serve(
         ends.push_async_callback(store.connections.close)
         client = client_over(store, settings)
         metrics = Metrics()
-        worker = _worker(settings, store, registry, client, metrics)
+        worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
         health = HealthRoutes(store, worker)
         serving, callers = Serving(store, registry), Callers(store)
         auth = _auth(settings, callers)
@@ -153,7 +161,8 @@ async def _serve(
             with _starting():
                 await worker.start()
         else:
-            presence = Presence(Peers(store, settings.pod, lambda: {"roles": _roles(settings)}))
+            watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
+            presence = Presence(Peers(store, settings.pod, lambda: {"roles": _roles(settings)}, watch.look))
             ends.push_async_callback(presence.stop)
             with _starting():
                 await presence.start()
@@ -161,11 +170,19 @@ async def _serve(
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")
+    if stopping.reason is not None:
+        raise stopping.reason
     return 0
 
 
 def _worker(
-    settings: Settings, store: Store, registry: Registry, client: TimerClient, metrics: Metrics
+    settings: Settings,
+    store: Store,
+    registry: Registry,
+    client: TimerClient,
+    metrics: Metrics,
+    *,
+    stopping: Stopping,
 ) -> Worker | None:
     if "worker" not in settings.roles:
         return None
@@ -183,7 +200,7 @@ def _worker(
         shard_subset=settings.shard_subset or None,
         adopt_every_ms=settings.adopt_every_ms,
     )
-    return Worker(store, registry, client, options, metrics)
+    return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 
 
 @contextmanager

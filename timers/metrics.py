@@ -43,6 +43,9 @@ class Metrics(Observer):
         self._prefixes = Gauge(
             "timers_uncovered_prefixes", "1 where timers are due that no pod takes", ["prefix"], registry=self._registry
         )
+        self._losses = Gauge(
+            "timers_data_losses", "Losses of data that nobody has acknowledged", registry=self._registry
+        )
         self._running = Gauge("timers_running", "Processors being run on this pod", registry=self._registry)
         self._abandoned = Gauge(
             "timers_abandoned", "Plain functions that go on in their threads without a run", registry=self._registry
@@ -74,8 +77,16 @@ class Metrics(Observer):
         """See Observer."""
         self._subscribed.inc()
 
-    def render(self, counts: Mapping[str, Mapping[Status, int]], uncovered: Uncovered, health: Health | None) -> bytes:
+    def render(
+        self,
+        counts: Mapping[str, Mapping[Status, int]],
+        uncovered: Uncovered,
+        health: Health | None,
+        *,
+        losses: int,
+    ) -> bytes:
         """The exposition text."""
+        self._losses.set(losses)
         self._set_db(counts, uncovered)
         if health is not None:
             self._running.set(health.running)

@@ -41,6 +41,7 @@ _HTTP: Final[Mapping[str, tuple[str, str, Any]]] = {
     "pausePrefix": ("POST", "/v1/prefixes/test/pause", None),
     "resumePrefix": ("POST", "/v1/prefixes/test/resume", None),
     "listPods": ("GET", "/v1/pods", None),
+    "acknowledgeLosses": ("POST", "/v1/losses/acknowledge", None),
 }
 
 
@@ -86,6 +87,7 @@ _PYTHON: Final[Mapping[str, Call]] = {
     "pausePrefix": lambda client: _paused(client, paused=True),
     "resumePrefix": lambda client: _paused(client, paused=False),
     "listPods": lambda client: _items(client.pods()),
+    "acknowledgeLosses": lambda client: _items(client.acknowledge_losses()),
 }
 
 
@@ -121,6 +123,7 @@ async def _outcome(api: Api, act: Callable[[], Awaitable[Any]]) -> tuple[Any, li
     await api.client.create("test", "one", due_at="2030-06-01T00:00:00Z", tags=["t"])
     await api.client.create("test", "cancelled", due_at="2030-06-01T00:00:00Z")
     await api.client.cancel("test", "cancelled")
+    await api.client.acknowledge_losses()
     answer = await act()
     page = await api.client.list()
     return _timeless(answer), [_timeless(timer.to_json()) for timer in page.items]

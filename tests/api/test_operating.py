@@ -17,7 +17,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 async def test_stats_have_the_members_of_the_contract(api: Api) -> None:
     await api.create()
     stats = (await api.call("GET", "/v1/stats")).body
-    assert list(stats) == ["by_status", "by_prefix", "lateness_ms", "overdue_ms", "notifications", "pods"]
+    assert list(stats) == ["by_status", "by_prefix", "lateness_ms", "overdue_ms", "notifications", "pods", "losses"]
     assert stats["by_status"]["scheduled"] == stats["by_prefix"]["test"]["scheduled"] == 1
     assert list(stats["lateness_ms"]) == ["p50", "p99", "max"]
 

@@ -1,12 +1,16 @@
 """Which db it is, from the command line: reading leaves an empty db empty, `init` makes it ours, pods must agree."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
 import pytest
+from aiohttp import ClientSession
 from redis import Redis
 
 from tests.cli.commands import CommandLine, Process
+from tests.cli.test_pods import OURS, until_ready, url_of
+from tests.waiting import eventually
 from timers.embedded import EmbeddedServer
 
 READING: Final = (
@@ -55,3 +59,68 @@ def test_a_pod_that_disagrees_about_the_shards_does_not_start(
     timers("create", "log", "a", "--in", "1h")
     pod = start("serve", "--roles", "worker", TIMERS_REDIS_URL=server.url, TIMERS_SHARDS="16")
     assert pod.end().refusal() == "timers: TIMERS_SHARDS is 16, but this db has 1 shards; use 1"
+
+
+async def test_a_running_pod_that_finds_another_number_of_shards_ends_with_one_line(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)
+    await until_ready(await url_of(pod))
+    with redis.pipeline() as at_once:
+        at_once.flushdb()
+        at_once.hset("timers:meta", mapping={"format": "1", "shards": "16", "epoch": "another", "armed": "1"})
+        at_once.execute()
+    ended = await asyncio.to_thread(pod.end)
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == "timers: TIMERS_SHARDS is 1, but this db has 16 shards; use 16"
+
+
+async def test_a_loss_is_told_everywhere_until_the_doctor_is_told(
+    timers: CommandLine, start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)
+    url = await url_of(pod)
+    await until_ready(url)
+    redis.delete("timers:meta")
+    async with ClientSession(url) as session:
+
+        async def warned() -> list[str]:
+            async with session.get("/readyz") as answer:
+                said = await answer.json()
+            return [warning for warning in said["warnings"] if "was lost" in warning]
+
+        (warning,) = await eventually(warned, "the pod warns of the loss")
+        assert warning.endswith("acknowledge it with `timers doctor --acknowledge`")
+        async with session.get("/v1/stats") as answer:
+            (loss,) = (await answer.json())["losses"]
+        assert (loss["shard"], loss["timers"]) == (None, 0)
+        async with session.get("/metrics") as answer:
+            assert "timers_data_losses 1.0" in await answer.text()
+        found = await asyncio.to_thread(timers, "doctor", "-o", "json")
+        assert ("data", "fail") in {(check["check"], check["level"]) for check in found.json}
+        found = await asyncio.to_thread(timers, "doctor", "--acknowledge", "-o", "json")
+        assert ("data", "warn") in {(check["check"], check["level"]) for check in found.json}
+
+        async def content() -> bool:
+            async with session.get("/metrics") as answer:
+                return "timers_data_losses 0.0" in await answer.text()
+
+        await eventually(content, "the pod warns no more")
+
+
+async def test_a_loss_is_acknowledged_over_http(start: Start, server: EmbeddedServer, redis: Redis) -> None:
+    pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)
+    url = await url_of(pod)
+    await until_ready(url)
+    redis.flushdb()
+    async with ClientSession(url) as session:
+
+        async def told() -> list[dict[str, object]]:
+            async with session.post("/v1/losses/acknowledge") as answer:
+                assert answer.status == 200
+                found: list[dict[str, object]] = (await answer.json())["items"]
+            return found
+
+        (loss,) = await eventually(told, "the loss is there to be acknowledged")
+        assert loss["shard"] is None
+        assert await told() == []

@@ -26,7 +26,9 @@ _log = get_logger("timers.api")
 _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 """Whoever has a signing secret may do everything that a signature can cover."""
 
-_OF_ALL_PREFIXES: Final = frozenset({"getMetrics", "serverPage", "keysPage", "makeKey", "revokeKey"})
+_OF_ALL_PREFIXES: Final = frozenset(
+    {"getMetrics", "acknowledgeLosses", "serverPage", "keysPage", "makeKey", "revokeKey"}
+)
 """What tells of all prefixes at once is only for keys that cover all."""
 
 _WITHOUT_REDIS: Final = frozenset({"getMetrics", "getDashboard", *(page.id for page in PAGES if page.method == "GET")})

@@ -10,6 +10,7 @@ from timers.api.answer import answer
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
 from timers.client.coverage import read_uncovered
+from timers.client.doctor import unacknowledged
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.store.store import Store
@@ -48,10 +49,10 @@ class HealthRoutes:
         return answer(state)
 
     async def _redis(self) -> tuple[str | None, Sequence[str]]:
-        """What is wrong with Redis, if anything, and what it says that no live pod covers."""
+        """What is wrong with Redis, if anything, and what it says was lost, and that no live pod covers."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return None, (await read_uncovered(self._store)).warnings()
+                return None, [*unacknowledged(self._store), *(await read_uncovered(self._store)).warnings()]
         except TimeoutError:
             return f"Redis does not answer within {ANSWER_SECONDS:g} seconds", ()
         except Unavailable as error:

@@ -36,6 +36,7 @@ class OperatingRoutes:
             route("pausePrefix", self.pause),
             route("resumePrefix", self.resume),
             route("listPods", self.pods),
+            route("acknowledgeLosses", self.acknowledge_losses),
             route("getMetrics", self.metrics),
         )
 
@@ -71,12 +72,18 @@ class OperatingRoutes:
         read_query(request)
         return answer({"items": [pod.to_json() for pod in await self._client.pods()]})
 
+    async def acknowledge_losses(self, request: web.Request) -> web.Response:
+        """200 the losses that nobody is warned of any more."""
+        read_query(request)
+        await refuse_body(request)
+        return answer({"items": [loss.to_json() for loss in await self._client.acknowledge_losses()]})
+
     async def metrics(self, request: web.Request) -> web.Response:
         """200 the exposition text."""
         read_query(request)
         health = None if self._worker is None else self._worker.health()
         counts, uncovered = await self._db()
-        text = self._metrics.render(counts, uncovered, health)
+        text = self._metrics.render(counts, uncovered, health, losses=len(self._client.losses))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Uncovered]:

@@ -256,6 +256,15 @@ POD_OPERATIONS: Final = (
         (Answer(200, "The pods.", schemas.PodsAnswer),),
     ),
     Operation(
+        "acknowledgeLosses",
+        "POST",
+        "/v1/losses/acknowledge",
+        "operate",
+        "operations",
+        "End the warnings of lost data",
+        (Answer(200, "What was lost.", schemas.LossesAnswer),),
+    ),
+    Operation(
         "getMetrics",
         "GET",
         "/metrics",

@@ -85,6 +85,13 @@ _STATS_EXAMPLE: Final[dict[str, Any]] = {
     "overdue_ms": 0,
     "notifications": "ok",
     "pods": [_POD_EXAMPLE],
+    "losses": [],
+}
+_LOSS_EXAMPLE: Final[dict[str, Any]] = {
+    "shard": None,
+    "from": "2026-11-21T19:59:59.000Z",
+    "to": "2026-11-21T20:00:00.000Z",
+    "timers": 20000,
 }
 _PREFIX_EXAMPLE: Final[dict[str, Any]] = {
     "prefix": "send-message",
@@ -330,8 +337,27 @@ class PodAnswer(_Shape):
     lateness_ms: Lateness
 
 
+class LossAnswer(_Shape):
+    """Data that Redis lost: of one shard, or of the whole db (null). What was written between `from` (null: ever) and
+    `to` is gone; `timers` is how many were known, not how many of them are lost."""
+
+    shard: Count | None
+    from_: Annotated[Instant | None, Field(alias="from")]
+    to: Instant
+    timers: Count
+
+
+class LossesAnswer(_Shape):
+    """Losses of data."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"items": [_LOSS_EXAMPLE]}]})
+
+    items: list[LossAnswer]
+
+
 class StatsAnswer(_Shape):
-    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed."""
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `losses`
+    what was lost and nobody has acknowledged yet."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_STATS_EXAMPLE]})
 
@@ -341,6 +367,7 @@ class StatsAnswer(_Shape):
     overdue_ms: Count
     notifications: Hearing
     pods: list[PodAnswer]
+    losses: list[LossAnswer]
 
 
 class PrefixAnswer(_Shape):

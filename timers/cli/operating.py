@@ -63,10 +63,11 @@ def pods(output: Output = Format.TABLE) -> None:
 
 def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="Turn missing notification flags on.")] = False,
+    acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings of lost data.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Check the server and prove that notifications arrive; exit 1 if something fails."""
-    checks = run(lambda session: examine(session.store, fix=fix))
+    checks = run(lambda session: examine(session.store, fix=fix, acknowledge=acknowledge))
     show_records([check.to_json() for check in checks], output)
     if any(check.level == "fail" for check in checks):
         raise typer.Exit(1)

@@ -22,6 +22,7 @@ from timers.errors import (
 )
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
+from timers.store.identity import Loss
 from timers.store.listing import Listing, Page, check_cursor, check_limit
 from timers.store.queries import Change, Queries
 from timers.store.store import Answer, Arming, Quota, Store
@@ -305,6 +306,15 @@ class TimerClient:
     async def pods(self) -> Sequence[PodView]:
         """The pods that are alive."""
         return await read_pods(await self._open())
+
+    @property
+    def losses(self) -> Sequence[Loss]:
+        """What was lost and nobody has acknowledged, as a pod has last seen it."""
+        return () if self._store is None else tuple(self._store.identity.losses.values())
+
+    async def acknowledge_losses(self) -> Sequence[Loss]:
+        """End the warnings of lost data: somebody knows of it. Answers what was lost."""
+        return await (await self._open()).identity.acknowledge()
 
     async def pause(self, prefix: str) -> bool:
         """Start no more timers of a prefix; those that run go on. True where that changed something."""

@@ -9,8 +9,10 @@ from timers.store.queries import Queries
 from timers.store.store import PodSign, Store
 
 
-async def examine(store: Store, *, fix: bool = False) -> list[Check]:
-    """Every check in order. `fix` turns missing notification flags on. Raises Unavailable."""
+async def examine(store: Store, *, fix: bool = False, acknowledge: bool = False) -> list[Check]:
+    """Every check in order. `fix` turns missing notification flags on; `acknowledge` ends the warnings of lost data.
+    Raises Unavailable."""
+    data = await _data(store, acknowledge=acknowledge)
     workers = await live_workers(store)
 
     def served(prefix: str) -> bool:
@@ -21,7 +23,21 @@ async def examine(store: Store, *, fix: bool = False) -> list[Check]:
     missing = uncovered(workers, queues, store.shards)
     found = await check_server(store, fix=fix, served=served)
     covered = (_shards(missing.shards, workers, store.shards), _prefixes(missing.prefixes, workers))
-    return [*found, *covered, _quarantine(*await queries.quarantined())]
+    return [*found, data, *covered, _quarantine(*await queries.quarantined())]
+
+
+def unacknowledged(store: Store) -> list[str]:
+    """A sentence for each loss of data that this process knows of and nobody has acknowledged."""
+    return [f"{loss}; acknowledge it with `timers doctor --acknowledge`" for loss in store.identity.losses.values()]
+
+
+async def _data(store: Store, *, acknowledge: bool) -> Check:
+    if acknowledge and (known := await store.identity.acknowledge()):
+        return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
+    await store.identity.look()
+    if lost := unacknowledged(store):
+        return Check("data", "fail", "; ".join(lost))
+    return Check("data", "ok", "no loss of data is known that nobody has acknowledged")
 
 
 def _shards(missing: Sequence[int], workers: Sequence[PodSign], shards: int) -> Check:

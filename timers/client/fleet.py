@@ -9,6 +9,7 @@ from timers.core.durations import format_time
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.core.prefixes import owner
+from timers.store.identity import Loss
 from timers.store.queries import Queries
 from timers.store.store import PodSign, Store
 
@@ -119,11 +120,13 @@ class PrefixView:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed."""
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `losses`
+    what was lost and nobody has acknowledged."""
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
     pods: Sequence[PodView]
+    losses: Sequence[Loss]
 
     @property
     def lateness_ms(self) -> dict[str, int | None]:
@@ -150,6 +153,7 @@ class Stats:
             "overdue_ms": self.overdue_ms,
             "notifications": self.notifications,
             "pods": [pod.to_json() for pod in self.pods],
+            "losses": [loss.to_json() for loss in self.losses],
         }
 
 
@@ -168,7 +172,8 @@ async def read_stats(store: Store) -> Stats:
     queries = Queries(store)
     counts, oldest_ms, pods = await queries.counts(), await queries.oldest_due_ms(), await read_pods(store)
     overdue_ms = 0 if oldest_ms is None else max(0, round(store.clock.now_ms()) - oldest_ms)
-    return Stats(counts, overdue_ms, pods)
+    await store.identity.look()
+    return Stats(counts, overdue_ms, pods, list(store.identity.losses.values()))
 
 
 async def read_prefixes(store: Store) -> list[PrefixView]:

@@ -100,6 +100,7 @@ class Listener:
                 self._pod.observer.resubscribed()
                 self._canary.resubscribed()
                 self._sweeper.sweep_everything()
+                self._peers.beat_soon()
             case _:
                 assert_never(notification)
 

@@ -7,7 +7,7 @@ a little later and normally find nothing. Source: Thaler and Ravishankar, "A Nam
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from timers.client.fleet import FORGET_AFTER_MS, serves, takes
@@ -31,8 +31,16 @@ class Peers:
 
     name = "peers"
 
-    def __init__(self, store: Store, pod: str, info: Callable[[], Mapping[str, Any]]) -> None:
-        self._store, self._pod, self._info = store, pod, info
+    def __init__(
+        self,
+        store: Store,
+        pod: str,
+        info: Callable[[], Mapping[str, Any]],
+        look: Callable[[Sequence[PodSign]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`info` is what the pod says of itself; `look` is done after each sign of life, with those of all pods."""
+        self._store, self._pod, self._info, self._look = store, pod, info, look
+        self._soon = asyncio.Event()
         self._others: list[PodSign] = []
         self._seeds: dict[str, list[int]] = {}
         self._own_seed = zlib.crc32(pod.encode())
@@ -40,14 +48,25 @@ class Peers:
     async def run(self) -> None:
         """Give a sign of life at once and at every beat."""
         while True:
+            self._soon.clear()
             await self.beat()
-            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await self._soon.wait()
+            except TimeoutError:
+                continue
+
+    def beat_soon(self) -> None:
+        """The next sign of life at once: it may be another server, or the same without its newest data."""
+        self._soon.set()
 
     async def beat(self) -> list[PodSign]:
         """One sign of life; answers all live pods."""
         signs = await self._store.beat(self._pod, self._info(), forget_after_ms=FORGET_AFTER_MS)
         self._others = [s for s in signs if s.pod != self._pod and "worker" in s.info.get("roles", ())]
         self._seeds.clear()
+        if self._look is not None:
+            await self._look(signs)
         return signs
 
     async def leave(self) -> None:

@@ -1,7 +1,7 @@
 """Owns a pod's worker role: builds the services, starts them, tells their health, drains them in order."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
 from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
+from timers.engine.identity_watch import IdentityWatch
 from timers.engine.intake import Intake
 from timers.engine.janitor import Janitor
 from timers.engine.lifespans import Lifespans
@@ -26,6 +27,7 @@ from timers.engine.settler import Settler
 from timers.engine.supervisor import Supervisor
 from timers.engine.sweeper import Sweeper
 from timers.engine.unserved import PATIENCE_MS, Unserved
+from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry, Timers
 from timers.store.bare import BareKeys
@@ -77,13 +79,17 @@ class Worker:
         timers: Timers,
         options: WorkerOptions,
         observer: Observer | None = None,
+        *,
+        disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
+        """`disagreed` hears that the db has another number of shards by now, so that this pod must end."""
         shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
         self._pod = Pod(options.pod, store, registry, shards, options.lease_ms, observer or Observer())
         self._options = options
         self._draining = False
         self._overdue = asyncio.Event()
-        self.peers = Peers(store, options.pod, self._info)
+        self._watch = IdentityWatch(store.identity, mine=self._first_in_line, disagreed=disagreed)
+        self.peers = Peers(store, options.pod, self._info, self._watch.look)
         self._canary = Canary(store, options.pod)
         self._intake = Intake()
         self._build_ending(timers)
@@ -194,4 +200,9 @@ class Worker:
             "concurrency": self._options.concurrency,
             "notifications": self._canary.hearing.value,
             "lateness": self._pod.observer.lateness.counts(),
+            **self._watch.said(),
         }
+
+    def _first_in_line(self) -> Sequence[int]:
+        """The shards of which this pod has rank 0."""
+        return [shard for shard in self._pod.shards if self.peers.rank(shard) == 0]

@@ -4,21 +4,59 @@ Every process takes them from the db once and compares them from then on: an arm
 of life. Reading never makes them.
 """
 
+import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from timers.core.clock import ServerClock
+from timers.core.durations import format_time
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys, scripts
 
 RECORD_FORMAT: Final = "1"
 DEFAULT_SHARDS: Final = 1
+
+COUNTS_A_SECOND: Final = 200
+"""Counts (of a prefix and status) added up for a shard, to know how many timers there are: with many it is done less
+often."""
+
+_LOSS: Final = re.compile(r"loss:(?:shard:(\d+)|db:\w+) (\d+) (\d+) (\d+)")
+
+
+class Mark(NamedTuple):
+    """The newest mark of progress that is known of a shard, and how many timers it had about then."""
+
+    ms: int
+    timers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Data that is gone: of one shard, which went back in time, or of the whole db (None). The window is the server's
+    time, from 0 where nothing is left; `timers` is how many were known, not how many of them are lost."""
+
+    shard: int | None
+    from_ms: int
+    to_ms: int
+    timers: int
+
+    def __str__(self) -> str:
+        until = format_time(self.to_ms)
+        if self.shard is None:
+            return f"the db was lost or replaced before {until}, when {self.timers} timers were known in it"
+        since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"all before {until}"
+        return f"shard {self.shard} lost what was written {since}; {self.timers} timers were known in it"
+
+    def to_json(self) -> dict[str, Any]:
+        """As the API shows it."""
+        since = format_time(self.from_ms) if self.from_ms else None
+        return {"shard": self.shard, "from": since, "to": format_time(self.to_ms), "timers": self.timers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +68,7 @@ class Meta:
     shards: int
     armed: bool
     closed: bool
+    losses: Mapping[str, Loss]
 
 
 class DbIdentity:
@@ -42,12 +81,20 @@ class DbIdentity:
         self.shards = shards or DEFAULT_SHARDS
         self.epoch = ""
         self.armed = self.closed = False
+        self.losses: Mapping[str, Loss] = {}
+        """What nobody has acknowledged yet, as last seen."""
+        self.marks: dict[int, Mark] = {}
         self._seen_ms = 0
+        self._count_at: dict[int, float] = {}
 
     async def look(self) -> None:
-        """Take the db's identity if it has one. Changes nothing there. Raises ConfigurationError for a db that cannot
-        be used: with another number of shards, in another format, or not to be read."""
+        """Take the db's identity if it has one, and what was lost in it. Changes nothing there. An epoch other than the
+        one that timers were armed under is left to `compare`. Raises ConfigurationError for a db that cannot be used:
+        with another number of shards, in another format, or not to be read."""
         meta = await self._change("look")
+        self.losses = {} if meta is None else meta.losses
+        if self.armed and (meta is None or meta.epoch != self.epoch):
+            return
         if meta is not None and (meta.armed or self.pinned in (None, meta.shards)):
             self._take(meta)
 
@@ -81,8 +128,64 @@ class DbIdentity:
         """Our epoch is gone from the db. Go on under the one that another pod has made, or make it, with as many shards
         as before. Raises ConfigurationError where it has another number now, and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
-        known = (self.epoch, _fresh(), RECORD_FORMAT, str(self.shards), armed, closed, str(self._seen_ms), "0")
-        self._take(await self._change("renew", *known))
+        known = (self.epoch, _fresh(), RECORD_FORMAT, str(self.shards), armed, closed, str(self._seen_ms))
+        timers = sum(mark.timers for mark in self.marks.values())
+        meta = await self._change("renew", *known, str(timers))
+        self.marks.clear()
+        self._take(meta)
+
+    async def compare(self) -> None:
+        """See whether it is still the same db, what was lost in it, and renew the epoch if that is gone. Raises
+        ConfigurationError where this process cannot go on with what is there."""
+        try:
+            meta = await self._change("look")
+        except ConfigurationError:
+            if not self.epoch:
+                raise
+            meta = None
+        if self.epoch and (meta is None or meta.epoch != self.epoch):
+            await self.renew()
+        elif meta is not None:
+            self._take(meta)
+
+    def learn(self, epoch: str, marks: Mapping[int, Mark]) -> None:
+        """Remember what another pod knows of the shards that it marks."""
+        for shard, mark in marks.items() if epoch == self.epoch else ():
+            if shard not in self.marks or mark.ms > self.marks[shard].ms:
+                self.marks[shard] = mark
+
+    async def mark(self, shards: Sequence[int]) -> None:
+        """Mark the progress of these shards, and find those that went back in time. Then compare, as `compare`: a db
+        that was emptied has no marks either, and that is another loss."""
+        epoch, began = self.epoch, time.monotonic()
+        calls = [(keys.root(shard), self._to_mark(shard, began)) for shard in shards]
+        replies = await scripts.run_all(self._redis, "mark", calls) if calls else []
+        await self.compare()
+        if epoch != self.epoch:
+            return
+        lost: list[str] = []
+        for shard, (_, made, behind, timers, counts) in zip(shards, replies, strict=True):
+            known = self.marks.get(shard, Mark(0, 0))
+            if timers >= 0:
+                self._count_at[shard] = began + counts / COUNTS_A_SECOND
+            if made:
+                self.marks[shard] = Mark(int(made), timers if timers >= 0 else known.timers)
+            else:
+                lost += (str(shard), behind.decode(), str(known.ms), str(known.timers))
+        if lost:
+            self._take(await self._change("lose", epoch, *lost))
+            for shard in map(int, lost[::4]):
+                del self.marks[shard]
+
+    def _to_mark(self, shard: int, now: float) -> list[str]:
+        counts = "count" if now >= self._count_at.get(shard, 0) else ""
+        return [self._wake, str(self.marks[shard].ms if shard in self.marks else 0), counts]
+
+    async def acknowledge(self) -> Sequence[Loss]:
+        """Somebody knows of the losses now: they are no longer told of. Answers them."""
+        meta = await self._change("acknowledge")
+        self.losses = {}
+        return [] if meta is None else list(meta.losses.values())
 
     async def _change(self, act: str, *arguments: str) -> Meta | None:
         sent = time.monotonic()
@@ -102,7 +205,7 @@ class DbIdentity:
             there = meta.shards
             raise ConfigurationError(f"TIMERS_SHARDS is {self.pinned}, but this db has {there} shards; use {there}")
         self.epoch, self.shards, self.armed = meta.epoch, meta.shards, meta.armed
-        self.closed = self.closed or meta.closed
+        self.closed, self.losses = self.closed or meta.closed, meta.losses
         self._seen_ms = round(self._clock.now_ms())
 
 
@@ -115,7 +218,15 @@ def _meta(fields: dict[str, str]) -> Meta | None:
     shards = fields.get("shards", "")
     if not (shards.isascii() and shards.isdigit() and int(shards) > 0):
         raise ConfigurationError(f"{keys.META} has {shards!r} shards; write the number the db was made with there")
-    return Meta(fields["epoch"], int(shards), "armed" in fields, "closed" in fields)
+    losses = {name: loss for name, text in fields.items() if (loss := _loss(name, text))}
+    return Meta(fields["epoch"], int(shards), "armed" in fields, "closed" in fields, losses)
+
+
+def _loss(name: str, text: str) -> Loss | None:
+    found = _LOSS.fullmatch(f"{name} {text}")
+    if found is None:
+        return None
+    return Loss(None if found[1] is None else int(found[1]), int(found[2]), int(found[3]), int(found[4]))
 
 
 def _fresh() -> str:

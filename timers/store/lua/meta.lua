@@ -9,7 +9,10 @@
 --          `renew` the epoch that the caller knew, a fresh one, format, number of shards, whether timers were armed, whether
 --                  the API was closed (1 or ''), when the epoch was last seen, how many timers were known then: the old
 --                  epoch is gone, so make a new one, unless another pod has, and keep the loss
--- Answer   {now, {field, value, …}}: the meta as it is now
+--          `lose`  epoch, then four for each shard that went back in time, if it is still this epoch: shard, the mark it went
+--                  back to, the newest that was known, how many timers were known
+--          `acknowledge` nothing: the losses are known by now
+-- Answer   {now, {field, value, …}}: the meta as it is now; to `acknowledge`, as it was
 
 local key, act = KEYS[1], ARGV[2]
 local meta = {}
@@ -59,7 +62,21 @@ function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   -- A db in which nothing was ever armed may be given another number of shards; nothing is lost by that. And who slept over
   -- a loss does not tell of it again once it was acknowledged.
   if tonumber(meta.acknowledged or 0) > tonumber(seen) then return end
-  if armed == '1' or meta.shards == shards then lose(known, seen, text(now), timers) end
+  if armed == '1' or meta.shards == shards then lose('db:' .. known, seen, text(now), timers) end
+end
+
+function acts.lose(epoch, ...)
+  local parts = {...}
+  for i = 1, meta.epoch == epoch and #parts or 0, 4 do lose('shard:' .. parts[i], parts[i + 1], parts[i + 2], parts[i + 3]) end
+end
+
+function acts.acknowledge()
+  for field in pairs(meta) do
+    if string.sub(field, 1, 5) == 'loss:' then
+      redis.call('HDEL', key, field)
+      redis.call('HSET', key, 'acknowledged', text(now))
+    end
+  end
 end
 
 local found = load()

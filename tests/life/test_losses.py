@@ -1,0 +1,301 @@
+"""Data that Redis lost under running pods: every pod says so until somebody acknowledges it, and the fleet goes on."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
+
+from tests.engine.fleet import Calls, Fleet, Pod, joined, until
+from tests.engine.own import OwnServer
+from tests.servers import ServerHandle, start_server
+from tests.waiting import eventually
+from timers.client import TimerClient
+from timers.client.doctor import examine
+from timers.embedded import Family
+from timers.errors import ConfigurationError, Unavailable
+from timers.store import keys
+from timers.store.identity import Loss
+
+MANY = 3000
+FSYNC_LATE = ("--appendfsync", "everysec")
+
+
+async def known(pods: list[Pod], timers: int) -> None:
+    """Once every pod knows how many timers there are."""
+
+    async def look() -> bool:
+        return all(sum(mark.timers for mark in pod.store.identity.marks.values()) >= timers for pod in pods)
+
+    await eventually(look, "all pods know of the timers")
+
+
+async def losses(pod: Pod) -> list[Loss]:
+    """What a pod tells of, once it does."""
+
+    async def look() -> list[Loss]:
+        return list(pod.store.identity.losses.values())
+
+    return await eventually(look, f"pod {pod.name} tells of a loss")
+
+
+async def three(fleet: Fleet, calls: Calls) -> list[Pod]:
+    return [await fleet.pod(calls, name=name) for name in "abc"]
+
+
+async def test_a_flushed_db_is_loud_on_every_pod_until_it_is_acknowledged(fleet: Fleet) -> None:
+    pods = await three(fleet, Calls())
+    for start in range(0, MANY, 1000):
+        await fleet.client.batch([{"prefix": "note", "id": str(start + n), "delay": "1h"} for n in range(1000)])
+    await known(pods, MANY)
+    epoch = fleet.store.identity.epoch
+    with capture_logs() as logged:
+        await fleet.redis.flushdb()
+        told = [await losses(pod) for pod in pods]
+        await until(lambda: len([line for line in logged if line["event"] == "data was lost"]) == 3, "each pod logs it")
+    assert [(loss.shard, loss.timers) for (loss,) in told] == [(None, MANY)] * 3
+    assert all(0 < loss.from_ms <= loss.to_ms for (loss,) in told)
+    assert {pod.store.identity.epoch for pod in pods} != {epoch}
+    assert len({pod.store.identity.epoch for pod in pods}) == 1
+    check = next(check for check in await examine(pods[0].store) if check.name == "data")
+    assert (check.level, f"when {MANY} timers were known" in check.said) == ("fail", True)
+    assert [loss.timers for loss in await fleet.client.acknowledge_losses()] == [MANY]
+    await until(lambda: not any(pod.store.identity.losses for pod in pods), "the pods are content")
+
+
+async def test_a_flushed_db_takes_timers_again_and_runs_them(fleet: Fleet) -> None:
+    calls = Calls()
+    pods = await three(fleet, calls)
+    await fleet.client.create("note", "before", delay="1h")
+    await fleet.redis.flushdb()
+    await asyncio.gather(*(losses(pod) for pod in pods))
+    for pod in pods:
+        await pod.client.create("note", pod.name, delay="10ms")
+        await fleet.completed(pod.name)
+    assert sorted(calls.ids) == ["a", "b", "c"]
+
+
+async def test_the_meta_that_a_stranger_overwrites_is_made_again(fleet: Fleet) -> None:
+    pod = await fleet.pod(Calls())
+    await fleet.client.create("note", "x", delay="1h")
+    await known([pod], 1)
+    await fleet.redis.set(keys.META, "a stranger's")
+    assert [loss.timers for loss in await losses(pod)] == [1]
+    assert (await pod.client.get("note", "x")).id == "x"
+
+
+async def test_a_shard_that_went_back_in_time_is_told_with_its_window(fleet: Fleet) -> None:
+    pods = await three(fleet, Calls())
+    await fleet.client.create("note", "x", delay="1h")
+    await known(pods, 1)
+    mark = f"{keys.root(0)}mark"
+    before: Any = await fleet.redis.get(mark)
+    newest = int(before.split()[0])
+    await later_mark(pods, newest)
+    await fleet.redis.set(mark, before)
+    for pod in pods:
+        (loss,) = await losses(pod)
+        assert (loss.shard, loss.from_ms, loss.timers) == (0, newest, 1)
+        assert loss.to_ms > newest
+
+
+async def test_a_shard_alone_that_was_emptied_is_told(fleet: Fleet) -> None:
+    """As where one node of a cluster comes back empty."""
+    pod = await fleet.pod(Calls())
+    await fleet.client.create("note", "x", delay="1h")
+    await known([pod], 1)
+    await fleet.redis.delete(*await fleet.redis.keys("timers:{0}:*"), "note:{0}:x")
+    (loss,) = await losses(pod)
+    assert (loss.shard, loss.from_ms, loss.timers) == (0, 0, 1)
+    assert loss.to_json()["from"] is None
+    await fleet.client.create("note", "y", delay="10ms")
+    await fleet.completed("y")
+
+
+@pytest.fixture
+async def crashing(family: Family, tmp_path: Path) -> AsyncIterator[OwnServer]:
+    server = OwnServer(family, tmp_path, *FSYNC_LATE)
+    await server.up()
+    yield server
+    server.down()
+
+
+def tail_of(folder: Path) -> Path:
+    """The newest part of the append-only file."""
+    return max(folder.rglob("*.incr.aof"), key=lambda path: int(path.name.split(".")[-3]))
+
+
+async def test_a_cut_append_only_file_is_told_and_gives_no_token_twice(crashing: OwnServer, tmp_path: Path) -> None:
+    """As after a power loss: what the server had not written to the disk is gone."""
+    fleet = await Fleet.over(crashing.url)
+    calls = Calls()
+    pods = await three(fleet, calls)
+    await fleet.client.create("note", "kept", delay="10ms")
+    await fleet.completed("kept")
+    await known(pods, 0)
+    aof = tail_of(tmp_path)
+    size = aof.stat().st_size
+    await fleet.client.create("note", "lost", delay="10ms")
+    lost = await fleet.completed("lost")
+    await later_mark(pods, lost.updated_ms)
+    crashing.down()
+    os.truncate(aof, size)
+    await crashing.up()
+    for pod in pods:
+        (loss,) = await losses(pod)
+        assert (loss.shard, loss.from_ms < loss.to_ms) == (0, True)
+        assert loss.from_ms <= lost.updated_ms <= loss.to_ms
+    await fleet.client.create("note", "after", delay="10ms")
+    after = await fleet.completed("after")
+    assert after.token > lost.token
+    await fleet.close()
+
+
+class Failover:
+    """A master, and a replica of it that takes its place: what the pods call is a link to the socket of one of them."""
+
+    def __init__(self, master: ServerHandle, replica: ServerHandle, folder: Path) -> None:
+        self._master, self._replica, self._link = master, replica, folder / "current.sock"
+        self._link.symlink_to(socket_of(master))
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._link}?db=0"
+
+    async def follow(self, port: int) -> None:
+        """The replica has all of the master's data when this returns."""
+        await self._tell_replica("127.0.0.1", str(port))
+
+        async def in_sync() -> bool:
+            async with Redis.from_url(self._replica.url) as replica:
+                state: dict[str, Any] = await replica.info("replication")
+            return bool(state["master_link_status"] == "up")
+
+        await eventually(in_sync, "the replica follows")
+
+    async def lag(self) -> None:
+        """From now on the replica hears nothing new."""
+        await self._tell_replica("NO", "ONE")
+
+    async def promote(self) -> None:
+        """The master dies, and the replica takes its place."""
+        self._master.kill()
+        self._link.unlink()
+        self._link.symlink_to(socket_of(self._replica))
+        async with Redis.from_url(self._replica.url) as replica:
+            await replica.config_set("notify-keyspace-events", "Ex")
+
+    async def _tell_replica(self, host: str, port: str) -> None:
+        async with Redis.from_url(self._replica.url) as replica:
+            server: Any = replica
+            await server.execute_command("REPLICAOF", host, port)
+
+
+def socket_of(server: ServerHandle) -> str:
+    return server.url.removeprefix("unix://").partition("?")[0]
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+async def failover(family: Family, tmp_path: Path, port: int) -> AsyncIterator[Failover]:
+    master = await start_server(family, tmp_path / "master", "--port", str(port))
+    replica = await start_server(family, tmp_path / "replica", "--port", str(free_port()))
+    yield Failover(master, replica, tmp_path)
+    await replica.stop()
+    master.kill()
+
+
+async def test_an_empty_replica_that_is_promoted_is_told_by_every_pod(failover: Failover) -> None:
+    fleet = await Fleet.over(failover.url)
+    pods = await three(fleet, Calls())
+    await fleet.client.batch([{"prefix": "note", "id": str(n), "delay": "1h"} for n in range(500)])
+    await known(pods, 500)
+    await failover.promote()
+    told = [await losses(pod) for pod in pods]
+    assert [(loss.shard, loss.timers) for (loss,) in told] == [(None, 500)] * 3
+    await pods[0].client.create("note", "after", delay="10ms")
+    await fleet.completed("after")
+    await fleet.close()
+
+
+async def test_a_lagging_replica_that_is_promoted_is_told_with_its_window(failover: Failover, port: int) -> None:
+    await failover.follow(port)
+    fleet = await Fleet.over(failover.url)
+    pods = await three(fleet, Calls())
+    await fleet.client.create("note", "kept", delay="10ms")
+    kept = await fleet.completed("kept")
+    await later_mark(pods, kept.updated_ms)
+    await replicated(fleet)
+    await failover.lag()
+    await fleet.client.create("note", "lost", delay="10ms")
+    lost = await fleet.completed("lost")
+    await later_mark(pods, lost.updated_ms)
+    await failover.promote()
+    for pod in pods:
+        (loss,) = await losses(pod)
+        assert (loss.shard, loss.from_ms <= lost.updated_ms <= loss.to_ms) == (0, True)
+        assert loss.from_ms >= kept.updated_ms
+    assert (await fleet.client.get("note", "kept")).status == "completed"
+    await fleet.client.create("note", "after", delay="10ms")
+    assert (await fleet.completed("after")).token > lost.token
+    await fleet.close()
+
+
+async def replicated(fleet: Fleet) -> None:
+    """Once the replica has what was written until now."""
+    assert await fleet.redis.wait(1, 0) == 1
+
+
+async def later_mark(pods: list[Pod], at_ms: int) -> None:
+    """Once every pod knows a mark that was made after a time."""
+
+    async def look() -> bool:
+        return all(pod.store.identity.marks[0].ms > at_ms for pod in pods)
+
+    await eventually(look, "a later mark is known to all")
+
+
+async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(fleet: Fleet) -> None:
+    """They meet in a db that was emptied. Whoever is first decides; the other takes no timers, or does not start."""
+    calls = Calls()
+    first = await fleet.pod(calls)
+    await fleet.client.create("note", "before", delay="1h")
+    await known([first], 1)
+    await fleet.redis.flushdb()
+    clients = [first.client]
+    with suppress(ConfigurationError):
+        clients.append(TimerClient.over(await joined(fleet.url, shards=16)))
+    ids = [str(n) for n in range(20)]
+    for client in clients:
+        news = [{"prefix": "note", "id": timer_id, "delay": "1ms", "if_exists": "keep"} for timer_id in ids]
+        with suppress(Unavailable):
+            await client.batch(news)
+    second = await fleet.pod(calls, name="b")
+    await asyncio.gather(*(completed(second, timer_id) for timer_id in ids))
+    assert sorted(calls.ids) == sorted(ids)
+    for client in clients[1:]:
+        await client.close()
+
+
+async def completed(pod: Pod, timer_id: str) -> None:
+    async def look() -> bool:
+        return (await pod.client.get("note", timer_id)).status == "completed"
+
+    await eventually(look, f"note:{timer_id} is completed")

@@ -1,0 +1,36 @@
+#!lua flags=allow-oom
+-- Mark that the shard is in order now, unless it went back in time since the caller last knew it: then the newest mark that the
+-- caller knows is missing among those there, and an older one is there. The newest few are kept, because several pods may mark.
+--
+-- ARGV[2]  newest mark that the caller knows, 0 for none
+-- ARGV[3]  `count` to count timers, or ''
+-- Answer   {now, mark, behind, timers, prefixes}: the mark that was made, and ''. Or '' and the mark that the shard went back to
+--          (0: it has none), and nothing was changed. How many timers are scheduled or run, and how many counts that took to
+--          add up; -1 where they were not to be counted
+
+local KEPT = 8       -- one a second: whoever marks after a longer absence cannot tell
+local known = tonumber(ARGV[2])
+local there = redis.pcall('GET', root .. 'mark')
+local marks, behind, seen, oldest = {}, 0, known == 0, math.huge
+for mark in string.gmatch(type(there) == 'string' and there or '', '%d+') do
+  local at = tonumber(mark)
+  marks[#marks + 1] = mark
+  seen = seen or at == known
+  oldest = math.min(oldest, at)
+  if at < known then behind = math.max(behind, at) end
+end
+
+local function counted()
+  if ARGV[3] ~= 'count' then return -1, 0 end
+  local counts, timers = redis.call('HGETALL', root .. 'counts'), 0
+  for i = 1, #counts, 2 do
+    if string.match(counts[i], '^[sr] ') then timers = timers + (tonumber(counts[i + 1]) or 0) end
+  end
+  return timers, #counts / 2
+end
+
+local timers, prefixes = counted()
+if not seen and (oldest < known or #marks == 0) then return {text(now), '', text(behind), timers, prefixes} end
+table.insert(marks, 1, text(now))
+redis.call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))
+return {text(now), text(now), '', timers, prefixes}
