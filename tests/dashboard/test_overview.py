@@ -14,7 +14,7 @@ from timers.dashboard import site
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look reads."""
 
-    async def get(fresh: site.Fresh) -> object:
+    async def get(fresh: site.Fresh[object]) -> object:
         return await fresh._read()
 
     monkeypatch.setattr(site.Fresh, "get", get)

@@ -365,12 +365,31 @@ def _page(operation_id: str, method: str, path: str, right: Right | None) -> Ope
     return Operation(operation_id, method, f"/ui/{path}", right, DASHBOARD, "", ())
 
 
+_SINGLE: Final = "timers/{prefix}/{id}"
+
 PAGES: Final = (
     _page("asset", "GET", "static/{name}", None),
     _page("signInPage", "GET", "sign-in", None),
     _page("signIn", "POST", "sign-in", None),
     _page("signOut", "POST", "sign-out", None),
     _page("setReadOnly", "POST", "read-only", "read"),
+    _page("timersPage", "GET", "timers", "read"),
+    _page("newTimerPage", "GET", "new", "write"),
+    _page("newTimer", "POST", "new", "write"),
+    _page("timerPage", "GET", _SINGLE, "read"),
+    _page("editPage", "GET", _SINGLE + "/edit", "write"),
+    _page("editTimer", "POST", _SINGLE + "/edit", "write"),
+    _page("actOnTimer", "POST", _SINGLE + "/{action}", "write"),
+    _page("bulkPage", "GET", "bulk", "write"),
+    _page("bulk", "POST", "bulk", "write"),
+    _page("failedPage", "GET", "failed", "read"),
+    _page("prefixesPage", "GET", "prefixes", "read"),
+    _page("actOnPrefix", "POST", "prefixes/{prefix}/{action}", "operate"),
+    _page("podsPage", "GET", "pods", "read"),
+    _page("serverPage", "GET", "server", "read"),
+    _page("keysPage", "GET", "keys", "operate"),
+    _page("makeKey", "POST", "keys", "operate"),
+    _page("revokeKey", "POST", "keys/{key}/revoke", "operate"),
 )
 """The pages behind the first one, for people alone: not in the document, but each has its right here."""
 

@@ -18,7 +18,7 @@ from timers.core.model import Status
 from timers.dashboard import charts, render
 from timers.dashboard.site import Fresh, Parts, show
 from timers.store.coming import Coming, Load
-from timers.store.fired import Fired, FiredRing, Slot, total
+from timers.store.fired import FiredRing, Slot, total
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000
@@ -90,12 +90,12 @@ class OverviewPage:
         """200 the page."""
         read_query(request)
         visible = visible_to(request)
-        stats: Stats = await self._stats.get()
+        stats = await self._stats.get()
         by_status: Counter[Status] = Counter()
         for prefix, counts in stats.counts.items():
             if visible is None or visible(prefix):
                 by_status.update(counts)
-        fired: Fired = await self._fired.get()
+        fired = await self._fired.get()
         load = await self._load.get() if visible is None else await self._loaded(visible)
         return show(
             request,

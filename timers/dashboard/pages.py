@@ -4,10 +4,16 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from timers.dashboard.bulk import BulkPages
+from timers.dashboard.lists import FailedPage, TimersPage
 from timers.dashboard.overview import OverviewPage
+from timers.dashboard.service import KeyPages, ServicePages
 from timers.dashboard.site import Parts, SignIn
+from timers.dashboard.timer import TimerPages
+
+_PAGES = (SignIn, OverviewPage, TimersPage, TimerPages, BulkPages, FailedPage, ServicePages, KeyPages)
 
 
 def all_pages(parts: Parts) -> Sequence[web.RouteDef]:
-    """What to add to an application."""
-    return (*SignIn(parts).routes(), *OverviewPage(parts).routes())
+    """What to add to an application; paths without braces come before those with them."""
+    return [each for pages in _PAGES for each in pages(parts).routes()]

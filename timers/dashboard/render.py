@@ -53,6 +53,13 @@ def moment(ms: float) -> str:
         return f"{ms:.0f} ms"
 
 
+def clock(ms: float) -> str:
+    """A time of day to the ms, with the day where that is not today: `06:30:00.125`."""
+    moment_then = datetime.fromtimestamp(ms / 1000, UTC)
+    pattern = "%H:%M:%S" if moment_then.date() == datetime.now(UTC).date() else "%Y-%m-%d %H:%M:%S"
+    return f"{moment_then.strftime(pattern)}.{int(ms) % 1000:03d}"
+
+
 def number(value: int) -> str:
     """With thin spaces between thousands, which no one takes for a decimal point."""
     return f"{value:,}".replace(",", "\u202f")
@@ -91,7 +98,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals["asset"] = asset
-    filters = {"duration": duration, "moment": moment, "number": number, "pretty": pretty}
+    filters = {"duration": duration, "moment": moment, "number": number, "clock": clock, "pretty": pretty}
     made.filters.update(filters)
     return made
 

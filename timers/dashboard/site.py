@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from aiohttp import web
@@ -35,6 +35,8 @@ FIELDS_LIMIT: Final = 2000
 
 STATE: Final = "<!--state-->"
 """Where a page says how old it is."""
+
+Value = TypeVar("Value")
 
 _log = get_logger("timers.dashboard")
 
@@ -226,17 +228,17 @@ def _own(where: str) -> str:
     return where if where.startswith(("/ui/", "/?")) else "/"
 
 
-class Fresh:
+class Fresh(Generic[Value]):
     """Something that is read at most once in some seconds, however many look at it. Raises what the reading raises."""
 
-    def __init__(self, read: Callable[[], Awaitable[Any]], seconds: float) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Value]], seconds: float) -> None:
         self._read, self._seconds = read, seconds
-        self._value: Any = None
+        self._value: Value | None = None
         self._read_at = float("-inf")
 
-    async def get(self) -> Any:
+    async def get(self) -> Value:
         """The value."""
-        if time.monotonic() - self._read_at > self._seconds:
+        if self._value is None or time.monotonic() - self._read_at > self._seconds:
             asked_at = time.monotonic()
             self._value, self._read_at = await self._read(), asked_at
         return self._value

@@ -1,0 +1,130 @@
+"""One thing to many timers: counted first, confirmed in words, slice after slice, with what was not done and why."""
+
+import re
+from collections.abc import Mapping
+from html import unescape
+
+import pytest
+
+from tests.dashboard.conftest import WRITES, Shown, Visitor
+from timers.core.model import Status
+from timers.dashboard import bulk
+
+
+def fields_of(text: str) -> list[tuple[str, str]]:
+    """The hidden fields of the form in the middle."""
+    main = text[text.index("<main") :]
+    return [(n, unescape(v)) for n, v in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', main)]
+
+
+async def through(visitor: Visitor, asked: Shown) -> tuple[Shown, int]:
+    """Type the words and go on to the end; answers the last page and the number of requests."""
+    fields = fields_of(asked.text)
+    words = re.search(r'data-words="([^"]+)"', asked.text)
+    assert words is not None
+    shown, requests = await visitor.post("/ui/bulk", [*fields, ("words", words[1])]), 1
+    while 'id="ended"' not in shown.text:
+        assert shown.status == 200
+        shown, requests = await visitor.post("/ui/bulk", fields_of(shown.text)), requests + 1
+    return shown, requests
+
+
+async def counts_of(visitor: Visitor, prefix: str) -> Mapping[Status, int]:
+    return (await visitor.api.client.counts()).get(prefix, {})
+
+
+async def test_many_are_cancelled_in_slices_and_all_of_them(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "SLICE", 20)
+    monkeypatch.setattr(bulk, "SLICE_SECONDS", 0.0)
+    await visitor.api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(90)])
+    await visitor.api.client.create("mine", "other", delay="1h")
+    asked = await visitor.get("/ui/bulk?action=cancel&prefix=test")
+    assert "<strong>90 timers</strong>" in asked.text
+    assert await counts_of(visitor, "test") == {Status.SCHEDULED: 90}
+    ended, requests = await through(visitor, asked)
+    assert "<strong>90 done</strong> of 90" in ended.text
+    assert requests >= 5
+    assert await counts_of(visitor, "test") == {Status.CANCELLED: 90}
+    assert await counts_of(visitor, "mine") == {Status.SCHEDULED: 1}
+
+
+@pytest.mark.parametrize("words", ["", "cancel", "cancel 2", "retry 3"])
+async def test_without_the_right_words_nothing_is_done(visitor: Visitor, words: str) -> None:
+    await visitor.api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(3)])
+    fields = fields_of((await visitor.get("/ui/bulk?action=cancel&prefix=test")).text)
+    shown = await visitor.post("/ui/bulk", [*fields, ("words", words)])
+    assert (shown.status, "other words" in shown.text) == (422, True)
+    assert await counts_of(visitor, "test") == {Status.SCHEDULED: 3}
+
+
+async def test_those_chosen_on_the_list_are_moved_and_the_rest_is_told(visitor: Visitor) -> None:
+    client = visitor.api.client
+    for name in ("a", "b", "c"):
+        await client.create("test", name, delay="1h")
+    await client.cancel("test", "b")
+    chosen = [("timer", f"test:{name}") for name in ("a", "b", "gone")]
+    asked = await visitor.post("/ui/bulk", [*chosen, ("action", "reschedule"), ("when", "2035-01-01T00:00:00Z")])
+    ended, _ = await through(visitor, asked)
+    assert "<strong>1 done</strong> of 3" in ended.text
+    refused = re.search(r'id="refused">(.*?)</ul>', ended.text, re.DOTALL)
+    assert refused is not None
+    assert "timer test:b is cancelled" in refused[1]
+    assert "test:gone: it does not exist" in refused[1]
+    assert [(await client.get("test", name)).due_at.year == 2035 for name in ("a", "c")] == [True, False]
+
+
+async def test_retrying_a_group_leaves_other_errors_alone(visitor: Visitor) -> None:
+    client = visitor.api.client
+    for name in ("a", "b"):
+        await client.create("test", name, delay="1h")
+        await client.cancel("test", name)
+    asked = await visitor.get("/ui/bulk?action=retry&prefix=test&status=cancelled&error=another")
+    assert "No timer passes" in asked.text
+    ended, _ = await through(visitor, await visitor.get("/ui/bulk?action=retry&prefix=test&q=test:a"))
+    assert "1 done" in ended.text
+    assert await counts_of(visitor, "test") == {Status.SCHEDULED: 1, Status.CANCELLED: 1}
+
+
+async def test_a_purge_removes_the_records(visitor: Visitor) -> None:
+    await visitor.api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(5)])
+    await through(visitor, await visitor.get("/ui/bulk?action=purge&prefix=te*"))
+    assert (await visitor.api.client.list()).items == []
+
+
+async def test_what_changed_since_the_beginning_is_left_alone(visitor: Visitor) -> None:
+    client = visitor.api.client
+    await client.create("test", "one", delay="1h")
+    asked = await visitor.get("/ui/bulk?action=cancel&prefix=test")
+    began = '{"since_ms": 1, "done": 0, "left_alone": 0, "refused": [], "refused_number": 0, "cursor": null}'
+    fields = [*fields_of(asked.text), ("words", "cancel 1"), ("progress", began)]
+    assert "1 left alone because" in (await visitor.post("/ui/bulk", fields)).text
+    assert await counts_of(visitor, "test") == {Status.SCHEDULED: 1}
+
+
+@pytest.mark.parametrize(
+    "query", ["action=cancel", "action=drop&prefix=test", "action=reschedule&prefix=test", "prefix=test"]
+)
+async def test_an_order_that_says_too_little_is_refused(visitor: Visitor, query: str) -> None:
+    assert (await visitor.get(f"/ui/bulk?{query}")).status == 422
+
+
+async def test_progress_that_was_made_up_is_refused(visitor: Visitor) -> None:
+    await visitor.api.client.create("test", "one", delay="1h")
+    fields = fields_of((await visitor.get("/ui/bulk?action=cancel&prefix=test")).text)
+    shown = await visitor.post("/ui/bulk", [*fields, ("words", "cancel 1"), ("progress", "{}")])
+    assert shown.status == 422
+    assert await counts_of(visitor, "test") == {Status.SCHEDULED: 1}
+
+
+async def test_a_key_reaches_only_its_own(guest: Visitor) -> None:
+    client = guest.api.client
+    await client.create("mine", "own", delay="1h")
+    await client.create("test", "theirs", delay="1h")
+    await guest.sign_in(WRITES)
+    asked = await guest.get("/ui/bulk?action=cancel&due_after=2020-01-01T00:00:00Z")
+    await through(guest, asked)
+    chosen = await guest.post("/ui/bulk", [("timer", "test:theirs"), ("action", "cancel")])
+    ended, _ = await through(guest, chosen)
+    assert "0 done" in ended.text
+    assert (await client.get("test", "theirs")).status is Status.SCHEDULED
+    assert (await client.get("mine", "own")).status is Status.CANCELLED

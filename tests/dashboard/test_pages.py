@@ -1,0 +1,306 @@
+"""The pages over HTTP: what they show, who may open them, what hostile strings do to them."""
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from tests.api.harness import Api
+from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visitor
+from tests.waiting import eventually
+from timers.api.operations import PAGES, Operation
+from timers.core.model import Status
+
+HOSTILE = "\"><script>alert(1)</script>'&{{7*7}}<img src=x onerror=alert(1)>"
+RIGHTS = {READS: {"read"}, WRITES: {"read", "write"}, OPERATES: {"read", "operate"}}
+OF_ALL = {"serverPage", "keysPage", "makeKey", "revokeKey"}
+
+
+def path_of(page: Operation, prefix: str) -> str:
+    """An address of the page, of a timer that is there."""
+    action = "pause" if "prefixes" in page.path else "cancel"
+    path = page.path.format(prefix=prefix, id="one", action=action, key="nokey", name="x")
+    return f"{path}?action=cancel&prefix={prefix}" if page.id == "bulkPage" else path
+
+
+async def open_page(visitor: Visitor, page: Operation, prefix: str = "mine") -> int:
+    """The status that it answers."""
+    path = path_of(page, prefix)
+    shown = await (
+        visitor.get(path) if page.method == "GET" else visitor.post(path, {"action": "cancel", "prefix": prefix})
+    )
+    return shown.status
+
+
+@pytest.mark.parametrize("key", [READS, WRITES, OPERATES], ids=["reads", "writes", "operates"])
+@pytest.mark.parametrize("page", [page for page in PAGES if page.right], ids=lambda page: page.id)
+async def test_a_page_opens_with_its_right_alone(guest: Visitor, page: Operation, key: str) -> None:
+    await guest.api.client.create("mine", "one", delay="1h")
+    await guest.sign_in(key)
+    status = await open_page(guest, page)
+    if page.right in RIGHTS[key] and page.id not in OF_ALL:
+        assert status in (200, 303, 409, 422), status
+    else:
+        assert status == 403
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.right and "{prefix}" in p.path], ids=lambda page: page.id)
+async def test_anothers_prefix_is_like_nothing(guest: Visitor, page: Operation) -> None:
+    await guest.api.client.create("test", "one", delay="1h")
+    for key in (READS, WRITES, OPERATES):
+        await guest.sign_in(key)
+        assert await open_page(guest, page, "test") == 404
+    assert (await guest.api.client.get("test", "one")).version == 1
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.right], ids=lambda page: page.id)
+async def test_a_read_only_browser_changes_nothing(guest: Visitor, page: Operation) -> None:
+    await guest.api.client.create("mine", "one", delay="1h")
+    await guest.sign_in(EVERYTHING, read_only="on")
+    expected = 403 if page.right != "read" else 303 if page.method == "POST" else 200
+    assert await open_page(guest, page) == expected
+    assert (await guest.api.client.get("mine", "one")).version == 1
+
+
+async def test_what_a_key_may_not_do_is_not_offered(guest: Visitor) -> None:
+    await guest.api.client.create("mine", "one", delay="1h")
+    for key, offered in [(READS, False), (WRITES, True)]:
+        await guest.sign_in(key)
+        for path in ("/ui/timers", "/ui/timers/mine/one"):
+            text = (await guest.get(path)).text
+            assert ("/ui/new" in text) is offered
+            assert ("Cancel" in text) is offered
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", {"a", "b", "c", "off"}),
+        ("status=scheduled", {"a", "b", "c"}),
+        ("status=scheduled&status=cancelled&prefix=test", {"a", "b", "off"}),
+        ("prefix=mi*", {"c"}),
+        ("tag=vip", {"b"}),
+        ("q=test:a", {"a"}),
+        ("due_before=2031-01-01T00:00:00Z", {"a"}),
+        ("due_after=2031-01-01T00:00:00Z&status=scheduled&prefix=test&tag=vip&q=b", {"b"}),
+        ("q=none", set()),
+    ],
+)
+async def test_conditions_of_the_address(visitor: Visitor, query: str, found: set[str]) -> None:
+    client = visitor.api.client
+    await client.create("test", "a", due_at="2030-01-01T00:00:00Z")
+    await client.create("test", "b", due_at="2032-01-01T00:00:00Z", tags=["vip"])
+    await client.create("mine", "c", due_at="2033-01-01T00:00:00Z")
+    await client.create("test", "off", due_at="2034-01-01T00:00:00Z")
+    await client.cancel("test", "off")
+    text = (await visitor.get(f"/ui/timers?{query}")).text
+    assert set(re.findall(r'class="id" href="/ui/timers/\w+/(\w+)"', text)) == found
+
+
+async def test_a_condition_that_cannot_be_is_said_beside_its_field(visitor: Visitor) -> None:
+    shown = await visitor.get("/ui/timers?due_after=tomorrow&status=failed")
+    assert shown.status == 422
+    assert "due_after: &#39;tomorrow&#39; is not accepted" in shown.text
+    assert 'value="tomorrow"' in shown.text
+
+
+async def test_pages_of_a_list_hold_every_timer_once(visitor: Visitor) -> None:
+    news = [{"prefix": "test", "id": f"t{i}", "delay": f"{i + 1}h"} for i in range(120)]
+    await visitor.api.client.batch(news)
+    for order, expected in [("", range(120)), ("&sort=newest", range(119, -1, -1))]:
+        seen: list[str] = []
+        path: str | None = f"/ui/timers?prefix=test&status=scheduled{order}"
+        while path:
+            text = (await visitor.get(path)).text
+            seen += re.findall(r'class="id" href="/ui/timers/test/(\w+)"', text)
+            onward = re.search(r'href="([^"]+)" rel="next"', text)
+            path = onward[1].replace("&amp;", "&") if onward else None
+        assert seen == [f"t{i}" for i in expected]
+
+
+async def test_a_timer_tells_its_life_and_why(working: Api) -> None:
+    await working.client.create("broken", "one", payload="the reason", delay="0s", tags=["vip"], metadata={"k": "v"})
+    visitor = Visitor(working)
+
+    async def told() -> str | None:
+        text = (await visitor.get("/ui/timers/broken/one")).text
+        return text if "gave up after" in text else None
+
+    text = await eventually(told, "the timer failed")
+    assert "given up after 1 failed attempts; the last error: the reason" in text
+    assert re.findall(r'<li class="(\w+)', text) == ["scheduled", "running", "failed"]
+    assert "api-test" in text
+
+
+async def test_the_next_ten_occurrences_are_those_that_will_be(visitor: Visitor) -> None:
+    repeat = {"cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"}
+    await visitor.api.client.create("test", "daily", repeat=repeat, due_at="2030-03-28T08:00:00Z")
+    text = (await visitor.get("/ui/timers/test/daily")).text
+    listed = re.findall(r"<li>(2030-[\d-]+ [\d:]+) UTC", text)
+    assert listed[:4] == ["2030-03-28 08:00:00", "2030-03-29 08:00:00", "2030-04-01 07:00:00", "2030-04-02 07:00:00"]
+    assert len(listed) == 10
+
+
+@pytest.mark.parametrize(
+    ("action", "form", "status"),
+    [
+        ("cancel", {}, Status.CANCELLED),
+        ("reschedule", {"when": "2h"}, Status.SCHEDULED),
+        ("fire", {}, Status.SCHEDULED),
+        ("reschedule", {"when": "2035-01-01T00:00:00Z"}, Status.SCHEDULED),
+    ],
+)
+async def test_an_action_is_done(visitor: Visitor, action: str, form: dict[str, str], status: Status) -> None:
+    await visitor.api.client.create("test", "one", delay="1h")
+    done = await visitor.post(f"/ui/timers/test/one/{action}", form)
+    assert done.where == f"/ui/timers/test/one?done={action}"
+    after = await visitor.api.client.get("test", "one")
+    assert (after.status, after.version) == (status, 2)
+    assert 'role="status"' in (await visitor.get(done.where)).text
+
+
+async def test_an_action_that_is_refused_says_why(visitor: Visitor) -> None:
+    await visitor.api.client.create("test", "one", delay="1h")
+    shown = await visitor.post("/ui/timers/test/one/retry")
+    assert shown.status == 409
+    assert "is scheduled already" in shown.text
+    moved = await visitor.post("/ui/timers/test/one/reschedule", {"when": "soon"})
+    assert (moved.status, "delay: &#39;soon&#39; is not accepted" in moved.text) == (409, True)
+    assert (await visitor.post("/ui/timers/test/one/nothing")).status == 404
+    assert (await visitor.get("/ui/timers/test/none")).status == 404
+
+
+async def test_nothing_is_changed_by_a_get(visitor: Visitor) -> None:
+    await visitor.api.client.create("test", "one", delay="1h")
+    for action in ("cancel", "purge", "fire", "retry", "reschedule"):
+        assert (await visitor.get(f"/ui/timers/test/one/{action}")).status == 405
+    assert (await visitor.api.client.get("test", "one")).version == 1
+
+
+async def test_a_timer_is_armed_changed_and_duplicated_by_form(visitor: Visitor) -> None:
+    form = {
+        "prefix": "test",
+        "id": "one",
+        "when": "1h",
+        "payload": '{"a": [1, "ü"]}',
+        "repeat": '{"every": "1d"}',
+        "retry": '{"max_attempts": 3}',
+        "missed": '{"grace": "10m"}',
+        "timeout": "30s",
+        "tags": "a, b",
+        "metadata": '{"k": "v"}',
+    }
+    assert (await visitor.post("/ui/new", form)).where == "/ui/timers/test/one?done=new"
+    made = await visitor.api.client.get("test", "one")
+    assert (made.payload, made.tags, made.metadata) == ({"a": [1, "ü"]}, ["a", "b"], {"k": "v"})
+    copy = (await visitor.get("/ui/new?from=test:one")).text
+    assert '"every": "1d"' in unescape(copy)
+    again = await visitor.post("/ui/new", form)
+    assert (again.status, "exists and is scheduled" in again.text) == (409, True)
+
+    changed = {**form, "version": "1", "payload": '"new"', "tags": "", "retry": "", "when": ""}
+    assert (await visitor.post("/ui/timers/test/one/edit", changed)).status == 303
+    after = await visitor.api.client.get("test", "one")
+    assert (after.payload, after.tags, after.retry, after.due_ms) == ("new", [], None, made.due_ms)
+    stale = await visitor.post("/ui/timers/test/one/edit", changed)
+    assert (stale.status, "another than expected" in stale.text) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("prefix", "Bad Prefix", "prefix"),
+        ("prefix", "nobody", "prefix"),
+        ("payload", "{", "expected JSON"),
+        ("payload", '{"a":1,"a":2}', "a name given twice"),
+        ("when", "soon", "delay"),
+        ("repeat", '{"every": "x"}', "repeat.every"),
+        ("tags", "x" * 65, "tags"),
+    ],
+)
+async def test_a_field_that_is_wrong_keeps_what_was_typed(visitor: Visitor, field: str, value: str, said: str) -> None:
+    form = {"prefix": "test", "id": "one", "when": "1h", field: value}
+    shown = await visitor.post("/ui/new", form)
+    assert shown.status in (422, 409)
+    assert value in unescape(shown.text)
+    assert said in unescape(shown.text)
+    assert (await visitor.api.client.list()).items == []
+
+
+async def test_hostile_strings_are_text_everywhere(working: Api) -> None:
+    visitor, client = Visitor(working), working.client
+    await client.create("broken", "one", payload=HOSTILE, delay="0s", tags=["<b>"], metadata={HOSTILE: HOSTILE})
+    await client.create("test", "two", payload={HOSTILE: [HOSTILE]}, delay="1h", tags=[HOSTILE[:64]])
+
+    async def failed() -> bool:
+        return (await client.get("broken", "one")).status is Status.FAILED
+
+    await eventually(failed, "the timer failed")
+    hostile = "%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+    paths = ["/", "/ui/timers", "/ui/timers/broken/one", "/ui/timers/test/two", "/ui/timers/test/two/edit"]
+    paths += ["/ui/failed", "/ui/prefixes", "/ui/pods", "/ui/server", "/ui/keys", "/ui/new?from=test:two"]
+    paths += [
+        f"/ui/timers?{name}={hostile}" for name in ("q", "prefix", "tag", "due_after", "status", "cursor", "error")
+    ]
+    paths += [f"/ui/prefixes?q={hostile}", f"/ui/prefixes?after={hostile}", f"/ui/new?from={hostile}:x"]
+    paths += [
+        f"/ui/bulk?action=cancel&q={hostile}",
+        f"/ui/bulk?action={hostile}",
+        "/ui/timers/%22%3E%3Cscript%3Ealert(1)/x",
+        "/ui/failed?page=x",
+    ]
+    for path in paths:
+        text = (await visitor.get(path)).text
+        assert "<script>alert" not in text, path
+        assert "<img src=x" not in text, path
+        assert "49" not in re.findall(r"&#39;&amp;(.*?)&lt;img", text), path
+    bad = await visitor.post("/ui/new", dict.fromkeys(("prefix", "id", "when", "payload", "repeat", "tags"), HOSTILE))
+    assert "<script>alert" not in bad.text
+    key = await visitor.post("/ui/keys", {"name": HOSTILE, "prefixes": HOSTILE, "right": "read"})
+    assert (key.status, "<script>alert" in key.text) == (422, False)
+
+
+async def test_failures_are_grouped_by_prefix_and_error(working: Api) -> None:
+    for i in range(3):
+        await working.client.create("broken", f"a{i}", payload=f"user {i} is gone", delay="0s")
+    await working.client.create("broken", "b", payload="no route", delay="0s")
+
+    async def ended() -> bool:
+        return (await working.client.counts()).get("broken", {}).get(Status.FAILED, 0) == 4
+
+    await eventually(ended, "all have failed")
+    text = (await Visitor(working).get("/ui/failed")).text
+    groups: list[Any] = re.findall(r'data-label="Timers">(\d+)</td>.*?error-text">(.*?)</span>', text, re.DOTALL)
+    assert groups == [("3", "Fail: user # is gone"), ("1", "Fail: no route")]
+    shown = (await Visitor(working).get("/ui/timers?prefix=broken&status=failed&error=Fail:+user+%23+is+gone")).text
+    assert set(re.findall(r'class="id" href="/ui/timers/broken/(\w+)"', shown)) == {"a0", "a1", "a2"}
+
+
+async def test_a_prefix_is_paused_and_resumed(visitor: Visitor) -> None:
+    await visitor.api.client.create("test", "one", delay="1h")
+    for action, offered in [("pause", "Resume"), ("resume", "Pause")]:
+        assert (await visitor.post(f"/ui/prefixes/test/{action}")).where == "/ui/prefixes?q=test"
+        assert f'aria-label="{offered} test"' in (await visitor.get("/ui/prefixes?q=test")).text
+    assert (await visitor.post("/ui/prefixes/test/drop")).status == 404
+
+
+async def test_a_key_is_made_shown_once_and_revoked(guest: Visitor) -> None:
+    await guest.sign_in(EVERYTHING)
+    form = {"name": "billing", "prefixes": "mine, test*", "right": "read", "rate": "100/s", "pending": "5"}
+    made = re.search(r'id="made"[^>]*>(tmk_\w+)<', (await guest.post("/ui/keys", form)).text)
+    assert made is not None
+    listed = (await guest.get("/ui/keys")).text
+    assert made[1] not in listed
+    assert "mine, test*" in listed
+    key_id = made[1].split("_")[1]
+    await guest.post(f"/ui/keys/{key_id}/revoke")
+    assert f"/ui/keys/{key_id}/revoke" not in (await guest.get("/ui/keys")).text
+    assert (await guest.api.store.connections.commands.hget("timers:keys", key_id)) == b"revoked"
+
+
+async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> None:
+    text = (await visitor.get("/ui/server")).text
+    for check in ("eviction", "persistence", "flags", "delivery", "strangers", "clock"):
+        assert f"<strong>{check}</strong>" in text
+    assert "noeviction" in text

@@ -1,0 +1,82 @@
+"""Looking as people do: several statuses, any condition, newest first; each timer once, whatever the page."""
+
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.conftest import SharedServers
+from tests.store.acts import PREFIX, armed, cancelled, finished, running
+from tests.store.backends import open_store
+from timers.core.model import Status, Timer
+from timers.errors import InvalidInput
+from timers.store.listing import Page
+from timers.store.search import Search, Searching
+from timers.store.store import Arming, Store
+
+Turn = Callable[[str | None], Awaitable[Page]]
+
+
+async def all_of(turn: Turn) -> list[Timer]:
+    """Every page."""
+    found: list[Timer] = []
+    cursor: str | None = None
+    while True:
+        page = await turn(cursor)
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+async def test_several_statuses_are_one_list(store: Store, limit: int) -> None:
+    await running(store, "runs")
+    await armed(store, "waits", due="+3600000")
+    for name in ("broke", "broke2"):
+        await finished(store, name, status=Status.FAILED)
+    await finished(store, "done")
+    await cancelled(store, "off")
+    statuses = [Status.CANCELLED, Status.FAILED, Status.RUNNING]
+    found = await all_of(lambda at: Searching(store).page(Search(), statuses, limit=limit, cursor=at))
+    assert [timer.id for timer in found] == ["runs", "broke", "broke2", "off"]
+    everything = await all_of(lambda at: Searching(store).page(Search(), [], limit=limit, cursor=at))
+    assert len(everything) == 6
+
+
+async def test_a_condition_that_no_index_knows(store: Store) -> None:
+    await store.arm([Arming(PREFIX, f"user-{i}", f"+{60_000 + i}", {}) for i in range(30)])
+    search = Search(passes=lambda timer: timer.id.endswith("7"))
+    found = await all_of(lambda at: Searching(store).page(search, [Status.SCHEDULED], limit=2, cursor=at))
+    assert [timer.id for timer in found] == ["user-7", "user-17", "user-27"]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 50])
+async def test_newest_first_is_the_list_turned_round_over_all_shards(servers: SharedServers, limit: int) -> None:
+    rng = random.Random(limit)
+    async with open_store(servers, "redis", shards=4) as store:
+        await store.arm([Arming(PREFIX, f"t{i}", f"@{1_900_000_000_000 + rng.randrange(20)}", {}) for i in range(60)])
+        search = Search(prefix=PREFIX, status=Status.SCHEDULED)
+        forward = await all_of(lambda at: Searching(store).page(search, [], limit=50, cursor=at))
+        turned = await all_of(lambda at: Searching(store).newest(search, limit=limit, cursor=at))
+        assert [timer.id for timer in turned] == [timer.id for timer in reversed(forward)]
+
+
+async def test_the_newest_ends_come_with_why_and_without_payloads(store: Store) -> None:
+    await finished(store, "first", status=Status.FAILED)
+    await finished(store, "second", status=Status.FAILED)
+    found = await Searching(store).endings(PREFIX, Status.FAILED, 10)
+    assert {ending.id for ending in found} == {"first", "second"}
+    assert len(await Searching(store).endings(PREFIX, Status.FAILED, 1)) == 1
+    assert await Searching(store).endings("none", Status.FAILED, 10) == []
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "completed.", "failed.x", '["nan","a"]', '["(1","a"]', "[1]"])
+async def test_a_cursor_of_nobody_is_refused(store: Store, cursor: str) -> None:
+    search = Search(prefix=PREFIX, status=Status.FAILED)
+    if cursor.startswith(("[", "x")) or not cursor:
+        with pytest.raises(InvalidInput):
+            await Searching(store).newest(search, limit=5, cursor=cursor)
+    if not cursor.startswith("["):
+        with pytest.raises(InvalidInput):
+            await Searching(store).page(search, [Status.FAILED, Status.RUNNING], limit=5, cursor=cursor)

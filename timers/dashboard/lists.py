@@ -1,0 +1,144 @@
+"""Owns the pages of many timers: the list with its conditions in the address, and what failed, by prefix and error."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from aiohttp import web
+
+from timers.api.operations import route
+from timers.api.scope import visible_to
+from timers.core.model import Status
+from timers.dashboard.site import Parts, show
+from timers.dashboard.wanted import Wanted, error_group
+from timers.errors import InvalidInput
+from timers.store.listing import Page
+from timers.store.search import ORDER, Searching
+
+PAGE: Final = 50
+GROUPED: Final = 200
+"""The newest ends of a prefix and status that are looked at to find the groups."""
+
+PREFIXES_A_PAGE: Final = 20
+
+
+class TimersPage:
+    """`/ui/timers`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._searching = Searching(parts.store)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (route("timersPage", self.page),)
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 a page; 422 the form with what is wrong."""
+        errors: dict[str, str] = {}
+        try:
+            wanted = Wanted.parse(list(request.query.items()), visible_to(request))
+        except InvalidInput as error:
+            errors = {each.field: str(each) for each in error.errors}
+            wanted = Wanted([(n, v) for n, v in request.query.items()], [], Wanted.parse((), None).search)
+        sort = request.query.get("sort", "")
+        may_sort = (
+            wanted.search.prefix is not None and len(wanted.statuses) == 1 and Status.RUNNING not in wanted.statuses
+        )
+        newest = sort == "newest" and may_sort
+        cursor = request.query.get("cursor")
+        page = Page([], None) if errors else await self._found(wanted, cursor, newest=newest)
+        sorted_by = {"sort": "newest"} if newest else {}
+        return show(
+            request,
+            "timers",
+            status=422 if errors else 200,
+            title="Timers",
+            section="timers",
+            now_ms=round(self._parts.store.clock.now_ms()),
+            wanted=wanted,
+            errors=errors,
+            statuses=ORDER,
+            timers=page.items,
+            next=f"/ui/timers?{wanted.query(**sorted_by, cursor=page.next_cursor)}" if page.next_cursor else None,
+            first=f"/ui/timers?{wanted.query(**sorted_by)}" if cursor else None,
+            newest=newest,
+            may_sort=may_sort,
+        )
+
+    async def _found(self, wanted: Wanted, cursor: str | None, *, newest: bool) -> Page:
+        if newest:
+            search = replace(wanted.search, status=wanted.statuses[0])
+            return await self._searching.newest(search, limit=PAGE, cursor=cursor)
+        return await self._searching.page(wanted.search, wanted.statuses, limit=PAGE, cursor=cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Timers of a prefix that ended alike: how many of those looked at, and the newest."""
+
+    status: Status
+    error: str
+    number: int
+    newest_id: str
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPrefix:
+    """A prefix with failed or unhandled timers, how many there are, and their groups, the largest first."""
+
+    prefix: str
+    counts: Mapping[Status, int]
+    groups: Sequence[Group]
+    looked_at: int
+
+
+class FailedPage:
+    """`/ui/failed`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._searching = Searching(parts.store)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (route("failedPage", self.page),)
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 the prefixes with most failures first."""
+        visible = visible_to(request)
+        counts = await self._parts.client.counts()
+        ended = {
+            prefix: {status: n for status in (Status.FAILED, Status.UNHANDLED) if (n := by_status.get(status, 0))}
+            for prefix, by_status in counts.items()
+            if visible is None or visible(prefix)
+        }
+        most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
+        given = request.query.get("page", "1")
+        at = max(1, int(given)) if given.isascii() and given.isdecimal() and len(given) < 6 else 1
+        shown = most[(at - 1) * PREFIXES_A_PAGE : at * PREFIXES_A_PAGE]
+        return show(
+            request,
+            "failed",
+            title="Failed and unhandled",
+            section="failed",
+            now_ms=round(self._parts.store.clock.now_ms()),
+            prefixes=[await self._prefix(prefix, ended[prefix]) for prefix in shown],
+            total=len(most),
+            at=at,
+            pages=-(-len(most) // PREFIXES_A_PAGE),
+        )
+
+    async def _prefix(self, prefix: str, counts: Mapping[Status, int]) -> FailedPrefix:
+        groups: list[Group] = []
+        looked_at = 0
+        for status in counts:
+            endings = await self._searching.endings(prefix, status, GROUPED)
+            looked_at += len(endings)
+            names = [error_group(ending.error) for ending in endings]
+            for name, number in Counter(names).most_common():
+                newest = endings[names.index(name)]
+                groups.append(Group(status, name, number, newest.id, newest.at_ms))
+        return FailedPrefix(prefix, counts, sorted(groups, key=lambda group: -group.number), looked_at)

@@ -1,0 +1,205 @@
+"""Owns the pages about the service: prefixes, pods, the server, API keys."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
+from timers.api.operations import route
+from timers.api.scope import caller_of, require_visible, visible_to
+from timers.client.doctor import examine
+from timers.dashboard.render import duration, number, redirect
+from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
+from timers.errors import Forbidden, InvalidInput, shown
+from timers.store.callers import REVOKED
+from timers.store.facts import server_facts
+
+PREFIXES_A_PAGE: Final = 100
+VIEWS_SECONDS: Final = 1.5
+CHECKS_SECONDS: Final = 30.0
+"""The doctor waits for an event and looks at many keys: not at every tick."""
+
+
+class ServicePages:
+    """`/ui/prefixes`, `/ui/pods`, `/ui/server`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._client = parts, parts.client
+        self._prefixes = Fresh(parts.client.prefixes, VIEWS_SECONDS)
+        self._checks = Fresh(lambda: examine(parts.store), CHECKS_SECONDS)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            route("prefixesPage", self.prefixes),
+            route("actOnPrefix", self.act_on_prefix),
+            route("podsPage", self.pods),
+            route("serverPage", self.server),
+        )
+
+    async def prefixes(self, request: web.Request) -> web.Response:
+        """200 the prefixes that the asker may see, some at a time."""
+        visible, words = visible_to(request), request.query.get("q", "").strip()
+        known = await self._prefixes.get()
+        found = [view for view in known if words in view.prefix and (visible is None or visible(view.prefix))]
+        after = request.query.get("after", "")
+        rest = [view for view in found if view.prefix > after]
+        return show(
+            request,
+            "prefixes",
+            title="Prefixes",
+            section="prefixes",
+            now_ms=round(self._parts.store.clock.now_ms()),
+            views=rest[:PREFIXES_A_PAGE],
+            total=len(found),
+            more=rest[PREFIXES_A_PAGE - 1].prefix if len(rest) > PREFIXES_A_PAGE else None,
+            words=words,
+        )
+
+    async def act_on_prefix(self, request: web.Request) -> web.Response:
+        """303 back to the prefixes, with the prefix paused or resumed."""
+        await form_of(request)
+        prefix, action = request.match_info["prefix"], request.match_info["action"]
+        require_visible(request, prefix)
+        acts = {"pause": self._client.pause, "resume": self._client.resume}
+        if action not in acts:
+            raise web.HTTPNotFound(text=f"{shown(action)} is nothing that can be done to a prefix")
+        await acts[action](prefix)
+        self._prefixes = Fresh(self._client.prefixes, VIEWS_SECONDS)
+        return redirect(f"/ui/prefixes?q={prefix}")
+
+    async def pods(self, request: web.Request) -> web.Response:
+        """200 the live pods."""
+        return show(
+            request,
+            "pods",
+            title="Pods",
+            section="pods",
+            now_ms=await self._parts.store.now_ms(),
+            pods=[(pod, pod.to_json()) for pod in await self._client.pods()],
+            visible=visible_to(request) or (lambda _: True),
+        )
+
+    async def server(self, request: web.Request) -> web.Response:
+        """200 the doctor's findings, and what the server says of itself."""
+        checks = await self._checks.get()
+        order = {"fail": 0, "warn": 1, "ok": 2}
+        return show(
+            request,
+            "server",
+            title="Server",
+            section="server",
+            now_ms=await self._parts.store.now_ms(),
+            checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
+            facts=_facts(await server_facts(self._parts.store)),
+            shards=self._parts.store.shards,
+        )
+
+
+def _facts(info: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    family = "Valkey" if "valkey_version" in info else "Redis"
+    limit = int(info.get("maxmemory", 0))
+    used = int(info.get("used_memory", 0))
+    whole = f" of {_megabytes(limit)} ({100 * used // limit} %)" if limit else ", no limit"
+    keys = sum(int(db.get("keys", 0)) for name, db in info.items() if name.startswith("db") and isinstance(db, dict))
+    return [
+        ("Server", f"{family} {info.get(f'{family.lower()}_version', info.get('redis_version', '?'))}"),
+        ("Role", f"{info.get('role', '?')}, {info.get('connected_slaves', 0)} replicas"),
+        ("Up for", duration(1000 * int(info.get("uptime_in_seconds", 0)))),
+        ("Memory", f"{_megabytes(used)}{whole}; peak {_megabytes(int(info.get('used_memory_peak', 0)))}"),
+        ("Fragmentation", str(info.get("mem_fragmentation_ratio", "?"))),
+        ("Eviction", str(info.get("maxmemory_policy", "?"))),
+        ("Append-only file", _appending(info)),
+        ("Commands a second", number(int(info.get("instantaneous_ops_per_sec", 0)))),
+        ("Clients", number(int(info.get("connected_clients", 0)))),
+        ("Keys", number(keys)),
+        ("Keys expired", number(int(info.get("expired_keys", 0)))),
+        ("Keys evicted", number(int(info.get("evicted_keys", 0)))),
+    ]
+
+
+def _appending(info: Mapping[str, Any]) -> str:
+    if not int(info.get("aof_enabled", 0)):
+        return "off"
+    return (
+        f"on, last write {info.get('aof_last_write_status', '?')}, {_megabytes(int(info.get('aof_current_size', 0)))}"
+    )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1024 / 1024:.1f} MiB"
+
+
+class KeyPages:
+    """`/ui/keys`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._callers = parts.callers
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (route("keysPage", self.page), route("makeKey", self.make), route("revokeKey", self.revoke))
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 the keys that Redis keeps."""
+        return await self._page(request)
+
+    async def _page(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
+        _require_admin(request)
+        entries = await self._callers.entries()
+        rows = [_row(key_id, entry) for key_id, entry in entries.items()]
+        told = {"made": None, "wrong": "", "form": {}, **values}
+        rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].made or "" if row["key"] else ""))
+        return show(
+            request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **told
+        )
+
+    async def make(self, request: web.Request) -> web.Response:
+        """200 the new key, this once; 422 the form with what is wrong."""
+        _require_admin(request)
+        pairs = await pairs_of(request)
+        form = dict(pairs)
+        try:
+            secret, kept = _made(form, [value for name, value in pairs if name == "right"])
+        except InvalidInput as error:
+            return await self._page(request, status=422, wrong=str(error), form=form)
+        await self._callers.keep(kept.id, kept.entry)
+        return await self._page(request, made=secret)
+
+    async def revoke(self, request: web.Request) -> web.Response:
+        """303 back to the keys."""
+        _require_admin(request)
+        await form_of(request)
+        await self._callers.revoke(request.match_info["key"])
+        return redirect("/ui/keys")
+
+
+def _require_admin(request: web.Request) -> None:
+    caller = caller_of(request)
+    if caller is None or not is_admin(caller):
+        raise Forbidden("only a key with every right over every prefix may make and revoke keys")
+
+
+def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
+    """A new key as the form asks for it. Raises InvalidInput."""
+    pending = form.get("pending", "").strip()
+    if pending and not pending.isdecimal():
+        raise InvalidInput.of("pending", pending, "a whole number, as 100000")
+    return make_key(
+        Scope.parse(form.get("prefixes", "").replace(",", " ").split()),
+        parse_rights(rights),
+        rate=form.get("rate", "").strip() or None,
+        pending=int(pending) if pending else None,
+        name=form.get("name", "").strip() or None,
+        made=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def _row(key_id: str, entry: str) -> dict[str, Any]:
+    try:
+        key = None if entry == REVOKED else ApiKey.parse(entry)
+    except InvalidInput:
+        key = None
+    return {"id": key_id, "key": key, "revoked": entry == REVOKED}

@@ -1,0 +1,238 @@
+"""Owns the pages of one timer: its life, what can be done to it, and the form that arms or changes one."""
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from timers.api import strictjson
+from timers.api.operations import route
+from timers.api.scope import quota_of, require_visible
+from timers.core.calendar import next_occurrence
+from timers.core.explain import explain
+from timers.core.model import HistoryEntry, Status, Timer
+from timers.core.spec import NewTimer, TimerChange
+from timers.dashboard.render import redirect
+from timers.dashboard.site import Parts, form_of, show
+from timers.errors import FieldError, InvalidInput, Refused, TimersError, shown
+
+OCCURRENCES: Final = 10
+NEW_FIELDS: Final = ("prefix", "id", "when", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata")
+CHANGED_FIELDS: Final = ("when", "payload", "repeat", "retry", "tags", "metadata")
+_JSON_FIELDS: Final = ("payload", "repeat", "retry", "metadata")
+
+DONE: Final[Mapping[str, str]] = {
+    "cancel": "Cancelled: no run of it starts.",
+    "fire": "Due now.",
+    "retry": "Armed again, due now.",
+    "reschedule": "Rescheduled.",
+    "edit": "Changed.",
+    "new": "Armed.",
+}
+"""What is said after an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start, and how it ended; `ran_ms` and `ended` are None while it runs."""
+
+    start: HistoryEntry
+    ended: HistoryEntry | None
+
+    @property
+    def ran_ms(self) -> int | None:
+        """From the claim to the end."""
+        return None if self.ended is None else self.ended.at_ms - self.start.at_ms
+
+
+def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
+    """The starts of a life, the newest first."""
+    following = [*history[1:], None]
+    pairs = zip(history, following, strict=True)
+    return [Attempt(entry, after) for entry, after in pairs if entry.status is Status.RUNNING][::-1]
+
+
+def occurrences(timer: Timer) -> Iterator[int]:
+    """When a repeating timer is due next, in epoch ms, if each run takes no time."""
+    repeat = timer.repeat
+    for _ in range(OCCURRENCES if repeat is not None and timer.status in (Status.SCHEDULED, Status.RUNNING) else 0):
+        yield timer.due_ms
+        planned = next_occurrence(timer, repeat, timer.due_ms) if repeat is not None else None
+        if planned is None:
+            return
+        timer = timer._replace(due_ms=planned.due_ms, progress=planned.progress)
+
+
+class TimerPages:
+    """`/ui/timers/{prefix}/{id}` and `/ui/new`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts, self._client = parts, parts.client
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (
+            route("newTimerPage", self.new_page),
+            route("newTimer", self.new),
+            route("timerPage", self.page),
+            route("editPage", self.edit_page),
+            route("editTimer", self.edit),
+            route("actOnTimer", self.act),
+        )
+
+    async def page(self, request: web.Request) -> web.Response:
+        """200 the timer."""
+        return await self._page(request)
+
+    async def _page(self, request: web.Request, refused: str = "") -> web.Response:
+        timer = await self._client.get(*_identity(request))
+        now_ms = round(self._parts.store.clock.now_ms())
+        return show(
+            request,
+            "timer",
+            status=409 if refused else 200,
+            title=timer.key,
+            section="timers",
+            now_ms=now_ms,
+            timer=timer,
+            answers=explain(timer, now_ms)[len(timer.history) :],
+            attempts=attempts(timer.history),
+            occurrences=list(occurrences(timer)),
+            json=timer.to_json(),
+            refused=refused,
+            done=DONE.get(request.query.get("done", ""), ""),
+        )
+
+    async def act(self, request: web.Request) -> web.Response:
+        """303 back to the timer; 409 the timer with why not."""
+        prefix, timer_id = _identity(request)
+        form, action = await form_of(request), request.match_info["action"]
+        do = self._acts(prefix, timer_id, form).get(action)
+        if do is None:
+            raise web.HTTPNotFound(text=f"{shown(action)} is nothing that can be done to a timer")
+        try:
+            await do()
+        except (Refused, InvalidInput) as error:
+            return await self._page(request, str(error))
+        where = "/ui/timers" if action == "purge" else f"/ui/timers/{prefix}/{timer_id}"
+        return redirect(f"{where}?done={action}" if action != "purge" else f"{where}?prefix={prefix}")
+
+    def _acts(self, prefix: str, timer_id: str, form: Mapping[str, str]) -> Mapping[str, Callable[[], Awaitable[Any]]]:
+        version = int(form["version"]) if form.get("version", "").isdecimal() else None
+        return {
+            "cancel": lambda: self._client.cancel(prefix, timer_id, version=version),
+            "purge": lambda: self._client.cancel(prefix, timer_id, version=version, purge=True),
+            "fire": lambda: self._client.fire(prefix, timer_id),
+            "retry": lambda: self._client.retry(prefix, timer_id),
+            "reschedule": lambda: self._client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
+        }
+
+    async def new_page(self, request: web.Request) -> web.Response:
+        """200 the form, empty or filled in from another timer."""
+        prefix, _, timer_id = request.query.get("from", "").partition(":")
+        values = {"when": "1h", "missed": "fire"}
+        if timer_id:
+            require_visible(request, prefix)
+            values = {**_values(await self._client.get(prefix, timer_id)), "prefix": prefix, "when": "1h"}
+        return _form(request, "Arm a timer", NEW_FIELDS, values)
+
+    async def new(self, request: web.Request) -> web.Response:
+        """303 to the new timer; 422 or 409 the form with what is wrong."""
+        form = await form_of(request)
+        try:
+            new = NewTimer.parse(_spec(form, NEW_FIELDS))
+            require_visible(request, new.prefix)
+            await self._parts.serving.require(new.prefix)
+            armed = await self._client.put(new, quota=quota_of(request))
+        except TimersError as error:
+            return _form(request, "Arm a timer", NEW_FIELDS, form, error)
+        return redirect(f"/ui/timers/{armed.timer.prefix}/{armed.timer.id}?done=new")
+
+    async def edit_page(self, request: web.Request) -> web.Response:
+        """200 the form, filled in."""
+        timer = await self._client.get(*_identity(request))
+        return _form(request, f"Change {timer.key}", CHANGED_FIELDS, _values(timer))
+
+    async def edit(self, request: web.Request) -> web.Response:
+        """303 back to the timer; 422 or 409 the form with what is wrong."""
+        prefix, timer_id = _identity(request)
+        form = await form_of(request)
+        try:
+            change = TimerChange.parse(_spec(form, CHANGED_FIELDS, emptied=True))
+            await self._client.change(prefix, timer_id, change, version=int(form.get("version", "0") or 0))
+        except (Refused, InvalidInput, ValueError) as error:
+            return _form(request, f"Change {prefix}:{timer_id}", CHANGED_FIELDS, form, error)
+        return redirect(f"/ui/timers/{prefix}/{timer_id}?done=edit")
+
+
+def due_of(when: str) -> Mapping[str, Any]:
+    """`delay` or `due_at` of what a person writes: a duration, a time, or epoch ms."""
+    when = when.strip()
+    if len(when) > 10 and ("T" in when or when.isdecimal()) and not when.startswith("P"):
+        return {"due_at": int(when) if when.isdecimal() and len(when) < 16 else when}
+    return {"delay": when}
+
+
+def _identity(request: web.Request) -> tuple[str, str]:
+    return request.match_info["prefix"], request.match_info["id"]
+
+
+def _values(timer: Timer) -> dict[str, str]:
+    """What a form shows of a timer."""
+    told = timer.to_json()
+    given = {name: "" if told[name] in (None, {}) else _pretty(told[name]) for name in _JSON_FIELDS}
+    missed = told["missed"] if isinstance(told["missed"], str) else _pretty(told["missed"])
+    rest = {"timeout": str(told["timeout"] or ""), "missed": missed, "tags": ", ".join(timer.tags)}
+    return {**given, **rest, "version": str(timer.version), "when": ""}
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = False) -> dict[str, Any]:
+    """The API's fields from a form's. An empty one is left out; with `emptied` it takes away what was there. Raises
+    InvalidInput."""
+    spec: dict[str, Any] = {}
+    for name in names:
+        text = form.get(name, "").strip()
+        if name == "when":
+            spec.update(due_of(text) if text else {})
+        elif text:
+            spec[name] = _value(name, text)
+        elif emptied:
+            spec[name] = {"tags": [], "metadata": {}}.get(name)
+    return spec
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "tags":
+        return [tag.strip() for tag in text.split(",") if tag.strip()]
+    if name not in _JSON_FIELDS and not text.startswith("{"):
+        return text
+    try:
+        return strictjson.parse(text.encode("utf-8", "replace"))
+    except InvalidInput as error:
+        raise error.under(name) from None
+    except ValueError as error:
+        raise InvalidInput([FieldError(name, shown(text), f"JSON ({error})")]) from None
+
+
+def _form(
+    request: web.Request,
+    title: str,
+    names: Sequence[str],
+    values: Mapping[str, str],
+    error: Exception | None = None,
+) -> web.Response:
+    wrong: dict[str, str] = {}
+    for each in error.errors if isinstance(error, InvalidInput) else ():
+        field = each.field.partition(".")[0]
+        name = "when" if field in ("delay", "due_at") else field
+        wrong[name if name in names else ""] = str(each)
+    if error is not None and not wrong:
+        wrong[""] = str(error)
+    status = 200 if error is None else 409 if isinstance(error, Refused) else 422
+    return show(request, "form", status=status, title=title, section="timers", names=names, values=values, wrong=wrong)

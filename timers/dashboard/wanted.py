@@ -1,0 +1,84 @@
+"""Owns what a page of timers is asked to show: the conditions in its address, checked, and an address that has them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from timers.api.scope import Visible
+from timers.core.model import Status, Timer
+from timers.store.search import Search
+
+NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
+"""Conditions that come once; `status` may come several times."""
+
+NO_ERROR: Final = "no error is kept"
+GROUP_LIMIT_CHARACTERS: Final = 160
+
+_VARYING: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]*\d[0-9a-f]*\b", re.IGNORECASE)
+
+
+def error_group(error: Mapping[str, Any] | None) -> str:
+    """What errors of one kind have in common: type and reason with each number or hash as `#`."""
+    if not error:
+        return NO_ERROR
+    said = f"{error.get('type', '')}: {error.get('reason', '')}"
+    return _VARYING.sub("#", " ".join(said.split()))[:GROUP_LIMIT_CHARACTERS]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The conditions as they were given, and the search that they make."""
+
+    given: Sequence[tuple[str, str]]
+    statuses: Sequence[Status]
+    search: Search
+
+    @classmethod
+    def parse(cls, pairs: Sequence[tuple[str, str]], visible: Visible | None) -> "Wanted":
+        """From the parameters of an address or the fields of a form; empty and unknown ones count as not given. A
+        prefix may end in `*`. Raises InvalidInput."""
+        given = [(name, value.strip()) for name, value in pairs if value.strip() and name in (*NAMES, "status")]
+        one = dict(given)
+        statuses = [Status(value) for name, value in given if name == "status" and value in list(Status)]
+        pattern = one.get("prefix", "")
+        fields = {name: one[name] for name in ("prefix", "tag", "due_after", "due_before") if name in one}
+        if pattern.endswith("*"):
+            del fields["prefix"]
+            visible = _starting(pattern[:-1], visible)
+        search = Search.parse(**fields, visible=visible)
+        return cls(given, list(dict.fromkeys(statuses)), _with_words(search, one.get("q"), one.get("error")))
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The conditions that come once, by name."""
+        return {name: dict(self.given).get(name, "") for name in NAMES}
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing was asked for."""
+        return not self.given
+
+    @property
+    def counts_alone(self) -> bool:
+        """Whether the numbers of timers by prefix and status tell how many pass."""
+        return not any(self.values[name] for name in ("tag", "due_after", "due_before", "q", "error"))
+
+    def query(self, **more: str) -> str:
+        """The conditions as the end of an address."""
+        return urlencode([*self.given, *more.items()])
+
+
+def _starting(beginning: str, visible: Visible | None) -> Visible:
+    return lambda prefix: prefix.startswith(beginning) and (visible is None or visible(prefix))
+
+
+def _with_words(search: Search, words: str | None, error: str | None) -> Search:
+    if words is None and error is None:
+        return search
+
+    def passes(timer: Timer) -> bool:
+        return (words is None or words in timer.key) and (error is None or error_group(timer.last_error) == error)
+
+    return replace(search, passes=passes)

@@ -1,0 +1,18 @@
+#!lua flags=no-writes
+-- The newest ends of a queue and why: what groups failures needs, without payloads. Changes nothing.
+--
+-- ARGV[2]  letter of the finished status   ARGV[3] prefix   ARGV[4] most   ARGV[5] bytes after which it stops
+-- Answer   {now, {id, when it ended, progress (JSON or nothing), …}}
+
+local answer, bytes = {}, 0
+local found = redis.call('ZREVRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'WITHSCORES')
+for i = 1, #found, 2 do
+  if bytes > tonumber(ARGV[5]) then break end
+  local raw = redis.call('HGET', record_key(member_of(ARGV[3], found[i])), member_of(ARGV[3], found[i])) or ''
+  local progress = string.match(raw, '^[^\n]*\n[^\n]*\n([^\n]*)') or ''
+  bytes = bytes + #progress
+  answer[#answer + 1] = found[i]
+  answer[#answer + 1] = found[i + 1]
+  answer[#answer + 1] = progress
+end
+return {text(now), answer}

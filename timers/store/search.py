@@ -1,0 +1,152 @@
+"""Owns looking for timers as people do: several statuses at once, conditions of any kind, the newest first."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from timers.core.model import Status, Timer
+from timers.errors import InvalidInput
+from timers.store import codec
+from timers.store.filters import Filter
+from timers.store.listing import LOOKS_AT_LEAST, Listing, Page
+from timers.store.store import Store
+
+ORDER: Final = (
+    Status.RUNNING,
+    Status.SCHEDULED,
+    Status.FAILED,
+    Status.UNHANDLED,
+    Status.COMPLETED,
+    Status.CANCELLED,
+)
+"""Of several statuses, as in every list."""
+
+PROGRESS_BYTES: Final = 256 * 1024
+"""Errors of one queue that are read at a time."""
+
+
+_SCORE: Final = re.compile(r"([0-9]{1,17}(\.[0-9]{1,20})?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Filter):
+    """As a filter, with a condition that no index knows; a page looks at a bounded number of timers for it."""
+
+    passes: Callable[[Timer], bool] | None = None
+
+    def wants(self, timer: Timer) -> bool:
+        """Whether a timer passes."""
+        return Filter.wants(self, timer) and (self.passes is None or self.passes(timer))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a timer has ended, without its payload. `error` as its `last_error`."""
+
+    id: str
+    at_ms: int
+    error: Mapping[str, Any]
+
+
+class Searching:
+    """Reads of one db. Methods raise Unavailable, and InvalidInput for a cursor that they did not make."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._listing = Listing(store)
+
+    async def page(self, wanted: Filter, statuses: Sequence[Status], *, limit: int, cursor: str | None = None) -> Page:
+        """The next timers of these statuses, of all where none is given, in the order of every list."""
+        if not statuses:
+            return await self._listing.page(wanted, limit=limit, cursor=cursor)
+        chosen = [status for status in ORDER if status in statuses]
+        at, inner = _split(cursor, chosen)
+        items: list[Timer] = []
+        for status in chosen[chosen.index(at) :]:
+            page = await self._listing.page(replace(wanted, status=status), limit=limit - len(items), cursor=inner)
+            inner, items = None, items + page.items
+            if page.next_cursor is not None or len(items) == limit:
+                return Page(items, _onward(status, page.next_cursor, chosen))
+        return Page(items, None)
+
+    async def newest(self, wanted: Filter, *, limit: int, cursor: str | None = None) -> Page:
+        """The timers of one prefix and one status (not running) from the last due or ended on. Raises ValueError for
+        a filter without both, which has no index for it."""
+        if wanted.prefix is None or wanted.status in (None, Status.RUNNING):
+            raise ValueError("newest first needs one prefix and one status")
+        place, items, looked = _read_place(cursor), list[Timer](), 0
+        while looked < LOOKS_AT_LEAST:
+            found = await self._before(wanted.prefix, wanted.status, place, limit)
+            for score, timer_id, timer in found:
+                place, looked = (score, timer_id), looked + 1
+                if timer is not None and wanted.wants(timer):
+                    items.append(timer)
+                if len(items) == limit:
+                    return Page(items, json.dumps(place))
+            if len(found) < limit:
+                return Page(items, None)
+        return Page(items, json.dumps(place))
+
+    async def _before(
+        self, prefix: str, status: Status | None, place: tuple[str, str], most: int
+    ) -> list[tuple[str, str, Timer | None]]:
+        """The next of all shards, the newest first."""
+        index = "due" if status is Status.SCHEDULED else codec.LETTERS[status or Status.FAILED]
+        calls: list[tuple[int, list[str | int]]] = [
+            (shard, [index, prefix, *place, most]) for shard in range(self._store.shards)
+        ]
+        found: list[tuple[str, str, Timer | None]] = []
+        for _, listed in await self._store.run_all("newest", calls):
+            for timer_id, score, raw in zip(listed[::3], listed[1::3], listed[2::3], strict=True):
+                name = timer_id.decode()
+                found.append((score.decode(), name, codec.readable(prefix, name, raw) if raw else None))
+        return sorted(found, key=lambda each: (float(each[0]), each[1]), reverse=True)[:most]
+
+    async def endings(self, prefix: str, status: Status, most: int) -> list[Ending]:
+        """The newest that ended so, in a bounded number of bytes, and why."""
+        arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
+        calls = [(shard, arguments) for shard in range(self._store.shards)]
+        found = [
+            Ending(timer_id.decode(), int(float(at)), _error(progress))
+            for _, listed in await self._store.run_all("failures", calls)
+            for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
+        ]
+        return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]
+
+
+def _error(progress: bytes) -> Mapping[str, Any]:
+    """The last error that a record's progress tells of; nothing where it cannot be read."""
+    try:
+        error = json.loads(progress)["last_error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def _onward(status: Status, cursor: str | None, chosen: Sequence[Status]) -> str | None:
+    """The cursor to go on with: within a status, or with the next."""
+    if cursor is not None:
+        return f"{status}.{cursor}"
+    following = chosen[chosen.index(status) + 1 :]
+    return f"{following[0]}." if following else None
+
+
+def _split(cursor: str | None, chosen: Sequence[Status]) -> tuple[Status, str | None]:
+    if cursor is None:
+        return chosen[0], None
+    name, _, inner = cursor.partition(".")
+    if name not in chosen:
+        raise InvalidInput.of("cursor", cursor, "the cursor of a page before")
+    return Status(name), inner or None
+
+
+def _read_place(cursor: str | None) -> tuple[str, str]:
+    try:
+        score, timer_id = json.loads(cursor) if cursor is not None else ("", "")
+    except (ValueError, TypeError):
+        score, timer_id = "?", ""
+    if not isinstance(timer_id, str) or not _SCORE.fullmatch(str(score)):
+        raise InvalidInput.of("cursor", cursor, "the cursor of a page before")
+    return str(score), timer_id
