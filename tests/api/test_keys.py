@@ -143,6 +143,48 @@ async def test_an_open_api_asks_for_keys_from_the_first_one_that_is_made(api: Ap
     (await api.call("GET", "/v1/stats", headers=headers)).problem(401, "unauthorized")
 
 
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("gone", ["timers:keys", "timers:meta"])
+async def test_an_api_that_was_closed_stays_closed_when_its_keys_are_deleted(
+    api: Api, server: EmbeddedServer, redis: Redis, gone: str
+) -> None:
+    headers, kept = new_key()
+    await Callers(api.store).keep(kept.id, kept.entry)
+    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    await redis.delete(gone)
+    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    async with running_api(server.url, [done]) as another:
+        (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    status = (await api.call("GET", "/v1/stats", headers=headers)).status
+    assert status == (401 if gone == "timers:keys" else 200)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_an_api_stays_closed_over_a_flush(api: Api, server: EmbeddedServer, redis: Redis) -> None:
+    """The process remembers, and tells the new db."""
+    _, kept = new_key()
+    await Callers(api.store).keep(kept.id, kept.entry)
+    await api.store.identity.join()
+    await redis.flushdb()
+    await api.store.identity.compare()
+    async with running_api(server.url, [done]) as another:
+        (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_only_who_forgets_the_keys_and_that_it_was_closed_opens_an_api(
+    api: Api, server: EmbeddedServer, redis: Redis
+) -> None:
+    """As the README says, with the pods stopped: one that runs stays closed."""
+    _, kept = new_key()
+    await Callers(api.store).keep(kept.id, kept.entry)
+    await redis.delete("timers:keys")
+    await redis.hdel("timers:meta", "closed")
+    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    async with running_api(server.url, [done]) as another:
+        assert (await another.call("GET", "/v1/stats")).status == 200
+
+
 async def test_a_rate_holds_over_all_pods_and_says_when_to_come_back(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     headers, kept = new_key(rate="5/h")

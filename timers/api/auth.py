@@ -94,7 +94,7 @@ class Auth:
         if "Authorization" not in request.headers and self._signatures and signing.is_signed(request.headers):
             return await self._signer(request, operation)
         ring = await self._ring(operation)
-        if not self._closed and not self._keys.kept:
+        if not self._closed and not self._keys.closed:
             return self._anybody(request)
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             key_id = await self.sessions.key_id(request)
@@ -112,7 +112,7 @@ class Auth:
     async def asks_for_keys(self) -> bool:
         """Whether anybody needs a key here. Raises Unavailable."""
         await self._keys.current()
-        return self._closed or self._keys.kept
+        return self._closed or self._keys.closed
 
     def _anybody(self, request: web.Request) -> Caller:
         check_origin(request)

@@ -24,8 +24,9 @@ class LiveKeys:
         self._reading: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
         self._ring = KeyRing(())
-        self.kept = False
-        """Whether Redis has ever been told of a key, be it revoked by now."""
+        self._kept = False
+        self.closed = False
+        """Whether Redis was ever told of a key, be it revoked, or all of them gone by now."""
 
     @property
     def known(self) -> bool:
@@ -53,7 +54,9 @@ class LiveKeys:
         kept = await self._callers.entries()
         configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
         self._ring = KeyRing([*_parsed(kept), *configured])
-        self.kept, self._read_at = bool(kept), asked_at
+        if self._kept and not kept:
+            _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")
+        self._kept, self.closed, self._read_at = bool(kept), await self._callers.closed(), asked_at
 
 
 def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:

@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
+from redis.exceptions import ResponseError
+
 from timers.errors import Unavailable
 from timers.processor import Rate
 from timers.store import keys
@@ -26,18 +28,32 @@ class Callers:
         """What is kept of each key by its id: its entry, or that it is revoked."""
         with reachable():
             kept: Any = await self._redis.hgetall(keys.API_KEYS)
+        self._store.identity.closed = self._store.identity.closed or bool(kept)
         return {key_id.decode(): entry.decode() for key_id, entry in kept.items()}
 
+    async def closed(self) -> bool:
+        """Whether a key was ever kept here, also where the keys themselves are gone. What cannot be read is closed."""
+        identity = self._store.identity
+        if not identity.closed:
+            with reachable():
+                try:
+                    identity.closed = bool(await self._redis.hexists(keys.META, "closed"))
+                except ResponseError:
+                    identity.closed = True
+        return identity.closed
+
     async def keep(self, key_id: str, entry: str) -> None:
-        """Keep a new key."""
+        """Keep a new key. From now on the API is closed to whoever has none."""
+        self._store.identity.closed = True
         with reachable():
+            await self._redis.hset(keys.META, "closed", 1)
             await self._redis.hset(keys.API_KEYS, key_id, entry)
 
     async def revoke(self, key_id: str) -> bool:
         """Let a key be valid no more, wherever it is kept. False where Redis did not have it."""
         with reachable():
             had = await self._redis.hexists(keys.API_KEYS, key_id)
-            await self._redis.hset(keys.API_KEYS, key_id, REVOKED)
+        await self.keep(key_id, REVOKED)
         return bool(had)
 
     async def session_secret(self) -> bytes:
