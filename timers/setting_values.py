@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64decode
+from ipaddress import ip_network
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -13,13 +14,17 @@ from timers.core.fields import check_prefix
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+PLACES_RULE: Final = "networks (10.0.0.0/8), host names and *.suffix, several with commas"
+_HOST: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def listed(value: object) -> object:
     """Comma-separated text as its parts; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    return [part for part in (piece.strip() for piece in value.split(",")) if part]
+    return _parts(value) if isinstance(value, str) else value
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in (piece.strip() for piece in text.split(",")) if part]
 
 
 def lower(value: object) -> object:
@@ -90,10 +95,53 @@ def check_redis_url(url: str) -> str:
 
 def check_signing_secrets(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     for secret in given:
-        kind, _, encoded = secret.get_secret_value().partition("_")
-        if kind != "whsec" or not 24 <= len(b64decode(encoded, validate=True)) <= 64:
-            raise ValueError(kind)
+        signing_key(secret)
     return given
+
+
+def signing_key(secret: SecretStr) -> bytes:
+    """The key of a secret such as `whsec_…`."""
+    kind, _, encoded = secret.get_secret_value().partition("_")
+    key = b64decode(encoded, validate=True)
+    if kind != "whsec" or not 24 <= len(key) <= 64:
+        raise ValueError(kind)
+    return key
+
+
+def prefixed_secrets(value: object) -> object:
+    """`[prefix=]whsec_…` as pairs, the prefix empty where there is none. (Base64 may end in `=`.)"""
+    if not isinstance(value, str):
+        return value
+    pairs = []
+    for text in _parts(value):
+        prefix, _, secret = ("", "", text) if text.startswith("whsec_") else text.partition("=")
+        pairs.append((check_prefix(prefix) if prefix else "", SecretStr(secret)))
+        signing_key(pairs[-1][1])
+    return pairs
+
+
+def prefixed_urls(value: object) -> object:
+    """`prefix=https://…` as pairs, no prefix twice."""
+    if not isinstance(value, str):
+        return value
+    pairs = [(check_prefix(prefix), url) for prefix, _, url in (text.partition("=") for text in _parts(value))]
+    for _, url in pairs:
+        parts = urlsplit(url)
+        if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
+            raise ValueError(parts.scheme)
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a prefix twice")
+    return [(prefix, SecretStr(url)) for prefix, url in pairs]
+
+
+def places(value: object) -> object:
+    """Networks, host names and `*.suffix`."""
+    if not isinstance(value, str):
+        return value
+    for text in _parts(value):
+        if not _HOST.fullmatch(text.removeprefix("*.")):
+            ip_network(text)
+    return _parts(value)
 
 
 def check_api_keys(given: SecretStr) -> SecretStr:

@@ -35,9 +35,11 @@ from pydantic_settings import (
 from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, parse_ms
 from timers.core.fields import PREFIX_RULE
+from timers.core.prefixes import owner
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 from timers.setting_values import (
     MAX_SHARDS,
+    PLACES_RULE,
     REDIS_SCHEMES,
     builtin_names,
     check_api_keys,
@@ -47,8 +49,12 @@ from timers.setting_values import (
     listed,
     lower,
     milliseconds,
+    places,
+    prefixed_secrets,
+    prefixed_urls,
     redacted,
     shard_numbers,
+    signing_key,
 )
 
 Role = Literal["api", "worker"]
@@ -62,7 +68,7 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes sets in every pod for a Service called `timers` or `timers-…`, as name and value: `timers-http` gives
 TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
-_CONFIDENTIAL: Final = frozenset({"redis_url", "api_keys", "signing_secrets"})
+_CONFIDENTIAL: Final = frozenset({"redis_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets"})
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
 
@@ -156,6 +162,18 @@ class Settings(BaseSettings):
     signing_secrets: Annotated[
         tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_signing_secrets)
     ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")
+    webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_urls)] = Field(
+        default=(), description="prefix=https://host/path, several with commas, each prefix once"
+    )
+    """URLs by prefix. Confidential, because a URL may hold a password or a token."""
+    webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_secrets)] = Field(
+        default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, several with commas"
+    )
+    """Secrets by prefix, the empty one for all that have none of their own; `webhook_keys` picks."""
+    webhook_allow: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
+    webhook_deny: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
+    webhook_4xx: Literal["fail", "retry"] = Field(default="fail", description="fail or retry")
+    """What an answer 4xx other than 408, 410, 425 and 429 means."""
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
     """None: console on a terminal, else json."""
@@ -184,6 +202,12 @@ class Settings(BaseSettings):
         """Only what the program gives; `load_settings` brings sources of its own."""
         return (init_settings,)
 
+    def webhook_keys(self, prefix: str) -> list[bytes]:
+        """The keys that sign web hooks of a prefix, side by side: those of the longest prefix that serves it, else
+        those without one."""
+        chosen = owner(prefix, {given for given, _ in self.webhook_secrets}) or ""
+        return [signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
+
     @property
     def redacted_redis_url(self) -> str | None:
         return redacted(self.redis_url) if self.redis_url else None
@@ -194,6 +218,8 @@ class Settings(BaseSettings):
             raise InvalidInput.of(
                 "shard_subset", self.shard_subset[-1], f"numbers below TIMERS_SHARDS, which is {self.shards}"
             )
+        if {signing_key(secret) for _, secret in self.webhook_secrets} & set(map(signing_key, self.signing_secrets)):
+            raise InvalidInput([FieldError("webhook_secrets", "the given value", "none of TIMERS_SIGNING_SECRETS")])
         guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
         if "api" in self.roles and not guarded:
             raise InvalidInput.of(

@@ -20,6 +20,7 @@ from tests.store.acts import (
     trigger_key,
 )
 from timers.core.model import Progress, Status
+from timers.store.codec import NOTE_LIMIT_CHARACTERS
 from timers.store.store import Store
 
 ENDS = [Status.COMPLETED, Status.FAILED]
@@ -179,12 +180,12 @@ async def test_the_lease_of_a_refused_result_stays(store: Store) -> None:
 async def test_the_processors_words_cannot_break_a_record(store: Store) -> None:
     """Line breaks, control characters, and half characters that UTF-8 cannot encode."""
     timer = await running(store)
-    said = "a\nb\r\x00c \udcff\u2028" + "x" * 500
+    said = "a\nb\r\x00c \udcff\u2028" + "x" * 5000
     progress = Progress(last_error={"type": "E", "reason": said, "detail": said})
     assert await settle(store, an_end(timer, Status.FAILED, note=said, progress=progress)) == ["settled"]
     after = await read(store)
     assert after.history[-1].note.startswith("a b c")
-    assert len(after.history[-1].note) == 200
+    assert len(after.history[-1].note) == NOTE_LIMIT_CHARACTERS
     assert after.last_error is not None
     assert after.last_error["reason"].startswith("a\nb\r\x00c ?")
 

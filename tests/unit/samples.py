@@ -55,19 +55,19 @@ class NoTimers:
         raise AssertionError("not to be called")
 
 
-def a_context(timer: Timer) -> Context:
+def a_context(timer: Timer, state: Any = None) -> Context[Any]:
     """What the engine gives a processor with `timer`, logging to structlog's own configuration."""
     return Context(
         token=timer.token,
         idempotency_key=f"{timer.key}:{timer.occurrence}",
         deadline=None,
         log=structlog.get_logger(),
-        state=None,
+        state=state,
         timers=NoTimers(),
     )
 
 
-async def run(processor: Processor, timer: Timer) -> Result:
-    """What the processor returns for the timer."""
-    result = processor(timer, a_context(timer))
+async def run(processor: Processor, timer: Timer, state: Any = None) -> Result:
+    """What the processor returns for the timer, with `state` as its lifespan's."""
+    result = processor(timer, a_context(timer, state))
     return await result if isinstance(result, Awaitable) else result

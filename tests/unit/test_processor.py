@@ -328,7 +328,7 @@ class TestOnly:
 
 class TestLoad:
     def test_the_built_in_ones_are_always_there(self) -> None:
-        assert load().declared == ("log", "send-message")
+        assert load().declared == ("log", "send-message", "webhook")
 
     @pytest.mark.parametrize("names", [(), ("log",)])
     def test_only_the_built_in_ones_that_are_named_are_there(self, names: tuple[str, ...]) -> None:
@@ -338,7 +338,8 @@ class TestLoad:
         with pytest.raises(ConfigurationError) as caught:
             load(builtin=["log", "mail"])
         assert str(caught.value) == (
-            "TIMERS_BUILTIN: 'mail' is not accepted; expected all, none, or some of log, send-message with commas"
+            "TIMERS_BUILTIN: 'mail' is not accepted; "
+            "expected all, none, or some of log, send-message, webhook with commas"
         )
 
     def test_passes_the_limit_on(self) -> None:
@@ -419,7 +420,8 @@ class TestLoad:
 
     async def test_the_example_in_the_documentation_works(self, module: WriteModule) -> None:
         readme = Path(__file__).parents[2] / "processors" / "README.md"
-        name = module("plugin_of_the_readme", readme.read_text("utf-8").split("```python\n")[1].split("```")[0])
+        (example,) = [part for part in readme.read_text("utf-8").split("```") if '@processor("invoice-' in part]
+        name = module("plugin_of_the_readme", example.removeprefix("python\n"))
         remind = load([name]).require("invoice-reminder-2026")
         timer = a_timer(spec={"payload": {"mail": "ann@example.org"}})
         assert await run(remind, timer) == Rearm(after="1d", payload={"mail": "ann@example.org", "sent": 1})

@@ -31,6 +31,7 @@ def test_the_names_are_those_of_the_public_contract() -> None:
         *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
         *("SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY"),
+        *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
         *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
     }
@@ -58,6 +59,11 @@ def test_defaults() -> None:
         "adopt_every_ms": 10_000,
         "api_keys": None,
         "signing_secrets": (),
+        "webhook_targets": (),
+        "webhook_secrets": (),
+        "webhook_allow": (),
+        "webhook_deny": (),
+        "webhook_4xx": "fail",
         "insecure": False,
         "log_format": None,
         "log_level": "info",
@@ -400,3 +406,49 @@ def test_a_service_named_timers_in_kubernetes_does_no_harm() -> None:
 )
 def test_what_only_looks_like_a_service_link_is_refused(name: str, value: str) -> None:
     assert refusal(**{name: value}).startswith(("'TIMERS_", "TIMERS_HTTP_PORT: 'x'"))
+
+
+OTHER = "whsec_" + b64encode(b"another secret of 26 bytes").decode()
+
+
+def test_a_web_hooks_keys_are_those_of_the_longest_prefix() -> None:
+    settings = load(WEBHOOK_SECRETS=f"{SECRET}, partner={OTHER},partner={SECRET}")
+    first, second = b"0123456789abcdefghijklmnop", b"another secret of 26 bytes"
+    assert settings.webhook_keys("webhook") == settings.webhook_keys("partners") == [first]
+    assert settings.webhook_keys("partner") == settings.webhook_keys("partner-x") == [second, first]
+
+
+def test_web_hook_targets_and_places_arrive_in_their_types() -> None:
+    settings = load(WEBHOOK_TARGETS="a=https://e.org/x?y=z,b=http://i:80", WEBHOOK_ALLOW="10.0.0.0/8, api.x,*.y,::1")
+    assert [(prefix, url.get_secret_value()) for prefix, url in settings.webhook_targets] == [
+        ("a", "https://e.org/x?y=z"),
+        ("b", "http://i:80"),
+    ]
+    assert settings.webhook_allow == ("10.0.0.0/8", "api.x", "*.y", "::1")
+    assert "e.org" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("WEBHOOK_TARGETS", value) for value in ("https://e.org", "a=b", "A=https://e.org", "a=ftp://e.org", "a=")],
+        *[("WEBHOOK_TARGETS", value) for value in ("a=https://e.org,a=https://f.org", "a=https://e.org:0")],
+        *[
+            ("WEBHOOK_SECRETS", value)
+            for value in ("hunter2", "a=hunter2", "whsec_", "whsec_c2hvcnQ=", f"A B={SECRET}")
+        ],
+        *[("WEBHOOK_ALLOW", value) for value in ("10.0.0.0/99", "10.0.0.1/8", "*.", "https://e.org", "a b")],
+        *[("WEBHOOK_DENY", value) for value in ("*", "10.0.0", "e.org:443")],
+        ("WEBHOOK_4XX", "maybe"),
+    ],
+)
+def test_a_bad_setting_of_web_hooks_is_named_without_its_secrets(name: str, value: str) -> None:
+    line = refusal(**{name: value})
+    assert line.startswith(f"TIMERS_{name}: ")
+    if name in ("WEBHOOK_TARGETS", "WEBHOOK_SECRETS"):
+        assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
+
+
+def test_what_we_sign_with_must_not_open_our_own_api() -> None:
+    line = refusal(WEBHOOK_SECRETS=f"a={SECRET}", SIGNING_SECRETS=SECRET)
+    assert line == "TIMERS_WEBHOOK_SECRETS: the given value is not accepted; expected none of TIMERS_SIGNING_SECRETS"

@@ -24,7 +24,8 @@ LETTERS: Final[Mapping[Status, str]] = {
 }
 STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LETTERS.items()}
 
-NOTE_LIMIT_CHARACTERS: Final = 200
+NOTE_LIMIT_CHARACTERS: Final = 1200
+"""A kilobyte of what a web hook's target answered, and who answered it."""
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
 """What is looked at of a note: cleaning takes longer than running a timer where it is megabytes."""
 

@@ -24,6 +24,7 @@ PAGE_LIMIT: Final = 1000
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """Bytes of records with which a page ends, however many timers more it was to have."""
 
+_ENTRY_BYTES: Final = 80
 LARGEST_BYTES: Final = 64 * 1024
 """About what a record may have. As long as nothing is known of the records, each may have so many."""
 
@@ -276,7 +277,7 @@ def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
 
 def _size_of(timer: Timer) -> int:
     """About how large the record of a timer is."""
-    return len(codec.encode_spec(timer.spec)) + codec.NOTE_LIMIT_CHARACTERS * len(timer.history)
+    return len(codec.encode_spec(timer.spec)) + sum(_ENTRY_BYTES + len(entry.text) for entry in timer.history)
 
 
 def check_limit(value: object) -> None:

@@ -1,0 +1,134 @@
+"""Owns where web hooks may go: which names and addresses are open to them, and looking a name up once."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, Final
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Lookup = Callable[..., list[tuple[Any, ...]]]
+
+_GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_V4_COMPATIBLE: Final = IPv6Network("::/96")
+_ISATAP: Final = 0x5EFE
+_NOT_PUBLIC: Final = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
+"""Public for Python 3.11, or by their form: protocol assignments, the 6to4 relay, Azure's service to its guests."""
+
+LOOKUPS_AT_ONCE: Final = 32
+"""Threads for looking names up: not the event loop's, so that a name server that hangs holds up web hooks alone."""
+
+
+class Forbidden(Exception):
+    """A web hook may not go there. Says why, without telling what a name stands for inside."""
+
+
+class Reach:
+    """Hosts, `*.suffix` and networks, as in TIMERS_WEBHOOK_ALLOW."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._hosts: set[str] = set()
+        self._suffixes: list[str] = []
+        self._networks: list[Network] = []
+        for entry in entries:
+            self._add(entry.lower())
+
+    def _add(self, entry: str) -> None:
+        if entry.startswith("*."):
+            self._suffixes.append(entry[1:])
+            return
+        try:
+            self._networks.append(ip_network(entry))
+        except ValueError:
+            self._hosts.add(entry)
+
+    def names(self, host: str) -> bool:
+        """Whether it names the host."""
+        return host in self._hosts or host.endswith(tuple(self._suffixes))
+
+    def holds(self, address: Address) -> bool:
+        """Whether the address is in one of its networks."""
+        return any(address in network for network in self._networks)
+
+
+class Guard(AbstractResolver):
+    """Looks names up for one scheme's connections, and answers only addresses that are open to web hooks. Every address
+    of a name has to be. The connection goes to one of those that were checked, so a second answer of the name server
+    has no say."""
+
+    def __init__(self, allow: Reach, deny: Reach, lookup: Lookup, *, https: bool) -> None:
+        self._allow, self._deny, self._https, self._lookup = allow, deny, https, lookup
+        self._threads = ThreadPoolExecutor(LOOKUPS_AT_ONCE, thread_name_prefix="timers-lookup")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Raises Forbidden, and OSError for a name that is not known."""
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host, port, family)
+        return [self._checked(host, port, number, str(place[0])) for number, _, _, _, place in found]
+
+    def _look_up(self, host: str, port: int, family: int) -> list[tuple[Any, ...]]:
+        try:
+            return self._lookup(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+        except UnicodeError as error:  # a label that no name server could be asked for
+            raise OSError(f"{host} is no name: {error}") from None
+
+    def _checked(self, host: str, port: int, family: int, address: str) -> ResolveResult:
+        self.check(host, ip_address(address))
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=flags)
+
+    def check_literal(self, host: str) -> None:
+        """Raises Forbidden where the host is an address, not a name, and that is not open. A client connects to one
+        without looking it up, and reads forms such as 2130706433 that hardly anybody else does."""
+        if ":" in host or host.replace(".", "").isdigit():
+            try:
+                address = ip_address(host)
+            except ValueError:
+                raise Forbidden(f"{host} is not an address in its usual form") from None
+            self.check(host, address)
+
+    def check(self, host: str, address: Address) -> None:
+        """Raises Forbidden where the address that a host stands for is not open."""
+        host, inner = host.rstrip(".").lower(), unwrapped(address)
+        if self._deny.names(host) or self._deny.holds(address) or self._deny.holds(inner):
+            raise Forbidden(f"{host} is excluded by TIMERS_WEBHOOK_DENY")
+        if self._allow.names(host) or self._allow.holds(inner):
+            return
+        if not self._https:
+            raise Forbidden(
+                f"http:// is only for what TIMERS_WEBHOOK_ALLOW names, and that is not {host}; use https://"
+            )
+        if not (is_public(address) and is_public(inner)):
+            raise Forbidden(f"{host} is not a public address, nor is it in TIMERS_WEBHOOK_ALLOW")
+
+    async def close(self) -> None:
+        """Waits for no look-up."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def unwrapped(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address carries a packet to: mapped, compatible, 6to4, Teredo, NAT64 or ISATAP; any
+    other as it is."""
+    if isinstance(address, IPv4Address):
+        return address
+    low = IPv4Address(int(address) & 0xFFFF_FFFF)
+    if address in _NAT64 or (address in _V4_COMPATIBLE and int(address) > 1):
+        return low
+    if (int(address) >> 32) & 0xFDFF_FFFF == _ISATAP:
+        return low
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else address)
+
+
+def is_public(address: Address) -> bool:
+    """Whether anybody on the internet could have the address. IPv6 around an IPv4 address is judged by that one."""
+    if isinstance(address, IPv4Address):
+        return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC)
+    if address in _NAT64 or address.ipv4_mapped:
+        return True
+    return address in _GLOBAL_UNICAST and address.is_global

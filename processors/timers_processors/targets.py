@@ -1,0 +1,136 @@
+"""Owns how much a pod asks of each target, so that one that is slow or gone holds up no other."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+TARGETS_KEPT: Final = 10_000
+"""Targets remembered at most. Those that nothing is known against are forgotten at once."""
+
+_SMOOTHING: Final = 0.2
+"""Weight of the newest call in the average length of a target's calls."""
+
+
+class Busy(Exception):
+    """The target has as many calls as it may have: come back after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Broken(Exception):
+    """The target did not answer several times in a row and is left alone for `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Unanswered(Exception):
+    """A call got no answer: not connected, cut off, or too slow. Within a turn it counts against the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLimits:
+    """`at_once` calls to a target, and `waiting` more that wait for `wait_seconds` at most. Who finds no room comes
+    back within `longest_busy_seconds`. After `failures` unanswered calls in a row there is a pause of `pause_seconds`;
+    each next one is twice as long, up to `longest_pause_seconds`, with one call in between."""
+
+    at_once: int = 20
+    waiting: int = 80
+    wait_seconds: float = 1.0
+    failures: int = 5
+    pause_seconds: float = 10.0
+    longest_pause_seconds: float = 160.0
+    longest_busy_seconds: float = 300.0
+
+
+@dataclass(slots=True)
+class _Target:
+    slots: asyncio.Semaphore
+    calls: int = 0
+    average_seconds: float = 0.1
+    free_at: float = 0.0
+    failures: int = 0
+    broken_until: float = 0.0
+    pauses: int = 0
+
+
+class Targets:
+    """The targets of one pod by name. `turn` is a call's permission to go."""
+
+    def __init__(self, limits: TargetLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits or TargetLimits(), clock
+        self._known: dict[str, _Target] = {}
+
+    @asynccontextmanager
+    async def turn(self, name: str) -> AsyncIterator[None]:
+        """Within it a call may be made. Raises Busy or Broken where it may not; passes Unanswered on, which counts
+        against the target, as any other end but a cancellation counts for it."""
+        target = self._target(name)
+        if target.broken_until > self._clock():
+            raise Broken(target.broken_until - self._clock())
+        if target.calls >= self._limits.at_once + self._limits.waiting:
+            raise self._busy(target)
+        target.calls += 1
+        try:
+            await self._wait_for_slot(target)
+            started, pauses = self._clock(), target.pauses
+            try:
+                self._begin(target)
+                yield
+                target.failures = target.pauses = 0
+                target.broken_until = 0.0
+            except Unanswered:
+                self._count_failure(target, pauses)
+                raise
+            finally:
+                target.slots.release()
+                target.average_seconds += _SMOOTHING * (self._clock() - started - target.average_seconds)
+        finally:
+            target.calls -= 1
+            self._forget(name, target)
+
+    def _target(self, name: str) -> _Target:
+        if len(self._known) >= TARGETS_KEPT and name not in self._known:
+            idle = (known for known, target in self._known.items() if not target.calls)
+            self._known.pop(next(idle, ""), None)
+        return self._known.setdefault(name, _Target(asyncio.Semaphore(self._limits.at_once)))
+
+    def _forget(self, name: str, target: _Target) -> None:
+        if not target.calls and not target.failures and target.free_at <= self._clock():
+            self._known.pop(name, None)
+
+    async def _wait_for_slot(self, target: _Target) -> None:
+        try:
+            async with asyncio.timeout(self._limits.wait_seconds):
+                await target.slots.acquire()
+        except TimeoutError:
+            raise self._busy(target) from None
+
+    def _busy(self, target: _Target) -> Busy:
+        """Those who have to come back do so one after the other, as fast as the target has taken calls so far."""
+        now, each = self._clock(), target.average_seconds / self._limits.at_once
+        target.free_at = max(target.free_at, now + self._limits.wait_seconds) + each
+        return Busy(min(target.free_at - now, self._limits.longest_busy_seconds))
+
+    def _begin(self, target: _Target) -> None:
+        """Raises Broken during a pause. The first call after it goes, and the others wait for what comes of it."""
+        left = target.broken_until - self._clock()
+        if left > 0:
+            raise Broken(left)
+        if target.pauses:
+            target.broken_until = self._clock() + self._limits.pause_seconds
+
+    def _count_failure(self, target: _Target, pauses: int) -> None:
+        """A call from before the last pause says nothing new: twenty that hang together are one reason for one."""
+        target.failures += 1
+        if target.failures < self._limits.failures or target.pauses != pauses:
+            return
+        pause = min(self._limits.pause_seconds * 2**target.pauses, self._limits.longest_pause_seconds)
+        target.broken_until = self._clock() + pause
+        target.pauses += 1

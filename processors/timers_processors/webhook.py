@@ -1,0 +1,190 @@
+"""Owns the processor `webhook`: which URL a due timer calls, what it sends there, and what each answer means."""
+
+import hashlib
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, Final
+
+from yarl import URL
+
+from timers import Context, Done, Fail, Processor, Retry, Timer, processor
+from timers.settings import Settings, load_settings
+from timers_processors.addresses import Forbidden, Guard, Lookup, Reach
+from timers_processors.calling import Answer, Call, Caller, signature
+from timers_processors.targets import Broken, Busy, Targets, Unanswered
+
+RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "12h"]}
+"""Ten tries over a day, unless the timer has a policy of its own."""
+
+CALL_SECONDS: Final = 30.0
+"""How long a call may take in all, unless the timer has a `timeout` of its own."""
+
+WAIT_AT_MOST_SECONDS: Final = 86_400.0
+"""The longest wait that a Retry-After is granted."""
+
+METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET")
+_FIELDS: Final = ("url", "method", "headers", "body")
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE: Final = re.compile(r"[ -~\t]{0,4000}")
+_OURS: Final = re.compile(
+    r"(?i)(host|content-length|transfer-encoding|connection|keep-alive|upgrade|te|trailer|expect|user-agent"
+    r"|accept-encoding|traceparent|proxy-.*|webhook-.*|timers-.*)"
+)
+
+_rng = Random()  # noqa: S311 (jitter, not a secret)
+
+
+def processors() -> Iterator[Processor]:
+    """`webhook`, whose payload names the URL, and one for each prefix that TIMERS_WEBHOOK_TARGETS maps to a URL."""
+    # Read as a worker's, which a process that calls is: rules for the API are not its concern.
+    return made_for(load_settings({**os.environ, "TIMERS_ROLES": "worker"}))
+
+
+def made_for(
+    settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
+) -> Iterator[Processor]:
+    """The processors of a pod with these settings. They share their connections."""
+    hooks = WebHooks(settings, targets or Targets(), lookup)
+    yield hooks.processor("webhook", None)
+    for prefix, url in settings.webhook_targets:
+        yield hooks.processor(prefix, URL(url.get_secret_value()))
+
+
+class WebHooks:
+    """What the processors of a pod's web hooks have in common."""
+
+    def __init__(self, settings: Settings, targets: Targets, lookup: Lookup) -> None:
+        self._settings, self._targets, self._lookup = settings, targets, lookup
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Caller]:
+        """The pod's connections."""
+        allow, deny = Reach(self._settings.webhook_allow), Reach(self._settings.webhook_deny)
+        guards = {scheme: Guard(allow, deny, self._lookup, https=scheme == "https") for scheme in ("https", "http")}
+        async with Caller.opened(guards, self._targets) as caller:
+            yield caller
+
+    def processor(self, prefix: str, url: URL | None) -> Processor:
+        """The processor of a prefix. With a URL each timer's payload is posted there; without, it says what to send."""
+
+        @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
+        async def webhook(timer: Timer, context: Context[Caller]) -> Done:
+            call = asked(timer.payload) if url is None else Call("POST", url, _JSON, _encoded(timer.payload))
+            return await self._send(call, timer, context)
+
+        return webhook
+
+    async def _send(self, call: Call, timer: Timer, context: Context[Caller]) -> Done:
+        seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
+        headers = {**call.headers, **self._identified(call, timer, context)}
+        try:
+            answer = await context.state.call(Call(call.method, call.url, headers, call.body), seconds)
+        except Forbidden as error:
+            raise Fail(f"url: {error}") from None
+        except Busy as busy:
+            raise Retry(f"{call.target} has enough calls already", after=busy.seconds, snooze=True) from None
+        except Broken as broken:
+            reason = f"not called: {call.target} did not answer the calls before"
+            raise Retry(reason, after=_later(broken.seconds)) from None
+        except Unanswered as error:
+            raise Retry(f"{call.target}: {error}") from error
+        return self._meaning(call, answer)
+
+    def _identified(self, call: Call, timer: Timer, context: Context[Caller]) -> dict[str, str]:
+        """Which timer it is, in which try, and that it is us. The id is the same on every try of an occurrence."""
+        digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
+        keys = self._settings.webhook_keys(timer.prefix)
+        return {
+            "Timers-Prefix": timer.prefix,
+            "Timers-Id": timer.id,
+            "Timers-Occurrence": str(timer.occurrence),
+            "Timers-Attempt": str(timer.attempt),
+            "Timers-Token": str(timer.token),
+            **({} if context.traceparent is None else {"traceparent": context.traceparent}),
+            **signature(keys, f"msg_{digest[:32]}", int(time.time()), call.body),
+        }
+
+    def _meaning(self, call: Call, answer: Answer) -> Done:
+        """Done for 2xx. Raises Fail for what no further try could change, Retry for the rest."""
+        said = f"{call.target} answered {answer}"
+        if 200 <= answer.status < 300:
+            return Done(said)
+        if answer.status in _TRY_AGAIN or answer.status >= 500:
+            raise Retry(said, after=_asked_for(answer))
+        if answer.status < 400:
+            raise Fail(f"{said} (redirects are not followed)")
+        if answer.status == 410 or self._settings.webhook_4xx == "fail":
+            raise Fail(said)
+        raise Retry(said)
+
+
+def _asked_for(answer: Answer) -> float | None:
+    """The wait that a 429 or 503 asks for."""
+    if answer.retry_after is None or answer.status not in (429, 503):
+        return None
+    return _later(min(max(answer.retry_after, 1.0), WAIT_AT_MOST_SECONDS))
+
+
+def _later(seconds: float) -> float:
+    """A wait, up to a tenth longer, so that timers that were put off together do not come back together."""
+    return seconds * _rng.uniform(1.0, 1.1)
+
+
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def asked(payload: object) -> Call:
+    """The call that a payload asks for. Raises Fail naming the field that is wrong."""
+    if not isinstance(payload, Mapping):
+        raise Fail("payload: expected an object with url, and optionally method, headers and body")
+    for name in payload:
+        if name not in _FIELDS:
+            raise Fail(f"payload.{name}: unknown; the fields are {', '.join(_FIELDS)}")
+    method = payload.get("method", "POST")
+    if method not in METHODS:
+        raise Fail(f"payload.method: {str(method)[:40]!r} is not accepted; expected one of {', '.join(METHODS)}")
+    kind, body = _body(payload)
+    return Call(method, _url(payload.get("url")), {**kind, **_headers(payload.get("headers", {}))}, body)
+
+
+def _url(given: object) -> URL:
+    """Neither value nor reason is shown: both may hold a password."""
+    try:
+        url = URL(given) if isinstance(given, str) else None
+        if url is not None and url.scheme in ("https", "http") and url.raw_host and url.port:
+            return url.with_fragment(None)
+    except ValueError:
+        pass
+    raise Fail("payload.url: expected an address such as https://api.example.org/path")
+
+
+def _headers(given: object) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise Fail("payload.headers: expected an object of texts")
+    for name, value in given.items():
+        if not _HEADER_NAME.fullmatch(name) or not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise Fail(f"payload.headers.{name[:100]}: expected a name and a text that HTTP allows, in ASCII")
+        if _OURS.fullmatch(name):
+            raise Fail(f"payload.headers.{name}: set by the service, so it cannot be given")
+    return {name.title(): value for name, value in given.items()}
+
+
+def _body(payload: Mapping[str, Any]) -> tuple[Mapping[str, str], bytes]:
+    """The body with its type: text as it is, anything else as JSON, nothing where there is none."""
+    if "body" not in payload:
+        return {}, b""
+    body = payload["body"]
+    if isinstance(body, str):
+        return {"Content-Type": "text/plain; charset=utf-8"}, body.encode()
+    return _JSON, _encoded(body)

@@ -1,0 +1,167 @@
+"""How much a target is asked: room, waiting in turn, coming back later, and pauses for one that does not answer."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.engine.fleet import until
+from timers_processors.targets import TARGETS_KEPT, Broken, Busy, TargetLimits, Targets, Unanswered
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def call(targets: Targets, name: str = "a", *, answered: bool = True) -> None:
+    async with targets.turn(name):
+        if not answered:
+            raise Unanswered("no answer")
+
+
+async def unanswered(targets: Targets, times: int = 1) -> None:
+    for _ in range(times):
+        with pytest.raises(Unanswered):
+            await call(targets, answered=False)
+
+
+async def test_a_full_target_says_when_to_come_back_and_others_have_room(clock: Clock) -> None:
+    targets = Targets(TargetLimits(at_once=2, waiting=0), clock)
+    async with targets.turn("a"), targets.turn("a"):
+        waits = []
+        for _ in range(3):
+            with pytest.raises(Busy) as busy:
+                await call(targets)
+            waits.append(busy.value.seconds)
+        await call(targets, "b")
+    assert waits == sorted(set(waits)), "each comes back after the one before"
+    assert waits[0] >= 1.0
+    await call(targets)
+
+
+async def test_a_target_that_is_slow_is_come_back_to_no_faster_than_it_answers(clock: Clock) -> None:
+    targets = Targets(TargetLimits(at_once=1, waiting=0), clock)
+    for _ in range(50):
+        async with targets.turn("a"):
+            clock.now += 30
+            with pytest.raises(Busy):
+                await call(targets)
+    async with targets.turn("a"):
+        with pytest.raises(Busy) as first:
+            await call(targets)
+        with pytest.raises(Busy) as second:
+            await call(targets)
+    assert second.value.seconds - first.value.seconds == pytest.approx(30, rel=0.05)
+
+
+async def test_nobody_is_sent_away_for_longer_than_the_longest() -> None:
+    targets = Targets(TargetLimits(at_once=1, waiting=0, wait_seconds=1000, longest_busy_seconds=7))
+    async with targets.turn("a"):
+        with pytest.raises(Busy) as busy:
+            await call(targets)
+    assert busy.value.seconds == 7
+
+
+async def test_some_wait_and_go_on_when_there_is_room() -> None:
+    targets = Targets(TargetLimits(at_once=1, waiting=1, wait_seconds=30))
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(targets.turn("a"))
+        waiting = asyncio.create_task(call(targets))
+        await until(lambda: targets._known["a"].calls == 2, "it waits")
+        with pytest.raises(Busy):
+            await call(targets)
+        assert not waiting.done()
+    await waiting
+
+
+async def test_who_waits_too_long_is_sent_away() -> None:
+    targets = Targets(TargetLimits(at_once=1, waiting=1, wait_seconds=0.01))
+    async with targets.turn("a"):
+        with pytest.raises(Busy):
+            await call(targets)
+
+
+async def test_after_failures_in_a_row_there_is_a_pause_and_others_have_none(clock: Clock) -> None:
+    targets = Targets(TargetLimits(failures=3, pause_seconds=10), clock)
+    await unanswered(targets, 2)
+    await call(targets)
+    await unanswered(targets, 3)
+    with pytest.raises(Broken) as broken:
+        await call(targets)
+    assert broken.value.seconds == 10
+    await call(targets, "b")
+
+
+async def test_after_a_pause_one_call_goes_and_its_answer_ends_the_pauses(clock: Clock) -> None:
+    targets = Targets(TargetLimits(failures=1, pause_seconds=10), clock)
+    await unanswered(targets)
+    clock.now += 10
+    async with targets.turn("a"):
+        with pytest.raises(Broken):
+            await call(targets)
+    await call(targets)
+    assert targets._known == {}
+
+
+async def test_each_pause_is_twice_as_long_up_to_the_longest(clock: Clock) -> None:
+    targets = Targets(TargetLimits(failures=1, pause_seconds=10, longest_pause_seconds=35), clock)
+    pauses = []
+    for _ in range(4):
+        await unanswered(targets)
+        with pytest.raises(Broken) as broken:
+            await call(targets)
+        pauses.append(broken.value.seconds)
+        clock.now += broken.value.seconds
+    assert pauses == [10, 20, 35, 35]
+
+
+async def test_calls_that_hang_together_are_one_reason_for_one_pause(clock: Clock) -> None:
+    targets = Targets(TargetLimits(failures=2, pause_seconds=10), clock)
+    release = asyncio.Event()
+
+    async def hang() -> None:
+        async with targets.turn("a"):
+            await release.wait()
+            raise Unanswered("no answer")
+
+    hanging = [asyncio.create_task(hang()) for _ in range(6)]
+    await until(lambda: "a" in targets._known and targets._known["a"].calls == 6, "all hang")
+    release.set()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    with pytest.raises(Broken) as broken:
+        await call(targets)
+    assert broken.value.seconds == 10
+
+
+async def test_a_cancelled_call_says_nothing_of_the_target() -> None:
+    targets = Targets(TargetLimits(failures=1))
+
+    async def hang() -> None:
+        async with targets.turn("a"):
+            await asyncio.Event().wait()
+
+    hanging = asyncio.create_task(hang())
+    await until(lambda: "a" in targets._known, "it hangs")
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    await call(targets)
+    assert targets._known == {}
+
+
+async def test_only_so_many_targets_are_remembered(clock: Clock) -> None:
+    targets = Targets(TargetLimits(failures=1), clock)
+    async with targets.turn("held"):
+        for number in range(TARGETS_KEPT + 10):
+            with pytest.raises(Unanswered):
+                await call(targets, f"gone-{number}", answered=False)
+        assert "held" in targets._known
+    assert len(targets._known) <= TARGETS_KEPT
