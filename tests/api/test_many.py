@@ -1,15 +1,21 @@
 """Lists, batches and actions over HTTP."""
 
+import asyncio
 import json
 from io import BytesIO
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply
+from tests.waiting import eventually
 from timers.api.body import BATCH_LIMIT_BYTES
+from timers.api.many import ACTION_LIMIT, ACTIONS_AT_ONCE
 from timers.api.problems import KINDS
 from timers.client.actions import REASONS
+from timers.core.model import Status
 
 LINES = "application/x-ndjson"
 
@@ -167,9 +173,9 @@ async def test_a_batch_may_be_larger_than_one_timer_but_not_without_end(api: Api
 async def test_an_action_counts_what_it_did(api: Api) -> None:
     await batch(api, *[wish(f"t{i}", tags=["a"] if i % 3 else []) for i in range(9)])
     dry = await act(api, "cancel", filter={"prefix": "test", "tag": "a"}, dry_run=True)
-    assert (dry.status, dry.body) == (200, {"matched": 6, "done": 0, "refused": {}})
+    assert (dry.status, dry.body) == (200, {"matched": 6, "done": 0, "refused": {}, "next_cursor": None})
     done = await act(api, "cancel", filter={"prefix": "test", "tag": "a"})
-    assert done.body == {"matched": 6, "done": 6, "refused": {}}
+    assert done.body == {"matched": 6, "done": 6, "refused": {}, "next_cursor": None}
     assert (await act(api, "retry", filter={"status": "cancelled"})).body["done"] == 6
     assert (await act(api, "reschedule", filter={"prefix": "test"}, delay="9h", due_at=None)).body["done"] == 9
     assert (await act(api, "purge", filter={"prefix": "test"})).body["done"] == 9
@@ -192,6 +198,10 @@ async def test_an_action_counts_what_it_did(api: Api) -> None:
         ({"action": "cancel", "filter": {"prefix": "test"}, "dry_run": "yes"}, "dry_run"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "force": True}, "force"),
         ({"action": "cancel", "filter": {"prefix": "test"}, "delay": "1h"}, "delay"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": 5}, "cursor"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": "x"}, "cursor"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": "1.9."}, "cursor"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "cursor": "1.1.x"}, "cursor"),
         ({"action": "reschedule", "filter": {"prefix": "test"}}, "delay"),
         ({"action": "reschedule", "filter": {"prefix": "test"}, "delay": "soon"}, "delay"),
     ],
@@ -208,3 +218,66 @@ async def test_all_that_is_wrong_with_an_action_is_named_at_once(api: Api) -> No
 
 def test_reasons_are_the_problem_types() -> None:
     assert {kind: KINDS[kind].slug for kind in REASONS} == dict(REASONS)
+
+
+async def arm(api: Api, number: int) -> None:
+    for start in range(0, number, 1000):
+        some = range(start, min(start + 1000, number))
+        assert (await batch(api, *[wish(f"t{i:04}") for i in some])).status == 200
+
+
+async def scheduled(api: Api) -> int:
+    return (await api.client.counts()).get("test", {}).get(Status.SCHEDULED, 0)
+
+
+async def test_an_action_on_many_timers_ends_after_some_and_goes_on_with_its_cursor(api: Api) -> None:
+    await arm(api, ACTION_LIMIT + 150)
+    spec: dict[str, Any] = {"filter": {"prefix": "test"}}
+    first = await act(api, "reschedule", delay="9h", **spec)
+    assert first.body["matched"] == first.body["done"] == ACTION_LIMIT
+    second = await act(api, "reschedule", delay="9h", cursor=first.body["next_cursor"], **spec)
+    assert (second.body["done"], second.body["next_cursor"]) == (150, None)
+    due = {timer.due_ms async for timer in api.client.iterate(prefix="test")}
+    assert len(due) == 1, "the delay counts from when the action began"
+
+
+async def test_an_action_stops_when_its_client_leaves(api: Api) -> None:
+    await arm(api, ACTION_LIMIT)
+    body = json.dumps({"action": "cancel", "filter": {"prefix": "test"}})
+    parts = urlsplit(api.server.url)
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = "POST /v1/timers/actions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    await writer.drain()
+
+    async def begun() -> bool:
+        return await scheduled(api) < ACTION_LIMIT
+
+    await eventually(begun, "the action is under way")
+    writer.close()
+    await writer.wait_closed()
+
+    async def rests() -> bool:
+        before = await scheduled(api)
+        await act(api, "purge", filter={"status": "failed"}, dry_run=True)
+        return await scheduled(api) == before
+
+    await eventually(rests, "the action has ended")
+    assert await scheduled(api) > 0
+
+
+async def test_more_actions_than_a_pod_runs_at_a_time_are_told_to_come_later(api: Api, redis: Redis) -> None:
+    await arm(api, 20)
+    await act(api, "cancel", filter={"tag": "none"})
+    await redis.client_pause(600_000, all=False)
+    calls = [asyncio.create_task(act(api, "cancel", filter={"prefix": "test"})) for _ in range(ACTIONS_AT_ONCE + 1)]
+    try:
+        ended, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await redis.client_unpause()
+    (busy,) = [call.result() for call in ended]
+    busy.problem(503, "busy")
+    assert busy.headers["Retry-After"] == "1"
+    assert {(await call).status for call in waiting} == {200}
+    assert (await act(api, "cancel", filter={"prefix": "test"})).status == 200
+    assert await scheduled(api) == 0

@@ -15,8 +15,8 @@ from timers.errors import Unavailable
 REQUEST_SECONDS: Final = 10.0
 """From the last byte of the request to the answer: Redis may take half of it for one command."""
 
-_UNBOUNDED: Final = frozenset({"streamEvents", "actOnTimers"})
-"""A stream has no end, and an action works through as many timers as there are."""
+_UNBOUNDED: Final = frozenset({"streamEvents"})
+"""A stream has no end."""
 
 
 class Deadlines:

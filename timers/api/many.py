@@ -1,5 +1,6 @@
 """Owns the calls on many timers at once: lists, batches, actions by filter."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,9 +14,9 @@ from timers.api.scope import Visible, quota_of, require_visible, visible_to
 from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
-from timers.client.actions import check_action
+from timers.client.actions import Counts, Stop, check_action
 from timers.core.spec import NewTimer
-from timers.errors import Checks, FieldError, InvalidInput, TimersError, shown
+from timers.errors import Busy, Checks, FieldError, InvalidInput, TimersError, shown
 from timers.store.filters import Filter
 from timers.store.listing import PAGE_LIMIT
 
@@ -23,7 +24,16 @@ _LINES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application
 """The names that programs have for a JSON value a line; none of them is registered."""
 
 _FILTERS: Final = ("prefix", "status", "tag", "due_after", "due_before")
-_ACTION: Final = ("action", "filter", "dry_run", "delay", "due_at")
+_ACTION: Final = ("action", "filter", "dry_run", "delay", "due_at", "cursor")
+
+ACTIONS_AT_ONCE: Final = 2
+"""Actions of one pod at a time: each keeps a quarter of the connections to Redis busy."""
+
+ACTION_LIMIT: Final = 1000
+"""Timers that pass the filter with which a call of an action ends, after the page it is at; its cursor goes on."""
+
+ACTION_SECONDS: Final = 5.0
+"""How long a call of an action may take, however few timers pass its filter: half of what any call may."""
 
 Wish = NewTimer | TimersError
 """A timer of a batch, or why it is none."""
@@ -34,6 +44,7 @@ class ManyRoutes:
 
     def __init__(self, client: TimerClient, serving: Serving) -> None:
         self._client, self._serving = client, serving
+        self._acting = 0
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -81,7 +92,7 @@ class ManyRoutes:
         return None
 
     async def act(self, request: web.Request) -> web.Response:
-        """200 the counts."""
+        """200 the counts, and where to go on."""
         read_query(request)
         spec = as_object(await read_json(request))
         checks, visible = Checks(), visible_to(request)
@@ -89,13 +100,22 @@ class ManyRoutes:
         action = checks.of(check_action, spec.get("action"))
         wanted = checks.of(lambda given: _filter(given, visible), spec.get("filter", {}))
         dry_run = checks.of(_dry_run, spec.get("dry_run", False))
+        cursor = checks.of(_cursor, spec.get("cursor"))
         checks.end()
-        counts = await self._client.act(
-            action or "",
-            wanted or Filter(),
-            dry_run=dry_run is not False,
-            **{name: spec[name] for name in ("delay", "due_at") if name in spec},
-        )
+        if self._acting >= ACTIONS_AT_ONCE:
+            raise Busy(f"{self._acting} actions are under way on this pod, as many as it runs; try again soon")
+        self._acting += 1
+        try:
+            counts = await self._client.act(
+                action or "",
+                wanted or Filter(),
+                dry_run=dry_run is not False,
+                cursor=cursor,
+                stop=_enough_for(request),
+                **{name: spec[name] for name in ("delay", "due_at") if name in spec},
+            )
+        finally:
+            self._acting -= 1
         return answer(counts.to_json())
 
 
@@ -157,3 +177,20 @@ def _dry_run(value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidInput.of("dry_run", value, "true or false")
     return value
+
+
+def _cursor(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput.of("cursor", value, "a next_cursor that an action has answered")
+    return value
+
+
+def _enough_for(request: web.Request) -> Stop:
+    """Whether a call of an action has done enough, or nobody waits for its answer any more."""
+    until = time.monotonic() + ACTION_SECONDS
+
+    def enough(counts: Counts) -> bool:
+        gone = request.transport is None or request.transport.is_closing()
+        return gone or counts.matched >= ACTION_LIMIT or time.monotonic() > until
+
+    return enough

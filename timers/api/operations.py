@@ -180,7 +180,7 @@ MANY_OPERATIONS: Final = (
         "/v1/timers/actions",
         "write",
         "many timers",
-        "Cancel, retry, reschedule or purge all timers that pass a filter",
+        "Cancel, retry, reschedule or purge all timers that pass a filter, about 1,000 a call",
         (Answer(200, "How many were found, done and refused.", schemas.ActionAnswer),),
         body={JSON: schemas.Action},
     ),

@@ -282,7 +282,8 @@ class TimerFilter(_Shape):
 
 
 class Action(_Shape):
-    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time."""
+    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time. `cursor`
+    is the `next_cursor` of the call before, all else as in that call."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_ACTION)
 
@@ -291,16 +292,23 @@ class Action(_Shape):
     dry_run: bool = False
     delay: AnyDuration | None = None
     due_at: Time | None = None
+    cursor: Annotated[str, WithJsonSchema({"type": "string", "format": "timer-action-cursor"})] | None = None
 
 
 class ActionAnswer(_Shape):
-    """How many timers passed the filter, how many were acted on, and how many refused it, by reason."""
+    """How many timers passed the filter, how many were acted on, and how many refused it, by reason; of this call
+    alone, which ends after about 1,000 timers. `next_cursor` goes on; null at the end."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"matched": 3, "done": 2, "refused": {"running": 1}}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"matched": 3, "done": 2, "refused": {"running": 1}, "next_cursor": None}],
+        }
+    )
 
     matched: Count
     done: Count
     refused: dict[str, Count]
+    next_cursor: str | None
 
 
 class ByStatus(_Shape):

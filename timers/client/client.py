@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from timers.client.actions import Act, Counts, act_on_all, statuses_of
+from timers.client.actions import Act, Begun, Counts, Stop, act_on_all, statuses_of
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
@@ -252,10 +252,13 @@ class TimerClient:
         filter: Filter | Mapping[str, Any],  # noqa: A002
         *,
         dry_run: bool = False,
+        cursor: str | None = None,
+        stop: Stop = lambda _: False,
         **due: Any,
     ) -> Counts:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
-        `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone."""
+        `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone. `stop`
+        is asked now and then; the same call with the `next_cursor` then goes on."""
         filter = filter if isinstance(filter, Filter) else Filter.parse(**filter)  # noqa: A001
         statuses = statuses_of(action, filter)
         given = {name: value for name, value in due.items() if value is not None}
@@ -265,15 +268,18 @@ class TimerClient:
                 "exactly one of delay and due_at" if action == "reschedule" else "no due time; only reschedule has one"
             )
             raise InvalidInput.of("delay", due or None, rule)
+        begun = None if cursor is None else Begun.read(cursor)
         store = await self._open()
-        since_ms = await store.now_ms()
-        due_ms = None if change is None else due_of_change(change, since_ms)
+        begun = begun or Begun(await store.now_ms())
+        due_ms = None if change is None else due_of_change(change, begun.since_ms)
         return await act_on_all(
             Listing(store),
             filter,
             statuses,
-            skip=lambda timer: timer.updated_ms > since_ms or timer.due_ms == due_ms,
+            begun,
+            skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,
             act=None if dry_run else self._act_of(action, due_ms),
+            stop=stop,
         )
 
     def _act_of(self, action: str, due_ms: int | None) -> Act:
