@@ -143,6 +143,16 @@ class Limits:
         """True where the end of a run makes room for another."""
         return self.concurrency is not None or self.pod_concurrency is not None
 
+    @property
+    def over_fleet(self) -> bool:
+        """True where starts must be reserved, because other pods count too."""
+        return self.concurrency is not None or self.rate is not None
+
+    @property
+    def in_order(self) -> bool:
+        """True where one runs at a time: strictly by due time, then by arming."""
+        return self.concurrency == 1
+
 
 NO_LIMITS: Final = Limits()
 

@@ -16,7 +16,8 @@ from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import NO_LIMITS, Limits, Registry, processor
 from timers.store.connect import connect
-from timers.store.store import NO_QUEUE_LIMITS, UNNAMED, Claimed, Identity, Store
+from timers.store.permits import Permit
+from timers.store.store import UNNAMED, Claimed, Identity, Store
 
 
 @processor("note")
@@ -40,7 +41,7 @@ class _Away(Store):
         pod: str,
         lease_ms: int,
         cause: str,
-        limits: Mapping[str, Limits] = NO_QUEUE_LIMITS,
+        in_order: bool = False,
         processors: Mapping[str, str] = UNNAMED,
     ) -> Claimed:
         if await self._together.wait() > 0:
@@ -106,7 +107,7 @@ class _Rescuing(Store):
 class _Taker(_Room):
     held: frozenset[Identity] = frozenset()
 
-    def start(self, _shard: int, _claimed: Claimed, _asked_at: float) -> None:
+    def start(self, _shard: int, _claimed: Claimed, _asked_at: float, _permits: Sequence[Permit]) -> None:
         """There is nothing to start."""
 
 

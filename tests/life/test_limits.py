@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
 from timers.processor import BURST_US, Context
+from timers.store import scripts
 
 
 class Busy(Calls):
@@ -110,6 +113,69 @@ class TestConcurrency:
         await arm(sharded, ids(40))
         await ended(sharded, ids(40))
         assert busy.most[""] <= 2
+
+    async def test_a_dead_pod_gives_its_permit_back(self, fleet: Fleet) -> None:
+        held, busy = Held(concurrency=1), Busy(concurrency=1)
+        first = await fleet.pod(held, name="a", lease_ms=500)
+        await arm(fleet, ["x"])
+        await until(lambda: len(held) == 1, "the only permit is taken")
+        await fleet.kill(first)
+        await fleet.pod(busy, name="b", lease_ms=500)
+        await arm(fleet, ["y"])
+        await ended(fleet, ["x", "y"])
+        assert busy.ids == ["x", "y"]
+        assert busy.most[""] == 1
+
+    async def test_a_rescued_run_takes_a_permit(self, fleet: Fleet) -> None:
+        """The places of a dead pod were filled twice: by its lost runs and by new ones."""
+        lost, held = Held(concurrency=2), Held(concurrency=2)
+        first = await fleet.pod(lost, name="a", lease_ms=500)
+        await arm(fleet, ids(2))
+        await until(lambda: len(lost) == 2, "both permits are taken")
+        await arm(fleet, ids(6))
+        await fleet.kill(first)
+        second = await fleet.pod(held, name="b", lease_ms=500)
+        await until(lambda: len(held) == 2, "both places are filled")
+        await arm(fleet, ["beside"], "note-beside")
+        await until(lambda: "beside" in held.ids, "further claims have been answered")
+        assert second.worker.runner.executing == 3
+        held.release.set()
+        await ended(fleet, ids(6))
+
+    async def test_what_a_run_holds_longer_than_its_lease_is_kept(self, fleet: Fleet) -> None:
+        held, other = Held(concurrency=1), Calls(concurrency=1)
+        await fleet.pod(held, name="a", lease_ms=300)
+        await arm(fleet, ["x"])
+        await until(lambda: len(held) == 1, "the only permit is taken")
+        await fleet.pod(other, name="b", lease_ms=300)
+        await arm(fleet, ["y"])
+        started_ms = held.timers[0].history[1].at_ms
+
+        async def lease_over() -> bool:
+            return await fleet.store.now_ms() > started_ms + 900
+
+        await eventually(lease_over, "three leases have passed")
+        assert len(other) == 0
+        held.release.set()
+        await ended(fleet, ["x", "y"])
+
+    async def test_a_prefix_without_limits_over_the_fleet_reserves_nothing(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It pays no script and no round trip for the limits of others."""
+        ran: Counter[str] = Counter()
+        evalsha = Redis.evalsha
+
+        def count(redis: Redis, sha: str, numkeys: int, *arguments: str) -> Any:
+            ran[sha] += 1
+            return evalsha(redis, sha, numkeys, *arguments)
+
+        monkeypatch.setattr(Redis, "evalsha", count)
+        await fleet.pod(Calls(pod_concurrency=5))
+        await arm(fleet, ids(10))
+        await ended(fleet, ids(10))
+        assert ran[scripts.digest("settle")]
+        assert not any(ran[scripts.digest(name)] for name in ("reserve", "keep", "release"))
 
 
 class TestOrder:

@@ -9,7 +9,6 @@ from tests.store.acts import (
     OTHER,
     POD,
     PREFIX,
-    an_end,
     armed,
     arming,
     claim,
@@ -18,12 +17,10 @@ from tests.store.acts import (
     put_in_place_of_lease,
     read,
     running,
-    settle,
     trigger_key,
 )
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
-from timers.processor import Limits, Rate
 from timers.store.store import Store
 
 
@@ -191,42 +188,6 @@ async def test_a_paused_queue_is_not_claimed(store: Store) -> None:
     assert len(await claim(store)) == 1
 
 
-async def test_a_queue_runs_no_more_than_its_limit(store: Store) -> None:
-    await store.arm([arming(str(i)) for i in range(5)])
-    limits = {PREFIX: Limits(concurrency=2)}
-
-    async def take() -> list[Timer]:
-        found = await store.claim(0, [(PREFIX, 5)], pod=POD, lease_ms=LEASE_MS, cause="event", limits=limits)
-        return found.timers
-
-    first = await take()
-    assert [timer.id for timer in first] == ["0", "1"]
-    assert await take() == []
-    await settle(store, an_end(first[0]))
-    assert [timer.id for timer in await take()] == ["2"]
-
-
-async def test_a_rate_lets_a_burst_through_and_says_how_long_to_wait(
-    frozen: Store, clock: time_machine.Traveller
-) -> None:
-    await frozen.arm([arming(str(i)) for i in range(9)])
-    limits = {PREFIX: Limits(rate=Rate(interval_us=100_000, burst=3))}
-
-    async def take() -> tuple[list[str], dict[str, int]]:
-        found = await frozen.claim(0, [(PREFIX, 9)], pod=POD, lease_ms=LEASE_MS, cause="event", limits=limits)
-        return [timer.id for timer in found.timers], found.waits_ms
-
-    assert await take() == (["0", "1", "2"], {PREFIX: 100})
-    clock.shift(0.060)
-    assert await take() == ([], {PREFIX: 40})
-    clock.shift(0.040)
-    assert await take() == (["3"], {PREFIX: 100})
-    clock.shift(0.250)
-    assert await take() == (["4", "5"], {PREFIX: 50})
-    clock.shift(10)
-    assert await take() == (["6", "7", "8"], {PREFIX: 100})
-
-
 async def test_behind_a_backlog_half_a_batch_goes_to_the_punctual(frozen: Store, clock: time_machine.Traveller) -> None:
     await frozen.arm([arming(f"late-{i}") for i in range(20)])
     clock.shift(60)
@@ -241,7 +202,5 @@ async def test_a_queue_that_runs_one_at_a_time_keeps_its_order_behind_a_backlog(
     await frozen.arm([arming("late-0"), arming("late-1")])
     clock.shift(60)
     await armed(frozen, "new")
-    found = await frozen.claim(
-        0, [(PREFIX, 2)], pod=POD, lease_ms=LEASE_MS, cause="event", limits={PREFIX: Limits(concurrency=1)}
-    )
-    assert [timer.id for timer in found.timers] == ["late-0"]
+    found = await frozen.claim(0, [(PREFIX, 2)], pod=POD, lease_ms=LEASE_MS, cause="event", in_order=True)
+    assert [timer.id for timer in found.timers] == ["late-0", "late-1"]

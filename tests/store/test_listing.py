@@ -86,7 +86,7 @@ async def test_a_list_reads_only_where_timers_are_counted(real: Store, monkeypat
     asked: list[tuple[object, ...]] = []
     run_all = real.run_all
 
-    async def listen(name: str, calls: list[tuple[int, list[object]]]) -> object:
+    async def listen(name: str, calls: list[tuple[str, list[object]]]) -> object:
         asked.extend(tuple(arguments[:2]) for _, arguments in calls)
         return await run_all(name, calls)  # type: ignore[arg-type]  # as it was called
 

@@ -124,10 +124,8 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     next_look, due, go_on, lost, overdue = await foreign.call("touch", root, "500", "0")
     assert (due[0], go_on, lost, overdue) == (b"reminder", 0, 0, 0)
     assert await foreign.call("orphans", root, "500", "0") == [[], 0]
-    looked, claimed, bad = await foreign.call(
-        "claim", root, "pod-x", "30000", "event", str(SHARDS), "reminder remind 10 0 0 1"
-    )
-    assert (looked, bad, claimed[:2]) == ([1, 0], [], [b"reminder", b"user-3"])
+    looked, claimed, bad = await foreign.call("claim", root, "pod-x", "30000", "event", "", "reminder remind 10")
+    assert (looked, bad, claimed[:2]) == ([1], [], [b"reminder", b"user-3"])
     token = claimed[2].split(b" ")[3].decode()
     assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", token) == [[]]
     head = claimed[2].decode().split("\n")[0].split(" ")
@@ -135,6 +133,16 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"settled"]
     assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"already"]
     assert next_look == b"" or int(next_look) > 0
+
+
+async def test_a_foreign_pod_starts_no_more_of_a_limited_prefix_than_it_may(foreign: Foreign) -> None:
+    root = "timers:{limits:reminder}:"
+    n, wait_ms, (permit,) = await foreign.call("reserve", root, "pod-x", "30000", "1", "1000", "5", "10")
+    assert (n, wait_ms, permit.split(b" ")[0]) == (1, 0, b"pod-x")
+    assert (await foreign.call("reserve", root, "pod-y", "30000", "1", "1000", "5", "10"))[0] == 0
+    assert await foreign.call("keep", root, "30000", permit.decode()) == []
+    assert await foreign.call("release", root, "0", permit.decode()) == []
+    assert (await foreign.call("reserve", root, "pod-y", "30000", "1", "1000", "5", "10"))[0] == 1
 
 
 def test_the_bucket_in_the_document_is_right() -> None:
@@ -167,4 +175,4 @@ def test_every_script_tells_its_arguments_and_answers(script: str) -> None:
 def test_every_key_that_is_built_is_in_the_document() -> None:
     sources = "".join((FOLDER / "lua" / f"{script}.lua").read_text() for script in [*SCRIPTS, "common"])
     for kind in set(re.findall(r"root \.\. '([a-z]+)", sources)):
-        assert re.search(rf"`(R|timers:\{{\w+\}}):{kind}", PROTOCOL), kind
+        assert re.search(rf"`(R|timers:\{{\S+\}}):{kind}", PROTOCOL), kind

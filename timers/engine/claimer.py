@@ -2,18 +2,21 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Final
 
-from timers.engine.intake import BACKLOG, CLAIM_BATCH, Ask, Intake, Wanted
+from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Ask, Intake, Wanted
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
 from timers.engine.supervisor import side_by_side
 from timers.errors import Unavailable
 from timers.logs import get_logger
+from timers.processor import Limits
+from timers.store.permits import Permit, Reservation
 from timers.store.store import Claimed, Identity
 
 _log = get_logger("timers.claimer")
@@ -78,53 +81,110 @@ class Claimer:
             self._runner.room_changed()
 
     async def _claim(self, wanted: Wanted) -> None:
-        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in wanted.asks}
-        with self._asking(most):
-            asked_at = time.monotonic()
-            claimed = await self._pod.store.claim(
-                wanted.shard,
-                list(most.items()),
-                pod=self._pod.name,
-                lease_ms=self._pod.lease_ms,
-                cause=wanted.cause,
-                limits={prefix: self._runner.limits_of(prefix) for prefix in most},
-                processors=self._named(most),
-            )
-            _tell_quarantined(claimed)
-            for ask in wanted.asks:
-                self._follow_up(wanted, ask, claimed, has_room=most[ask.prefix] == ask.most)
-            self._runner.start(wanted.shard, claimed, asked_at)
+        """Claim from the queues without limits over the fleet together, from each of the others by itself."""
+        limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
+        free = [ask for ask in wanted.asks if ask not in limited]
+        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
+        if most:
+            with self._asking(most):
+                claimed = await self._take(wanted.shard, most, wanted.cause)
+                for ask in free:
+                    has_more = most[ask.prefix] == ask.most and ask.prefix in claimed.more
+                    self._follow_up(wanted, ask, has_more=has_more)
+        for ask in limited:
+            await self._claim_limited(wanted, ask)
+
+    async def _claim_limited(self, wanted: Wanted, ask: Ask) -> None:
+        """Reserve, claim as many, and give back what was not there."""
+        most = min(ask.most, self._room_of(ask.prefix))
+        with self._asking({ask.prefix: most}):
+            reserved = await self._reserve(ask.prefix, self._runner.limits_of(ask.prefix), most)
+            used = await self._claim_reserved(wanted, reserved) if reserved.count else 0
+            await self._pod.permits.give_back(reserved, used)
+        if used == reserved.count and reserved.wait_ms:
+            self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
+            self._follow_up(wanted, ask, has_more=False)
+        else:
+            self._follow_up(wanted, ask, has_more=0 < used == ask.most)
+
+    async def _claim_reserved(self, wanted: Wanted, reserved: Reservation) -> int:
+        """Claim, and answer how many. A queue that runs one at a time is one over all shards: its earliest comes
+        first, wherever it is."""
+        in_order, shard = reserved.limits.in_order, wanted.shard
+        if in_order:
+            earliest = await self._pod.permits.next_shard(reserved.prefix)
+            if earliest not in self._pod.shards:
+                return 0
+            shard = earliest
+        most = {reserved.prefix: reserved.count}
+        claimed = await self._take(shard, most, wanted.cause, in_order=in_order, permits=reserved.permits)
+        return len(claimed.timers) + len(claimed.unreadable)
+
+    async def _take(
+        self, shard: int, most: Mapping[str, int], cause: str, *, in_order: bool = False, permits: Sequence[Permit] = ()
+    ) -> Claimed:
+        """Claim so many of each queue, and start them."""
+        asked_at = time.monotonic()
+        claimed = await self._pod.store.claim(
+            shard,
+            list(most.items()),
+            pod=self._pod.name,
+            lease_ms=self._pod.lease_ms,
+            cause=cause,
+            in_order=in_order,
+            processors=self._named(most),
+        )
+        _tell_quarantined(claimed)
+        self._runner.start(shard, claimed, asked_at, permits)
+        return claimed
 
     async def _rescue(self, shard: int, orphans: Sequence[Identity]) -> None:
-        """Take over what this pod has room for; a sweep finds the others again. What the pod itself holds is not lost,
-        however long its event loop stood still, nor is what the answers that it has yet to read will bring."""
+        """Take over what this pod has room and permits for; a sweep finds the others again. What the pod itself holds
+        is not lost, however long its event loop stood still, nor is what the answers that it has yet to read will
+        bring."""
         if self._unanswered:
             await asyncio.wait(set(self._unanswered))
         held = self._runner.held
         room = {prefix: self._room_of(prefix) for prefix, _ in orphans}
-        chosen: list[Identity] = []
+        free: list[Identity] = []
+        limited: defaultdict[str, list[Identity]] = defaultdict(list)
         for orphan in orphans:
             if orphan in held:
                 continue
-            room[orphan[0]] -= 1
-            if room[orphan[0]] >= 0:
-                chosen.append(orphan)
-        if not chosen:
-            return
-        with self._asking(Counter(prefix for prefix, _ in chosen)):
-            asked_at = time.monotonic()
-            rescued = await self._pod.store.rescue(
-                shard,
-                chosen,
-                pod=self._pod.name,
-                lease_ms=self._pod.lease_ms,
-                processors=self._named(prefix for prefix, _ in chosen),
-            )
-            _tell_quarantined(rescued)
-            for timer in rescued.timers:
-                self._pod.observer.rescued(timer.prefix)
-                _log.warning("run rescued from an expired lease", **named(timer))
-            self._runner.start(shard, rescued, asked_at)
+            prefix = orphan[0]
+            room[prefix] -= 1
+            if room[prefix] >= 0:
+                (limited[prefix] if self._runner.limits_of(prefix).concurrency else free).append(orphan)
+        with self._asking(Counter(prefix for prefix, _ in (*free, *chain(*limited.values())))):
+            if free:
+                await self._take_over(shard, free)
+            for prefix, some in limited.items():
+                reserved = await self._reserve(prefix, Limits(self._runner.limits_of(prefix).concurrency), len(some))
+                used = await self._take_over(shard, some[: reserved.count], reserved.permits) if reserved.count else 0
+                await self._pod.permits.give_back(reserved, used)
+
+    async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit] = ()) -> int:
+        """Rescue runs, start them, and answer how many."""
+        asked_at = time.monotonic()
+        rescued = await self._pod.store.rescue(
+            shard,
+            orphans,
+            pod=self._pod.name,
+            lease_ms=self._pod.lease_ms,
+            processors=self._named(prefix for prefix, _ in orphans),
+        )
+        _tell_quarantined(rescued)
+        for timer in rescued.timers:
+            self._pod.observer.rescued(timer.prefix)
+            _log.warning("run rescued from an expired lease", **named(timer))
+        self._runner.start(shard, rescued, asked_at, permits)
+        return len(rescued.timers) + len(rescued.unreadable)
+
+    async def _reserve(self, prefix: str, limits: Limits, most: int) -> Reservation:
+        """Nothing for a while after Redis was away: pods that live keep the permits of their runs first."""
+        if most == 0 or self._intake.holds:
+            return Reservation(prefix, limits, 0, round(HOLD_SECONDS * 1000) if most else 0, ())
+        return await self._pod.permits.reserve(prefix, limits, most, pod=self._pod.name, lease_ms=self._pod.lease_ms)
 
     def _named(self, prefixes: Iterable[str]) -> dict[str, str]:
         """The processor of each queue, by the prefix it was declared with."""
@@ -146,13 +206,10 @@ class Claimer:
             self._unanswered.remove(answered)
             answered.set_result(None)
 
-    def _follow_up(self, wanted: Wanted, ask: Ask, claimed: Claimed, *, has_room: bool) -> None:
+    def _follow_up(self, wanted: Wanted, ask: Ask, *, has_more: bool) -> None:
         """A full batch, or one that a sweep asked for, leaves the queue dirty. A short one has emptied it, or has met a
         limit: then the end of a run marks it again, or the time at which its rate allows the next."""
-        wait_ms = claimed.waits_ms.get(ask.prefix)
-        if wait_ms is not None:
-            self._intake.mark_after(wanted.shard, ask.prefix, wait_ms / 1000)
-        if wait_ms is not None or not has_room or ask.prefix not in claimed.more:
+        if not has_more:
             self._intake.emptied(wanted.shard, ask)
         elif ask.most >= BACKLOG or wanted.cause != "event":
             self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=ask.most >= BACKLOG)

@@ -1,6 +1,7 @@
-"""Owns keeping leases: extends those of all runs in batches, over a connection that nothing else uses."""
+"""Owns keeping leases and permits: extends those of all runs in batches, over a connection that nothing else uses."""
 
 import asyncio
+import math
 import time
 from contextlib import suppress
 from itertools import groupby
@@ -34,11 +35,15 @@ class Heartbeat:
                     await self._runs.in_doubt.wait()
 
     async def _beat(self) -> None:
+        began = time.monotonic()
         by_shard = sorted(self._runs, key=lambda run: run.shard)
         for shard, group in groupby(by_shard, key=lambda run: run.shard):
             runs = list(group)
             for start in range(0, len(runs), EXTEND_BATCH):
                 await self._extend(shard, runs[start : start + EXTEND_BATCH])
+        # A permit ends no later than the lease, so that whoever rescues the run finds room.
+        keep_ms = self._pod.lease_ms - math.ceil((time.monotonic() - began) * 1000) - 1
+        await self._pod.permits.keep((run.permit for run in self._runs if run.permit), max(keep_ms, 1))
 
     async def _extend(self, shard: int, runs: list[Run]) -> None:
         timers = [run.timer for run in runs]

@@ -133,6 +133,11 @@ class Intake:
         """Whether there is nothing to take."""
         return not self._something.is_set()
 
+    @property
+    def holds(self) -> bool:
+        """True for a while after Redis was away: leases and permits that have expired prove nothing."""
+        return self._holds > 0
+
     async def wait(self) -> None:
         """Until there is something to take."""
         await self._something.wait()

@@ -4,8 +4,10 @@ import asyncio
 import inspect
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, repeat
 from random import Random
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from timers.engine.settler import Settler
 from timers.engine.threads import Threads
 from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Limits, Timers
+from timers.store.permits import Permit
 from timers.store.store import Claimed, Identity, Settlement
 
 IGNORED_CANCEL_SECONDS: Final = 1.0
@@ -93,20 +96,22 @@ class Runner:
             self._changed.clear()
             await self._changed.wait()
 
-    def start(self, shard: int, claimed: Claimed, asked_at: float) -> None:
-        """Run claimed timers. `asked_at` is the monotonic time at which the claim was sent: the leases are certain from
-        then on for their length. What an answer brings that was read later than that is held, and starts when its lease
-        has been extended."""
+    def start(self, shard: int, claimed: Claimed, asked_at: float, permits: Sequence[Permit] = ()) -> None:
+        """Run claimed timers, the first with the first permit. `asked_at` is the monotonic time at which the claim was
+        sent: the leases are certain from then on for their length. What an answer brings that was read later than that
+        is held, and starts when its lease has been extended."""
+        permit = chain(permits, repeat(None))
         lease_until = asked_at + self._lease_seconds
         for timer in claimed.timers:
-            self._starting.append(self._begin(shard, timer, lease_until))
+            self._starting.append(self._begin(shard, timer, lease_until, next(permit)))
         for timer, reason in claimed.unreadable:
-            self._end(self._begin(shard, timer, lease_until), Failed("CorruptRecord", reason, final=True))
+            run = self._begin(shard, timer, lease_until, next(permit))
+            self._end(run, Failed("CorruptRecord", reason, final=True))
         if self._starting:
             asyncio.get_running_loop().call_soon(self._start_some)
 
-    def _begin(self, shard: int, timer: Timer, lease_until: float) -> Run:
-        run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until)
+    def _begin(self, shard: int, timer: Timer, lease_until: float, permit: Permit | None) -> Run:
+        run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until, permit)
         self._runs.add(run)
         self._executing += 1
         self._of_prefix[timer.prefix] += 1

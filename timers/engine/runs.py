@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from timers.core.model import Timer
 from timers.core.outcome import Failed, HandBack
 from timers.processor import Processor
+from timers.store.permits import Permit
 
 if TYPE_CHECKING:
     from timers.engine.blocking import ThreadTimers
@@ -24,15 +25,18 @@ def named(timer: Timer) -> dict[str, object]:
 class Run:
     """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain,
     `started` that of its claim and then of its start; `in_thread` is true as long as a thread is busy with it;
-    `timers` is what a plain function was given."""
+    `timers` is what a plain function was given; `permit` is what it holds of a limited prefix."""
 
     __slots__ = (
         *("coroutine", "ended", "in_thread", "lease_until", "processor"),
-        *("shard", "started", "stop", "timeout", "timer", "timers"),
+        *("permit", "shard", "started", "stop", "timeout", "timer", "timers"),
     )
 
-    def __init__(self, shard: int, timer: Timer, processor: Processor, lease_until: float) -> None:
+    def __init__(
+        self, shard: int, timer: Timer, processor: Processor, lease_until: float, permit: Permit | None = None
+    ) -> None:
         self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
+        self.permit = permit
         self.coroutine: asyncio.Task[None] | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.stop: StopReason | None = None

@@ -56,6 +56,7 @@ class Settler:
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]
         codes = await self._settle(shard, [settlement for _, settlement in batch])
+        await self._release([run for run, _ in batch if run.permit])
         for (run, settlement), code in zip(batch, codes, strict=True):
             queue.popleft()
             self.waiting -= 1
@@ -70,6 +71,13 @@ class Settler:
                     result=settlement.transition.status.value,
                 )
         self._written([run for run, _ in batch])
+
+    async def _release(self, runs: Sequence[Run]) -> None:
+        """Give back their permits. Where that fails the batch is written again, which changes nothing."""
+        if runs:
+            await self._pod.permits.release([run.permit for run in runs if run.permit])
+        for run in runs:
+            run.permit = None
 
     async def _settle(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
         """A batch; where it cannot be written each end alone, so that an odd one does not hold up the others. Such a

@@ -183,10 +183,12 @@ class Worker:
         return await self.peers.beat()
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
-        """There is room again: on this pod, and in queues that may run only so many at once, whatever their shard."""
+        """There is room again: on this pod, and in queues that may run only so many at once, whatever their shard. A
+        claim of a queue that runs one at a time finds the right shard by itself."""
         self.runner.room_changed()
-        for prefix in {run.timer.prefix for run in runs if run.processor.limits.bounds_concurrency}:
-            for shard in self._pod.shards:
+        limits = {run.timer.prefix: run.processor.limits for run in runs if run.processor.limits.bounds_concurrency}
+        for prefix, limit in limits.items():
+            for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
                 self._intake.mark_all(shard, prefix, "room")
 
     def _info(self) -> Mapping[str, Any]:

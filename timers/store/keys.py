@@ -28,6 +28,11 @@ def root(shard: int) -> str:
     return f"timers:{{{shard}}}:"
 
 
+def limits_root(prefix: str) -> str:
+    """Root of what a limited prefix may start: `permits` and `rate`, in a hash slot of their own."""
+    return f"timers:{{limits:{prefix}}}:"
+
+
 def shard_of(prefix: str, timer_id: str, shards: int) -> int:
     """The shard of a timer: CRC-32 of `prefix:id` modulo the number of shards."""
     return zlib.crc32(f"{prefix}:{timer_id}".encode()) % shards if shards > 1 else 0

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
-from timers.store import codec
+from timers.store import codec, keys
 from timers.store.filters import Filter
 from timers.store.queries import Queries
 from timers.store.scripts import Argument
@@ -216,7 +216,7 @@ class Listing:
         sharing = Counter(source.listing for source in asked)
         calls = [
             (
-                source.shard,
+                keys.root(source.shard),
                 [
                     *_bounds(source, filling.wanted, after),
                     -(-filling.wanting // sharing[source.listing]),

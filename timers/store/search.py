@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
-from timers.store import codec
+from timers.store import codec, keys
 from timers.store.filters import Filter
 from timers.store.listing import LOOKS_AT_LEAST, Listing, Page
 from timers.store.store import Store
@@ -94,9 +94,8 @@ class Searching:
     ) -> list[tuple[str, str, Timer | None]]:
         """The next of all shards, the newest first."""
         index = "due" if status is Status.SCHEDULED else codec.LETTERS[status or Status.FAILED]
-        calls: list[tuple[int, list[str | int]]] = [
-            (shard, [index, prefix, *place, most]) for shard in range(self._store.shards)
-        ]
+        arguments: list[str | int] = [index, prefix, *place, most]
+        calls = [(keys.root(shard), arguments) for shard in range(self._store.shards)]
         found: list[tuple[str, str, Timer | None]] = []
         for _, listed in await self._store.run_all("newest", calls):
             for timer_id, score, raw in zip(listed[::3], listed[1::3], listed[2::3], strict=True):
@@ -107,7 +106,7 @@ class Searching:
     async def endings(self, prefix: str, status: Status, most: int) -> list[Ending]:
         """The newest that ended so, in a bounded number of bytes, and why."""
         arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
-        calls = [(shard, arguments) for shard in range(self._store.shards)]
+        calls = [(keys.root(shard), arguments) for shard in range(self._store.shards)]
         found = [
             Ending(timer_id.decode(), int(float(at)), _error(progress))
             for _, listed in await self._store.run_all("failures", calls)

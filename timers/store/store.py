@@ -13,7 +13,6 @@ from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.errors import Unavailable
-from timers.processor import NO_LIMITS, Limits
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections
 from timers.store.identity import DbIdentity
@@ -29,14 +28,10 @@ ARM_LIMIT: Final = 250
 FOUNDING_TRIES: Final = 5
 """Rounds of an arm: one for a shard that nobody armed in before, others where the db was emptied meanwhile."""
 
-NO_QUEUE_LIMITS: Final[Mapping[str, Limits]] = MappingProxyType({})
 UNNAMED: Final[Mapping[str, str]] = MappingProxyType({})
 
 Identity = tuple[str, str]
 """(prefix, id)."""
-
-Call = tuple[int, Sequence[scripts.Argument]]
-"""A script's shard and its arguments."""
 
 
 class Arming(NamedTuple):
@@ -69,13 +64,12 @@ class Answer(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """Timers to run; `unreadable` ones with the reason, which are leased as well but must be ended without a run; what
-    was quarantined (member → reason); the queues that may have more due, and those whose rate makes the next wait."""
+    was quarantined (member → reason); the queues that may have more due."""
 
     timers: list[Timer]
     unreadable: list[tuple[Timer, str]]
     quarantined: dict[str, str]
     more: set[str] = field(default_factory=set)
-    waits_ms: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +183,18 @@ class Store:
             await self.identity.found(foreign)
         return answers
 
-    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> Call:
+    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> scripts.Call:
         shard = self.shard_of(armings[0].prefix, armings[0].id)
-        return shard, [self.identity.epoch, edit_lock_ms, quota, *map(_arming, armings)]
+        return keys.root(shard), [self.identity.epoch, edit_lock_ms, quota, *map(_arming, armings)]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""
         found: dict[Identity, Timer | None] = {}
         shards = self._by_shard(identities)
-        calls = [(shard, [part for place in places for part in identities[place]]) for shard, places in shards.items()]
+        calls = [
+            (keys.root(shard), [part for place in places for part in identities[place]])
+            for shard, places in shards.items()
+        ]
         for places, reply in zip(shards.values(), await self.run_all("get", calls), strict=True):
             for i, place in enumerate(places):
                 found[identities[place]] = _read(identities[place], int(reply[0]), *reply[3 * i + 1 : 3 * i + 4])
@@ -273,20 +270,16 @@ class Store:
         pod: str,
         lease_ms: int,
         cause: str,
-        limits: Mapping[str, Limits] = NO_QUEUE_LIMITS,
+        in_order: bool = False,
         processors: Mapping[str, str] = UNNAMED,
     ) -> Claimed:
-        """Claim due timers of some queues, each (prefix, most to take), earliest first, within the queues' limits. The
-        history names the processor of each queue."""
-        arguments: list[scripts.Argument] = [pod, lease_ms, cause, self.shards]
-        arguments += [
-            _queue(prefix, processors.get(prefix, "-"), most, limits.get(prefix, NO_LIMITS)) for prefix, most in wanted
-        ]
+        """Claim due timers of some queues, each (prefix, most to take), earliest first, `in_order` also behind a
+        backlog. The history names the processor of each queue."""
+        arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
+        arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
         looked, claimed, bad = await self.run("claim", shard, arguments)
-        found = {prefix: looked[2 * i : 2 * i + 2] for i, (prefix, _) in enumerate(wanted)}
-        more = {prefix for prefix, most in wanted if found[prefix][0] >= most}
-        waits_ms = {prefix: wait_ms for prefix, (_, wait_ms) in found.items() if wait_ms}
-        return replace(self._claimed(claimed, bad, pod, lease_ms), more=more, waits_ms=waits_ms)
+        more = {prefix for (prefix, most), n in zip(wanted, looked, strict=True) if n >= most}
+        return replace(self._claimed(claimed, bad, pod, lease_ms), more=more)
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards or let it go on. True where that changed something."""
@@ -401,12 +394,14 @@ class Store:
         self.clock.observe(int(reply[0]), sent, time.monotonic())
         return reply[1:]
 
-    async def run_all(self, name: str, calls: Sequence[Call], line: Line | None = None) -> list[Any]:
-        """Run a script on several shards or several times, in one round trip; the answers still begin with the server's
+    async def run_all(
+        self, name: str, calls: Sequence[scripts.Call], line: Line | None = None, redis: Redis | None = None
+    ) -> list[Any]:
+        """Run a script at several roots or several times, in one round trip; the answers still begin with the server's
         time. `line` is used where one call is enough."""
         sent = time.monotonic()
-        whole = [(keys.root(shard), [self._wake, *arguments]) for shard, arguments in calls]
-        replies = await scripts.run_all(self.connections.commands, name, whole, line=line)
+        whole = [(root, [self._wake, *arguments]) for root, arguments in calls]
+        replies = await scripts.run_all(redis or self.connections.commands, name, whole, line=line)
         for reply in replies:
             self.clock.observe(int(reply[0]), sent, time.monotonic())
         return replies
@@ -424,11 +419,6 @@ def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Answer
 
 def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Answer:
     return Answer(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
-
-
-def _queue(prefix: str, processor: str, most: int, limits: Limits) -> str:
-    interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
-    return f"{prefix} {processor} {most} {limits.concurrency or 0} {interval_us} {burst}"
 
 
 def _expected(version: int | None) -> str:

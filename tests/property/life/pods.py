@@ -12,10 +12,10 @@ from timers.core.durations import DAY_MS, HOUR_MS
 from timers.core.model import Status, Timer
 from timers.core.outcome import Outcome
 from timers.core.policies import RetryPolicy
-from timers.processor import Limits
 from timers.store import keys
 from timers.store.filters import Filter
 from timers.store.listing import Listing
+from timers.store.permits import Permits
 from timers.store.store import Identity, Settlement
 
 LEASE_MS: Final = HOUR_MS
@@ -49,24 +49,25 @@ class PodVerbs(World):
         room = most if concurrency is None else min(most, concurrency - self._running(prefix))
         paused = prefix in self.oracle.paused
         due = [i for i in self.oracle.due(prefix, self.do(self.store.now_ms())) if self.store.shard_of(*i) == shard]
+        asked = room if concurrency != 1 or self._is_next(shard, prefix) else 0
+        wanted = [(prefix, asked)] if asked > 0 else []
         claimed = self.do(
-            self.store.claim(
-                shard,
-                [(prefix, most)],
-                pod=pod,
-                lease_ms=LEASE_MS,
-                cause="event",
-                limits={prefix: Limits(concurrency)},
-            )
+            self.store.claim(shard, wanted, pod=pod, lease_ms=LEASE_MS, cause="event", in_order=concurrency == 1)
         )
         got = [(timer.prefix, timer.id) for timer in claimed.timers]
         assert not claimed.quarantined
         assert got in ([[]] if paused else self._allowed(due, room, one_at_a_time=concurrency == 1))
-        assert (prefix in claimed.more) is (len(got) >= most)
+        assert (prefix in claimed.more) is (0 < asked <= len(got))
         for timer in claimed.timers:
             self._take(shard, timer, pod)
             self.oracle.claim((timer.prefix, timer.id), timer.token, pod, "event")
         self._tell_claim(due, got, room, most, paused=paused)
+
+    def _is_next(self, shard: int, prefix: str) -> bool:
+        """Whether the holder of the only permit of the prefix is sent to this shard; to none while one runs."""
+        next_shard = self.do(Permits(self.store).next_shard(prefix))
+        assert next_shard is None or not self._running(prefix)
+        return next_shard == shard
 
     def _allowed(self, due: list[Identity], room: int, *, one_at_a_time: bool) -> list[list[Identity]]:
         """What a claim may give of a shard's due timers. A queue that runs one at a time is one over all shards: the

@@ -1,0 +1,15 @@
+#!lua flags=allow-oom
+-- Give back permits of a limited prefix: of runs that have ended, or reserved and not used. KEYS[1] as in reserve.
+--
+-- ARGV[2]  µs to take off the rate, for starts that were reserved and not made (0: none)
+-- ARGV[3…] permits
+-- Answer   {now}
+
+if #ARGV > 2 then redis.call('ZREM', root .. 'permits', unpack(ARGV, 3)) end
+local tat = ARGV[2] ~= '0' and redis.call('GET', root .. 'rate')
+if tat then
+  local ahead = tat - ARGV[2] - (time[1] * 1000000 + time[2])
+  if ahead > 0 then redis.call('SET', root .. 'rate', text(tat - ARGV[2]), 'PX', math.ceil(ahead / 1000) + 1)
+  else redis.call('DEL', root .. 'rate') end
+end
+return {text(now)}

@@ -1,0 +1,45 @@
+#!lua flags=allow-oom
+-- Reserve starts of a limited prefix, before its timers are claimed. KEYS[1] is the prefix's own root,
+-- `timers:{limits:<prefix>}:`.
+--
+-- ARGV[2]  pod
+-- ARGV[3]  lease, ms: a permit lasts as long, unless it is kept
+-- ARGV[4]  most that may run in the whole fleet (0: any)
+-- ARGV[5]  µs between starts (0: any)      ARGV[6] starts that may come at once after a pause
+-- ARGV[7]  most to reserve
+-- Answer   {now, n, wait ms, {permit, …}}: how many may start now, and after them how long the rate forbids the next; one
+--          permit for each where ARGV[4] limits them
+
+local pod, lease_ms, concurrency = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local interval, burst, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local permits, rate = root .. 'permits', root .. 'rate'
+local now_us = time[1] * 1000000 + time[2]
+local wait = 0
+
+if concurrency > 0 then
+  redis.call('ZREMRANGEBYSCORE', permits, '-inf', text(now))
+  n = math.max(math.min(n, concurrency - redis.call('ZCARD', permits)), 0)
+end
+
+-- Generic cell rate algorithm (ITU-T I.371): `tat` is the theoretical arrival time of the next start, in µs.
+if interval > 0 then
+  local tat = math.max(tonumber(redis.call('GET', rate)) or 0, now_us)
+  n = math.max(math.min(n, math.floor((now_us + burst * interval - tat) / interval)), 0)
+  if n > 0 then
+    tat = tat + n * interval
+    redis.call('SET', rate, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
+  end
+  wait = math.max(math.ceil((tat + interval - burst * interval - now_us) / 1000), 0)
+end
+
+local names, entries = {}, {}
+for i = 1, concurrency > 0 and n or 0 do
+  names[i] = pod .. ' ' .. text(now_us) .. '-' .. i
+  entries[2 * i - 1] = text(now + lease_ms)
+  entries[2 * i] = names[i]
+end
+if #names > 0 then
+  redis.call('ZADD', permits, unpack(entries))
+  if redis.call('PTTL', permits) < lease_ms then redis.call('PEXPIRE', permits, lease_ms) end
+end
+return {text(now), n, wait, names}

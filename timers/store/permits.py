@@ -1,0 +1,93 @@
+"""Owns what a limited prefix may start in the whole fleet: permits, which end with the lease, and the rate of starts.
+
+Each such prefix has a hash slot of its own. A pod reserves before it claims, gives back at once what it did not use,
+keeps the permits of its runs like their leases, and releases them when their ends are written.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from timers.processor import Limits
+from timers.store import keys
+from timers.store.scripts import Argument, Call, reachable
+from timers.store.store import Store
+
+BATCH: Final = 500
+"""Permits that one script call keeps or releases."""
+
+Permit = tuple[str, str]
+"""(prefix, name)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Starts of a prefix, as many as `count`, and how long its rate forbids one more. There are permits only where its
+    concurrency is limited."""
+
+    prefix: str
+    limits: Limits
+    count: int
+    wait_ms: int
+    permits: tuple[Permit, ...]
+
+
+class Permits:
+    """The permits of one db. Methods raise Unavailable while Redis is away; what is then in doubt ends with the
+    lease."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._in_order = asyncio.Lock()
+
+    async def reserve(self, prefix: str, limits: Limits, most: int, *, pod: str, lease_ms: int) -> Reservation:
+        """As many starts as the limits leave, at most so many."""
+        interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
+        arguments: list[Argument] = [pod, lease_ms, limits.concurrency or 0, interval_us, burst, most]
+        count, wait_ms, names = await self._store.run_at(keys.limits_root(prefix), "reserve", arguments)
+        return Reservation(prefix, limits, count, wait_ms, tuple((prefix, name.decode()) for name in names))
+
+    async def give_back(self, reserved: Reservation, used: int) -> None:
+        """Of a reservation what is left when so many were used."""
+        unused = reserved.count - used
+        if unused:
+            off_us = reserved.limits.rate.interval_us * unused if reserved.limits.rate else 0
+            names = [name for _, name in reserved.permits[used:]]
+            await self._store.run_at(keys.limits_root(reserved.prefix), "release", [off_us, *names])
+
+    async def release(self, permits: Iterable[Permit]) -> None:
+        """The runs that had them have ended. May be repeated."""
+        async with self._in_order:
+            await self._store.run_all("release", list(_calls(permits, 0)))
+
+    async def keep(self, permits: Iterable[Permit], keep_ms: int) -> None:
+        """The runs that have them go on. What is released meanwhile is not kept: the permits are looked at when it is
+        their turn."""
+        async with self._in_order:
+            calls = list(_calls(permits, keep_ms))
+            if calls:
+                await self._store.run_all("keep", calls, redis=self._store.connections.reserved)
+
+    async def next_shard(self, prefix: str) -> int | None:
+        """For who holds the only permit of a prefix: the shard of its earliest timer. None where there is none, and
+        where one runs all the same: its pod is dead or stands still, and it is rescued first."""
+        with reachable():
+            async with self._store.connections.commands.pipeline(transaction=False) as asked:
+                for root in map(keys.root, range(self._store.shards)):
+                    asked.hget(f"{root}counts", f"r {prefix}")
+                    asked.zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
+                answers: list[Any] = await asked.execute()
+        running, heads = answers[::2], answers[1::2]
+        due = [(head[0][1], shard) for shard, head in enumerate(heads) if head]
+        return min(due)[1] if due and not any(int(n or 0) for n in running) else None
+
+
+def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:
+    by_prefix: defaultdict[str, list[str]] = defaultdict(list)
+    for prefix, name in permits:
+        by_prefix[prefix].append(name)
+    for prefix, names in by_prefix.items():
+        for start in range(0, len(names), BATCH):
+            yield keys.limits_root(prefix), [number, *names[start : start + BATCH]]
