@@ -75,6 +75,7 @@
     bar.hidden = n === 0;
     bar.querySelector("[data-count]").textContent = `${n} chosen`;
     const all = document.getElementById("choose-all");
+    if (!all) return;
     all.checked = n > 0 && n === boxes.length;
     all.indeterminate = n > 0 && n < boxes.length;
   }

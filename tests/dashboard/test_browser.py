@@ -1,0 +1,289 @@
+"""The dashboard in a real browser: every action by a click, as each kind of key, with nothing said on the console,
+nothing asked of another host, and nothing that a screen reader stumbles over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Page
+
+from tests.api.harness import Api
+from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
+from tests.waiting import eventually
+from timers.core.model import Status
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+PAGES = (
+    "/",
+    "/ui/timers",
+    "/ui/timers?status=failed&prefix=broken",
+    "/ui/timers?due_after=tomorrow",
+    "/ui/timers/broken/one",
+    "/ui/timers/mine/daily",
+    "/ui/timers/mine/daily/edit",
+    "/ui/timers/mine/none",
+    "/ui/new",
+    "/ui/bulk?action=cancel&prefix=mine",
+    "/ui/failed",
+    "/ui/prefixes",
+    "/ui/pods",
+    "/ui/server",
+    "/ui/keys",
+)
+HOSTILE = "\"'><script>throw 1</script><img src=x onerror=alert(1)>"
+
+
+async def signed_in(api: Api, watched: Watched, key: str, path: str = "/") -> Page:
+    """Through the form, like everybody."""
+    page = watched.page
+    await page.goto(f"{api.server.url}{path}")
+    await page.fill("#key", key)
+    await page.click("text=Sign in >> nth=-1")
+    await page.wait_for_url(f"{api.server.url}{path}")
+    return page
+
+
+async def a_few_timers(api: Api) -> None:
+    """Of every kind, with strings that a page must not take for its own."""
+    client = api.client
+    await client.create("mine", "daily", repeat={"cron": "0 9 * * *"}, payload={"text": HOSTILE}, tags=[HOSTILE[:60]])
+    for name in ("a", "b", "c"):
+        await client.create("mine", name, delay="1h", metadata={"m": HOSTILE})
+    await client.create("broken", "one", payload=HOSTILE, delay="0s")
+
+    async def failed() -> bool:
+        return (await client.get("broken", "one")).status is Status.FAILED
+
+    await eventually(failed, "one has failed")
+
+
+async def findings(page: Page) -> list[str]:
+    """What axe-core finds wrong."""
+    await page.evaluate(AXE)
+    result: dict[str, Any] = await page.evaluate("axe.run()")
+    return [f"{found['id']}: {found['nodes'][0]['html'][:150]}" for found in result["violations"]]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("look", ["light", "dark", "narrow"])
+async def test_every_page_is_quiet_fits_and_is_accessible(working: Api, watched: Watched, look: str) -> None:
+    await a_few_timers(working)
+    page = watched.page
+    await page.emulate_media(color_scheme="dark" if look == "dark" else "light")
+    await page.set_viewport_size({"width": 380 if look == "narrow" else 1200, "height": 900})
+    for path in PAGES:
+        await page.goto(working.server.url + path)
+        assert await findings(page) == [], path
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        assert await page.locator("h1").count() == 1
+    watched.complaints = [said for said in watched.complaints if "404" not in said and "422" not in said]
+    watched.assert_quiet(working.server.url)
+
+
+async def test_with_the_keyboard_alone_one_comes_to_the_content_and_to_the_search(api: Api, watched: Watched) -> None:
+    page = watched.page
+    await page.goto(f"{api.server.url}/ui/timers")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+    await page.keyboard.press("/")
+    assert await page.evaluate("document.activeElement.id") == "q"
+    watched.assert_quiet(api.server.url)
+
+
+async def test_a_key_that_writes_clicks_through_the_life_of_a_timer(guarded: Api, watched: Watched) -> None:
+    page, client = await signed_in(guarded, watched, WRITES, "/ui/timers"), guarded.client
+    await page.click("text=Arm a timer")
+    for field, value in {"prefix": "mine", "id": "one", "when": "1h", "payload": '{"a": 1}'}.items():
+        await page.fill(f"#{field}", value)
+    await page.click("button:text-is('Arm')")
+    await page.wait_for_url("**/ui/timers/mine/one?done=new")
+    assert (await client.get("mine", "one")).payload == {"a": 1}
+
+    await page.fill("#when", "2035-01-01T00:00:00Z")
+    await page.click("button:text-is('Reschedule')")
+    await page.wait_for_url("**?done=reschedule")
+    assert (await client.get("mine", "one")).due_at.year == 2035
+
+    await page.click("a:text-is('Edit')")
+    await page.fill("#payload", '"changed"')
+    await page.click("button:text-is('Change')")
+    await page.wait_for_url("**?done=edit")
+    assert (await client.get("mine", "one")).payload == "changed"
+
+    await page.click("summary")
+    await page.click("text=Cancel this timer")
+    await page.wait_for_url("**?done=cancel")
+    assert (await client.get("mine", "one")).status is Status.CANCELLED
+
+    await page.click("button:text-is('Retry')")
+    await page.wait_for_url("**?done=retry")
+    assert (await client.get("mine", "one")).status is Status.SCHEDULED
+
+    await page.click("text=Duplicate")
+    await page.fill("#id", "two")
+    await page.click("button:text-is('Arm')")
+    await page.wait_for_url("**/mine/two?done=new")
+    await page.click("button:text-is('Fire now')")
+    await page.wait_for_url("**?done=fire")
+    assert (await client.get("mine", "two")).history[-1].cause == "fired"
+
+    await page.click("summary")
+    await page.click("text=Purge: remove")
+    await page.wait_for_url("**/ui/timers?prefix=mine")
+    assert [timer.id for timer in (await client.list()).items] == ["one"]
+    watched.assert_quiet(guarded.server.url)
+
+
+async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Api, watched: Watched) -> None:
+    for name in ("a", "b", "c"):
+        await guarded.client.create("mine", name, delay="1h")
+    page = await signed_in(guarded, watched, WRITES, "/ui/timers")
+    await page.check("input[value='mine:a']")
+    await page.check("input[value='mine:b']")
+    assert await page.inner_text("[data-count]") == "2 chosen"
+    await page.click(".chosen >> text=Cancel")
+    assert await page.is_disabled("button.danger")
+    await page.fill("#words", "cancel 2")
+    await page.click("button.danger")
+    await page.wait_for_selector("#ended")
+    assert "2 done of 2" in await page.inner_text("#done")
+    found = {timer.id: timer.status for timer in (await guarded.client.list()).items}
+    assert found == {"a": Status.CANCELLED, "b": Status.CANCELLED, "c": Status.SCHEDULED}
+    watched.assert_quiet(guarded.server.url)
+
+
+async def test_all_that_pass_are_done_slice_by_slice_without_a_click(
+    api: Api, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timers.dashboard.bulk.SLICE", 10)
+    monkeypatch.setattr("timers.dashboard.bulk.SLICE_SECONDS", 0.0)
+    await api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(35)])
+    page = watched.page
+    await page.goto(f"{api.server.url}/ui/timers?prefix=test")
+    await page.click("text=Do something to all")
+    await page.select_option("#all-action", "reschedule")
+    await page.fill("#all-when", "2035-01-01T00:00:00Z")
+    await page.click("text=Count them first")
+    assert "35 timers" in await page.inner_text("#count")
+    await page.fill("#words", "reschedule 35")
+    await page.click("button.danger")
+    await page.wait_for_selector("#ended")
+    assert "35 done of 35" in await page.inner_text("#done")
+    assert {timer.due_at.year for timer in (await api.client.list()).items} == {2035}
+    watched.assert_quiet(api.server.url)
+
+
+async def test_a_group_of_failures_is_retried_from_its_card(working: Api, watched: Watched) -> None:
+    await a_few_timers(working)
+    page = watched.page
+    await page.goto(f"{working.server.url}/ui/failed")
+    await page.click("td >> text=Retry")
+    await page.fill("#words", "retry 1")
+    await page.click("button.danger")
+    await page.wait_for_selector("#ended")
+
+    async def ran_again() -> bool:
+        return (await working.client.get("broken", "one")).token > 0 and "retried" in [
+            entry.cause for entry in (await working.client.get("broken", "one")).history
+        ]
+
+    await eventually(ran_again, "it was retried")
+    watched.assert_quiet(working.server.url)
+
+
+async def test_a_key_that_operates_pauses_and_resumes_and_changes_no_timer(guarded: Api, watched: Watched) -> None:
+    await guarded.client.create("mine", "one", delay="1h")
+    page = await signed_in(guarded, watched, OPERATES, "/ui/prefixes")
+    await page.click("button:text-is('Pause')")
+    await page.wait_for_selector("button:text-is('Resume')")
+    assert [view.paused for view in await guarded.client.prefixes() if view.prefix == "mine"] == [True]
+    await page.click("button:text-is('Resume')")
+    await page.wait_for_selector("button:text-is('Pause')")
+    assert [view.paused for view in await guarded.client.prefixes() if view.prefix == "mine"] == [False]
+    await page.goto(f"{guarded.server.url}/ui/timers/mine/one")
+    assert await page.locator("main form").count() == 0
+    watched.assert_quiet(guarded.server.url)
+
+
+async def test_a_key_that_reads_is_offered_nothing_that_changes(guarded: Api, watched: Watched) -> None:
+    await guarded.client.create("mine", "one", delay="1h")
+    page = await signed_in(guarded, watched, READS)
+    for path in ("/", "/ui/timers", "/ui/timers/mine/one", "/ui/failed", "/ui/prefixes", "/ui/pods"):
+        await page.goto(guarded.server.url + path)
+        assert await page.locator("main button:not(:text-is('Show'))").count() == 0
+        assert await page.locator("main form[method=post] button").count() == 0
+    await page.click("text=Sign out")
+    await page.wait_for_url("**/ui/sign-in")
+    watched.assert_quiet(guarded.server.url)
+
+
+async def test_a_key_for_everything_makes_a_key_and_revokes_it(guarded: Api, watched: Watched) -> None:
+    page = await signed_in(guarded, watched, EVERYTHING, "/ui/keys")
+    await page.fill("#name", "new")
+    await page.check("input[value=write]")
+    await page.click("button:text-is('Make')")
+    key = await page.inner_text("#made")
+    body = {"prefix": "mine", "id": "by-key", "delay": "1h"}
+    headers = {"Authorization": f"Bearer {key}"}
+
+    async def works() -> bool:
+        return (await guarded.call("POST", "/v1/timers", {**body, "if_exists": "keep"}, headers=headers)).status < 300
+
+    await eventually(works, "the new key arms a timer")
+    await page.click(f"[aria-label='Revoke {key.split('_')[1]}']")
+    await page.wait_for_url("**/ui/keys")
+
+    async def refused() -> bool:
+        return (await guarded.call("GET", "/v1/stats", headers=headers)).status == 401
+
+    await eventually(refused, "the revoked key opens nothing")
+    watched.assert_quiet(guarded.server.url)
+
+
+async def test_a_browser_is_made_read_only_and_back(api: Api, watched: Watched) -> None:
+    page = watched.page
+    await page.goto(f"{api.server.url}/ui/timers")
+    for text, offered in [("Read-only: off", False), ("Read-only", True)]:
+        await page.click(f"button:text-is('{text}')")
+        await page.goto(f"{api.server.url}/ui/timers")
+        assert (await page.locator("a[href='/ui/new']").count() > 0) is offered
+    watched.assert_quiet(api.server.url)
+
+
+async def test_a_page_reads_again_while_somebody_looks_and_counts_down(api: Api, watched: Watched) -> None:
+    page = watched.page
+    await page.clock.install()
+    await api.client.create("test", "one", delay="1h")
+    await page.goto(f"{api.server.url}/")
+    await api.client.create("test", "two", delay="30m")
+    await page.clock.run_for(4000)
+    await page.wait_for_selector("a[href='/ui/timers/test/two']")
+    before = await page.inner_text("time >> nth=0")
+    await page.evaluate("Object.defineProperty(document, 'visibilityState', {value: 'hidden', configurable: true})")
+    asked = len(watched.requests)
+    await page.clock.run_for(60_000)
+    assert len(watched.requests) == asked
+    assert await page.inner_text("time >> nth=0") != before
+    await page.evaluate("delete document.visibilityState; document.dispatchEvent(new Event('visibilitychange'))")
+
+    async def asked_again() -> bool:
+        return len(watched.requests) > asked
+
+    await eventually(asked_again, "the page is read again as soon as it is seen")
+    watched.assert_quiet(api.server.url)
+
+
+async def test_a_service_that_does_not_answer_is_said_and_what_is_shown_stays(api: Api, watched: Watched) -> None:
+    page = watched.page
+    await page.clock.install()
+    await api.client.create("test", "one", delay="1h")
+    await page.goto(f"{api.server.url}/")
+    await page.route("**/*", lambda route: route.abort())
+    await page.clock.run_for(4000)
+    await page.wait_for_selector("#unheard:visible")
+    assert await page.locator("a[href='/ui/timers/test/one']").count() == 1
+    await page.unroute("**/*")
+    await page.clock.run_for(4000)
+    await page.wait_for_selector("#unheard", state="hidden")
