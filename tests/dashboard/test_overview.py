@@ -73,3 +73,16 @@ async def test_a_key_sees_counts_and_timers_of_its_prefixes_alone(guest: Visitor
     assert "1 timers are due" in text
     assert "/ui/server" not in text
     assert "/ui/keys" not in text
+
+
+async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(visitor: Visitor) -> None:
+    await visitor.api.client.create("test", "one", delay="1h")
+    redis, identity = visitor.api.store.connections.commands, visitor.api.store.identity
+    await redis.hset("timers:meta", "loss:shard:0", "1795000000000 1795000001000 40")
+    await identity.look()
+    told = "Data was lost: shard 0 lost what was written from "
+    assert sentence((await visitor.get("/")).text).startswith(told)
+    assert "40 timers were known in it" in (await visitor.get("/ui/server")).text
+    assert (await visitor.post("/ui/server/acknowledge")).where == "/ui/server"
+    assert not sentence((await visitor.get("/")).text).startswith(told)
+    assert await redis.hget("timers:meta", "loss:shard:0") is None

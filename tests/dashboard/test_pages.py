@@ -14,7 +14,7 @@ from timers.core.model import Status
 
 HOSTILE = "\"><script>alert(1)</script>'&{{7*7}}<img src=x onerror=alert(1)>"
 RIGHTS = {READS: {"read"}, WRITES: {"read", "write"}, OPERATES: {"read", "operate"}}
-OF_ALL = {"serverPage", "keysPage", "makeKey", "revokeKey"}
+OF_ALL = {"acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
 
 
 def path_of(page: Operation, prefix: str) -> str:

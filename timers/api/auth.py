@@ -27,7 +27,7 @@ _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 """Whoever has a signing secret may do everything that a signature can cover."""
 
 _OF_ALL_PREFIXES: Final = frozenset(
-    {"getMetrics", "acknowledgeLosses", "serverPage", "keysPage", "makeKey", "revokeKey"}
+    {"getMetrics", "acknowledgeLosses", "acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
 )
 """What tells of all prefixes at once is only for keys that cover all."""
 

@@ -387,6 +387,7 @@ PAGES: Final = (
     _page("actOnPrefix", "POST", "prefixes/{prefix}/{action}", "operate"),
     _page("podsPage", "GET", "pods", "read"),
     _page("serverPage", "GET", "server", "read"),
+    _page("acknowledge", "POST", "server/acknowledge", "operate"),
     _page("keysPage", "GET", "keys", "operate"),
     _page("makeKey", "POST", "keys", "operate"),
     _page("revokeKey", "POST", "keys/{key}/revoke", "operate"),

@@ -78,8 +78,9 @@ def _where(settings: Settings, started: Started) -> list[str]:
     )
     return [
         f"timers {version(DISTRIBUTION)} is running; Ctrl-C stops it",
-        f"  API    {started.api_url or 'not on this pod (TIMERS_ROLES)'}",
-        f"  Redis  {redis}",
+        *([] if started.api_url is None else [f"  Dashboard  {started.api_url}/"]),
+        f"  API        {started.api_url or 'not on this pod (TIMERS_ROLES)'}",
+        f"  Redis      {redis}",
     ]
 
 

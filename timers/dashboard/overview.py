@@ -52,11 +52,12 @@ def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], 
 
 
 def _bad(stats: Stats) -> Sequence[str]:
+    found = [f"Data was lost: {loss}." for loss in stats.losses]
     if not any(pod.works for pod in stats.pods):
-        return ["No worker is alive: nothing fires until one starts."]
-    if stats.overdue_ms > LATE_MS:
-        return [f"Timers are late: the oldest has been due for {render.duration(stats.overdue_ms)}."]
-    return []
+        found.append("No worker is alive: nothing fires until one starts.")
+    elif stats.overdue_ms > LATE_MS:
+        found.append(f"Timers are late: the oldest has been due for {render.duration(stats.overdue_ms)}.")
+    return found
 
 
 def _warnings(stats: Stats, by_status: Mapping[Status, int]) -> Sequence[str]:

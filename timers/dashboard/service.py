@@ -37,6 +37,7 @@ class ServicePages:
             route("actOnPrefix", self.act_on_prefix),
             route("podsPage", self.pods),
             route("serverPage", self.server),
+            route("acknowledge", self.acknowledge),
         )
 
     async def prefixes(self, request: web.Request) -> web.Response:
@@ -95,7 +96,14 @@ class ServicePages:
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
             facts=_facts(await server_facts(self._parts.store)),
             shards=self._parts.store.shards,
+            losses=self._client.losses,
         )
+
+    async def acknowledge(self, request: web.Request) -> web.Response:
+        """303 back to the server's page; nobody is warned of the losses any more."""
+        await form_of(request)
+        await self._client.acknowledge_losses()
+        return redirect("/ui/server")
 
 
 def _facts(info: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
