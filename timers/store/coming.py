@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any, Final
+from typing import Final
 
 from timers.core.model import Timer
 from timers.store import codec, keys
-from timers.store.scripts import Argument, reachable
+from timers.store.scripts import Argument, read
 from timers.store.store import Store
 
 QUEUES_LIMIT: Final = 2000
@@ -57,9 +57,9 @@ class Coming:
         for _, shard, prefix in first:
             wanted: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
             listed, _ = await self._store.run("list", shard, wanted)
-            raws = [(listed[i].decode(), listed[i + 2]) for i in range(0, len(listed), 3) if listed[i + 2]]
-            read = (codec.readable(prefix, timer_id, raw) for timer_id, raw in raws)
-            found += [timer for timer in read if timer is not None]
+            raws = [(keys.text(listed[i]), listed[i + 2]) for i in range(0, len(listed), 3) if listed[i + 2]]
+            timers = (codec.readable(prefix, timer_id, raw) for timer_id, raw in raws)
+            found += [timer for timer in timers if timer is not None]
         return nsmallest(most, found, key=lambda timer: timer.due_ms)
 
     async def _heads(
@@ -67,13 +67,12 @@ class Coming:
     ) -> list[list[tuple[float, str]]]:
         """Of each shard the queues due first and when, at most one more than are counted."""
         high = "+inf" if before_ms is None else f"({before_ms}"
-        with reachable():
-            async with self._store.connections.commands.pipeline(transaction=False) as asked:
-                for shard in range(self._store.shards):
-                    asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
-                answers: list[Any] = await asked.execute()
+        async with self._store.connections.commands.pipeline(transaction=False) as asked:
+            for shard in range(self._store.shards):
+                asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
+            answers = await read(asked, [])
         return [
-            [(due, name.decode()) for name, due in heads if visible is None or visible(name.decode())]
+            [(due, keys.text(name)) for name, due in heads if visible is None or visible(keys.text(name))]
             for heads in answers
         ]
 

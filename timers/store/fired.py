@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from timers.store import keys
-from timers.store.scripts import reachable
+from timers.store.scripts import read
 from timers.store.store import Store
 
 RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48, 1_800_000)}
@@ -44,11 +44,10 @@ class FiredRing:
     async def read(self) -> Fired:
         """The rings as they are."""
         now_ms = await self._store.now_ms()
-        with reachable():
-            async with self._store.connections.commands.pipeline(transaction=False) as asked:
-                for ring in RINGS:
-                    asked.hvals(f"{keys.FIRED_ROOT}{ring}")
-                held: list[list[bytes]] = await asked.execute()
+        async with self._store.connections.commands.pipeline(transaction=False) as asked:
+            for ring in RINGS:
+                asked.hvals(f"{keys.FIRED_ROOT}{ring}")
+            held: list[list[bytes]] = await read(asked, [])
         return Fired(*(_slots(now_ms, *size, values) for size, values in zip(RINGS.values(), held, strict=True)))
 
 

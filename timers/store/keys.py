@@ -23,6 +23,11 @@ BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.
 """A key that a client may have set by itself: `<prefix>:<id>`. A trigger key is none, because of its braces."""
 
 
+def text(name: bytes) -> str:
+    """A name as it lies in Redis; of what a stranger has put there, which may be no text, as much as can be shown."""
+    return name.decode(errors="replace")
+
+
 def root(shard: int) -> str:
     """Root of a shard's keys; the braces make it one hash slot of a cluster."""
     return f"timers:{{{shard}}}:"

@@ -47,7 +47,7 @@ _ORDER: Final = (
 )
 _PLACES: Final = {status: place for place, status in enumerate(_ORDER)}
 _ADOPTED: Final = "adopted"
-_SCORE: Final = re.compile(r"[0-9]{1,17}(\.[0-9]{1,17})?")
+_SCORE: Final = re.compile(r"-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?)")
 
 
 class _Source(NamedTuple):
@@ -269,7 +269,7 @@ def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argum
 def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
     """What `list` answered."""
     for member, score, raw in zip(found[::3], found[1::3], found[2::3], strict=True):
-        name = member.decode()
+        name = keys.text(member)
         prefix, timer_id = identity_of(name) if source.name == _ADOPTED else (source.prefix, name)
         timer = codec.readable(prefix, timer_id, raw) if raw else None
         yield _Item(timer, _Place(source, score.decode(), name), len(raw or b""))

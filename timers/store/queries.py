@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.core.causes import in_english
+from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status
 from timers.store import codec, keys
-from timers.store.scripts import reachable
+from timers.store.scripts import read
 from timers.store.store import Store
 from timers.store.subscription import Subscription
 from timers.store.turns import by_turns
@@ -65,22 +66,22 @@ class Queries:
         """Shard, prefix, status and how many timers, above zero, of all prefixes or of one alone. What cannot be read
         counts nothing."""
         if only is None:
-            whole = await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"))
+            whole = await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {})
             counted: Iterable[Mapping[bytes, bytes | None]] = whole
         else:
             fields = [f"{letter} {only}".encode() for letter in codec.STATUSES]
-            some = await self._of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields))
+            some = await self._of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
             counted = [dict(zip(fields, values, strict=True)) for values in some]
         for shard, fields_of_shard in enumerate(counted):
             async for field, n in by_turns(fields_of_shard.items()):
-                status = codec.STATUSES.get(chr(field[0]))
+                status = codec.STATUSES.get(field[:1].decode(errors="replace"))
                 if status is not None and n is not None and n.isdigit() and int(n):
-                    yield shard, field[2:].decode(errors="replace"), status, int(n)
+                    yield shard, keys.text(field[2:]), status, int(n)
 
     async def running(self, shards: Sequence[int]) -> list[str]:
         """`<prefix>:<id>` of the running timers of some shards, sorted."""
-        members = await self._of_shards(lambda asked, root: asked.zrange(f"{root}leases", 0, -1), shards)
-        return sorted(member.decode() for members_of_shard in members for member in members_of_shard)
+        members = await self._of_shards(lambda asked, root: asked.zrange(f"{root}leases", 0, -1), [], shards=shards)
+        return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
 
     async def due_queues(self) -> list[Queue]:
         """The queues with timers that are due or to be rescued."""
@@ -90,9 +91,10 @@ class Queries:
                 asked.zrangebyscore(f"{root}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
                 .zrangebyscore(f"{root}held", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
                 .zrangebyscore(f"{root}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
-            )
+            ),
+            [],
         )
-        found = {(n // 3, m.partition(b":")[0].decode()) for n, members in enumerate(wanting) for m in members}
+        found = {(n // 3, keys.text(m.partition(b":")[0])) for n, members in enumerate(wanting) for m in members}
         return sorted(found)
 
     async def oldest_due_ms(self) -> int | None:
@@ -102,9 +104,10 @@ class Queries:
                 asked.zrange(f"{root}heads", 0, 0, withscores=True)
                 .zrange(f"{root}held", 0, 0, withscores=True)
                 .zrange(f"{root}adopted", 0, 0, withscores=True)
-            )
+            ),
+            [],
         )
-        return min((int(score) for first in firsts for _, score in first), default=None)
+        return min((int(score) for first in firsts for _, score in first if _is_time(score)), default=None)
 
     async def heads(self) -> dict[str, int]:
         """The earliest due time of each prefix that has any scheduled; adopted bare keys not counted."""
@@ -112,61 +115,80 @@ class Queries:
         answers = await self._of_shards(
             lambda asked, root: asked.zrange(f"{root}heads", 0, -1, withscores=True).zrange(
                 f"{root}held", 0, -1, withscores=True
-            )
+            ),
+            [],
         )
         for heads in answers:
             async for member, score in by_turns(heads):
-                prefix = member.decode()
-                found[prefix] = min(int(score), found.get(prefix, int(score)))
+                if _is_time(score):
+                    prefix = keys.text(member)
+                    found[prefix] = min(int(score), found.get(prefix, int(score)))
         return found
 
     async def paused(self) -> list[str]:
         """The paused prefixes."""
-        paused = await self._of_shards(lambda asked, root: asked.smembers(f"{root}paused"))
-        return sorted({member.decode() for members in paused for member in members})
+        paused = await self._of_shards(lambda asked, root: asked.smembers(f"{root}paused"), set())
+        return sorted({keys.text(member) for members in paused for member in members})
 
     async def quarantined(self) -> tuple[int, dict[str, str]]:
         """How many timers are kept aside because they cannot be read, and a few of them (member → reason)."""
         kept = await self._of_shards(
-            lambda asked, root: asked.hlen(f"{root}quarantine").hscan(f"{root}quarantine", count=QUARANTINED_SHOWN)
+            lambda asked, root: asked.hlen(f"{root}quarantine").hscan(f"{root}quarantine", count=QUARANTINED_SHOWN),
+            0,
+            (0, {}),
         )
-        found = [(member.decode(), _reason(raw)) for _, members in kept[1::2] for member, raw in members.items()]
+        found = [(keys.text(member), _reason(raw)) for _, members in kept[1::2] for member, raw in members.items()]
         return sum(kept[::2]), dict(found[:QUARANTINED_SHOWN])
 
-    async def _of_shards(self, ask: Callable[[Any, str], object], shards: Sequence[int] | None = None) -> list[Any]:
-        """What the shards, or some of them, answer in one round trip; `ask` is given a pipeline and a shard's root."""
-        with reachable():
-            async with self._redis.pipeline(transaction=False) as asked:
-                for shard in range(self._store.shards) if shards is None else shards:
-                    ask(asked, keys.root(shard))
-                return await asked.execute()
+    async def _of_shards(
+        self, ask: Callable[[Any, str], object], *empty: object, shards: Sequence[int] | None = None
+    ) -> list[Any]:
+        """What the shards, or some of them, answer in one round trip; `ask` is given a pipeline and a shard's root, and
+        `empty` is what its commands answer where nothing is."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            for shard in range(self._store.shards) if shards is None else shards:
+                ask(asked, keys.root(shard))
+            return await read(asked, *empty)
 
     async def changes(self, sink: Callable[[Change | None], None]) -> None:
         """Pass on every change from now on, None at the subscription. Raises Unavailable when the connection breaks."""
         channel = keys.events_channel(self._store.connections.db).encode()
-        await Subscription(self._store.connections, (channel,)).stream(lambda _, data: sink(_change(data)))
+
+        def take(_channel: bytes, data: bytes | None) -> None:
+            change = None if data is None else _change(data)
+            if data is None or change is not None:
+                sink(change)
+
+        await Subscription(self._store.connections, (channel,)).stream(take)
+
+
+def _is_time(score: float) -> bool:
+    """Whether a score can be one of ours."""
+    return 0 <= score <= MAX_TIME_MS + 1
 
 
 def _reason(kept: bytes) -> str:
     """Of `<ms> <reason>`, newline, the record as it was."""
-    return kept.partition(b"\n")[0].partition(b" ")[2].decode(errors="replace")
+    return keys.text(kept.partition(b"\n")[0].partition(b" ")[2])
 
 
-def _change(data: bytes | None) -> Change | None:
-    if data is None:
+def _change(data: bytes) -> Change | None:
+    """None for what no script has published."""
+    try:
+        member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
+        prefix, _, timer_id = member.partition(":")
+        cause, _, text = said.partition(" ")
+        return Change(
+            prefix,
+            timer_id,
+            codec.STATUSES[letter],
+            version=int(version),
+            attempt=int(attempt),
+            due_ms=int(due),
+            at_ms=int(at),
+            cause=cause,
+            text=text,
+            processor=None if processor == "-" else processor,
+        )
+    except (ValueError, KeyError):
         return None
-    member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
-    prefix, _, timer_id = member.partition(":")
-    cause, _, text = said.partition(" ")
-    return Change(
-        prefix,
-        timer_id,
-        codec.STATUSES[letter],
-        version=int(version),
-        attempt=int(attempt),
-        due_ms=int(due),
-        at_ms=int(at),
-        cause=cause,
-        text=text,
-        processor=None if processor == "-" else processor,
-    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
+from itertools import cycle
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -100,3 +101,19 @@ async def _pipelined(redis: Redis, name: str, calls: Sequence[Call]) -> list[Any
         if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
             raise answer
     return answers
+
+
+async def read(asked: Any, *empty: object) -> list[Any]:
+    """What a pipeline of reads answers. A key that holds a stranger's value of another type counts as missing: `empty`
+    is what the commands answer then, in turn."""
+    with reachable():
+        answers = await asked.execute(raise_on_error=False)
+        return [_read(answer, nothing) for answer, nothing in zip(answers, cycle(empty), strict=False)]
+
+
+def _read(answer: object, empty: object) -> object:
+    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+        return empty
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

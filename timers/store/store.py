@@ -296,7 +296,7 @@ class Store:
         """End as `unhandled` timers of a queue that no pod serves: so many of those due before that time, and of these
         runs those whose lease expired before it. Answers their ids."""
         (ids,) = await self.run("abandon", shard, [prefix, before_ms, most, pod, *runs])
-        return [timer_id.decode() for timer_id in ids]
+        return [keys.text(timer_id) for timer_id in ids]
 
     async def rescue(
         self,
@@ -333,7 +333,7 @@ class Store:
         """Touch what has become due so that its events come now, and learn when to look again. Looks at some
         queues, from `rank` on, the newest due first."""
         next_look, queues, next_rank, lost, overdue = await self.run("touch", shard, [TOUCH_LIMIT, rank])
-        due = {queues[i].decode(): int(queues[i + 1]) for i in range(0, len(queues), 2)}
+        due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         next_ms = int(next_look) if next_look else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost), overdue > 0)
 
@@ -341,7 +341,7 @@ class Store:
         """Runs whose lease has expired, from `rank` on, and the rank to go on at; 0 behind the last. None of a paused
         queue."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
-        return [identity_of(member.decode()) for member in members], int(next_rank)
+        return [identity_of(keys.text(member)) for member in members], int(next_rank)
 
     async def prune(self, shard: int, *, retention_ms: int, most: int) -> int:
         """Remove finished records older than the retention; answers how many."""
@@ -359,7 +359,7 @@ class Store:
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
-        claimed = Claimed([], [], {bad[i].decode(): bad[i + 1].decode() for i in range(0, len(bad), 2)})
+        claimed = Claimed([], [], {keys.text(bad[i]): bad[i + 1].decode() for i in range(0, len(bad), 2)})
         for i in range(0, len(parts), 3):
             prefix, timer_id = parts[i].decode(), parts[i + 1].decode()
             try:

@@ -34,7 +34,7 @@ end
 local function abandon_run(id)
   local member = member_of(prefix, id)
   local ended = redis.call('ZSCORE', root .. 'leases', member)
-  if not ended or tonumber(ended) >= tonumber(before) or is_leased(member) then return end
+  if not ended or tonumber(ended) >= tonumber(before) or lease_of(member) then return end
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
   -- In the lease's place may be a stranger's value.

@@ -27,6 +27,12 @@ local function claim_one(prefix, id, token, processor)
     redis.call('ZREM', queue_key(prefix), id)
     return false
   end
+  if tonumber(r.due) > now then
+    -- A stranger's score: the record is the truth.
+    redis.call('ZREM', queue_key(prefix), id)
+    schedule(prefix, id, r.due)
+    return false
+  end
   if not take_lease(member, pod, token, lease_ms) then return false end
   r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
   note(r, cause, pod, text(now - r.due), processor)
@@ -74,7 +80,7 @@ end
 local function claim_queue(prefix, processor, most)
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then most = 0 end
   local ids = most > 0 and pick(queue_key(prefix), most) or {}
-  if #ids > 0 then take(prefix, ids, processor) end
+  if #ids > 0 then take(prefix, ids, processor) elseif most > 0 then refresh_head(prefix) end
   looked[#looked + 1] = #ids
 end
 

@@ -11,7 +11,26 @@ local ORDINALS = 1024            -- binary fractions of a millisecond that keep 
 
 local root = KEYS[1]
 local tag = string.match(root, '{[^}]*}')
-local time = redis.call('TIME')
+
+-- Every command goes through here. Where a stranger has put something of another type in the place of a key, that is moved
+-- aside, and the command is given again: what the key held is lost, and nothing else stands still. A script that must not
+-- write finds nothing there. A count that is no number begins anew.
+local server = redis
+local READS = ' GET HGET HGETALL SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
+local function call(command, key, ...)
+  local answer = server.pcall(command, key, ...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  if string.find(tostring(answer.err), 'WRONGTYPE', 1, true) and string.sub(key, 1, 7) == 'timers:' then
+    local moved = server.pcall('RENAME', key, root .. 'displaced:' .. key)
+    if moved.err and string.find(READS, ' ' .. command .. ' ', 1, true) then key = root .. 'nothing' end
+  elseif command == 'HINCRBY' then
+    server.call('HDEL', key, (...))
+  end
+  return server.call(command, key, ...)
+end
+local redis = setmetatable({call = call}, {__index = server})
+
+local time = server.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function text(number) return string.format('%.0f', number) end
@@ -28,6 +47,7 @@ end
 
 -- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so it can be taken apart again.
 local function member_of(prefix, id) return prefix .. ':' .. id end
+local function is_member(name) return string.find(name, '^[a-z0-9][a-z0-9_.-]*:%w[%w_.:@~+=-]*$') ~= nil end
 local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end
 local function queue_key(prefix) return root .. 'due:' .. prefix end
 local function lease_key(member) return root .. 'lease:' .. member end
@@ -50,12 +70,7 @@ end
 -- A parsed record keeps the bucket it came from: hashing a member costs as much as a command.
 local function read(member)
   local bucket = record_key(member)
-  local raw = redis.pcall('HGET', bucket, member)
-  if type(raw) == 'table' then
-    -- A stranger's value in place of the bucket. It is moved aside: the timers that were there are lost, not all others.
-    redis.call('RENAME', bucket, root .. 'displaced:' .. bucket)
-    raw = false
-  end
+  local raw = redis.call('HGET', bucket, member)
   local r, trouble = parse(raw)
   if r then r.bucket = bucket end
   return r, trouble, raw
@@ -156,13 +171,18 @@ end
 
 local earliest = nil
 
--- A lease has a TTL. What lies in its place without one is a stranger's and would hold up the timer for ever.
-local function is_leased(member) return redis.call('PTTL', lease_key(member)) >= 0 end
+-- A lease and its ms left. It is `<pod> <token>` with a TTL; what else lies in its place is a stranger's.
+local function lease_of(member)
+  local key = lease_key(member)
+  local held = redis.pcall('GET', key)
+  local left = type(held) == 'string' and string.find(held, '^.+ %d+$') and redis.call('PTTL', key) or -1
+  if left >= 0 then return held, left end
+end
 
 local function take_lease(member, pod, token, lease_ms)
   local key, value = lease_key(member), pod .. ' ' .. token
   if redis.call('SET', key, value, 'NX', 'PX', lease_ms) then return true end
-  if is_leased(member) then return false end
+  if lease_of(member) then return false end
   redis.call('SET', key, value, 'PX', lease_ms)
   return true
 end

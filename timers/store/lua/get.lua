@@ -8,10 +8,10 @@ local answer = {text(now)}
 for i = 2, #ARGV, 2 do
   local member = member_of(ARGV[i], ARGV[i + 1])
   local raw = redis.call('HGET', record_key(member), member)
-  local held = raw and is_leased(member) and redis.pcall('GET', lease_key(member))
-  if type(held) ~= 'string' then held = false end
+  local held, left = nil, nil
+  if raw then held, left = lease_of(member) end
   answer[#answer + 1] = raw
   answer[#answer + 1] = held or ''
-  answer[#answer + 1] = held and redis.call('PTTL', lease_key(member)) or 0
+  answer[#answer + 1] = left or 0
 end
 return answer

@@ -11,6 +11,10 @@ for _, prefix in ipairs(redis.call('SMEMBERS', root .. 'paused')) do paused[pref
 
 local expired = redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', rank, most)
 for _, member in ipairs(expired) do
-  if not paused[string.match(member, '^[^:]*')] and not is_leased(member) then orphans[#orphans + 1] = member end
+  if not is_member(member) then
+    redis.call('ZREM', root .. 'leases', member)
+  elseif not paused[string.match(member, '^[^:]*')] and not lease_of(member) then
+    orphans[#orphans + 1] = member
+  end
 end
 return {text(now), orphans, #expired == most and rank + most or 0}

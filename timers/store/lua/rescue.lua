@@ -22,7 +22,7 @@ local function rescue(prefix, id, processor)
     end
     return
   end
-  if is_leased(member) then return end
+  if lease_of(member) then return end
   if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
   if r.status ~= 'r' then
     redis.call('ZREM', root .. 'leases', member)

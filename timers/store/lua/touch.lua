@@ -16,7 +16,7 @@ local next_look = nil
 local queues = {}
 
 local function come_again(at)
-  if at and (not next_look or at < next_look) then next_look = at end
+  if at and at >= 0 and (not next_look or at < next_look) then next_look = at end
 end
 
 -- The first of a queue's due timers with their scores, at most `left`. Most queues have one, and are asked once.
@@ -45,8 +45,12 @@ local function touch(prefix, left)
 end
 
 local function look(prefix, head, left)
+  if not is_member(prefix .. ':x') then
+    redis.call('ZREM', root .. 'heads', prefix)
+    return 0
+  end
   queues[#queues + 1] = prefix
-  queues[#queues + 1] = text(math.floor(head))
+  queues[#queues + 1] = text(math.max(math.floor(head), 0))
   return head > now - BACKLOG_MS and touch(prefix, left) or 0
 end
 

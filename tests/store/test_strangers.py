@@ -1,0 +1,201 @@
+"""A stranger's values in the place of our keys: every script goes on, the other timers run, and readers answer."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+
+from tests.store.acts import (
+    LEASE_MS,
+    OTHER,
+    POD,
+    PREFIX,
+    an_end,
+    armed,
+    arming,
+    bucket_of,
+    claim,
+    lease_ended,
+    settle,
+)
+from timers.core.model import Status, Timer
+from timers.store.filters import Filter
+from timers.store.listing import Listing
+from timers.store.queries import Queries
+from timers.store.store import Store
+
+ROOT: Final = "timers:{0}:"
+ELSEWHERE: Final = "mail"
+"""Another queue of the shard: what happens to the first must not reach it."""
+
+_KEPT: Final = (b"timers:meta", f"{ROOT}epoch".encode(), f"{ROOT}mark".encode())
+
+
+class World:
+    """A shard with a timer in each state, and one due in another queue."""
+
+    def __init__(self, store: Store, run: Timer, lost: Timer) -> None:
+        self.store, self.run, self.lost = store, run, lost
+
+    @classmethod
+    async def made(cls, store: Store) -> "World":
+        redis = store.connections.commands
+        if found := [key async for key in redis.scan_iter(count=1000) if key not in _KEPT]:
+            for key in found:
+                await redis.delete(key)
+        await store.arm([arming("run"), arming("done")])
+        run, done = await claim(store)
+        await settle(store, an_end(done))
+        await armed(store, "lost")
+        (lost,) = await claim(store, lease_ms=1)
+        await store.arm([arming("due"), arming("later", due="+3600000"), arming("x", prefix=ELSEWHERE)])
+        await lease_ended(store, lost)
+        return cls(store, run, lost)
+
+    async def others_go_on(self) -> None:
+        """The other queue's timer is found, listed, run and settled."""
+        assert [timer.id for timer in (await Listing(self.store).page(Filter(prefix=ELSEWHERE))).items] in (["x"], [])
+        (claimed,) = await claim(self.store, prefix=ELSEWHERE)
+        assert await settle(self.store, an_end(claimed)) == ["settled"]
+        assert (await self.store.get([(ELSEWHERE, "x")]))[0] is not None
+
+
+Act = Callable[[World], Awaitable[object]]
+
+ACTS: Final[dict[str, Act]] = {
+    "arm": lambda w: w.store.arm([arming("new"), arming("later", if_exists="replace", due="+1000")]),
+    "get": lambda w: w.store.get([(PREFIX, timer_id) for timer_id in ("run", "due", "done")]),
+    "list": lambda w: Listing(w.store).page(Filter()),
+    "cancel": lambda w: w.store.cancel(PREFIX, "later", purge=True),
+    "reschedule": lambda w: w.store.reschedule(PREFIX, "later", due="+1000", cause="changed"),
+    "rearm": lambda w: w.store.rearm(PREFIX, "done", cause="retried", completed=True),
+    "claim": lambda w: claim(w.store),
+    "extend": lambda w: w.store.extend(0, [w.run], pod=POD, lease_ms=LEASE_MS),
+    "settle": lambda w: settle(w.store, an_end(w.run, Status.FAILED)),
+    "settle again": lambda w: settle(w.store, an_end(w.run, Status.SCHEDULED)),
+    "settle to nothing": lambda w: settle(w.store, an_end(w.run), retention_ms=0),
+    "touch": lambda w: w.store.touch(0),
+    "orphans": lambda w: w.store.orphans(0),
+    "rescue": lambda w: w.store.rescue(0, [(PREFIX, "lost")], pod=OTHER, lease_ms=LEASE_MS),
+    "abandon": lambda w: w.store.abandon(0, PREFIX, ["lost"], before_ms=2**52, most=10, pod=OTHER),
+    "prune": lambda w: w.store.prune(0, retention_ms=-1000, most=10),
+    "pause": lambda w: w.store.pause(PREFIX, paused=True),
+    "resume": lambda w: w.store.pause(PREFIX, paused=False),
+    "read": lambda w: read_all(w.store),
+}
+
+
+async def read_all(store: Store) -> None:
+    """Whatever shows the db as a whole."""
+    queries = Queries(store)
+    await queries.counts()
+    await queries.due_queues()
+    await queries.oldest_due_ms()
+    await queries.heads()
+    await queries.paused()
+    await queries.quarantined()
+
+
+STRINGS: Final = (f"{ROOT}token", f"{ROOT}epoch", f"{ROOT}lease:{PREFIX}:run", f"{ROOT}lease:{PREFIX}:lost")
+KEYS: Final = (
+    *STRINGS,
+    *(bucket_of(f"{PREFIX}:{timer_id}") for timer_id in ("run", "due", "later", "done", "lost")),
+    *(f"{ROOT}{name}" for name in (f"due:{PREFIX}", "heads", "held", "blocked", "leases", "paused", "counts")),
+    *(f"{ROOT}{name}" for name in (f"finished:c:{PREFIX}", "adopted", "quarantine")),
+    *(f"{PREFIX}:{{0}}:{timer_id}" for timer_id in ("due", "later")),
+)
+
+
+async def put_list(redis: Any, key: str) -> None:
+    await redis.delete(key)
+    await redis.rpush(key, "a stranger's")
+
+
+async def put_text(redis: Any, key: str) -> None:
+    await redis.set(key, b"\xff a stranger's")
+
+
+async def put_text_for_a_day(redis: Any, key: str) -> None:
+    await redis.set(key, b"\xff a stranger's", ex=86_400)
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("put", [put_list, put_text, put_text_for_a_day])
+async def test_a_value_of_another_type_stopped_every_service(
+    real: Store, act: str, put: Callable[[Any, str], Awaitable[None]]
+) -> None:
+    for key in KEYS:
+        world = await World.made(real)
+        await put(real.connections.commands, key)
+        try:
+            await ACTS[act](world)
+            await world.others_go_on()
+        except BaseException as error:
+            error.add_note(f"with a stranger's value in the place of {key}")
+            raise
+    await real.connections.commands.flushdb()
+
+
+async def put_scores(redis: Any, score: str) -> None:
+    """Entries with a score that no time has, of timers that are there and of none."""
+    strange = {b"\xff\xfe": score, "no member": score, "": score}
+    await redis.zadd(f"{ROOT}due:{PREFIX}", {"later": score, "due": score, "gone": score, **strange})
+    await redis.zadd(f"{ROOT}heads", {PREFIX: score, "gone": score, **strange})
+    await redis.zadd(f"{ROOT}held", {PREFIX: score, **strange})
+    await redis.zadd(f"{ROOT}blocked", {"gone": score, **strange})
+    await redis.zadd(f"{ROOT}leases", {f"{PREFIX}:lost": score, f"{PREFIX}:gone": score, **strange})
+    await redis.zadd(f"{ROOT}finished:c:{PREFIX}", {"done": score, "gone": score, **strange})
+
+
+async def put_counts(redis: Any, value: str) -> None:
+    strange: dict[str | bytes, str] = {"": value, "z": value, b"s \xff": value, "\u00df x": value}
+    await redis.hset(f"{ROOT}counts", mapping={f"{letter} {PREFIX}": value for letter in "srcfux"} | strange)
+
+
+async def put_token(redis: Any, value: str) -> None:
+    await redis.set(f"{ROOT}token", value)
+
+
+async def put_paused(redis: Any, value: str) -> None:
+    await redis.sadd(f"{ROOT}paused", value, b"\xff")
+
+
+GARBAGE: Final = [
+    *((put_scores, score) for score in ("inf", "-inf", "1e300", "-5", "0.5")),
+    *((put_counts, value) for value in ("garbage", "", "1.5", "-7", str(2**63 - 1), "9" * 30)),
+    *((put_token, value) for value in ("garbage", "", "inf", "nan", "-1", str(2**63 - 1), "9" * 30)),
+    (put_paused, "no prefix"),
+]
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_garbage_in_a_key_of_ours_stopped_every_service(real: Store, act: str) -> None:
+    for put, value in GARBAGE:
+        world = await World.made(real)
+        await put(real.connections.commands, value)
+        try:
+            await ACTS[act](world)
+            await read_all(real)
+            await real.touch(0)
+            await world.others_go_on()
+        except BaseException as error:
+            error.add_note(f"after {put.__name__}({value!r})")
+            raise
+    await real.connections.commands.flushdb()
+
+
+@pytest.mark.parametrize("score", ["-inf", "0"])
+async def test_a_score_in_the_past_made_a_timer_early(store: Store, score: str) -> None:
+    timer = await armed(store, "later", due="+3600000")
+    await store.connections.commands.zadd(f"{ROOT}due:{PREFIX}", {"later": score})
+    assert await claim(store) == []
+    assert await store.connections.commands.zscore(f"{ROOT}due:{PREFIX}", "later") == timer.due_ms
+
+
+async def test_what_was_in_the_way_is_kept_aside(real: Store) -> None:
+    redis: Any = real.connections.commands
+    key = f"{ROOT}counts"
+    await redis.set(key, "a stranger's")
+    await armed(real, due="+3600000")
+    assert await redis.get(f"{ROOT}displaced:{key}") == b"a stranger's"
+    assert (await Queries(real).counts())[PREFIX] == {Status.SCHEDULED: 1}
