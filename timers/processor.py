@@ -11,18 +11,18 @@ from datetime import datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol
+from typing import Any, Final, Generic
 
 from structlog.typing import FilteringBoundLogger
 from typing_extensions import TypeVar
 
+from timers.core.calls import BlockingTimers, Timers
 from timers.core.durations import parse_ms
 from timers.core.fields import DurationInput, check_prefix
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
 from timers.core.policies import RetryPolicy
 from timers.core.prefixes import owner
-from timers.core.spec import NewTimer
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
 
 BURST_US: Final = 50_000
@@ -43,34 +43,6 @@ S_co = TypeVar("S_co", default=None, covariant=True)
 
 Lifespan = Callable[[], AbstractAsyncContextManager[S]]
 """Opens what a processor holds as long as its pod lives, and closes it again."""
-
-
-class Timers(Protocol):
-    """What a coroutine processor can do with other timers; `timers.TimerClient` is one."""
-
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...
-
-    async def arm(self, new: NewTimer) -> Timer: ...
-
-    async def get(self, prefix: str, id: str) -> Timer: ...
-
-    async def cancel(self, prefix: str, id: str) -> Timer: ...
-
-
-class BlockingTimers(Protocol):
-    """What a plain function can do with other timers. Each method waits for its result, as a thread may.
-
-    Raises what `timers.TimerClient` raises, and RunOver once the run is over: it timed out, its pod drains or lost its
-    lease, or the function has returned.
-    """
-
-    def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer: ...
-
-    def arm(self, new: NewTimer) -> Timer: ...
-
-    def get(self, prefix: str, id: str) -> Timer: ...
-
-    def cancel(self, prefix: str, id: str) -> Timer: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,10 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import announce_pod
+from tests.servers import connections_of
 from timers.client import Armed, TimerClient, open_store
 from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed
+from timers.core.keywords import Action
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
@@ -90,7 +92,7 @@ async def test_a_bad_wish_for_a_list_is_named(client: TimerClient, wanted: dict[
 
 
 async def test_a_batch_takes_the_words_of_the_api(client: TimerClient) -> None:
-    results = await client.batch([{"prefix": "test", "id": "a", "delay": "1h"}, {"prefix": "test", "dealy": "1h"}])
+    results = await client.batch([{"prefix": "test", "id": "a", "delay": "1h"}, {"prefix": "test", "dealy": "1h"}])  # type: ignore[list-item]  # wrong on purpose
     armed, refused = results
     assert isinstance(armed, Armed)
     assert (armed.timer.id, armed.created) == ("a", True)
@@ -171,7 +173,7 @@ async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServ
     ],
 )
 async def test_an_action_that_makes_no_sense_is_refused(
-    client: TimerClient, action: str, wanted: Filter, due: dict[str, Any], field: str
+    client: TimerClient, action: Action, wanted: Filter, due: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as error:
         await client.act(action, wanted, **due)
@@ -191,7 +193,7 @@ async def test_stats_of_an_empty_db_have_every_member(client: TimerClient) -> No
 
 
 async def test_the_worst_pod_tells_how_notifications_arrive(client: TimerClient) -> None:
-    store = await open_store(client._connections)
+    store = await open_store(connections_of(client))
     for name, hearing in (("a", "ok"), ("b", "late")):
         info = {"roles": ["worker"], "serves": ["test"], "notifications": hearing, "lateness": {"0": 99, "9": 1}}
         await announce_pod(store, name, info)
@@ -208,7 +210,7 @@ async def test_overdue_is_how_long_the_oldest_has_waited(client: TimerClient) ->
 
 async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerClient) -> None:
     await client.create("test-long", "x", delay="1h")
-    store = await open_store(client._connections)
+    store = await open_store(connections_of(client))
     await announce_pod(store, "a", {"roles": ["worker"], "serves": ["test", "idle"]})
     assert await client.pause("test-long")
     assert not await client.pause("test-long")
@@ -337,7 +339,7 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_is_told_how_much_
 
 
 async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient) -> None:
-    queries = Queries(await open_store(client._connections))
+    queries = Queries(await open_store(connections_of(client)))
     feed = Feed(queries)
     slow, quick = feed.join(), feed.join()
     async with asyncio.timeout(20):

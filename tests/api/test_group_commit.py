@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from tests.servers import connections_of
 from timers.client import TimerClient
 from timers.client.group_commit import LINES
 from timers.core.model import Timer
@@ -76,7 +77,7 @@ async def test_one_that_is_cancelled_before_it_was_sent_is_not_armed(client: Tim
 async def test_without_redis_every_one_is_refused_and_later_ones_go_on(client: TimerClient, redis: Redis) -> None:
     await redis.config_set("maxclients", 1)
     try:
-        await client._connections.commands.connection_pool.disconnect()
+        await connections_of(client).commands.connection_pool.disconnect()
         creating = (client.create("test", f"t{i}", delay="1h") for i in range(20))
         answers = await asyncio.gather(*creating, return_exceptions=True)
         assert {type(answer) for answer in answers} == {Unavailable}

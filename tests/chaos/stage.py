@@ -100,7 +100,7 @@ async def stage(
         redis = await ends.enter_async_context(Redis.from_url(server.url, decode_responses=True))
         proxy = await ends.enter_async_context(await Proxy.start(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
-        client = await ends.enter_async_context(TimerClient.from_url(url))
+        client = await ends.enter_async_context(TimerClient(url))
         plain = connect(url)
         ends.push_async_callback(plain.close)
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings))

@@ -2,7 +2,7 @@
 
 import re
 from html import unescape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,9 @@ from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visito
 from tests.waiting import eventually
 from timers.api.operations import PAGES, Operation
 from timers.core.model import Status
+
+if TYPE_CHECKING:
+    from timers.core.keywords import NewTimerFields, RepeatFields
 
 HOSTILE = "\"><script>alert(1)</script>'&{{7*7}}<img src=x onerror=alert(1)>"
 RIGHTS = {READS: {"read"}, WRITES: {"read", "write"}, OPERATES: {"read", "operate"}}
@@ -106,7 +109,7 @@ async def test_a_condition_that_cannot_be_is_said_beside_its_field(visitor: Visi
 
 
 async def test_pages_of_a_list_hold_every_timer_once(visitor: Visitor) -> None:
-    news = [{"prefix": "test", "id": f"t{i}", "delay": f"{i + 1}h"} for i in range(120)]
+    news: list[NewTimerFields] = [{"prefix": "test", "id": f"t{i}", "delay": f"{i + 1}h"} for i in range(120)]
     await visitor.api.client.batch(news)
     for order, expected in [("", range(120)), ("&sort=newest", range(119, -1, -1))]:
         seen: list[str] = []
@@ -134,7 +137,7 @@ async def test_a_timer_tells_its_life_and_why(working: Api) -> None:
 
 
 async def test_the_next_ten_occurrences_are_those_that_will_be(visitor: Visitor) -> None:
-    repeat = {"cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"}
+    repeat: RepeatFields = {"cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin"}
     await visitor.api.client.create("test", "daily", repeat=repeat, due_at="2030-03-28T08:00:00Z")
     text = (await visitor.get("/ui/timers/test/daily")).text
     listed = re.findall(r"<li>(2030-[\d-]+ [\d:]+) UTC", text)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.api.harness import Api, running_api
 from tests.dashboard.conftest import EVERYTHING, EVERYTHING_KEY, PROCESSORS, READS, READS_KEY, Visitor
+from tests.servers import connections_of
 from tests.waiting import eventually
 from timers.api import livekeys
 from timers.api.operations import PAGES
@@ -76,7 +77,7 @@ async def test_a_session_ends_with_its_key(guest: Visitor, monkeypatch: pytest.M
     monkeypatch.setattr(livekeys, "FRESH_SECONDS", 0.0)
     await guest.sign_in(READS)
     assert (await guest.get("/")).status == 200
-    await guest.api.client._connections.commands.hset("timers:keys", READS_KEY.id, "revoked")
+    await connections_of(guest.api.client).commands.hset("timers:keys", READS_KEY.id, "revoked")
 
     async def sent_away() -> bool:
         return (await guest.get("/")).status == 303

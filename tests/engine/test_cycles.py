@@ -2,6 +2,7 @@
 
 from tests.engine.fleet import Act, Calls, Fleet, notes, until
 from tests.waiting import eventually
+from timers.core.keywords import Missed
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done, Rearm
 from timers.processor import Context
@@ -146,7 +147,7 @@ async def test_each_missed_slot_is_made_up_for_where_all_are_wanted(fleet: Fleet
     assert (await fleet.reached(Status.SCHEDULED, "x")).due_ms == now_ms + 40_000
 
 
-MISSED: dict[str, object] = {"skip": "skip", "graceless": {"grace": "1s"}, "fire": "fire", "gracious": {"grace": "1h"}}
+MISSED: dict[str, Missed] = {"skip": "skip", "graceless": {"grace": "1s"}, "fire": "fire", "gracious": {"grace": "1h"}}
 
 
 async def test_a_timer_that_no_pod_could_run_in_time_is_skipped_where_it_says_so(fleet: Fleet) -> None:

@@ -132,7 +132,7 @@ async def test_a_plain_function_arms_reads_and_cancels_other_timers(fleet: Fleet
     @processor("plain")
     def plain(timer: Timer, context: BlockingContext) -> Done:
         seen.append(context.timers.create("note", "created", delay="1h", payload=timer.id))
-        seen.append(context.timers.arm(NewTimer.parse({"prefix": "note", "id": "armed", "delay": "1h"})))
+        seen.append(context.timers.create("note", "armed", delay="1h"))
         seen.append(context.timers.get("note", "there"))
         seen.append(context.timers.cancel("note", "there"))
         with pytest.raises(AlreadyExists):

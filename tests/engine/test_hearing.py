@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import FAMILIES, start_server
+from tests.servers import FAMILIES, connections_of, start_server
 from tests.waiting import eventually
 from timers import Context, Timer, TimerClient
 from timers.client import open_store
@@ -113,7 +113,7 @@ async def test_timers_are_late_until_a_dead_pod_that_touched_is_forgotten(
 
 @pytest.fixture(params=FAMILIES)
 async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TimerClient]:
-    async with await start_server(request.param, tmp_path) as server, TimerClient.from_url(server.url) as client:
+    async with await start_server(request.param, tmp_path) as server, TimerClient(server.url) as client:
         yield client
 
 
@@ -121,7 +121,7 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(
     client: TimerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3_600.0)
-    connections = client._connections
+    connections = connections_of(client)
     options = WorkerOptions(pod="a", concurrency=1, lease_ms=30_000, retention_ms=0, drain_timeout_ms=0)
     worker = Worker(await open_store(connections), Registry([_note]), client, options)
     await worker.start()

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, notes, until
+from timers.core.keywords import RetryFields
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done, Fail, Rearm, Retry
 from timers.processor import Context, processor
 
 ONE_TRY = {"max_attempts": 1}
-TWO_QUICK_TRIES = {"max_attempts": 2, "base": "1ms", "jitter": False}
+TWO_QUICK_TRIES: RetryFields = {"max_attempts": 2, "base": "1ms", "jitter": False}
 
 
 class Unspeakable(Exception):

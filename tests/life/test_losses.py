@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
@@ -22,6 +22,9 @@ from timers.embedded import Family
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys
 from timers.store.identity import Loss
+
+if TYPE_CHECKING:
+    from timers.core.keywords import NewTimerFields
 
 MANY = 3000
 FSYNC_LATE = ("--appendfsync", "everysec")
@@ -284,7 +287,9 @@ async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(flee
         clients.append(TimerClient.over(await joined(fleet.url, shards=16)))
     ids = [str(n) for n in range(20)]
     for client in clients:
-        news = [{"prefix": "note", "id": timer_id, "delay": "1ms", "if_exists": "keep"} for timer_id in ids]
+        news: list[NewTimerFields] = [
+            {"prefix": "note", "id": timer_id, "delay": "1ms", "if_exists": "keep"} for timer_id in ids
+        ]
         with suppress(Unavailable):
             await client.batch(news)
     second = await fleet.pod(calls, name="b")

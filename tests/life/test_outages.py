@@ -10,6 +10,7 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
 from tests.life.past import make_older
 from tests.waiting import eventually
+from timers.core.keywords import Missed, RepeatFields
 from timers.core.model import Status, Timer
 from timers.core.outcome import Rearm
 from timers.store.store import Settlement
@@ -18,7 +19,7 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 
 
-async def missed(fleet: Fleet, policy: object, *, ago_ms: int = HOUR_MS, **fields: Any) -> Timer:
+async def missed(fleet: Fleet, policy: Missed, *, ago_ms: int = HOUR_MS, **fields: Any) -> Timer:
     """A timer armed half an hour before it was due, an hour ago, with no pod alive."""
     await fleet.client.create("note", "x", delay="30m", missed=policy, **fields)
     await make_older(fleet, "note", "x", ago_ms + 30 * MINUTE_MS)
@@ -40,7 +41,7 @@ async def occurrence(fleet: Fleet, number: int, timer_id: str = "x") -> Timer:
 
 class TestOnce:
     @pytest.mark.parametrize("policy", ["fire", {"grace": "90m"}])
-    async def test_runs_late_where_that_is_allowed(self, fleet: Fleet, policy: object) -> None:
+    async def test_runs_late_where_that_is_allowed(self, fleet: Fleet, policy: Missed) -> None:
         await missed(fleet, policy)
         calls = Calls()
         await fleet.pod(calls)
@@ -50,7 +51,7 @@ class TestOnce:
         assert timer.history[1].lateness_ms >= HOUR_MS
 
     @pytest.mark.parametrize("policy", ["skip", {"grace": "59m"}])
-    async def test_is_left_out_where_it_is_too_late_and_says_so(self, fleet: Fleet, policy: object) -> None:
+    async def test_is_left_out_where_it_is_too_late_and_says_so(self, fleet: Fleet, policy: Missed) -> None:
         await missed(fleet, policy)
         calls = Calls()
         await fleet.pod(calls)
@@ -66,7 +67,7 @@ class TestRepeats:
     AGO_MS = 65 * MINUTE_MS
 
     @pytest.mark.parametrize(("policy", "runs"), [("fire", 1), ("latest", 1), ("all", 4), ("skip", 0)])
-    async def test_after_an_outage(self, fleet: Fleet, policy: str, runs: int) -> None:
+    async def test_after_an_outage(self, fleet: Fleet, policy: Missed, runs: int) -> None:
         armed = await missed(fleet, policy, ago_ms=self.AGO_MS, repeat={"every": "20m"})
         calls = Calls()
         await fleet.pod(calls)
@@ -94,7 +95,7 @@ class TestRepeats:
 
     async def test_slots_after_until_are_not_made_up_for(self, fleet: Fleet) -> None:
         now_ms = await fleet.store.now_ms()
-        repeat = {"every": "20m", "until": now_ms - 39 * MINUTE_MS}
+        repeat: RepeatFields = {"every": "20m", "until": now_ms - 39 * MINUTE_MS}
         await fleet.client.create("note", "x", due_at=now_ms - HOUR_MS, missed="all", repeat=repeat)
         calls = Calls()
         await fleet.pod(calls)

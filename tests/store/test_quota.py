@@ -60,6 +60,6 @@ async def test_a_full_quota_counts_only_its_own_prefixes_and_arms_nothing(store:
     quota = Quota(1, ("a",))
     assert await codes(client, quota, timer("a", "1")) == ["created"]
     with pytest.raises(TooManyPending, match="1 timers are scheduled under a, as many as the key may have"):
-        await client.put(timer("a", "2"), quota=quota)
+        await client.arm(timer("a", "2"), quota=quota)
     assert (await client.list(prefix="a")).items[0].id == "1"
     assert len((await client.list(prefix="a")).items) == 1

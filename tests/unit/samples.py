@@ -1,13 +1,13 @@
 """Owns the sample timer and the sample context that unit tests start from."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import structlog
 
+from timers.core.calls import Timers
 from timers.core.durations import parse_time
 from timers.core.model import Status, Timer
-from timers.core.spec import NewTimer
 from timers.processor import Context, Processor, Result
 
 
@@ -39,19 +39,16 @@ def a_timer(*, due_ms: int = START_MS, spec: dict[str, Any] | None = None, **cha
     return timer._replace(**changes)
 
 
-class NoTimers:
+class NoTimers(Timers):
     """The client of a processor that must not touch other timers."""
 
-    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
-        raise AssertionError("not to be called")
-
-    async def arm(self, new: NewTimer) -> Timer:
+    async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         raise AssertionError("not to be called")
 
     async def get(self, prefix: str, id: str) -> Timer:
         raise AssertionError("not to be called")
 
-    async def cancel(self, prefix: str, id: str) -> Timer:
+    async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
         raise AssertionError("not to be called")
 
 

@@ -57,11 +57,10 @@ class ManyRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """200 a page."""
         query = read_query(request, (*_FILTERS, "limit", "cursor"))
-        page = await self._client.list(
+        page = await self._client.page(
+            {"visible": visible_to(request), **{name: query[name] for name in _FILTERS if name in query}},
             limit=_number(query["limit"]) if "limit" in query else LIST_LIMIT,
             cursor=query.get("cursor"),
-            visible=visible_to(request),
-            **{name: query[name] for name in _FILTERS if name in query},
         )
         return answer({"items": [timer.to_json() for timer in page.items], "next_cursor": page.next_cursor})
 
@@ -107,7 +106,7 @@ class ManyRoutes:
         self._acting += 1
         try:
             counts = await self._client.act(
-                action or "",
+                action or "purge",
                 wanted or Filter(),
                 dry_run=dry_run is not False,
                 cursor=cursor,

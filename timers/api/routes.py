@@ -64,7 +64,7 @@ class TimerRoutes:
         new = NewTimer.parse(spec)
         require_visible(request, new.prefix)
         await self._serving.require(new.prefix)
-        armed = await self._client.put(new, traceparent=traceparent_of(request), quota=quota_of(request))
+        armed = await self._client.arm(new, traceparent=traceparent_of(request), quota=quota_of(request))
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
     async def get(self, request: web.Request) -> web.Response:

@@ -40,7 +40,7 @@ def ls(
     wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
 
     async def page(session: Session) -> Page:
-        return await session.client.list(limit=limit, cursor=cursor, **wanted)
+        return await session.client.page(wanted, limit=limit, cursor=cursor)
 
     found = run(page)
     if output is Format.JSON:

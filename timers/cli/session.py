@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from timers.app import client_over, open_redis
-from timers.client import TimerClient
-from timers.embedded import running_url
-from timers.errors import ConfigurationError
-from timers.settings import Settings, load_settings
+from timers.client import TimerClient, reachable_url
+from timers.settings import load_settings
 from timers.store.store import Store
 
 T = TypeVar("T")
@@ -32,16 +30,6 @@ def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
 async def _run(act: Callable[[Session], Awaitable[T]], options: Mapping[str, str]) -> T:
     # The settings are read as a worker's: rules for the API are not this command's concern.
     settings = load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
-    store = await open_redis(await _url(settings), settings)
+    store = await open_redis(await reachable_url(settings), settings)
     async with client_over(store, settings) as client:
         return await act(Session(store, client))
-
-
-async def _url(settings: Settings) -> str:
-    url = settings.redis_url or await running_url(settings.data_dir)
-    if url is None:
-        raise ConfigurationError(
-            f"no Redis to speak to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {settings.data_dir} "
-            "(TIMERS_DATA_DIR)"
-        )
-    return url

@@ -43,7 +43,7 @@ def create(
 
     async def arm(session: Session) -> Timer:
         await _require_served(session, prefix)
-        return await session.client.arm(new)
+        return (await session.client.arm(new)).timer
 
     _show(arm, output)
 

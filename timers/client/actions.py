@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
+from timers.core.keywords import Action
 from timers.core.model import Status, Timer
 from timers.errors import (
     EditLocked,
@@ -100,10 +101,10 @@ class Begun(NamedTuple):
         return f"{self.since_ms}.{self.status}.{self.page or ''}"
 
 
-def check_action(action: object) -> str:
+def check_action(action: object) -> Action:
     """The action if there is such a one; else InvalidInput."""
     if isinstance(action, str) and action in TAKES:
-        return action
+        return cast("Action", action)
     raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
 
 

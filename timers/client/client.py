@@ -1,10 +1,10 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from timers.client.actions import Act, Begun, Counts, Stop, act_on_all, statuses_of
 from timers.client.answers import Armed, Results, accepted, armed, refusal
@@ -13,13 +13,14 @@ from timers.client.feed import Event, Feed
 from timers.client.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
-from timers.core.fields import DurationInput, TimeInput, check_id, check_prefix, check_traceparent
+from timers.core.calls import Timers
+from timers.core.fields import check_id, check_prefix, check_traceparent
+from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.errors import (
-    Checks,
-    InvalidInput,
-)
+from timers.embedded import running_url
+from timers.errors import Checks, ConfigurationError, InvalidInput
+from timers.settings import Settings, load_settings
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.identity import Loss
@@ -37,25 +38,21 @@ _CHANGE_TRIES: Final = 10
 """A change reads, edits and compares versions; this many writers in a row would have to come between."""
 
 
-class TimerClient:
+class TimerClient(Timers):
     """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
 
     Every method raises `Unavailable` while Redis is away, `InvalidInput` for bad values, and a `Refused` where the
     timer's state forbids the call.
     """
 
-    def __init__(self, url: str, *, edit_lock_ms: int = 0) -> None:
-        """A client for a Redis URL whose db number is the dedicated one. Connects at the first call."""
-        self._connections = connect(url)
+    def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
+        """A client for a Redis URL whose db number is the dedicated one. Without a URL it finds what the command line
+        finds: `TIMERS_REDIS_URL`, else the server of a running `timers dev`. Connects at the first call."""
+        self._connections = None if url is None else connect(url)
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
         self._feed: Feed | None = None
         self._group_commit: GroupCommit | None = None
-
-    @classmethod
-    def from_url(cls, url: str, *, edit_lock_ms: int = 0) -> Self:
-        """The constructor by the name that redis-py uses."""
-        return cls(url, edit_lock_ms=edit_lock_ms)
 
     @classmethod
     def over(cls, store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> Self:
@@ -78,27 +75,22 @@ class TimerClient:
     async def close(self) -> None:
         """End the listeners and close the connections."""
         await self.end_events()
-        await self._connections.close()
+        if self._connections is not None:
+            await self._connections.close()
 
     async def end_events(self) -> None:
         """End whoever listens to `events`, and take no more listeners."""
         if self._store is not None:
             await self._feed_of(self._store).close()
 
-    async def create(
-        self, prefix: str, id: str | None = None, *, traceparent: str | None = None, **fields: Any
-    ) -> Timer:
-        """Arm a timer; the keywords are the fields of `POST /v1/timers`. `traceparent` is the W3C trace that its runs
-        belong to."""
+    async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         given = {"prefix": prefix, **({} if id is None else {"id": id}), **fields}
-        return await self.arm(NewTimer.parse(given), traceparent=traceparent)
+        traceparent = given.pop("traceparent", None)
+        return (await self.arm(NewTimer.parse(given), traceparent=traceparent)).timer
 
-    async def arm(self, new: NewTimer, *, traceparent: str | None = None) -> Timer:
-        """Arm a timer and return what is now there."""
-        return (await self.put(new, traceparent=traceparent)).timer
-
-    async def put(self, new: NewTimer, *, traceparent: str | None = None, quota: Quota | None = None) -> Armed:
-        """As `arm`, and say whether it was created, replaced or kept. Raises TooManyPending where the quota is full."""
+    async def arm(self, new: NewTimer, *, traceparent: str | None = None, quota: Quota | None = None) -> Armed:
+        """As `create`, of a timer that is checked already; tells whether it was created, replaced or kept. Raises
+        TooManyPending where the quota is full."""
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
@@ -119,7 +111,7 @@ class TimerClient:
 
     async def batch(
         self,
-        news: Sequence[NewTimer | Mapping[str, Any]],
+        news: Sequence[NewTimer | NewTimerFields],
         *,
         traceparent: str | None = None,
         quota: Quota | None = None,
@@ -137,7 +129,6 @@ class TimerClient:
         return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
-        """The timer. Raises NotFound."""
         store = await self._open()
         (timer,) = await store.get([(check_prefix(prefix), check_id(id))])
         if timer is None:
@@ -152,8 +143,6 @@ class TimerClient:
         version: int | None = None,
         purge: bool = False,
     ) -> Timer:
-        """Cancel a scheduled timer: no run of it starts afterwards. `purge` also removes the record, of a finished one
-        too. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
         store = await self._open()
         answer = await store.cancel(
             check_prefix(prefix),
@@ -166,7 +155,13 @@ class TimerClient:
         return accepted(answer, prefix, id, ("cancelled", "purged"))
 
     async def change(
-        self, prefix: str, id: str, change: TimerChange | None = None, *, version: int | None = None, **fields: Any
+        self,
+        prefix: str,
+        id: str,
+        change: TimerChange | None = None,
+        *,
+        version: int | None = None,
+        **fields: Unpack[ChangeFields],
     ) -> Timer:
         """Change a scheduled timer; the keywords are the fields of a `PATCH`, which may also be given parsed. Raises as
         `cancel`."""
@@ -201,8 +196,8 @@ class TimerClient:
         prefix: str,
         id: str,
         *,
-        delay: DurationInput | timedelta | None = None,
-        due_at: TimeInput | datetime | None = None,
+        delay: Duration | None = None,
+        due_at: Time | None = None,
         version: int | None = None,
     ) -> Timer:
         """Move the due time: `delay=` or `due_at=`. Raises as `cancel`."""
@@ -228,11 +223,15 @@ class TimerClient:
         *,
         limit: int = LIST_LIMIT,
         cursor: str | None = None,
-        **wanted: Any,
+        **wanted: Unpack[FilterFields],
     ) -> Page:
-        """A page of timers: by status (running first), then prefix, then due time or time of the end. `wanted` are the
-        fields of `Filter.parse`; `cursor` is the `next_cursor` of the page before. Pages cost the same however many
-        timers there are, and neither skip nor repeat what stays where it is."""
+        """A page of timers: by status (running first), then prefix, then due time or time of the end. `cursor` is the
+        `next_cursor` of the page before. Pages cost the same however many timers there are, and neither skip nor repeat
+        what stays where it is."""
+        return await self.page(wanted, limit=limit, cursor=cursor)
+
+    async def page(self, wanted: Mapping[str, Any], *, limit: int, cursor: str | None) -> Page:
+        """As `list`, of conditions, limit and cursor that are not checked yet; the error names each bad one."""
         checks = Checks()
         filter = checks.of(lambda given: Filter.parse(**given), wanted)  # noqa: A001
         checks.of(check_limit, limit)
@@ -240,7 +239,7 @@ class TimerClient:
         checks.end()
         return await Listing(await self._open()).page(filter or Filter(), limit=limit, cursor=cursor)
 
-    async def iterate(self, **wanted: Any) -> AsyncIterator[Timer]:
+    async def iterate(self, **wanted: Unpack[FilterFields]) -> AsyncIterator[Timer]:
         """All timers that pass, read page by page."""
         async for timers in Listing(await self._open()).pages(Filter.parse(**wanted)):
             for timer in timers:
@@ -248,26 +247,27 @@ class TimerClient:
 
     async def act(
         self,
-        action: str,
-        filter: Filter | Mapping[str, Any],  # noqa: A002
+        action: Action,
+        filter: Filter | FilterFields,  # noqa: A002
         *,
         dry_run: bool = False,
         cursor: str | None = None,
         stop: Stop = lambda _: False,
-        **due: Any,
+        delay: Duration | None = None,
+        due_at: Time | None = None,
     ) -> Counts:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
         `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone. `stop`
         is asked now and then; the same call with the `next_cursor` then goes on."""
         filter = filter if isinstance(filter, Filter) else Filter.parse(**filter)  # noqa: A001
         statuses = statuses_of(action, filter)
-        given = {name: value for name, value in due.items() if value is not None}
+        given = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
         change = TimerChange.parse(given) if given else None
         if (action == "reschedule") != (change is not None and change.moves_due):
             rule = (
                 "exactly one of delay and due_at" if action == "reschedule" else "no due time; only reschedule has one"
             )
-            raise InvalidInput.of("delay", due or None, rule)
+            raise InvalidInput.of("delay", given or None, rule)
         begun = None if cursor is None else Begun.read(cursor)
         store = await self._open()
         begun = begun or Begun(await store.now_ms())
@@ -350,6 +350,9 @@ class TimerClient:
         """The store, which knows the db and its clock. As long as nothing was ever armed, whoever comes may still give
         the db another number of shards, so it is looked up again."""
         if self._store is None:
+            if self._connections is None:
+                settings = load_settings({**os.environ, "TIMERS_ROLES": "worker"})
+                self._connections, self._edit_lock_ms = connect(await reachable_url(settings)), settings.edit_lock_ms
             self._store = Store(self._connections)
         if not (self._store.identity.armed and self._store.clock.known):
             await self._store.identity.look()
@@ -367,7 +370,18 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
     return store
 
 
-def _planned(new: NewTimer | Mapping[str, Any], now_ms: float, traceparent: str | None) -> Arming | InvalidInput:
+async def reachable_url(settings: Settings) -> str:
+    """The configured Redis, or the embedded server of a running `timers dev`. Raises ConfigurationError for neither."""
+    url = settings.redis_url or await running_url(settings.data_dir)
+    if url is None:
+        raise ConfigurationError(
+            f"no Redis to speak to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {settings.data_dir} "
+            "(TIMERS_DATA_DIR)"
+        )
+    return url
+
+
+def _planned(new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None) -> Arming | InvalidInput:
     try:
         return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent)
     except InvalidInput as error:

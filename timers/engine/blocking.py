@@ -3,13 +3,12 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from timers.core.calls import BlockingTimers, Timers
 from timers.core.model import Timer
-from timers.core.spec import NewTimer
 from timers.errors import RunOver
-from timers.processor import Timers
 
 _BLOCKS: Final = (
     "context.timers of a plain function blocks, so it cannot be used on the event loop; make it an async def"
@@ -20,7 +19,7 @@ _ENDED: Final = "the pod has ended; context.timers does nothing any more"
 Call = Callable[[], Coroutine[Any, Any, Timer]]
 
 
-class ThreadTimers:
+class ThreadTimers(BlockingTimers):
     """See `BlockingTimers`. Made on the event loop; its calls are for other threads, until it is closed."""
 
     def __init__(self, timers: Timers) -> None:
@@ -30,21 +29,14 @@ class ThreadTimers:
         self._waited_for: set[concurrent.futures.Future[Timer]] = set()
         self._lock = threading.Lock()
 
-    def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
-        """Arm a timer."""
+    def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         return self._result(lambda: self._timers.create(prefix, id, **fields))
 
-    def arm(self, new: NewTimer) -> Timer:
-        """Arm a timer."""
-        return self._result(lambda: self._timers.arm(new))
-
     def get(self, prefix: str, id: str) -> Timer:
-        """Read a timer."""
         return self._result(lambda: self._timers.get(prefix, id))
 
-    def cancel(self, prefix: str, id: str) -> Timer:
-        """Cancel a timer."""
-        return self._result(lambda: self._timers.cancel(prefix, id))
+    def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+        return self._result(lambda: self._timers.cancel(prefix, id, version=version, purge=purge))
 
     def close(self, why: str) -> None:
         """End the calls that are waited for, and refuse all later ones, with RunOver that says why."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from timers.core.calls import Timers
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
 from timers.core.model import Timer
@@ -25,7 +26,7 @@ from timers.engine.runs import Run, Runs, StopReason, named
 from timers.engine.settler import Settler
 from timers.engine.threads import Threads
 from timers.logs import get_logger
-from timers.processor import BlockingContext, Context, Limits, Timers
+from timers.processor import BlockingContext, Context, Limits
 from timers.store.permits import Permit
 from timers.store.store import Claimed, Identity, Settlement
 

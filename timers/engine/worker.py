@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from timers.core.calls import Timers
 from timers.engine.adopter import Adopter
 from timers.engine.announcer import Announcer
 from timers.engine.canary import Canary
@@ -29,7 +30,7 @@ from timers.engine.sweeper import Sweeper
 from timers.engine.unserved import PATIENCE_MS, Unserved
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
-from timers.processor import Registry, Timers
+from timers.processor import Registry
 from timers.store.bare import BareKeys
 from timers.store.fired import FiredRing
 from timers.store.store import PodSign, Store

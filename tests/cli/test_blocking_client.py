@@ -1,0 +1,88 @@
+"""The client for code without an event loop: from threads, after a fork, on a loop, at the end of a process."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+
+from timers import BlockingTimerClient, Change, NotFound, Open, Status
+from timers.embedded import EmbeddedServer
+
+
+@pytest.fixture
+def client(server: EmbeddedServer, redis: Redis) -> Iterator[BlockingTimerClient]:
+    redis.ping()
+    with BlockingTimerClient(server.url) as opened:
+        yield opened
+
+
+def test_the_methods_are_those_of_the_client_that_is_awaited(client: BlockingTimerClient) -> None:
+    created = client.create("log", "a", delay="1h", payload={"n": 1})
+    assert client.get("log", "a") == created
+    assert client.change("log", "a", payload=2).payload == 2
+    assert client.reschedule("log", "a", delay="2h").due_ms > created.due_ms
+    assert [timer.id for timer in client.iterate(prefix="log")] == ["a"]
+    assert client.act("cancel", {"prefix": "log"}).done == 1
+    assert client.retry("log", "a").status is Status.SCHEDULED
+    assert client.stats().counts["log"] == {Status.SCHEDULED: 1}
+    assert client.cancel("log", "a", purge=True).status is Status.CANCELLED
+    with pytest.raises(NotFound):
+        client.get("log", "a")
+
+
+def test_threads_share_one_client(client: BlockingTimerClient) -> None:
+    def create(first: int) -> None:
+        for number in range(first, first + 20):
+            client.create("log", str(number), delay="1h")
+
+    threads = [threading.Thread(target=create, args=(20 * n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert client.stats().counts["log"] == {Status.SCHEDULED: 160}
+
+
+def test_events_come_one_after_the_other(client: BlockingTimerClient) -> None:
+    events = client.events("log")
+    assert next(events) == Open()
+    client.create("log", "a", delay="1h")
+    heard = next(events)
+    assert isinstance(heard, Change)
+    assert (heard.id, heard.cause) == ("a", "created")
+
+
+async def test_on_an_event_loop_it_says_what_to_use(client: BlockingTimerClient) -> None:
+    with pytest.raises(RuntimeError, match="use TimerClient"):
+        client.get("log", "a")
+
+
+SCRIPT = """
+import os
+from timers import BlockingTimerClient
+
+client = BlockingTimerClient()
+client.create("log", "parent", delay="1h")
+child = os.fork()
+client.create("log", f"after-{child == 0}", delay="1h")
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print(sorted(timer.id for timer in client.iterate(prefix="log")))
+"""
+
+
+def test_a_child_of_a_fork_has_connections_of_its_own_and_an_open_client_ends_with_its_process(
+    client: BlockingTimerClient, server: EmbeddedServer
+) -> None:
+    """It finds the server as the command line does."""
+    environment = {**os.environ, "TIMERS_REDIS_URL": server.url}
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.strip() == "['after-False', 'after-True', 'parent']"

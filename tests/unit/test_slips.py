@@ -1,0 +1,97 @@
+"""What an author of a processor or a caller mistypes is found by a type checker, before anything runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+HEAD: Final = """
+from datetime import timedelta
+from timers import BlockingTimerClient, Context, Done, Page, Rearm, Retry, Timer, TimerClient, processor
+
+
+async def calls(timers: TimerClient, blocking: BlockingTimerClient, context: Context, timer: Timer) -> None:
+"""
+
+RIGHT: Final = """
+    await timers.create("mail", "a", delay="24h", payload={"user": 1}, retry={"max_attempts": 3, "base": "1s"})
+    await timers.create("mail", due_at="2030-01-01T00:00:00Z", tags=["vip"], metadata={"a": "b"}, if_exists="keep")
+    await timers.create("mail", "a", repeat={"cron": "0 9 * * *", "timezone": "Europe/Berlin"}, missed={"grace": "1m"})
+    await timers.create("mail", "a", retry={"backoff": ["5s", timedelta(minutes=1)]}, timeout=30)
+    await timers.batch([{"prefix": "mail", "delay": 5}, {"prefix": "mail", "id": "b", "due_at": 1_900_000_000_000}])
+    await timers.change("mail", "a", delay="1h", payload=None, repeat=None)
+    await timers.reschedule("mail", "a", due_at="2030-01-01T00:00:00Z")
+    page: Page = await timers.list(prefix="mail", status="failed", limit=10)
+    await timers.act("cancel", {"prefix": "mail", "status": "scheduled"}, dry_run=True)
+    await context.timers.create("mail", "b", delay="1h")
+    await context.timers.cancel("mail", "b", purge=True)
+    blocking.create("mail", "a", delay=timedelta(days=1))
+    for found in blocking.iterate(prefix="mail"):
+        print(found.due_at.isoformat(), found.status.value, page.next_cursor)
+"""
+
+SLIPS: Final = (
+    'await timers.create("mail", "a", dealy="1h")',
+    'await timers.create("mail", "a", delay="1h", paylod={})',
+    'await timers.create("mail", "a", delay="1h", due_at="2030-01-01T00:00:00Z")',
+    'await timers.create("mail", "a")',
+    'await timers.create("mail", "a", delay=object())',
+    'await timers.create("mail", 42, delay="1h")',
+    'await timers.create("mail", "a", delay="1h", if_exists="replce")',
+    'await timers.create("mail", "a", delay="1h", missed="later")',
+    'await timers.create("mail", "a", delay="1h", missed={"grce": "1m"})',
+    'await timers.create("mail", "a", delay="1h", retry={"max_attempt": 3})',
+    'await timers.create("mail", "a", delay="1h", retry={"backoff": 5})',
+    'await timers.create("mail", "a", delay="1h", repeat={"evry": "1d"})',
+    'await timers.create("mail", "a", delay="1h", metadata={"a": 1})',
+    'await timers.create("mail", "a", delay="1h", tags="vip")',
+    'await timers.batch([{"prefix": "mail", "dely": "1h"}])',
+    'await timers.batch([{"id": "a", "delay": "1h"}])',
+    'await timers.change("mail", "a", paylod=1)',
+    'await timers.reschedule("mail", "a", delay=None, due="1h")',
+    'await timers.list(statuz="failed")',
+    'await timers.list(status="faild")',
+    'await timers.act("cancle", {"prefix": "mail"})',
+    'await timers.act("cancel", {"prefx": "mail"})',
+    'await timers.cancel("mail", "a", version="3")',
+    'await context.timers.create("mail", "b", dealy="1h")',
+    'blocking.create("mail", "a", dealy="1h")',
+    'blocking.list(status="faild")',
+    "timer.payloads",
+    "timer.due_at + 5",
+    'processor("mail", concurency=3)',
+    'processor("mail", rate=50)',
+    'processor("mail", timeout=object())',
+    'Rearm(aftr="1h")',
+    'Retry("asleep", after="1h", snoze=True)',
+    "Done(note=3)",
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("typed") / "calls.py"
+    path.write_text(HEAD + RIGHT + "".join(f"    {slip}\n" for slip in SLIPS))
+    return path
+
+
+def lines_with_errors(output: str, path: Path) -> set[str]:
+    text = path.read_text().splitlines()
+    found = [line.split(":") for line in output.splitlines() if f"{path.name}:" in line and "error" in line]
+    return {text[int(parts[1]) - 1].strip() for parts in found}
+
+
+@pytest.mark.parametrize(
+    "checker",
+    [
+        ("mypy", "--strict", "--no-incremental", "--hide-error-context"),
+        ("basedpyright", "--level", "error", "--pythonpath", sys.executable),
+    ],
+    ids=["mypy", "pyright"],
+)
+def test_a_misspelt_keyword_passed_the_type_checker(checker: tuple[str, ...], written: Path) -> None:
+    command = [sys.executable, "-m", *checker, written.name]
+    ended = subprocess.run(command, cwd=written.parent, capture_output=True, text=True, check=False)
+    assert lines_with_errors(ended.stdout, written) == set(SLIPS), ended.stdout + ended.stderr

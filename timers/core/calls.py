@@ -1,0 +1,69 @@
+"""Owns the calls that a processor can make on other timers, with typed keywords: awaited, or waited for in a thread."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Unpack, overload
+
+from timers.core.keywords import After, At, ByCron, ByLadder
+from timers.core.model import Timer
+
+
+class Timers(ABC):
+    """What a coroutine can do with timers; `timers.TimerClient` can do more.
+
+    Every method raises Unavailable while Redis is away, InvalidInput for bad values, and a Refused where the timer's
+    state forbids the call.
+    """
+
+    @overload
+    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...
+    @overload
+    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[At]) -> Timer: ...
+    @overload
+    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> Timer: ...
+    @overload
+    async def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Timer: ...
+    async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
+        """Arm a timer and answer what is there now. The keywords are the fields of `POST /v1/timers` and `traceparent`,
+        the W3C trace that its runs belong to. Without an id the service makes one."""
+        return await self._create(prefix, id, fields)
+
+    @abstractmethod
+    async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer: ...
+
+    @abstractmethod
+    async def get(self, prefix: str, id: str) -> Timer:
+        """The timer. Raises NotFound."""
+
+    @abstractmethod
+    async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+        """Cancel a scheduled timer: no run of it starts afterwards. `purge` also removes the record, of a finished one
+        too. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
+
+
+class BlockingTimers(ABC):
+    """What code without an event loop can do with timers; `timers.BlockingTimerClient` can do more. Each method waits
+    for its result and raises as that of `Timers`; in a plain processor also RunOver, once its run is over."""
+
+    @overload
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...
+    @overload
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[At]) -> Timer: ...
+    @overload
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByCron]) -> Timer: ...
+    @overload
+    def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Timer: ...
+    def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
+        """As `Timers.create`."""
+        return self._create(prefix, id, fields)
+
+    @abstractmethod
+    def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer: ...
+
+    @abstractmethod
+    def get(self, prefix: str, id: str) -> Timer:
+        """As `Timers.get`."""
+
+    @abstractmethod
+    def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+        """As `Timers.cancel`."""

@@ -1,0 +1,128 @@
+"""Owns the keywords that Python callers give, as types: an editor and a type checker know each name and its values.
+
+The values are checked when they are used; see `core/spec.py`. The names are those of the HTTP API.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal, NotRequired, Required, TypedDict
+
+from timers.core.policies import Repeat, RetryPolicy
+
+Duration = str | int | float | timedelta
+"""`"24h"`, `"P1M"`, a number of seconds, or a timedelta."""
+
+Time = datetime | str | int
+"""An aware datetime, RFC 3339 text, or epoch milliseconds."""
+
+Texts = list[str] | tuple[str, ...]
+"""Several texts; a single one would be a sequence of its letters."""
+
+StatusName = Literal["scheduled", "running", "completed", "failed", "unhandled", "cancelled"]
+Action = Literal["cancel", "retry", "reschedule", "purge"]
+IfExists = Literal["error", "replace", "keep"]
+
+
+class RetryFields(TypedDict, total=False):
+    """A retry policy as JSON has it; see RetryPolicy."""
+
+    max_attempts: int
+    backoff: Literal["exponential", "fixed"] | Sequence[Duration]
+    base: Duration
+    cap: Duration
+    jitter: bool
+
+
+class RepeatFields(TypedDict, total=False):
+    """A repeat as JSON has it; see Repeat."""
+
+    every: Duration
+    cron: str
+    timezone: str
+    count: int
+    until: Time
+    mode: Literal["fixed_rate", "fixed_delay"]
+
+
+class GraceFields(TypedDict):
+    """A missed policy that allows so much lateness."""
+
+    grace: Duration
+
+
+Retry = RetryPolicy | RetryFields
+Repeats = Repeat | RepeatFields
+Missed = Literal["fire", "skip", "latest", "all"] | GraceFields
+
+
+class _Fields(TypedDict, total=False):
+    payload: Any
+    missed: Missed
+    timeout: Duration | None
+    tags: Texts
+    metadata: Mapping[str, str]
+    if_exists: IfExists
+    traceparent: str | None
+
+
+class After(_Fields):
+    """A timer that is due after a delay."""
+
+    delay: Required[Duration]
+    repeat: NotRequired[Repeats | None]
+    retry: NotRequired[Retry | None]
+
+
+class At(_Fields):
+    """A timer that is due at a time."""
+
+    due_at: Required[Time]
+    repeat: NotRequired[Repeats | None]
+    retry: NotRequired[Retry | None]
+
+
+class ByCron(_Fields):
+    """A timer whose first time a cron tells."""
+
+    repeat: Required[Repeats]
+    retry: NotRequired[Retry | None]
+
+
+class ByLadder(_Fields):
+    """A timer whose first delay is the first step of a retry ladder."""
+
+    retry: Required[Retry]
+    repeat: NotRequired[None]
+
+
+class NewTimerFields(_Fields, total=False):
+    """A timer to arm, all of it: an entry of a batch."""
+
+    prefix: Required[str]
+    id: str
+    delay: Duration
+    due_at: Time
+    repeat: Repeats | None
+    retry: Retry | None
+
+
+class ChangeFields(TypedDict, total=False):
+    """What a scheduled timer can be given instead. None takes away what it can be without."""
+
+    delay: Duration
+    due_at: Time
+    payload: Any
+    repeat: Repeats | None
+    retry: Retry | None
+    tags: Texts | None
+    metadata: Mapping[str, str] | None
+
+
+class FilterFields(TypedDict, total=False):
+    """Which timers are wanted; what is left out or None means any."""
+
+    prefix: str | None
+    status: StatusName | None
+    tag: str | None
+    due_after: Time | None
+    due_before: Time | None
