@@ -185,6 +185,7 @@ async def test_stats_of_an_empty_db_have_every_member(client: TimerClient) -> No
     assert stats == {
         "by_status": dict.fromkeys([status.value for status in Status], 0),
         "by_prefix": {},
+        "losses": [],
         "lateness_ms": {"p50": None, "p99": None, "max": None},
         "overdue_ms": 0,
         "notifications": "deaf",

@@ -17,7 +17,7 @@
 local key, act = KEYS[1], ARGV[2]
 local meta = {}
 
-local function load()
+local function read_meta()
   local fields = redis.pcall('HGETALL', key)
   if fields.err and act == 'renew' then
     -- A stranger has overwritten it. The pods know better.
@@ -30,7 +30,7 @@ end
 
 local function set(...)
   redis.call('HSET', key, ...)
-  load()
+  read_meta()
 end
 
 -- A loss that several pods tell of is one: the widest window, the most timers.
@@ -79,7 +79,7 @@ function acts.acknowledge()
   end
 end
 
-local found = load()
+local found = read_meta()
 if found.err then return found end
 acts[act](unpack(ARGV, 3))
 local answer = {}
