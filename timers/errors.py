@@ -160,6 +160,10 @@ class Unavailable(TimersError):
     """Redis is away, overloaded or refuses writes. Nothing was half done; repeating is safe for a given id."""
 
 
+class Full(Unavailable):
+    """Redis has reached `maxmemory`: it takes no new timers. Everything else goes on."""
+
+
 class Busy(TimersError):
     """This pod does as much of this at a time as it may. Nothing was done; try again soon, or ask another pod."""
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, running_api
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers.embedded import EmbeddedServer
+from timers.store.scripts import FULL
 
 
 async def until_ready(api: Api) -> Reply:
@@ -32,6 +34,23 @@ async def test_a_working_pod_tells_the_state_of_its_parts(server: EmbeddedServer
         assert body["notifications"] == "ok"
         assert set(body["services"].values()) == {"running"}
         assert body["running"] == 0
+
+
+async def test_at_maxmemory_the_pod_was_not_ready_just_when_cancels_were_needed(tmp_path: Path) -> None:
+    server = await start_server("redis", tmp_path)
+    async with running_api(server.url, [done], works=True) as api, Redis.from_url(server.url) as redis:
+        await until_ready(api)
+        assert (await api.create("before")).status == 201
+        await redis.config_set("maxmemory", 1)
+        refused = await api.create("after")
+        assert "Redis is full (maxmemory)" in refused.problem(503, "redis-unavailable")["detail"]
+        reply = await api.call("GET", "/readyz")
+        assert (reply.status, reply.body["redis"], reply.body["notifications"]) == (200, "full", "ok")
+        assert reply.body["warnings"] == [FULL]
+        assert (await api.call("DELETE", "/v1/timers/test/before")).body["status"] == "cancelled"
+        await redis.config_set("maxmemory", 0)
+        assert (await api.call("GET", "/readyz")).body["redis"] == "ok"
+    await server.stop()
 
 
 async def test_a_draining_pod_is_alive_and_not_ready(api: Api) -> None:

@@ -24,8 +24,8 @@ from tests.store.acts import (
 )
 from tests.store.test_bare import adopted_and_expired
 from timers.core.model import Status
-from timers.errors import Unavailable
-from timers.store import server
+from timers.errors import Full
+from timers.store import keys, server
 from timers.store.bare import BareKeys, Heard
 from timers.store.store import Store
 
@@ -45,15 +45,23 @@ async def test_a_new_timer_is_refused_whole(real: Store) -> None:
     await armed(real, "there", due="+3600000")
     before = await state_of(real)
     async with full(real):
-        with pytest.raises(Unavailable, match="maxmemory"):
+        with pytest.raises(Full, match="maxmemory"):
             await armed(real, "new")
-        with pytest.raises(Unavailable, match="maxmemory"):
+        with pytest.raises(Full, match="maxmemory"):
             await real.arm([arming("there", if_exists="replace"), arming("new")])
-        with pytest.raises(Unavailable, match="maxmemory"):
-            await server.set_canary(real.connections.commands, POD, 1000)
     after = await state_of(real)
     after.now_ms = before.now_ms
     assert after == before
+
+
+async def test_the_canary_is_armed_and_the_state_is_told(real: Store) -> None:
+    redis = real.connections.commands
+    assert not await server.is_full(redis)
+    async with full(real):
+        assert await server.is_full(redis)
+        await server.set_canary(redis, POD, 60_000)
+        assert await server.touch_canary(redis, POD)
+    await redis.delete(keys.canary_key(POD))
 
 
 async def test_what_is_there_can_be_read(real: Store) -> None:

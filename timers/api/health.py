@@ -10,7 +10,7 @@ from timers.api.answer import answer
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
 from timers.client.coverage import read_uncovered
-from timers.client.doctor import unacknowledged
+from timers.client.doctor import full, unacknowledged
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.store.store import Store
@@ -40,23 +40,28 @@ class HealthRoutes:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 where Redis answers and every part works; else 503 with the reasons."""
-        redis, warnings = await self._redis()
-        state: dict[str, Any] = {"redis": redis or "ok", **self._worker_state(), "warnings": warnings}
+        redis, is_full, warnings = await self._redis()
+        state: dict[str, Any] = {
+            "redis": redis or ("full" if is_full else "ok"),
+            **self._worker_state(),
+            "warnings": [*is_full, *warnings],
+        }
         problems = [*([redis] if redis else []), *state.pop("problems", []), *(["draining"] if self._draining else [])]
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
         if problems:
             return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
         return answer(state)
 
-    async def _redis(self) -> tuple[str | None, Sequence[str]]:
-        """What is wrong with Redis, if anything, and what it says was lost, and that no live pod covers."""
+    async def _redis(self) -> tuple[str | None, Sequence[str], Sequence[str]]:
+        """What is wrong with Redis, if anything, whether it is full, and what was lost or is covered by no live pod."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return None, [*unacknowledged(self._store), *(await read_uncovered(self._store)).warnings()]
+                full_up = await full(self._store)
+                return None, full_up, [*unacknowledged(self._store), *(await read_uncovered(self._store)).warnings()]
         except TimeoutError:
-            return f"Redis does not answer within {ANSWER_SECONDS:g} seconds", ()
+            return f"Redis does not answer within {ANSWER_SECONDS:g} seconds", (), ()
         except Unavailable as error:
-            return str(error), ()
+            return str(error), (), ()
 
     def _worker_state(self) -> dict[str, Any]:
         if self._worker is None:

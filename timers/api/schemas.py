@@ -235,13 +235,14 @@ class HealthAnswer(_Shape):
 
 
 class ReadyAnswer(_Shape):
-    """Every part works. The parts of a worker are told only by a pod that is one; `warnings` name shards, and prefixes
-    with timers due, that no live pod takes."""
+    """Every part works; a Redis that is `full` takes no new timers, and all else goes on. The parts of a worker are
+    told only by a pod that is one; `warnings` say whether Redis is full, and name shards, and prefixes with timers due,
+    that no live pod takes."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_READY_EXAMPLE]})
 
     ready: Literal[True]
-    redis: Literal["ok"]
+    redis: Literal["ok", "full"]
     notifications: Hearing = "ok"
     services: dict[str, str] = {}
     running: Count = 0

@@ -6,6 +6,8 @@ from timers.client.coverage import few, uncovered
 from timers.client.fleet import live_workers, serves
 from timers.store.checkup import Check, check_server
 from timers.store.queries import Queries
+from timers.store.scripts import FULL
+from timers.store.server import is_full
 from timers.store.store import PodSign, Store
 
 
@@ -29,6 +31,11 @@ async def examine(store: Store, *, fix: bool = False, acknowledge: bool = False)
 def unacknowledged(store: Store) -> list[str]:
     """A sentence for each loss of data that this process knows of and nobody has acknowledged."""
     return [f"{loss}; acknowledge it with `timers doctor --acknowledge`" for loss in store.identity.losses.values()]
+
+
+async def full(store: Store) -> list[str]:
+    """A sentence where the server has reached its memory limit. Raises Unavailable."""
+    return [FULL] if await is_full(store.connections.commands) else []
 
 
 async def _data(store: Store, *, acknowledge: bool) -> Check:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from timers.errors import Unavailable
+from timers.errors import Full, Unavailable
 from timers.logs import get_logger
 
 FIRST_PAUSE_SECONDS: Final = 0.05
@@ -37,7 +37,7 @@ class Supervisor:
 
     @property
     def states(self) -> Mapping[str, str]:
-        """By name: `running`, `restarting: <reason>` or `stopped`."""
+        """By name: `running`, `restarting: <reason>`, `waiting: <reason>` for memory on the server, or `stopped`."""
         return self._states
 
     def start(self) -> None:
@@ -61,10 +61,10 @@ class Supervisor:
         while not _is_cancelled():
             started = asyncio.get_running_loop().time()
             self._states[service.name] = "running"
-            reason = await self._once(service)
+            state = await self._once(service)
             if asyncio.get_running_loop().time() - started > STEADY_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-            self._states[service.name] = f"restarting: {reason}"
+            self._states[service.name] = state
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
@@ -109,12 +109,12 @@ def _first(error: Exception) -> Exception:
 
 def _ended(name: str, how: str) -> str:
     _log.error("service ended and is started again", service=name, how=how)
-    return how
+    return f"restarting: {how}"
 
 
 def _told(name: str, error: Exception) -> str:
     if isinstance(error, Unavailable):
         _log.warning("service waits for redis", service=name, reason=str(error))
-        return str(error)
+        return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"
     _log.error("service failed and is started again", service=name, exc_info=error)
-    return f"{type(error).__name__}: {error}"
+    return f"restarting: {type(error).__name__}: {error}"

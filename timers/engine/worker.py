@@ -39,6 +39,9 @@ HAND_BACK_SECONDS: Final = 1.0
 """How long after the drain time-out Redis has to take the last ends; what it has not by then is rescued by another
 pod."""
 
+_FINE: Final = ("running", "waiting")
+"""States of services that leave a pod ready: a full server takes no new timers, and all else goes on."""
+
 _log = get_logger("timers.worker")
 
 
@@ -169,7 +172,7 @@ class Worker:
     def health(self) -> Health:
         """The pod's state now."""
         states = {**self._taking.states, **self._presence.states, **self._ending.states}
-        problems = [f"{name}: {state}" for name, state in states.items() if state != "running"]
+        problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if self._canary.is_deaf():
             problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
         if self.runner.abandoned >= self._options.concurrency:

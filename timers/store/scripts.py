@@ -20,7 +20,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from timers.errors import Unavailable
+from timers.errors import Full, Unavailable
 from timers.store.line import Line
 
 Argument = str | int | bytes
@@ -28,7 +28,9 @@ Argument = str | int | bytes
 Call = tuple[str, Sequence[Argument]]
 """On which shard (its root) with which arguments."""
 
-PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "CLUSTERDOWN")
+FULL: Final = "Redis is full (maxmemory): it takes no new timers until it has room; cancels, runs and their ends go on"
+
+PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "CLUSTERDOWN")
 """Error codes of a server that is there but cannot do it now; the same command may succeed later."""
 
 
@@ -58,7 +60,9 @@ def reachable() -> Iterator[None]:
     before = current.cancelling() if current else 0
     try:
         yield
-    except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OutOfMemoryError, OSError) as error:
+    except OutOfMemoryError as error:
+        raise Full(FULL) from error
+    except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as error:
         raise Unavailable(f"Redis is not available: {error}") from error
     except ResponseError as error:
         if str(error).startswith(PASSING_TROUBLES):

@@ -1,13 +1,13 @@
 """Owns what the service needs from the server itself: notifications on, a dedicated db's fixed facts, a canary key."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from timers.store import keys
-from timers.store.scripts import reachable
+from timers.store.scripts import reachable, run
 
 NEEDED_FLAGS: Final = frozenset("Ex")
 FLAGS: Final = "notify-keyspace-events"
@@ -47,10 +47,18 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
     return FlagCheck(True, f"added {missing!r} to notify-keyspace-events {current!r}")
 
 
+async def is_full(redis: Redis) -> bool:
+    """Whether the server has reached `maxmemory`, so that it takes no new timers."""
+    with reachable():
+        memory: dict[str, Any] = await redis.info("memory")
+    limit = int(memory.get("maxmemory", 0))
+    counted = int(memory.get("used_memory", 0)) - int(memory.get("mem_not_counted_for_evict", 0))
+    return 0 < limit < counted
+
+
 async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:
     """Arm the pod's canary key."""
-    with reachable():
-        await redis.set(keys.canary_key(pod), "1", px=ttl_ms)
+    await run(redis, "canary", keys.canary_key(pod), ["", ttl_ms])
 
 
 async def touch_canary(redis: Redis, pod: str) -> bool:
