@@ -62,7 +62,9 @@ def pods(output: Output = Format.TABLE) -> None:
 
 
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="Turn missing notification flags on.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Turn missing notification flags on; mend indexes and counts.")
+    ] = False,
     acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings of lost data.")] = False,
     output: Output = Format.TABLE,
 ) -> None:

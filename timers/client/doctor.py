@@ -1,9 +1,11 @@
 """Owns the question whether a service is healthy: the server's checks, and whether pods cover what there is to do."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from timers.client.coverage import few, uncovered
 from timers.client.fleet import live_workers, serves
+from timers.store.audit import audit, compare
 from timers.store.checkup import Check, check_server
 from timers.store.queries import Queries
 from timers.store.scripts import FULL
@@ -12,8 +14,8 @@ from timers.store.store import PodSign, Store
 
 
 async def examine(store: Store, *, fix: bool = False, acknowledge: bool = False) -> list[Check]:
-    """Every check in order. `fix` turns missing notification flags on; `acknowledge` ends the warnings of lost data.
-    Raises Unavailable."""
+    """Every check in order. `fix` turns missing notification flags on, and mends indexes and counts; `acknowledge` ends
+    the warnings of lost data. Raises Unavailable."""
     data = await _data(store, acknowledge=acknowledge)
     workers = await live_workers(store)
 
@@ -25,7 +27,8 @@ async def examine(store: Store, *, fix: bool = False, acknowledge: bool = False)
     missing = uncovered(workers, queues, store.shards)
     found = await check_server(store, fix=fix, served=served)
     covered = (_shards(missing.shards, workers, store.shards), _prefixes(missing.prefixes, workers))
-    return [*found, data, *covered, _quarantine(*await queries.quarantined())]
+    books = await _books(store, fix=fix)
+    return [*found, data, *covered, books, _quarantine(*await queries.quarantined())]
 
 
 def unacknowledged(store: Store) -> list[str]:
@@ -45,6 +48,20 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
     if lost := unacknowledged(store):
         return Check("data", "fail", "; ".join(lost))
     return Check("data", "ok", "no loss of data is known that nobody has acknowledged")
+
+
+async def _books(store: Store, *, fix: bool) -> Check:
+    """Without `fix` a quick look at heads and counts, from which a lost index shows."""
+    total: Counter[str] = Counter()
+    for shard in range(store.shards):
+        async for found in audit(store, shard) if fix else compare(store, shard):
+            total.update(found)
+    said = ", ".join(f"{number} {what}" for what, number in sorted(total.items()))
+    if not total:
+        return Check("books", "ok", "records, indexes and counts agree" if fix else "heads and counts agree")
+    if fix:
+        return Check("books", "warn", f"mended: {said}")
+    return Check("books", "fail", f"indexes and counts disagree: {said}; --fix mends them, and the pods do so slowly")
 
 
 def _shards(missing: Sequence[int], workers: Sequence[PodSign], shards: int) -> Check:

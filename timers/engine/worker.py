@@ -8,6 +8,8 @@ from typing import Any, Final
 from timers.core.calls import Timers
 from timers.engine.adopter import Adopter
 from timers.engine.announcer import Announcer
+from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
+from timers.engine.auditor import Auditor
 from timers.engine.canary import Canary
 from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
@@ -58,6 +60,7 @@ class WorkerOptions:
     shard_subset: tuple[int, ...] | None = None
     adopt_every_ms: int = 10_000
     unhandled_after_ms: int = PATIENCE_MS
+    audit_every_seconds: float = AUDIT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,9 @@ class Worker:
         self._claimer = Claimer(pod, intake, self.runner)
         janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
         unserved = Unserved(pod, peers, patience_ms=self._options.unhandled_after_ms)
+        auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(
-            [self._listener, self._sweeper, self._claimer, canary, announcer, adopter, janitor, unserved]
+            [self._listener, self._sweeper, self._claimer, canary, announcer, adopter, janitor, unserved, auditor]
         )
 
     async def start(self) -> None:

@@ -1,0 +1,168 @@
+"""The audit: whatever was deleted of a shard's indexes and counts comes back, and what nobody can read is put aside."""
+
+import hashlib
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.conservation import conserved, state_of
+from tests.store.acts import PREFIX, armed, arming, claim, finished, put, running
+from timers.store.audit import audit, compare
+from timers.store.store import Store
+
+HOUR = "+3600000"
+
+
+async def mended(store: Store) -> Counter[str]:
+    """What the audit found. Afterwards it finds nothing, and the books balance."""
+    total: Counter[str] = Counter()
+    async for found in audit(store, 0):
+        total.update(found)
+    await conserved(store)
+    assert [found async for found in audit(store, 0) if found] == []
+    return total
+
+
+async def many_of_all(store: Store) -> None:
+    """Timers in every status, in several prefixes."""
+    await finished(store, "finished")
+    await store.arm([arming(f"later-{n}", due=HOUR) for n in range(150)])
+    await store.arm([arming(f"other-{n}", prefix="other", due=HOUR) for n in range(5)])
+    await store.arm([arming(f"due-{n}") for n in range(5)])
+    await store.arm([arming(f"run-{n}", prefix="runs") for n in range(3)])
+    assert len(await claim(store, prefix="runs")) == 3
+    await put(store, "cancelled", due=HOUR)
+    await store.cancel(PREFIX, "cancelled")
+
+
+async def test_an_intact_db_is_left_alone(store: Store) -> None:
+    await many_of_all(store)
+    before = await state_of(store)
+    assert await mended(store) == {}
+    before.now_ms = (after := await state_of(store)).now_ms
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        ("due:reminder", {"due"}),
+        ("heads", {"heads"}),
+        ("counts", {"counts"}),
+        ("leases", {"leases"}),
+        ("finished:c:reminder", {"finished"}),
+        ("finished:x:reminder", {"finished"}),
+    ],
+)
+async def test_what_was_deleted_comes_back(store: Store, key: str, found: set[str]) -> None:
+    await many_of_all(store)
+    before = await state_of(store)
+    assert await store.connections.commands.delete(f"timers:{{0}}:{key}") == 1
+    assert found <= set(await mended(store))
+    after = await state_of(store)
+    assert (after.due.keys(), after.heads.keys(), after.counts) == (
+        before.due.keys(),
+        before.heads.keys(),
+        before.counts,
+    )
+    assert (after.leases.keys(), after.finished.keys()) == (before.leases.keys(), before.finished.keys())
+
+
+async def test_all_indexes_at_once_come_back(store: Store) -> None:
+    await many_of_all(store)
+    before = await state_of(store)
+    redis = store.connections.commands
+    keys: list[Any] = await redis.keys("timers:{0}:*")
+    lost = [key for key in keys if not re.search(rb":(rec|lease|token)", key)]
+    await redis.delete(*lost)
+    await mended(store)
+    after = await state_of(store)
+    assert (after.due.keys(), after.counts, after.leases.keys()) == (
+        before.due.keys(),
+        before.counts,
+        before.leases.keys(),
+    )
+
+
+@pytest.mark.parametrize("wrong", ["0", "-3", "99999", "garbage"])
+async def test_wrong_counts_are_set_right(store: Store, wrong: str) -> None:
+    await many_of_all(store)
+    before = (await state_of(store)).counts
+    for field in ("s reminder", "r runs", "c reminder", "s nobody"):
+        await store.connections.commands.hset("timers:{0}:counts", field, wrong)
+    assert (await mended(store))["counts"] == 4
+    assert (await state_of(store)).counts == before
+
+
+async def test_a_due_time_that_disagrees_with_the_record_is_set_right(store: Store) -> None:
+    timer = await armed(store, due=HOUR)
+    await store.connections.commands.zadd("timers:{0}:due:reminder", {"a": 5})
+    assert (await mended(store))["due"] == 1
+    assert int((await state_of(store)).due[PREFIX, "a"]) == timer.due_ms
+
+
+async def test_a_run_whose_lease_is_listed_again_is_not_rescued_while_it_is_held(store: Store) -> None:
+    run = await running(store)
+    await store.connections.commands.delete("timers:{0}:leases")
+    await mended(store)
+    assert (await state_of(store)).leases[PREFIX, "a"] > await store.now_ms()
+    assert await store.extend(0, [run], pod="pod-1", lease_ms=1000) == []
+
+
+async def test_a_finished_timer_that_was_armed_again_is_not_pruned_by_what_was_left_over(store: Store) -> None:
+    await armed(store, due=HOUR)
+    await store.connections.commands.zadd("timers:{0}:finished:c:reminder", {"a": 1})
+    assert (await mended(store))["left over"] == 1
+    assert await store.prune(0, retention_ms=0, most=10) == 0
+
+
+@pytest.mark.parametrize("record", ["", "no record", "9 s 1 0 0 0 1 5 5 0\n{}\n"])
+async def test_a_record_that_cannot_be_read_is_put_aside_with_the_reason(store: Store, record: str) -> None:
+    await armed(store, "good", due=HOUR)
+    await armed(store, "bad", due=HOUR)
+    redis = store.connections.commands
+    bucket = hashlib.sha1(b"reminder:bad", usedforsecurity=False).hexdigest()[:2]
+    await redis.hset(f"timers:{{0}}:rec:{bucket}", "reminder:bad", record)
+    assert (await mended(store))["unreadable"] == 1
+    state = await state_of(store)
+    assert list(state.records) == [(PREFIX, "good")]
+    assert list(state.quarantine) == [(PREFIX, "bad")]
+
+
+async def test_an_entry_without_a_record_is_put_aside(store: Store) -> None:
+    await armed(store, "good", due=HOUR)
+    await store.connections.commands.zadd("timers:{0}:due:reminder", {"ghost": 5})
+    assert (await mended(store))["no record"] == 1
+    assert (await state_of(store)).quarantine.keys() == {(PREFIX, "ghost")}
+
+
+async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Store) -> None:
+    await armed(store, due=HOUR)
+    redis = store.connections.commands
+    await redis.delete("timers:{0}:due:reminder")
+    await redis.set("timers:{0}:due:reminder", "a stranger's")
+    assert (await mended(store))["due"] == 1
+    assert await redis.get("timers:{0}:displaced:timers:{0}:due:reminder") == b"a stranger's"
+
+
+@pytest.mark.parametrize("key", ["due:reminder", "heads", "counts"])
+async def test_a_quick_look_tells_of_it_and_changes_nothing(store: Store, key: str) -> None:
+    await many_of_all(store)
+    assert [found async for found in compare(store, 0) if found] == []
+    await store.connections.commands.delete(f"timers:{{0}}:{key}")
+    before = await state_of(store)
+    assert [found async for found in compare(store, 0) if found] != []
+    before.now_ms = (after := await state_of(store)).now_ms
+    assert after == before
+    await mended(store)
+
+
+async def test_a_paused_queues_head_stays_held(store: Store) -> None:
+    await armed(store, due=HOUR)
+    await store.pause(PREFIX, paused=True)
+    await store.connections.commands.delete("timers:{0}:held")
+    assert (await mended(store))["heads"] == 1
+    assert await store.connections.commands.zscore("timers:{0}:held", PREFIX) is not None
+    assert await store.connections.commands.zscore("timers:{0}:heads", PREFIX) is None

@@ -1,0 +1,67 @@
+"""Owns a shard's books: records, indexes, heads, leases and counts are compared and mended step by step."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from timers.store import keys
+from timers.store.scripts import Argument, reachable
+from timers.store.store import Store
+
+STEP: Final = 100
+"""Records or entries of a step: one to two milliseconds of the server."""
+
+QUEUES: Final = 25
+"""Prefixes of a step."""
+
+Found = Mapping[str, int]
+"""What disagreed, and how often: `due`, `leases`, `finished` (not in the index), `left over` (in the wrong one),
+`heads`, `counts`; and what is quarantined: `unreadable`, `no record`."""
+
+
+async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
+    """Mend a shard; answers after each step what that found. What changes meanwhile is not taken for damage."""
+    prefixes = await _prefixes(store, shard)
+    place, cursor = 0, "0"
+    while place >= 0:
+        found, place, cursor, seen = await _step(store, shard, ["records", "mend", place, cursor, STEP])
+        prefixes |= seen
+        yield found
+    indexes = ["leases", *(name for prefix in sorted(prefixes) for name in _indexes(prefix))]
+    for start in range(0, len(indexes), STEP):
+        batch, cursor = indexes[start : start + STEP], "0"
+        while batch:
+            found, place, cursor, _ = await _step(store, shard, ["entries", "mend", STEP, cursor, *batch])
+            batch = batch[place:] if place >= 0 else []
+            yield found
+    async for found in compare(store, shard, prefixes, mend=True):
+        yield found
+
+
+async def compare(
+    store: Store, shard: int, prefixes: set[str] | None = None, *, mend: bool = False
+) -> AsyncIterator[Found]:
+    """Compare heads and counts with the indexes alone: quick, however many timers there are."""
+    names = sorted(await _prefixes(store, shard) if prefixes is None else prefixes)
+    for start in range(0, len(names), QUEUES):
+        part: list[Argument] = ["queues", "mend" if mend else "look", *names[start : start + QUEUES]]
+        yield (await _step(store, shard, part))[0]
+
+
+async def _prefixes(store: Store, shard: int) -> set[str]:
+    """Those with a count or a head."""
+    redis, root = store.connections.commands, keys.root(shard)
+    with reachable():
+        counted: Any = await redis.hkeys(f"{root}counts")
+        heads: Any = [*await redis.zrange(f"{root}heads", 0, -1), *await redis.zrange(f"{root}held", 0, -1)]
+    return {name.decode().partition(" ")[2] for name in counted} | {name.decode() for name in heads}
+
+
+def _indexes(prefix: str) -> Iterator[str]:
+    yield f"due:{prefix}"
+    yield from (f"finished:{letter}:{prefix}" for letter in "cfux")
+
+
+async def _step(store: Store, shard: int, part: Sequence[Argument]) -> tuple[Found, int, str, set[str]]:
+    told, place, cursor, seen = await store.run("audit", shard, part)
+    found = {told[i].decode(): int(told[i + 1]) for i in range(0, len(told), 2)}
+    return found, int(place), cursor.decode(), {name.decode() for name in seen}

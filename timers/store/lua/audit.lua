@@ -1,0 +1,170 @@
+#!lua flags=allow-oom,allow-cross-slot-keys
+-- Compare records, indexes, heads and counts of a shard, a part at a time, and mend what disagrees. The record is right; what
+-- has none that can be read is quarantined. A part is atomic, so nothing that is under way looks like damage.
+--
+-- ARGV[2]  part   ARGV[3] `mend`, or `look` to change nothing
+--          `records`: bucket (0 to 255), cursor in it, most to look at: is each record in the index of its status?
+--          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`,
+--                     `finished:<letter>:<prefix>`): has each entry a record of that status?
+--          `queues`:  prefixes: is the head the earliest due, and do the counts agree with the indexes?
+-- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what was found; bucket or index (from 0) to go on at, -1 at
+--          the end, and the cursor in it; the prefixes of the records
+
+local part, mends = ARGV[2], ARGV[3] == 'mend'
+local FIRST = 4
+local LISTED = 5000   -- with more runs and adopted timers these are not counted by prefix, which takes time
+local found, prefixes = {}, {}
+local next_place, next_cursor = -1, '0'
+
+local function tell_of(what) found[what] = (found[what] or 0) + 1 end
+
+-- As `redis.call`, but to look moves nothing aside.
+local call = mends and redis.call or redis.pcall
+local function size(key) return tonumber(call('ZCARD', key)) or 0 end
+local function score_in(key, name) return tonumber(call('ZSCORE', key, name)) end
+
+local function bucket_key(number) return root .. 'rec:' .. string.format('%02x', number) end
+
+local function check_scheduled(prefix, id, member, r)
+  local score = score_in(queue_key(prefix), id)
+  if score and math.floor(score) == tonumber(r.due) or not score and score_in(root .. 'adopted', member) then return end
+  tell_of('due')
+  if not mends then return end
+  redis.call('ZREM', queue_key(prefix), id)
+  schedule(prefix, id, r.due)
+end
+
+local function check_running(member)
+  if score_in(root .. 'leases', member) then return end
+  tell_of('leases')
+  if mends then redis.call('ZADD', root .. 'leases', text(now + math.max(redis.call('PTTL', lease_key(member)), 0)), member) end
+end
+
+local function check_finished(prefix, id, status)
+  local key = finished_key(status, prefix)
+  if score_in(key, id) then return end
+  tell_of('finished')
+  if mends then redis.call('ZADD', key, text(now), id) end
+end
+
+local function check_record(bucket, member, raw)
+  local r, trouble = parse(raw)
+  local prefix, id = string.match(member, '^([^:]*):(.*)$')
+  if not is_member(member) then
+    tell_of('unreadable')
+    if not mends then return end
+    redis.call('HDEL', bucket, member)
+    return redis.call('HSET', root .. 'quarantine', member, text(now) .. ' not the name of a timer\n' .. raw)
+  end
+  prefixes[prefix] = true
+  if not r then
+    tell_of('unreadable')
+    if mends then quarantine(prefix, id, trouble, raw) end
+    return
+  end
+  if r.status == 's' then check_scheduled(prefix, id, member, r)
+  elseif r.status == 'r' then check_running(member)
+  else check_finished(prefix, id, r.status) end
+end
+
+local parts = {}
+
+function parts.records(bucket, cursor, most)
+  bucket, most = tonumber(bucket), tonumber(most)
+  while bucket < 256 and most > 0 do
+    local answer = call('HSCAN', bucket_key(bucket), cursor, 'COUNT', most)
+    for i = 1, #answer[2], 2 do check_record(bucket_key(bucket), answer[2][i], answer[2][i + 1]) end
+    most, cursor = most - #answer[2] / 2, answer[1]
+    if cursor == '0' then bucket = bucket + 1 end
+  end
+  if bucket < 256 then next_place, next_cursor = bucket, cursor end
+end
+
+local function check_entry(key, prefix, id, member, status)
+  local r, trouble, raw = read(member)
+  if r and r.status == status then return end
+  tell_of(r and 'left over' or 'no record')
+  if not mends then return end
+  if not r then quarantine(prefix, id, trouble, raw) end
+  redis.call('ZREM', key, status == 'r' and member or id)
+end
+
+local function check_entries(name, cursor, most)
+  local key = root .. name
+  local status, prefix = string.match(name, '^finished:(.):(.*)$')
+  if name == 'leases' then status = 'r' elseif not status then status, prefix = 's', string.sub(name, 5) end
+  local answer = call('ZSCAN', key, cursor, 'COUNT', most)
+  for i = 1, #answer[2], 2 do
+    local entry = answer[2][i]
+    if prefix then check_entry(key, prefix, entry, member_of(prefix, entry), status)
+    else
+      local of, id = string.match(entry, '^([^:]*):(.*)$')
+      if of then check_entry(key, of, id, entry, status) end
+    end
+  end
+  return answer[1], #answer[2] / 2
+end
+
+function parts.entries(most, cursor, ...)
+  most = tonumber(most)
+  for i, name in ipairs({...}) do
+    local looked
+    cursor, looked = check_entries(name, cursor, most)
+    most = most - looked - 1
+    if cursor ~= '0' then next_place, next_cursor = i - 1, cursor; return end
+    if most <= 0 then next_place = i < select('#', ...) and i or -1; return end
+  end
+end
+
+-- How many of an index over all prefixes are of each; nil where there are too many.
+local function by_prefix(key)
+  local numbers = {}
+  if size(key) > LISTED then return nil end
+  for _, member in ipairs(call('ZRANGE', key, 0, -1)) do
+    local prefix = string.match(member, '^[^:]*')
+    numbers[prefix] = (numbers[prefix] or 0) + 1
+  end
+  return numbers
+end
+
+local function check_count(status, prefix, there)
+  local field = status .. ' ' .. prefix
+  local counted = call('HGET', root .. 'counts', field)
+  if counted == (there > 0 and text(there)) then return end
+  tell_of('counts')
+  if not mends then return end
+  if there > 0 then redis.call('HSET', root .. 'counts', field, there) else redis.call('HDEL', root .. 'counts', field) end
+end
+
+local function check_head(prefix)
+  local first = call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')[2]
+  local other = root .. (heads_key(prefix) == root .. 'heads' and 'held' or 'heads')
+  if score_in(heads_key(prefix), prefix) == tonumber(first) and not score_in(other, prefix) then return end
+  tell_of('heads')
+  if not mends then return end
+  redis.call('ZREM', other, prefix)
+  refresh_head(prefix)
+  if first then earliest = math.min(earliest or math.huge, math.floor(tonumber(first))) end
+end
+
+function parts.queues(...)
+  local runs, adopted = by_prefix(root .. 'leases'), by_prefix(root .. 'adopted')
+  for _, prefix in ipairs({...}) do
+    check_head(prefix)
+    if runs then check_count('r', prefix, runs[prefix] or 0) end
+    if adopted then check_count('s', prefix, size(queue_key(prefix)) + (adopted[prefix] or 0)) end
+    for status in string.gmatch('cfux', '.') do
+      check_count(status, prefix, size(finished_key(status, prefix)))
+    end
+  end
+end
+
+parts[part](unpack(ARGV, FIRST))
+conclude()
+local told, seen = {}, {}
+for what, number in pairs(found) do
+  told[#told + 1] = what
+  told[#told + 1] = number
+end
+for prefix in pairs(prefixes) do seen[#seen + 1] = prefix end
+return {text(now), told, next_place, next_cursor, seen}
