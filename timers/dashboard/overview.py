@@ -1,6 +1,5 @@
 """Owns the first page: whether all is well, what was fired, what is due next."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -92,10 +91,11 @@ class OverviewPage:
         read_query(request)
         visible = visible_to(request)
         stats = await self._stats.get()
-        by_status: Counter[Status] = Counter()
+        by_status = dict.fromkeys(Status, 0)
         for prefix, counts in stats.counts.items():
             if visible is None or visible(prefix):
-                by_status.update(counts)
+                for status, n in counts.items():
+                    by_status[status] += n
         fired = await self._fired.get()
         load = await self._load.get() if visible is None else await self._loaded(visible)
         return show(
@@ -105,7 +105,7 @@ class OverviewPage:
             section="overview",
             now_ms=round(self._parts.store.clock.now_ms()),
             health=health(stats, await self._uncovered.get(), by_status, names_all=visible is None),
-            by_status=[(status, by_status.get(status, 0)) for status in Status],
+            by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
             rings=[_ring("hour", "a minute", fired.hour), _ring("day", "half an hour", fired.day)],

@@ -1,6 +1,7 @@
 """Owns what is around every page: who may see it, where it was asked from, errors in words, the last state while Redis
 is away, and signing in."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -163,8 +164,6 @@ def _to_sign_in(request: web.Request) -> web.Response:
 
 
 def _error(request: web.Request, status: int, title: str, detail: object) -> web.Response:
-    if status == 405:
-        detail = detail or "This address takes other methods."
     return show(request, "error", status=status, title=title, detail=str(detail), section="")
 
 
@@ -225,7 +224,7 @@ class SignIn:
 
 def _own(where: str) -> str:
     """The address where it is one of the dashboard's; else the first page. Nobody is sent elsewhere."""
-    return where if where.startswith(("/ui/", "/?")) else "/"
+    return where if where.startswith(("/ui/", "/?")) and where.isprintable() else "/"
 
 
 class Fresh(Generic[Value]):
@@ -235,10 +234,12 @@ class Fresh(Generic[Value]):
         self._read, self._seconds = read, seconds
         self._value: Value | None = None
         self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
 
     async def get(self) -> Value:
         """The value."""
-        if self._value is None or time.monotonic() - self._read_at > self._seconds:
-            asked_at = time.monotonic()
-            self._value, self._read_at = await self._read(), asked_at
+        async with self._reading:
+            if self._value is None or time.monotonic() - self._read_at > self._seconds:
+                asked_at = time.monotonic()
+                self._value, self._read_at = await self._read(), asked_at
         return self._value
