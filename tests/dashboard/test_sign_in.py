@@ -92,7 +92,9 @@ async def test_signing_out_forgets_the_session(guest: Visitor) -> None:
     assert (await guest.get("/")).status == 303
 
 
-@pytest.mark.parametrize("to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", "/ui/\r\nSet-Cookie: a=b"])
+@pytest.mark.parametrize(
+    "to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", "/ui/\r\nSet-Cookie: a=b"]
+)
 async def test_signing_in_leads_nowhere_else(guest: Visitor, to: str) -> None:
     assert (await guest.sign_in(READS, to=to)).where == "/"
 

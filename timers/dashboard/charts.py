@@ -1,15 +1,13 @@
 """Owns the geometry of charts: numbers in, bars and lines of an SVG out. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 WIDTH: Final = 600
 HEIGHT: Final = 90
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """One bar, its foot on the base line, and what is said when the pointer is on it."""
 
     x: float
@@ -19,60 +17,55 @@ class Bar:
     said: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """A bar chart; `top` is the number at its upper edge, `labels` stand under it from left to right."""
+class Line(NamedTuple):
+    """A piece of a line, from one hole to the next; `name` is the series."""
 
-    bars: Sequence[Bar]
+    name: str
+    points: str
+
+
+class Chart(NamedTuple):
+    """A chart; `top` is the number at its upper edge, `labels` stand under it from left to right, `said` is all of it
+    in words."""
+
+    marks: Sequence[Bar] | Sequence[Line]
     top: int
     labels: Sequence[str]
     said: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """A line chart: the points of each line by name, pieces where there is nothing between."""
-
-    pieces: Sequence[tuple[str, str]]
-    top: int
-    labels: Sequence[str]
-    said: str
-
-
-def bars(values: Sequence[int], said: Sequence[str], labels: Sequence[str], summary: str) -> Bars:
+def bars(values: Sequence[int], said: Sequence[str], labels: Sequence[str], summary: str) -> Chart:
     """A bar for each value."""
-    top = nice(max(values, default=0))
-    step = WIDTH / max(1, len(values))
-    made = []
-    for i, value in enumerate(values):
-        height = max(1.0, round(HEIGHT * value / top, 1)) if value else 0.0
-        made.append(Bar(round(i * step + step * 0.1, 1), HEIGHT - height, round(step * 0.8, 1), height, said[i]))
-    return Bars(made, top, labels, summary)
+    top, step = nice(max(values, default=0)), WIDTH / max(1, len(values))
+    heights = [max(1.0, round(HEIGHT * value / top, 1)) if value else 0.0 for value in values]
+    made = [
+        Bar(round((i + 0.1) * step, 1), HEIGHT - height, round(step * 0.8, 1), height, said[i])
+        for i, height in enumerate(heights)
+    ]
+    return Chart(made, top, labels, summary)
 
 
-def lines(series: Sequence[tuple[str, Sequence[int | None]]], labels: Sequence[str], summary: str) -> Lines:
+def lines(series: Sequence[tuple[str, Sequence[int | None]]], labels: Sequence[str], summary: str) -> Chart:
     """A line for each series; None leaves a hole."""
     top = nice(max((value for _, values in series for value in values if value is not None), default=0))
-    return Lines([(name, piece) for name, values in series for piece in _pieces(values, top)], top, labels, summary)
+    pieces = [Line(name, points) for name, values in series for points in _pieces(values, top)]
+    return Chart(pieces, top, labels, summary)
 
 
 def _pieces(values: Sequence[int | None], top: int) -> list[str]:
-    step = WIDTH / max(1, len(values))
-    pieces: list[list[str]] = [[]]
+    step, pieces = WIDTH / max(1, len(values)), [[""]]
     for i, value in enumerate(values):
         if value is None:
-            pieces.append([])
-            continue
-        y = round(HEIGHT - HEIGHT * value / top, 1)
-        pieces[-1] += [f"{i * step:.1f},{y}", f"{(i + 1) * step:.1f},{y}"]
-    return [" ".join(points) for points in pieces if points]
+            pieces.append([""])
+        else:
+            y = round(HEIGHT - HEIGHT * value / top, 1)
+            pieces[-1] += [f"{i * step:.1f},{y}", f"{(i + 1) * step:.1f},{y}"]
+    return [" ".join(points[1:]) for points in pieces if len(points) > 1]
 
 
 def nice(value: int) -> int:
     """The next of 1, 2, 5, 10, 20, 50 … that is not below."""
     scale = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * scale >= value:
-                return factor * scale
+    while 5 * scale < value:
         scale *= 10
+    return next(factor * scale for factor in (1, 2, 5) if factor * scale >= value)

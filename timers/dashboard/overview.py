@@ -141,7 +141,7 @@ def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:
     }
 
 
-def _load_chart(load: Load, now_ms: int) -> charts.Bars:
+def _load_chart(load: Load, now_ms: int) -> charts.Chart:
     hours = [now_ms + hour * HOUR_MS for hour in range(len(load.counts))]
     said = [f"{_clock(at)} to {_clock(at + HOUR_MS)}: {n} due" for at, n in zip(hours, load.counts, strict=True)]
     summary = f"{sum(load.counts)} timers are due in the next 24 hours, at most {max(load.counts)} in an hour"
@@ -149,4 +149,4 @@ def _load_chart(load: Load, now_ms: int) -> charts.Bars:
 
 
 def _clock(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M")
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M UTC")

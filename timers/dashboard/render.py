@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -65,6 +65,11 @@ def number(value: int) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
+def mebibytes(size: int) -> str:
+    """A size: `12.3 MiB`."""
+    return f"{size / 1024 / 1024:.1f} MiB"
+
+
 def pretty(value: object) -> str:
     """JSON to be read by people."""
     return json.dumps(value, indent=2, ensure_ascii=False)
@@ -98,7 +103,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals["asset"] = asset
-    filters = {"duration": duration, "moment": moment, "number": number, "clock": clock, "pretty": pretty}
+    filters: dict[str, Callable[[Any], str]] = {
+        "mebibytes": mebibytes,
+        "duration": duration,
+        "moment": moment,
+        "number": number,
+        "clock": clock,
+        "pretty": pretty,
+    }
     made.filters.update(filters)
     return made
 

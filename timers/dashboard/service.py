@@ -10,7 +10,7 @@ from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
 from timers.api.operations import route
 from timers.api.scope import caller_of, require_visible, visible_to
 from timers.client.doctor import examine
-from timers.dashboard.render import duration, number, redirect
+from timers.dashboard.render import redirect
 from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store.callers import REVOKED
@@ -94,7 +94,7 @@ class ServicePages:
             section="server",
             now_ms=await self._parts.store.now_ms(),
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
-            facts=_facts(await server_facts(self._parts.store)),
+            info=await server_facts(self._parts.store),
             shards=self._parts.store.shards,
             losses=self._client.losses,
         )
@@ -104,40 +104,6 @@ class ServicePages:
         await form_of(request)
         await self._client.acknowledge_losses()
         return redirect("/ui/server")
-
-
-def _facts(info: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    family = "Valkey" if "valkey_version" in info else "Redis"
-    limit = int(info.get("maxmemory", 0))
-    used = int(info.get("used_memory", 0))
-    whole = f" of {_megabytes(limit)} ({100 * used // limit} %)" if limit else ", no limit"
-    keys = sum(int(db.get("keys", 0)) for name, db in info.items() if name.startswith("db") and isinstance(db, dict))
-    return [
-        ("Server", f"{family} {info.get(f'{family.lower()}_version', info.get('redis_version', '?'))}"),
-        ("Role", f"{info.get('role', '?')}, {info.get('connected_slaves', 0)} replicas"),
-        ("Up for", duration(1000 * int(info.get("uptime_in_seconds", 0)))),
-        ("Memory", f"{_megabytes(used)}{whole}; peak {_megabytes(int(info.get('used_memory_peak', 0)))}"),
-        ("Fragmentation", str(info.get("mem_fragmentation_ratio", "?"))),
-        ("Eviction", str(info.get("maxmemory_policy", "?"))),
-        ("Append-only file", _appending(info)),
-        ("Commands a second", number(int(info.get("instantaneous_ops_per_sec", 0)))),
-        ("Clients", number(int(info.get("connected_clients", 0)))),
-        ("Keys", number(keys)),
-        ("Keys expired", number(int(info.get("expired_keys", 0)))),
-        ("Keys evicted", number(int(info.get("evicted_keys", 0)))),
-    ]
-
-
-def _appending(info: Mapping[str, Any]) -> str:
-    if not int(info.get("aof_enabled", 0)):
-        return "off"
-    return (
-        f"on, last write {info.get('aof_last_write_status', '?')}, {_megabytes(int(info.get('aof_current_size', 0)))}"
-    )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1024 / 1024:.1f} MiB"
 
 
 class KeyPages:
