@@ -26,6 +26,10 @@ ROUNDS: Final = 2
 """Claims under way at once: while the server works on one, this pod starts the runs of the other."""
 
 
+FULL_MS: Final = 500
+"""How long a queue that runs as many as it may is not looked at. Sooner the end of a run asks for it."""
+
+
 class Claimer:
     """Claims and rescues for one pod."""
 
@@ -83,7 +87,7 @@ class Claimer:
     async def _claim(self, wanted: Wanted) -> None:
         """Claim from the queues without limits over the fleet together, from each of the others by itself."""
         limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
-        free = [ask for ask in wanted.asks if ask not in limited]
+        free = [ask for ask in wanted.asks if not self._runner.limits_of(ask.prefix).over_fleet]
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
         if most:
             with self._asking(most):
@@ -104,8 +108,17 @@ class Claimer:
         if used == reserved.count and reserved.wait_ms:
             self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
             self._follow_up(wanted, ask, has_more=False)
+            await self._block(wanted.shard, ask.prefix, reserved.wait_ms)
+        elif most and not reserved.count:
+            self._follow_up(wanted, ask, has_more=False)
+            await self._block(wanted.shard, ask.prefix, FULL_MS)
         else:
             self._follow_up(wanted, ask, has_more=0 < used == ask.most)
+
+    async def _block(self, shard: int, prefix: str, block_ms: int) -> None:
+        """A queue at its limit would be found due, and asked for, by every look. A short wait is not worth a call."""
+        if block_ms >= FULL_MS:
+            await self._pod.store.block(shard, prefix, block_ms)
 
     async def _claim_reserved(self, wanted: Wanted, reserved: Reservation) -> int:
         """Claim, and answer how many. A queue that runs one at a time is one over all shards: its earliest comes

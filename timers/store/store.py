@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """Timers to run; `unreadable` ones with the reason, which are leased as well but must be ended without a run; what
-    was quarantined (member → reason); the queues that may have more due."""
+    was quarantined (member → reason); the queues with more timers due."""
 
     timers: list[Timer]
     unreadable: list[tuple[Timer, str]]
@@ -277,9 +277,12 @@ class Store:
         backlog. The history names the processor of each queue."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        looked, claimed, bad = await self.run("claim", shard, arguments)
-        more = {prefix for (prefix, most), n in zip(wanted, looked, strict=True) if n >= most}
-        return replace(self._claimed(claimed, bad, pod, lease_ms), more=more)
+        more, claimed, bad = await self.run("claim", shard, arguments)
+        return replace(self._claimed(claimed, bad, pod, lease_ms), more={prefix.decode() for prefix in more})
+
+    async def block(self, shard: int, prefix: str, block_ms: int) -> None:
+        """For so long nothing of a queue may start: it is not looked at meanwhile."""
+        await self.run("block", shard, [prefix, block_ms])
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards or let it go on. True where that changed something."""

@@ -7,11 +7,11 @@
 -- ARGV[4]  cause, for the history (`event`, `sweep` …)
 -- ARGV[5]  `in order` for queues that run one at a time, or ''
 -- ARGV[6…] one for each queue, three words: prefix, processor that will run it (for the history), most to take
--- Answer   {now, {looked at, …}, {prefix, id, record, …}, {member, reason, …}}: for each queue how many due timers it gave (as
---          many as the most to take: there may be more); what was claimed; what was quarantined
+-- Answer   {now, {prefix, …}, {prefix, id, record, …}, {member, reason, …}}: the queues with more timers due; what was claimed;
+--          what was quarantined
 
 local pod, lease_ms, cause, in_order = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= ''
-local looked, claimed, bad = {}, {}, {}
+local more, claimed, bad = {}, {}, {}
 local leases = {}
 
 local function claim_one(prefix, id, token, processor)
@@ -44,15 +44,16 @@ local function claim_one(prefix, id, token, processor)
   return true
 end
 
--- The earliest due. Behind a backlog of more than BACKLOG_MS half a batch goes to what became due just now, so that the
--- late do not make the punctual late; of batches of one about every other, by the parity of the newest token. Not in a
--- queue that runs one at a time, whose order is its point.
+-- The earliest due of a queue, and one more if there are more. Behind a backlog of more than BACKLOG_MS half a batch goes to
+-- what became due just now, so that the late do not make the punctual late; of batches of one about every other, by the parity
+-- of the newest token. Not in a queue that runs one at a time, whose order is its point.
 local BACKLOG_MS, PUNCTUAL_MS = 10000, 1000
-local function pick(queue, most)
-  local due = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most)
+local function due_of_queue(prefix, most)
+  local queue = queue_key(prefix)
+  local due = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most + 1)
   local ids = {}
   for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
-  if in_order or #ids < most then return ids end
+  if in_order or #ids <= most then return ids end
   if tonumber(due[2]) > now - BACKLOG_MS or tonumber(due[#due]) > now - PUNCTUAL_MS then return ids end
   local turn = newest_token() % 2
   local fresh = redis.call('ZRANGEBYSCORE', queue, text(now - PUNCTUAL_MS), '(' .. text(now + 1),
@@ -61,32 +62,41 @@ local function pick(queue, most)
   return ids
 end
 
-local function take(prefix, ids, processor)
-  local triggers, gone = {}, {}
-  leases = {}
-  for i, id in ipairs(ids) do triggers[i] = trigger_key(prefix, id) end
-  redis.call('DEL', unpack(triggers))
-  local top = take_tokens(#ids)
+-- What is wanted of a queue: {prefix, processor, ids}.
+local function pick(prefix, processor, most)
+  if most == 0 or redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return {prefix, processor, {}} end
+  local ids = due_of_queue(prefix, most)
+  if #ids > most then
+    more[#more + 1] = prefix
+    ids[#ids] = nil
+  end
+  return {prefix, processor, ids}
+end
+
+local function take(prefix, processor, ids, token)
+  local gone = {}
   for i, id in ipairs(ids) do
-    if claim_one(prefix, id, text(top - #ids + i), processor) then gone[#gone + 1] = id end
+    if claim_one(prefix, id, text(token + i), processor) then gone[#gone + 1] = id end
   end
   if #gone > 0 then redis.call('ZREM', queue_key(prefix), unpack(gone)) end
-  if #leases > 0 then redis.call('ZADD', root .. 'leases', unpack(leases)) end
   refresh_head(prefix)
   count('s', prefix, -#gone)
   count('r', prefix, #gone)
 end
 
-local function claim_queue(prefix, processor, most)
-  if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then most = 0 end
-  local ids = most > 0 and pick(queue_key(prefix), most) or {}
-  if #ids > 0 then take(prefix, ids, processor) elseif most > 0 then refresh_head(prefix) end
-  looked[#looked + 1] = #ids
-end
-
+local picked, triggers = {}, {}
 for i = 6, #ARGV do
   local prefix, processor, most = string.match(ARGV[i], '^(%S+) (%S+) (%d+)$')
-  claim_queue(prefix, processor, tonumber(most))
+  local queue = pick(prefix, processor, tonumber(most))
+  picked[#picked + 1] = queue
+  for _, id in ipairs(queue[3]) do triggers[#triggers + 1] = trigger_key(prefix, id) end
 end
+if #triggers > 0 then redis.call('DEL', unpack(triggers)) end
+local token = #triggers > 0 and take_tokens(#triggers) - #triggers
+for _, queue in ipairs(picked) do
+  take(queue[1], queue[2], queue[3], token)
+  token = token and token + #queue[3]
+end
+if #leases > 0 then redis.call('ZADD', root .. 'leases', unpack(leases)) end
 conclude()
-return {text(now), looked, claimed, bad}
+return {text(now), more, claimed, bad}
