@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import time_machine
 
 from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
@@ -174,3 +175,52 @@ async def test_a_pause_in_an_empty_db_holds_for_all_who_come(real: Store) -> Non
     assert await other(real, 4).pause(PREFIX, paused=True)
     with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 4"):
         await other(real, 16).identity.join()
+
+
+MARK = "timers:{0}:mark"
+
+
+async def test_a_clock_that_was_set_back_is_no_loss(frozen: Store, clock: time_machine.Traveller) -> None:
+    """A pod that marks after another had the shard knows only the marks that this one told of."""
+    first, second = other(frozen), other(frozen)
+    for pod in (first, second):
+        await pod.identity.join()
+    await first.identity.mark([0])
+    second.identity.learn(first.identity.epoch, first.identity.marks)
+    clock.shift(-3600)
+    for _ in range(20):
+        await first.identity.mark([0])
+        second.identity.learn(first.identity.epoch, first.identity.marks)
+    await second.identity.mark([0])
+    assert second.identity.losses == {}
+
+
+async def test_a_pod_that_marks_in_between_hides_no_loss(frozen: Store, clock: time_machine.Traveller) -> None:
+    """After a restart another pod may come first, with an older mark in mind."""
+    first, second = other(frozen), other(frozen)
+    for pod in (first, second):
+        await pod.identity.join()
+    await first.identity.mark([0])
+    second.identity.learn(first.identity.epoch, first.identity.marks)
+    before = await frozen.connections.commands.get(MARK)
+    clock.shift(2)
+    await first.identity.mark([0])
+    assert before is not None
+    await frozen.connections.commands.set(MARK, before)
+    clock.shift(2)
+    await second.identity.mark([0])
+    clock.shift(1)
+    await first.identity.mark([0])
+    (loss,) = first.identity.losses.values()
+    assert (loss.shard, loss.from_ms, loss.to_ms) == (0, int(before), int(before) + 2000)
+
+
+@pytest.mark.parametrize("garbage", ["", "garbage", "9007199254740992", "99999999999999999999 5"])
+async def test_a_mark_that_is_garbage_stops_nothing(store: Store, garbage: str) -> None:
+    await store.identity.join()
+    await store.identity.mark([0])
+    await store.connections.commands.set(MARK, garbage)
+    for _ in range(3):
+        await store.identity.mark([0])
+    newest: Any = await store.connections.commands.get(MARK)
+    assert int(newest.split()[0]) < 2**53

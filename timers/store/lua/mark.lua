@@ -11,12 +11,12 @@
 local KEPT = 8       -- one a second: whoever marks after a longer absence cannot tell
 local known = tonumber(ARGV[2])
 local there = redis.pcall('GET', root .. 'mark')
-local marks, behind, seen, oldest = {}, 0, known == 0, math.huge
+local marks, behind, seen, oldest, newest = {}, 0, known == 0, math.huge, 0
 for mark in string.gmatch(type(there) == 'string' and there or '', '%d+') do
   local at = tonumber(mark)
   marks[#marks + 1] = mark
   seen = seen or at == known
-  oldest = math.min(oldest, at)
+  oldest, newest = math.min(oldest, at), math.max(newest, at)
   if at < known then behind = math.max(behind, at) end
 end
 
@@ -31,6 +31,8 @@ end
 
 local timers, prefixes = counted()
 if not seen and (oldest < known or #marks == 0) then return {text(now), '', text(behind), timers, prefixes} end
-table.insert(marks, 1, text(now))
+-- Marks rise, also where the clock was set back, which is no loss.
+local made = text(math.max(now, newest < 2 ^ 53 - 1 and newest + 1 or 0))
+table.insert(marks, 1, made)
 redis.call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))
-return {text(now), text(now), '', timers, prefixes}
+return {text(now), made, '', timers, prefixes}
