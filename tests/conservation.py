@@ -33,7 +33,8 @@ class ShardState:
     leases: dict[Identity, float] = field(default_factory=dict)
     held: dict[Identity, str] = field(default_factory=dict)
     finished: dict[tuple[Status, Identity], float] = field(default_factory=dict)
-    adopted: dict[Identity, float] = field(default_factory=dict)
+    waiting: set[Identity] = field(default_factory=set)
+    bare: dict[Identity, float] = field(default_factory=dict)
     counts: dict[tuple[Status, str], int] = field(default_factory=dict)
     quarantine: dict[Identity, str] = field(default_factory=dict)
     token: int = 0
@@ -64,7 +65,7 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
             _read_record(state, _identity(member), record)
     elif kind in ("counts", "quarantine"):
         _read_fields(state, kind, await _fields(redis, key))
-    elif kind in ("due", "heads", "held", "blocked", "leases", "adopted", "finished"):
+    elif kind in ("due", "heads", "held", "blocked", "leases", "bare", "finished"):
         _read_index(state, kind, rest, await _scores(redis, key))
     elif kind == "lease":
         held: Any = await redis.get(key)
@@ -72,7 +73,7 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
             state.held[_identity(rest)] = held.decode()
     elif kind == "token":
         state.token = int(await redis.get(key) or 0)
-    elif kind not in ("paused", "bare", "displaced", "epoch", "mark"):
+    elif kind not in ("paused", "answered", "displaced", "epoch", "mark"):
         state.unknown.append(key)
 
 
@@ -87,6 +88,8 @@ async def _scores(redis: Redis, key: str) -> dict[str, float]:
 
 
 def _read_record(state: ShardState, identity: Identity, record: bytes) -> None:
+    if record.startswith(b"1 w "):
+        state.waiting.add(identity)
     try:
         state.records[identity] = codec.decode(*identity, record)
     except codec.CorruptRecord as error:
@@ -115,8 +118,8 @@ def _read_index(state: ShardState, kind: str, rest: str, scores: Mapping[str, fl
                 state.blocked.add(name)
             case "leases":
                 state.leases[_identity(name)] = score
-            case "adopted":
-                state.adopted[_identity(name)] = score
+            case "bare":
+                state.bare[_identity(name)] = score
             case "finished":
                 letter, _, prefix = rest.partition(":")
                 state.finished[codec.STATUSES[letter], (prefix, name)] = score
@@ -150,8 +153,7 @@ def _wrong_counts(state: ShardState) -> Iterator[str]:
 
 def _wrong_due(state: ShardState) -> Iterator[str]:
     scheduled = {name: timer.due_ms for name, timer in state.records.items() if timer.status is Status.SCHEDULED}
-    waiting = {name: scheduled.get(name, int(score)) for name, score in state.adopted.items()}
-    yield from _differences("due index", {**waiting, **{n: int(score) for n, score in state.due.items()}}, scheduled)
+    yield from _differences("due index", {n: int(score) for n, score in state.due.items()}, scheduled)
     earliest: dict[str, float] = {}
     for (prefix, _), score in state.due.items():
         earliest[prefix] = min(score, earliest.get(prefix, score))
@@ -164,8 +166,9 @@ def _wrong_due(state: ShardState) -> Iterator[str]:
     for name, score in state.due.items():
         if score > state.now_ms and name not in state.triggers:
             yield f"{name} is due later and has no trigger key"
-    for name in sorted(set(state.due) & set(state.adopted)):
-        yield f"{name} is in the due index and adopted"
+    for name in sorted(state.waiting):
+        if state.bare.get(name) != scheduled[name]:
+            yield f"{name} waits for a bare key of which nothing is known"
 
 
 def _wrong_running(state: ShardState) -> Iterator[str]:

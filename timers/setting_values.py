@@ -36,6 +36,11 @@ def milliseconds(value: object) -> object:
     return parse_ms(value) if isinstance(value, str) else value
 
 
+def milliseconds_or_off(value: object) -> object:
+    """As above; None for `off`."""
+    return None if isinstance(value, str) and value.lower() == "off" else milliseconds(value)
+
+
 def shard_numbers(value: object) -> object:
     """`0-15,20` as the numbers it names, in order."""
     if not isinstance(value, str):

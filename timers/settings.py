@@ -49,6 +49,7 @@ from timers.setting_values import (
     listed,
     lower,
     milliseconds,
+    milliseconds_or_off,
     places,
     prefixed_secrets,
     prefixed_urls,
@@ -80,11 +81,10 @@ def _setting_name(field: str) -> str:
     return _NAME_PREFIX + _name_without_prefix(field)
 
 
-def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS) -> Any:
+def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS, or_else: str = "") -> Any:
     bounds = f", from {minimum_ms} ms to {maximum_ms} ms" if minimum_ms else ""
-    return Field(
-        default_factory=lambda: parse_ms(default), ge=minimum_ms, le=maximum_ms, description=_DURATION_RULE + bounds
-    )
+    rule = _DURATION_RULE + bounds + (f", or {or_else}" if or_else else "")
+    return Field(default_factory=lambda: parse_ms(default), ge=minimum_ms, le=maximum_ms, description=rule)
 
 
 def _pod_name() -> str:
@@ -156,7 +156,10 @@ class Settings(BaseSettings):
     retention_ms: Milliseconds = _duration("14d")
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
-    adopt_every_ms: Milliseconds = _duration("10s", minimum_ms=10)
+    adopt_every_ms: Annotated[int | None, BeforeValidator(milliseconds_or_off)] = _duration(
+        "10s", minimum_ms=10, or_else="off"
+    )
+    """None: bare keys are switched off."""
     api_keys: Annotated[SecretStr, AfterValidator(check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
     """The text as it was given; `access.read_entries` reads it."""
     signing_secrets: Annotated[

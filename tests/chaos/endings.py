@@ -16,11 +16,11 @@ from timers.store.connect import connect
 
 _COUNTS: Final = "timers:{0}:counts"
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{pods\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|adopted|paused|rec:..|finished:.:.+))"
+    r"timers:(meta|\{pods\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|bare|paused|rec:..|finished:.:.+))"
 )
 """Keys of one shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
-_PASSING: Final = re.compile(r"timers:(rate:.+|\{0\}:bare:.+)")
+_PASSING: Final = re.compile(r"timers:(rate:.+|\{0\}:answered:.+)")
 """Keys that may be there as long as they go by themselves."""
 
 _READ_AT_ONCE: Final = 250

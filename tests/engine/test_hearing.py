@@ -51,7 +51,7 @@ class _Alone:
         self.store, self.intake = _DueJustNow(), Intake()
         self.canary = Canary(self.store, "a")
         pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
-        self.sweeper = Sweeper(pod, self.intake, Peers(self.store, "a", dict), self.canary, lambda: None)
+        self.sweeper = Sweeper(pod, self.intake, Peers(self.store, "a", dict), self.canary)
 
     async def marks_after_a_look(self) -> bool:
         """Whether the next look of the sweep, until it sleeps again, marks what it finds."""

@@ -62,7 +62,7 @@ async def test_look_that_fails_holds_the_orphans() -> None:
     later = Later()
     store, intake = _Away(connect("redis://nowhere.invalid")), Intake(later)
     pod = Pod("a", store, Registry([]), (0,), 4_000, Observer())
-    sweeper = Sweeper(pod, intake, Peers(store, "a", dict), Canary(store, "a"), lambda: None)
+    sweeper = Sweeper(pod, intake, Peers(store, "a", dict), Canary(store, "a"))
     with pytest.raises(Unavailable):
         await sweeper.run()
     assert [seconds for seconds, _ in later.calls] == [HOLD_SECONDS]

@@ -73,7 +73,7 @@ class _Bench:
         self.shelf, self.intake = _Shelf(), Intake()
         self.peers, self.canary = _Ranked(self.shelf), Canary(self.shelf, "a")
         pod = Pod("a", self.shelf, Registry([_note]), (0,), 4_000, Observer())
-        self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary, lambda: None)
+        self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary)
         self.canary.resubscribed()
         self.one = self.sweeper._sweeps[0]
         self.one._everything = False

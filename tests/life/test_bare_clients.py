@@ -8,17 +8,10 @@ from tests.life.clients import CLIENTS, Client
 from tests.life.test_bare_keys import HOUR_MS, OFTEN_MS, adopted
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
-from timers.engine import canary
 from timers.processor import Context
 
 HOUR = str(HOUR_MS)
 SOON = "30"
-
-
-@pytest.fixture(autouse=True)
-def _quick_songs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deletion is believed sooner."""
-    monkeypatch.setattr(canary, "EVERY_SECONDS", 0.05)
 
 
 @pytest.fixture(params=CLIENTS)
@@ -111,7 +104,7 @@ async def test_deleting_it_cancels_it(fleet: Fleet, send: Client) -> None:
     assert len(calls) == 0
 
 
-async def test_cancelling_it_over_http_deletes_the_key(fleet: Fleet, send: Client) -> None:
+async def test_cancelling_it_over_http_soon_deletes_the_key(fleet: Fleet, send: Client) -> None:
     calls = Calls()
     await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
     await send("SET", "note:x", "1", "PX", HOUR)
@@ -119,7 +112,11 @@ async def test_cancelling_it_over_http_deletes_the_key(fleet: Fleet, send: Clien
     async with running_api(fleet.url, []) as api:
         reply = await api.call("DELETE", "/v1/timers/note/x")
     assert (reply.status, reply.body["status"]) == (200, "cancelled")
-    assert await send("EXISTS", "note:x") == "0"
+
+    async def gone() -> bool:
+        return await send("EXISTS", "note:x") == "0"
+
+    await eventually(gone, "the key is deleted")
 
 
 STRANGERS = {

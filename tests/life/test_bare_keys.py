@@ -1,16 +1,14 @@
 """Bare keys as scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
 
-from tests.engine.fleet import Calls, Fleet, notes
+from tests.engine.fleet import Calls, Fleet
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
-from timers.store.bare import BareKeys, Heard
+from timers.store.notifications import BareExpired
 
 HOUR_MS = 3_600_000
 OFTEN_MS = 50
 """A scan so often that tests need not wait for it."""
-
-X = ("note", "x")
 
 
 async def adopted(fleet: Fleet, key: str, prefix: str = "note") -> Timer:
@@ -27,14 +25,61 @@ async def adopted(fleet: Fleet, key: str, prefix: str = "note") -> Timer:
 
 class TestChanges:
     async def test_a_change_of_an_adopted_timer_is_not_undone_by_the_next_scan(self, fleet: Fleet) -> None:
-        bare = BareKeys(fleet.store)
+        calls = Calls()
+        await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         await fleet.redis.set("note:x", '"from the key"', px=HOUR_MS)
-        assert await bare.adopt(0, {X: b'"from the key"'}) == ["adopted"]
+        await adopted(fleet, "x")
         changed = await fleet.client.change("note", "x", TimerChange.parse({"payload": "from the API"}))
-        assert await bare.adopt(0, await bare.values([X])) == []
+
+        async def gone() -> bool:
+            return not await fleet.redis.exists("note:x")
+
+        await eventually(gone, "the key is deleted")
+        await fleet.redis.set("note:seen-after", "1", px=HOUR_MS)
+        await adopted(fleet, "seen-after")
         timer = await fleet.client.get("note", "x")
         assert (timer.payload, timer.due_ms, timer.version) == ("from the API", changed.due_ms, changed.version)
         assert await fleet.redis.pttl("note:{0}:x") > 0
+
+    async def test_an_adopted_timer_is_on_time_though_its_key_is_looked_at_first(self, fleet: Fleet) -> None:
+        calls = Calls()
+        await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", "1", px=3_000)
+        due_ms = (await adopted(fleet, "x")).due_ms
+        timer = await fleet.completed("x")
+        assert [entry.cause for entry in timer.history][:2] == ["created", "bare-due"]
+        assert (timer.due_ms, calls.ids) == (due_ms, ["x"])
+        assert not await fleet.redis.exists("note:x")
+
+    async def test_a_key_set_again_while_no_pod_was_there_does_not_fire_at_its_old_time(self, fleet: Fleet) -> None:
+        """Its timer is overdue when pods come, and is not claimed before its key was looked at."""
+        calls = Calls()
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", "1", px=3_000)
+        due_ms = (await adopted(fleet, "x")).due_ms
+        await fleet.kill(pod)
+        await fleet.redis.set("note:x", "2", px=HOUR_MS)
+        await fleet_past(fleet, due_ms)
+        await fleet.pod(calls, name="b", adopt_every_ms=OFTEN_MS)
+
+        async def moved() -> Timer | None:
+            timer = await fleet.client.get("note", "x")
+            return timer if timer.due_ms > due_ms else None
+
+        timer = await eventually(moved, "the timer has moved")
+        assert (timer.payload, timer.status, len(calls)) == (2, Status.SCHEDULED, 0)
+
+    async def test_a_key_that_expired_while_no_pod_was_there_fires(self, fleet: Fleet) -> None:
+        calls = Calls()
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", '"kept"', px=3_000)
+        due_ms = (await adopted(fleet, "x")).due_ms
+        await fleet.kill(pod)
+        await fleet_past(fleet, due_ms)
+        await fleet.redis.exists("note:x")
+        await fleet.pod(calls, name="b", adopt_every_ms=None)
+        timer = await fleet.completed("x")
+        assert ([seen.payload for seen in calls.timers], timer.due_ms) == (["kept"], due_ms)
 
     async def test_a_key_set_again_with_a_shorter_life_fires_when_that_is_over(self, fleet: Fleet) -> None:
         calls = Calls()
@@ -48,12 +93,33 @@ class TestChanges:
 
     async def test_an_expiry_told_late_does_not_fire_the_key_that_was_set_since(self, fleet: Fleet) -> None:
         """SET over a key that is due but not yet deleted announces the old one; a scan may be faster than the event."""
-        bare = BareKeys(fleet.store)
-        await fleet.redis.set("note:x", "1", px=HOUR_MS)
-        assert await bare.adopt(0, {X: b"1"}) == ["adopted"]
-        await fleet.redis.set("note:x", "2", px=2 * HOUR_MS)
-        assert await bare.adopt(0, {X: b"2"}) == ["moved"]
-        assert await bare.announce(0, {X: Heard(1, 0)}) == ["known"]
-        timer = await fleet.client.get("note", "x")
-        assert (timer.status, timer.payload, notes(timer)[-1]) == (Status.SCHEDULED, 2, "its bare key was set again")
-        assert await fleet.redis.zcard("timers:{0}:due:note") == 0
+        calls = Calls()
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", "2", px=HOUR_MS)
+        timer = await adopted(fleet, "x")
+        pod.worker._listener.hear(BareExpired("note", "x"))
+        await fleet.redis.set("note:told-after", "1", px=1)
+        await fleet.completed("told-after")
+        assert await fleet.client.get("note", "x") == timer
+        assert calls.ids == ["told-after"]
+
+
+async def fleet_past(fleet: Fleet, at_ms: int) -> None:
+    """Wait until that time is over by the server's clock."""
+
+    async def over() -> bool:
+        return await fleet.store.now_ms() > at_ms
+
+    await eventually(over, "its time is over")
+
+
+class TestOff:
+    async def test_switched_off_no_key_is_adopted_nor_fires(self, fleet: Fleet) -> None:
+        calls = Calls()
+        await fleet.redis.set("note:long", "1", px=HOUR_MS)
+        pod = await fleet.pod(calls, adopt_every_ms=None)
+        pod.worker._listener.hear(BareExpired("note", "short"))
+        await fleet.client.create("note", "armed", delay="0s")
+        await fleet.completed("armed")
+        assert await fleet.store.get([("note", "long"), ("note", "short")]) == [None, None]
+        assert "announcer" not in pod.worker.health().services

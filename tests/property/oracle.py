@@ -14,9 +14,6 @@ from timers.store.store import Arming, Identity
 Line = tuple[Status, int, str | None, str]
 """What a history entry says: status, attempt, pod, note."""
 
-SAME_DUE_MS = 10
-"""A bare key whose expiry moved by less has not been set again: two readings of one clock may differ."""
-
 ALL = 1_000_000
 """More expiries of a bare key than are ever heard."""
 
@@ -62,6 +59,8 @@ class Oracle:
         self.paused: set[str] = set()
         self.bare: dict[Identity, tuple[bytes, int | None]] = {}
         """Value and expiry (ms; None for never) of each bare key that is there."""
+        self.known: dict[Identity, int] = {}
+        """The deadlines of the keys that were taken in."""
         self.answered: dict[Identity, int] = {}
         """How many expiries of a bare key have been made due."""
         self._places = count()
@@ -91,7 +90,7 @@ class Oracle:
             return refused or "missing"
         if refused == "finished" and life.status is not Status.CANCELLED and not purge:
             return "finished"
-        self._unset(identity, life)
+        life.adopted = False
         if purge:
             del self.lives[identity]
             return "purged"
@@ -118,7 +117,7 @@ class Oracle:
             return refused or "missing"
         if due_ms is not None or life.adopted:
             self._queue(life, life.due_ms if due_ms is None else due_ms)
-        self._unset(identity, life)
+        life.adopted = False
         life.spec = life.spec if spec is None else spec
         life.progress = life.progress if progress is None else progress
         life.note(note)
@@ -150,11 +149,7 @@ class Oracle:
 
     def queued(self, prefix: str) -> list[Identity]:
         """What is in a queue, due or not."""
-        return [
-            i
-            for i, life in self.lives.items()
-            if i[0] == prefix and life.status is Status.SCHEDULED and not life.adopted
-        ]
+        return [i for i, life in self.lives.items() if i[0] == prefix and life.status is Status.SCHEDULED]
 
     def of_status(self, status: Status) -> list[Identity]:
         return [identity for identity, life in self.lives.items() if life.status is status]
@@ -218,81 +213,66 @@ class Oracle:
 
     # What becomes of bare keys.
 
-    def adopt(self, identity: Identity, value: bytes, spec: Mapping[str, Any]) -> str:
+    def adopt(
+        self, identity: Identity, known_ms: int | None, deadline_ms: int, spec: Mapping[str, Any], now_ms: int
+    ) -> str:
         life = self.lives.get(identity)
-        there_value, until_ms = self.bare.get(identity, (None, None))
-        if there_value != value or until_ms is None:
-            return "gone"
+        if self.known.get(identity) != known_ms or deadline_ms <= now_ms:
+            return "stale"
         if life is not None and life.status is Status.RUNNING:
+            self.known.pop(identity, None)
             return "running"
-        if life is None or not life.adopted:
-            self._adopted(identity, life, until_ms, spec)
-            return "adopted"
-        if abs(life.due_ms - until_ms) <= SAME_DUE_MS and life.spec == spec:
-            return "same"
-        life.due_ms, life.spec = until_ms, spec
-        life.note("its bare key was set again")
-        return "moved"
-
-    def _adopted(self, identity: Identity, life: Life | None, due_ms: int, spec: Mapping[str, Any]) -> None:
+        self.known[identity] = deadline_ms
+        if life is not None and life.adopted:
+            life.spec = spec
+            life.note("its bare key was set again")
+            self._queue(life, deadline_ms)
+            return "moved"
         if life is None:
-            life = self._born(identity, due_ms, spec, NO_PROGRESS)
+            life = self._born(identity, deadline_ms, spec, NO_PROGRESS)
         else:
-            self._anew(identity, due_ms, spec, NO_PROGRESS, "adopted from its bare key")
+            self._anew(identity, deadline_ms, spec, NO_PROGRESS, "adopted from its bare key")
         life.adopted = True
+        return "adopted"
 
     def announce(self, identity: Identity, heard: int, now_ms: int) -> str:
         life = self.lives.get(identity)
-        known = heard <= self.answered.get(identity, 0)
+        if identity in self.known:
+            return "look"
+        if heard <= self.answered.get(identity, 0):
+            return "known"
         if life is not None and life.status is Status.RUNNING:
-            return "known" if known else "running"
-        adopted = life is not None and life.adopted
-        if life is not None and adopted and self._is_of_its_key(identity, life):
-            return "known"
-        if known and not adopted:
-            return "known"
-        self.answered[identity] = max(heard, self.answered.get(identity, 0))
+            return "running"
+        self.answered[identity] = heard
         if life is None:
             self._born(identity, now_ms, {}, NO_PROGRESS).note("its bare key expired")
-        elif adopted:
-            life.adopted = False
-            sooner = life.due_ms > now_ms + SAME_DUE_MS
-            life.due_ms = now_ms if sooner else life.due_ms
-            life.note("its bare key was set again and expired" if sooner else "its bare key expired")
-            self._queue(life, life.due_ms)
         else:
             self._anew(identity, now_ms, {}, NO_PROGRESS, "its bare key expired")
         return "due"
 
-    def look(self) -> set[Identity]:
-        """Adopted timers whose key is gone; one whose key will never expire is cancelled."""
-        adopted = [identity for identity, life in self.lives.items() if life.adopted]
-        for identity in adopted:
-            if identity in self.bare and self.bare[identity][1] is None:
-                self._deleted(identity, "its bare key lost its TTL")
-        return {identity for identity in adopted if identity not in self.bare}
-
-    def conclude(self, identities: Iterable[Identity], *, deleted: bool) -> None:
-        for identity in identities:
-            if deleted:
-                self._deleted(identity, "its bare key was deleted")
-            else:
-                self.lives[identity].adopted = False
-                self.answered[identity] = ALL
-                self.lives[identity].note("its bare key expired unheard")
-                self._queue(self.lives[identity], self.lives[identity].due_ms)
+    def resolve(self, identity: Identity, what: str, now_ms: int, lead_ms: int) -> str:
+        life, deadline_ms = self.lives.get(identity), self.known[identity]
+        waits = life is not None and life.adopted
+        if what == "there" and not waits:
+            return "spare"
+        if what == "there" and deadline_ms - now_ms > lead_ms:
+            return "waits"
+        if what != "there":
+            del self.known[identity]
+        if what == "expired" and (waits or deadline_ms <= now_ms):
+            self.answered[identity] = ALL
+        if life is None or not waits:
+            return "forgotten"
+        life.adopted = False
+        if what in ("there", "expired"):
+            life.note("its bare key was there until its time" if what == "there" else "its bare key expired")
+            self._queue(life, deadline_ms if what == "there" else min(deadline_ms, now_ms))
+            return "due"
+        life.status = Status.CANCELLED
+        life.note("its bare key was deleted" if what == "deleted" else "its bare key lost its TTL")
+        return "cancelled"
 
     # How.
-
-    def _is_of_its_key(self, identity: Identity, life: Life) -> bool:
-        """Whether an adopted timer's record is up to date with a key that is still there."""
-        until_ms = self.bare[identity][1] if identity in self.bare else None
-        return until_ms is not None and abs(until_ms - life.due_ms) <= SAME_DUE_MS
-
-    def _deleted(self, identity: Identity, note: str) -> None:
-        life = self.lives[identity]
-        life.status, life.adopted = Status.CANCELLED, False
-        life.note(note)
 
     def _born(self, identity: Identity, due_ms: int, spec: Mapping[str, Any], progress: Progress) -> Life:
         life = self.lives[identity] = Life(due_ms, next(self._places), spec, progress)
@@ -301,8 +281,7 @@ class Oracle:
     def _anew(self, identity: Identity, due_ms: int, spec: Mapping[str, Any], progress: Progress, note: str) -> Life:
         """Armed again: a new occurrence if the last has started, nothing counted, the token kept."""
         life = self.lives[identity]
-        if life.status is Status.SCHEDULED:
-            self._unset(identity, life)
+        life.adopted = False
         life.occurrence += life.attempt > 0
         life.status, life.attempt, life.failures = Status.SCHEDULED, 0, 0
         life.spec, life.progress = spec, progress
@@ -312,12 +291,6 @@ class Oracle:
 
     def _queue(self, life: Life, due_ms: int) -> None:
         life.due_ms, life.place = due_ms, next(self._places)
-
-    def _unset(self, identity: Identity, life: Life) -> None:
-        """Its bare key goes with an adopted timer."""
-        if life.adopted:
-            self.bare.pop(identity, None)
-            life.adopted = False
 
     def _refused(self, life: Life | None, now_ms: int, edit_lock_ms: int, version: int | None) -> str | None:
         if life is None:

@@ -1,79 +1,123 @@
-"""Bare keys, as any client may SET them: adopting, announcing, and the doubt about keys that are gone."""
+"""Bare keys, as any client may SET them: adopting them, what becomes of them, and expiries that are heard."""
 
 import pytest
 
 from tests.conservation import state_of
-from tests.store.acts import PREFIX, an_end, armed, claim, finished, key_gone, read, running, settle
-from timers.core.model import Status
-from timers.store.bare import BareKeys, Heard, payload_of
+from tests.store.acts import PREFIX, an_end, armed, bucket_of, claim, finished, key_gone, read, running, settle
+from timers.bare.keys import GONE, BareKeys, Found, Fresh, Heard, payload_of
+from timers.core.model import Status, Timer
 from timers.store.store import Store
 
 A = (PREFIX, "a")
 KEY = f"{PREFIX}:a"
 HOUR_MS = 3_600_000
+LEAD_MS = 200
 
 
 async def put(store: Store, value: str = "1", *, ms: int | None = HOUR_MS) -> None:
     await store.connections.commands.set(KEY, value, px=ms)
 
 
-async def adopt(store: Store, value: bytes = b"1") -> str:
-    (code,) = await BareKeys(store).adopt(0, {A: value})
+async def known(store: Store) -> int | None:
+    """The key's deadline as the shard knows it."""
+    return (await BareKeys(store).known([A]))[A]
+
+
+async def adopt(store: Store) -> str:
+    """Adopt the key as it is."""
+    bare, known_ms = BareKeys(store), await known(store)
+    (deadlines, _), values = await bare.deadlines([A]), await bare.values([A])
+    (code,) = await bare.adopt(0, {A: Fresh(known_ms, deadlines[A], values[A])})
     return code
 
 
-async def announce(store: Store, times: int = 1, *, since_ms: int = 0) -> str:
-    (code,) = await BareKeys(store).announce(0, {A: Heard(times, since_ms)})
+async def resolve(store: Store, what: str, *, known_ms: int | None = None, lead_ms: int = LEAD_MS) -> str:
+    """Say what became of the key that the shard knows."""
+    at_ms = known_ms or await known(store)
+    assert at_ms is not None
+    (code,) = await BareKeys(store).resolve(0, {A: Found(at_ms, what)}, lead_ms=lead_ms)
     return code
 
 
-async def adopted(store: Store) -> None:
+async def announce(store: Store, times: int = 1, *, until_ms: int = 0) -> str:
+    (code,) = await BareKeys(store).announce(0, {A: Heard(times, until_ms)})
+    return code
+
+
+async def adopted(store: Store) -> Timer:
     await put(store)
     assert await adopt(store) == "adopted"
+    return await read(store)
 
 
 async def adopted_and_expired(store: Store) -> None:
     """A timer whose key was adopted in time and has expired since."""
-    ms = 10
-    await put(store, ms=ms)
-    while await adopt(store) != "adopted":
+    code, ms = "", 10
+    while code != "adopted":
         ms *= 2
         await put(store, ms=ms)
+        bare = BareKeys(store)
+        deadlines, _ = await bare.deadlines([A])
+        (code,) = await bare.adopt(0, {A: Fresh(await known(store), deadlines[A], b"1")})
     await key_gone(store, KEY)
 
 
 async def test_an_adopted_timer_is_scheduled_for_the_end_of_its_key(store: Store) -> None:
     await put(store, '{"email": 1}')
-    assert await adopt(store, b'{"email": 1}') == "adopted"
+    assert await adopt(store) == "adopted"
     timer = await read(store)
     assert (timer.status, timer.payload, timer.version) == (Status.SCHEDULED, {"email": 1}, 1)
-    assert timer.due_ms == await store.connections.commands.pexpiretime(KEY)
+    assert timer.due_ms == await store.connections.commands.pexpiretime(KEY) == await known(store)
     state = await state_of(store)
-    assert (state.due, state.triggers, set(state.adopted)) == ({}, set(), {A})
+    assert (set(state.due), state.triggers) == ({A}, {A})
+
+
+async def test_an_adopted_timer_is_not_claimed_before_its_key_was_looked_at_once_more(store: Store) -> None:
+    await adopted_and_expired(store)
     assert await claim(store) == []
+    assert await resolve(store, "expired") == "due"
+    assert [timer.payload for timer in await claim(store)] == [1]
 
 
-async def test_adopting_again_changes_nothing(store: Store) -> None:
-    await adopted(store)
-    assert await adopt(store) == "same"
-    assert (await read(store)).version == 1
+async def test_a_key_that_is_there_shortly_before_its_deadline_lets_its_timer_go(store: Store) -> None:
+    timer = await adopted(store)
+    assert await resolve(store, "there") == "waits"
+    assert await resolve(store, "there", lead_ms=2 * HOUR_MS) == "due"
+    after = await read(store)
+    assert (after.due_ms, after.history[-1].cause) == (timer.due_ms, "bare-due")
+    assert await resolve(store, "there") == "spare"
+
+
+async def test_a_key_without_a_timer_is_deleted_unless_it_was_set_again(store: Store) -> None:
+    bare = BareKeys(store)
+    timer = await adopted(store)
+    assert await bare.take({A: timer.due_ms - 1, (PREFIX, "other"): 1}) == []
+    assert await bare.take({A: timer.due_ms}) == [A]
+    assert not await store.connections.commands.exists(KEY)
+    await store.cancel(*A)
 
 
 async def test_a_key_that_is_set_again_moves_its_timer(store: Store) -> None:
     await adopted(store)
     await put(store, "2", ms=2 * HOUR_MS)
-    assert await adopt(store, b"2") == "moved"
+    assert await adopt(store) == "moved"
     timer = await read(store)
     assert (timer.payload, timer.version) == (2, 2)
     assert timer.due_ms > timer.created_ms + HOUR_MS + 1000
+    assert (await state_of(store)).due == {A: timer.due_ms}
 
 
-async def test_a_key_that_has_changed_since_it_was_read_is_left_for_the_next_scan(store: Store) -> None:
-    assert await adopt(store) == "gone"
-    await put(store, "2")
-    assert await adopt(store, b"1") == "gone"
-    await put(store, "1", ms=None)
-    assert await adopt(store, b"1") == "gone"
+async def test_what_was_seen_of_a_key_is_nothing_once_the_shard_knows_more(store: Store) -> None:
+    bare, timer = BareKeys(store), await adopted(store)
+    for known_ms in (None, timer.due_ms - 1):
+        assert await bare.adopt(0, {A: Fresh(known_ms, timer.due_ms + 1, b"2")}) == ["stale"]
+    for what in ("there", "expired", "deleted"):
+        assert await resolve(store, what, known_ms=timer.due_ms - 1) == "stale"
+    assert await read(store) == timer
+
+
+async def test_a_key_whose_time_is_over_is_not_adopted(store: Store) -> None:
+    assert await BareKeys(store).adopt(0, {A: Fresh(None, await store.now_ms(), b"1")}) == ["stale"]
     assert await store.get([A]) == [None]
 
 
@@ -90,17 +134,19 @@ async def test_a_key_that_is_set_during_the_run_waits_for_its_end(store: Store) 
 async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
     await armed(store, due="+7200000", spec={"payload": "old"})
     await adopted(store)
-    assert (await read(store)).payload == 1
-    assert (await state_of(store)).due == {}
+    timer = await read(store)
+    assert (timer.payload, (await state_of(store)).due) == (1, {A: timer.due_ms})
 
 
 async def test_an_expired_key_makes_its_timer_due_once(store: Store) -> None:
+    """The shard knows the key, so the pod looks at it first; then all others that heard the expiry are late."""
     await adopted_and_expired(store)
-    assert await announce(store) == "due"
+    assert await announce(store) == "look"
+    assert await resolve(store, "expired") == "due"
     assert await announce(store) == "known"
     (timer,) = await claim(store)
     assert timer.payload == 1
-    assert await announce(store, times=2) == "running"
+    assert await announce(store) == "known"
     await settle(store, an_end(timer))
     assert await announce(store) == "known"
 
@@ -117,18 +163,10 @@ async def test_a_key_that_was_set_to_end_sooner_and_did_is_due_at_once(store: St
     await adopted(store)
     await put(store, ms=1)
     await key_gone(store, KEY)
-    assert await announce(store) == "due"
+    assert await announce(store) == "look"
+    assert await resolve(store, "expired") == "due"
     (timer,) = await claim(store)
     assert timer.due_ms <= timer.updated_ms
-    assert timer.history[-2].note == "its bare key was set again and expired"
-
-
-async def test_an_expiry_that_is_told_late_does_not_fire_the_key_that_was_set_since(store: Store) -> None:
-    await adopted(store)
-    await put(store, ms=2 * HOUR_MS)
-    assert await adopt(store) == "moved"
-    assert await announce(store) == "known"
-    assert await claim(store) == []
 
 
 async def test_a_key_that_expired_before_it_was_seen_fires_with_its_name_alone(store: Store) -> None:
@@ -147,45 +185,42 @@ async def answered(store: Store, *, ago_ms: int) -> int:
     (timer,) = await claim(store)
     await settle(store, an_end(timer))
     at_ms = await store.now_ms() - ago_ms
-    await store.connections.commands.set(f"timers:{{0}}:bare:{PREFIX}:a", f"1 {at_ms}", keepttl=True)
+    await store.connections.commands.set(f"timers:{{0}}:answered:{PREFIX}:a", f"1 {at_ms}", keepttl=True)
     return at_ms
 
 
 async def test_an_expiry_that_is_told_again_long_after_it_was_answered_is_known(store: Store) -> None:
     at_ms = await answered(store, ago_ms=6_000)
-    assert await announce(store, since_ms=at_ms - 1) == "known"
+    assert await announce(store, until_ms=at_ms - 1) == "known"
     assert await claim(store) == []
 
 
 async def test_an_expiry_long_after_one_that_was_answered_is_due(store: Store) -> None:
     at_ms = await answered(store, ago_ms=6_000)
-    assert await announce(store, since_ms=at_ms) == "due"
+    assert await announce(store, until_ms=at_ms) == "due"
 
 
 async def test_of_two_expiries_at_once_the_second_is_due_also_for_who_has_answered_neither(store: Store) -> None:
     at_ms = await answered(store, ago_ms=1_000)
-    assert await announce(store, times=1, since_ms=at_ms) == "known"
-    assert await announce(store, times=2, since_ms=at_ms - 1) == "due"
+    assert await announce(store, times=1, until_ms=at_ms) == "known"
+    assert await announce(store, times=2, until_ms=at_ms - 1) == "due"
 
 
 async def expired(store: Store, how: str) -> None:
-    """A key that expired so: unseen; unseen, over a finished timer; adopted; adopted and set again; unheard."""
-    bare = BareKeys(store)
+    """A key that expired so: unseen; unseen, over a finished timer; adopted; adopted, but set again to end sooner."""
     if how == "over another":
         await finished(store)
     elif how == "set again":
         await adopted(store)
-        await put(store, ms=1)
-        await key_gone(store, KEY)
-    elif how != "unseen":
+    elif how == "adopted":
         await adopted_and_expired(store)
-    if how == "unheard":
-        await bare.conclude(0, (await bare.look(0, 0, 10))[0], deleted=False)
+    if how in ("adopted", "set again"):
+        assert await resolve(store, "expired") == "due"
     else:
         assert await announce(store) == "due"
 
 
-@pytest.mark.parametrize("how", ["unseen", "over another", "adopted", "set again", "unheard"])
+@pytest.mark.parametrize("how", ["unseen", "over another", "adopted", "set again"])
 async def test_an_expiry_that_is_told_again_when_its_lock_is_gone_is_known_from_the_record(
     store: Store, how: str
 ) -> None:
@@ -194,11 +229,11 @@ async def test_an_expiry_that_is_told_again_when_its_lock_is_gone_is_known_from_
     await expired(store, how)
     (timer,) = await claim(store)
     await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + HOUR_MS, occurrence=2))
-    assert await store.connections.commands.delete(f"timers:{{0}}:bare:{KEY}") == 1
+    assert await store.connections.commands.delete(f"timers:{{0}}:answered:{KEY}") == 1
     rearmed = await read(store)
-    assert await announce(store, since_ms=before_ms) == "known"
+    assert await announce(store, until_ms=before_ms) == "known"
     assert await read(store) == rearmed
-    assert await announce(store, since_ms=await store.now_ms()) == "due"
+    assert await announce(store, until_ms=await store.now_ms()) == "due"
 
 
 async def test_a_key_over_a_finished_timer_is_a_new_life(store: Store) -> None:
@@ -208,17 +243,16 @@ async def test_a_key_over_a_finished_timer_is_a_new_life(store: Store) -> None:
     assert (timer.occurrence, timer.attempt) == (2, 1)
 
 
-async def test_a_cancelled_timer_takes_its_key_along(store: Store) -> None:
-    await adopted(store)
-    assert (await store.cancel(*A)).code == "cancelled"
-    assert not await store.connections.commands.exists(KEY)
-    assert (await state_of(store)).adopted == {}
-
-
-async def test_a_purged_timer_takes_its_key_along(store: Store) -> None:
-    await adopted(store)
-    assert (await store.cancel(*A, purge=True)).code == "purged"
-    assert not await store.connections.commands.exists(KEY)
+@pytest.mark.parametrize("purge", [False, True])
+async def test_the_key_of_a_cancelled_timer_is_spare_until_it_is_gone(store: Store, purge: bool) -> None:
+    """So the next scan neither adopts it again nor leaves it there."""
+    timer = await adopted(store)
+    assert (await store.cancel(*A, purge=purge)).code == ("purged" if purge else "cancelled")
+    assert await known(store) == timer.due_ms
+    assert await resolve(store, "there") == "spare"
+    assert await BareKeys(store).take({A: timer.due_ms}) == [A]
+    assert await resolve(store, "deleted") == "forgotten"
+    assert await known(store) is None
 
 
 @pytest.mark.parametrize("due", ["", "+7200000"])
@@ -226,48 +260,55 @@ async def test_a_changed_timer_is_no_longer_its_keys(store: Store, due: str) -> 
     """Else the next scan would undo the change."""
     await adopted(store)
     assert (await store.reschedule(*A, due=due, spec={"payload": 2})).code == "changed"
-    assert not await store.connections.commands.exists(KEY)
+    changed = await read(store)
+    assert await resolve(store, "there") == "spare"
+    assert await resolve(store, "deleted") == "forgotten"
+    assert await read(store) == changed
     state = await state_of(store)
-    assert (state.adopted, set(state.due), state.triggers) == ({}, {A}, {A})
+    assert (set(state.due), state.triggers) == ({A}, {A})
 
 
 async def test_a_replaced_timer_is_no_longer_its_keys(store: Store) -> None:
     await adopted(store)
     await armed(store, if_exists="replace", due="+7200000")
-    assert not await store.connections.commands.exists(KEY)
+    assert await resolve(store, "there") == "spare"
 
 
-async def test_a_deleted_key_cancels_its_timer(store: Store) -> None:
-    bare = BareKeys(store)
-    await adopted(store)
-    await store.connections.commands.delete(KEY)
-    gone, looked = await bare.look(0, 0, 10)
-    assert looked == 1
-    await bare.conclude(0, gone, deleted=True)
-    timer = await read(store)
-    assert (timer.status, timer.history[-1].note) == (Status.CANCELLED, "its bare key was deleted")
-
-
-async def test_a_key_that_may_have_expired_unheard_makes_its_timer_due(store: Store) -> None:
-    bare = BareKeys(store)
+async def test_the_expiry_of_a_key_whose_timer_was_changed_is_known(store: Store) -> None:
     await adopted_and_expired(store)
-    gone, _ = await bare.look(0, 0, 10)
-    assert [(timer.prefix, timer.id) for timer in gone] == [A]
-    await bare.conclude(0, gone, deleted=False)
-    assert len(await claim(store)) == 1
+    assert (await store.reschedule(*A, due="+7200000")).code == "changed"
+    assert await announce(store) == "look"
+    assert await resolve(store, "expired") == "forgotten"
+    assert await announce(store) == "known"
+    assert await announce(store, until_ms=await store.now_ms()) == "due"
 
 
-async def test_an_expiry_that_was_heard_before_it_was_taken_for_unheard_is_known(store: Store) -> None:
-    bare = BareKeys(store)
+async def test_a_key_that_is_set_and_expires_after_its_timer_was_cancelled_fires(store: Store) -> None:
+    await adopted(store)
+    await store.cancel(*A)
+    assert await announce(store) == "look"
+    assert await resolve(store, "expired") == "forgotten"
+    assert await announce(store) == "due"
+
+
+@pytest.mark.parametrize(("what", "cause"), [("deleted", "bare-deleted"), ("lost-ttl", "bare-lost-ttl")])
+async def test_a_key_that_is_no_more_cancels_its_timer(store: Store, what: str, cause: str) -> None:
+    await adopted(store)
+    assert await resolve(store, what) == "cancelled"
+    timer = await read(store)
+    assert (timer.status, timer.history[-1].cause) == (Status.CANCELLED, cause)
+    assert await known(store) is None
+
+
+async def test_an_expiry_that_was_heard_before_the_look_that_found_it_is_known(store: Store) -> None:
     await adopted_and_expired(store)
     heard_ms = await store.now_ms()
     await key_gone(store, await passing(store))
-    gone, _ = await bare.look(0, 0, 10)
-    await bare.conclude(0, gone, deleted=False)
+    assert await resolve(store, "expired") == "due"
     (timer,) = await claim(store)
     await settle(store, an_end(timer))
-    assert await announce(store, since_ms=heard_ms) == "known"
-    assert await announce(store, since_ms=await store.now_ms()) == "due"
+    assert await announce(store, until_ms=heard_ms) == "known"
+    assert await announce(store, until_ms=await store.now_ms()) == "due"
 
 
 async def passing(store: Store) -> str:
@@ -276,54 +317,25 @@ async def passing(store: Store) -> str:
     return "passing"
 
 
-async def test_a_key_that_came_back_is_neither_deleted_nor_expired(store: Store) -> None:
-    bare = BareKeys(store)
-    await adopted_and_expired(store)
-    gone, _ = await bare.look(0, 0, 10)
-    await put(store)
-    await bare.conclude(0, gone, deleted=True)
-    await bare.conclude(0, gone, deleted=False)
-    assert (await read(store)).status is Status.SCHEDULED
-    assert set((await state_of(store)).adopted) == {A}
-
-
-async def test_what_was_found_of_a_key_is_not_concluded_of_the_one_that_was_set_and_is_gone_since(store: Store) -> None:
-    bare = BareKeys(store)
+async def test_a_record_that_cannot_be_read_is_made_anew_from_its_key(store: Store) -> None:
     await adopted(store)
-    await store.connections.commands.delete(KEY)
-    before, _ = await bare.look(0, 0, 10)
-    await put(store, "2", ms=2 * HOUR_MS)
-    assert await adopt(store, b"2") == "moved"
-    await store.connections.commands.delete(KEY)
-    for deleted in (True, False):
-        await bare.conclude(0, before, deleted=deleted)
-        assert set((await state_of(store)).adopted) == {A}
-    await bare.conclude(0, (await bare.look(0, 0, 10))[0], deleted=True)
-    assert (await read(store)).status is Status.CANCELLED
+    await store.connections.commands.hset(bucket_of(KEY), KEY, "broken")
+    assert await resolve(store, "there") == "stale"
+    assert KEY in {":".join(name) for name in (await state_of(store)).quarantine}
+    assert await adopt(store) == "adopted"
 
 
-async def test_a_key_that_lost_its_ttl_is_no_timer_any_more(store: Store) -> None:
-    await adopted(store)
-    await store.connections.commands.persist(KEY)
-    assert await BareKeys(store).look(0, 0, 10) == ([], 1)
-    assert (await read(store)).status is Status.CANCELLED
-    assert await store.connections.commands.exists(KEY)
-
-
-async def test_a_look_at_keys_that_are_there_changes_nothing(store: Store) -> None:
-    await adopted(store)
-    assert await BareKeys(store).look(0, 0, 10) == ([], 1)
-    assert await BareKeys(store).look(0, 1, 10) == ([], 0)
-    assert (await read(store)).version == 1
-
-
-async def test_an_overdue_key_without_an_event_is_noticed(store: Store) -> None:
-    await adopted(store)
-    redis = store.connections.commands
-    await redis.delete(KEY)
-    await redis.zadd("timers:{0}:adopted", {KEY: 1000})
-    assert (await store.touch(0)).bare_overdue
-    await store.cancel(*A)
+async def test_the_known_keys_come_in_the_order_of_their_deadlines(store: Store) -> None:
+    redis, bare, now_ms = store.connections.commands, BareKeys(store), await store.now_ms()
+    for timer_id, after_ms in (("b", 2000), ("a", 1000), ("c", 3000)):
+        key = Fresh(None, now_ms + after_ms * 1000, b"1")
+        assert await bare.adopt(0, {(PREFIX, timer_id): key}) == ["adopted"]
+    found, next_ms = await bare.first_known(now_ms + 2_000_000, 10)
+    assert ([timer_id for _, timer_id in found], next_ms) == (["a", "b"], now_ms + 3_000_000)
+    assert list(await bare.page_of_known(0, 1, 10)) == [(PREFIX, "b"), (PREFIX, "c")]
+    assert await bare.first_known(now_ms, 10) == ({}, now_ms + 1_000_000)
+    assert (await bare.deadlines([A]))[0] == {A: GONE}
+    assert not await redis.exists(KEY)
 
 
 async def test_a_scan_finds_names_and_values(store: Store) -> None:
@@ -339,7 +351,6 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
         found += some
     assert sorted(found) == [("reminder", "a"), ("reminder", "hash")]
     assert await bare.values([*found, ("reminder", "missing")]) == {("reminder", "a"): b"1"}
-    assert await bare.values([]) == {}
     for stranger in ("timers:a", "reminder:hash"):
         await redis.delete(stranger)
 

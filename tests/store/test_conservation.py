@@ -7,11 +7,12 @@ import pytest
 from tests.conservation import conserved
 from tests.store.acts import armed, bucket_of, cancelled, finished, running
 from tests.store.backends import fake_connections
+from timers.bare.keys import BareKeys, Fresh
 from timers.store.store import Store
 
 R = "timers:{0}:"
 PLANTS: dict[str, tuple[tuple[object, ...], str]] = {
-    "a count too high": (("HINCRBY", R + "counts", "s reminder", 1), "reminder counts 2 scheduled, there are 1"),
+    "a count too high": (("HINCRBY", R + "counts", "s reminder", 1), "reminder counts 3 scheduled, there are 2"),
     "a count that stayed at zero": (
         ("HSET", R + "counts", "f other", 0),
         "other still has a count of failed, and it is 0",
@@ -31,7 +32,7 @@ PLANTS: dict[str, tuple[tuple[object, ...], str]] = {
     "an index of a timer that goes on": (("ZADD", R + "finished:x:reminder", 5, "waits"), "'waits')) is left over"),
     "a token that was never given": (("SET", R + "token", 5), "the shard gave only 5"),
     "a record nobody can read": (("HSET", bucket_of("reminder:y"), "reminder:y", "?"), "cannot be read"),
-    "a timer in two places": (("ZADD", R + "adopted", 5, "reminder:waits"), "is in the due index and adopted"),
+    "a wait for nothing": (("ZREM", R + "bare", "reminder:adopted"), "waits for a bare key of which nothing is known"),
     "a key of a shard that nobody knows": (("SET", R + "what", 1), "timers:{0}:what is no key of the protocol"),
     "a key that nobody knows": (("SET", "timers:what", 1), "timers:what is no key of the protocol"),
 }
@@ -45,6 +46,8 @@ async def in_order() -> Store:
     await finished(store, "done")
     await cancelled(store, "off")
     await armed(store, "waits", due="+3600000")
+    later = Fresh(None, await store.now_ms() + 7_200_000, b"1")
+    assert await BareKeys(store).adopt(0, {("reminder", "adopted"): later}) == ["adopted"]
     return store
 
 

@@ -22,11 +22,11 @@ from tests.store.acts import (
     running,
     settle,
 )
-from tests.store.test_bare import adopted_and_expired
+from tests.store.test_bare import adopt, adopted_and_expired, resolve
+from tests.store.test_bare import put as put_bare
 from timers.core.model import Status
 from timers.errors import Full
 from timers.store import keys, server
-from timers.store.bare import BareKeys, Heard
 from timers.store.store import Store
 
 
@@ -135,19 +135,15 @@ async def test_a_timer_that_cannot_be_read_does_not_stop_the_others(real: Store)
     assert [timer.id for timer in found.timers] == ["good"]
 
 
-async def test_an_adopted_timer_whose_key_was_set_again_is_looked_at_later(real: Store) -> None:
-    bare, redis = BareKeys(real), real.connections.commands
-    await redis.set(f"{PREFIX}:a", "1", px=3_600_000)
-    assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
-    await redis.zadd("timers:{0}:adopted", {f"{PREFIX}:a": 1000})
-    async with full(real):
-        assert not (await real.touch(0)).bare_overdue
-    await real.cancel(PREFIX, "a")
-
-
 async def test_an_adopted_timer_becomes_due(real: Store) -> None:
-    bare = BareKeys(real)
     await adopted_and_expired(real)
     async with full(real):
-        assert await bare.announce(0, {(PREFIX, "a"): Heard(1, 0)}) == ["due"]
+        assert await resolve(real, "expired") == "due"
         assert len(await claim(real)) == 1
+
+
+async def test_no_key_is_adopted(real: Store) -> None:
+    await put_bare(real)
+    async with full(real):
+        with pytest.raises(Full):
+            await adopt(real)

@@ -21,7 +21,8 @@ from timers.store.store import Store
 
 FOLDER = Path(timers.store.__file__).parent
 PROTOCOL = (FOLDER / "PROTOCOL.md").read_text()
-SCRIPTS = sorted(path.stem for path in (FOLDER / "lua").glob("*.lua") if path.stem != "common")
+PATHS = {path.stem: path for path in FOLDER.parent.glob("*/lua/*.lua")}
+SCRIPTS = sorted({*PATHS} - {"common"})
 SHARDS = 4
 
 
@@ -37,8 +38,8 @@ class Foreign:
         return root, f"{root}rec:{hashlib.sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
 
     async def call(self, script: str, root: str, *arguments: str) -> list[Any]:
-        flags, rest = (FOLDER / "lua" / f"{script}.lua").read_text().split("\n", 1)
-        source = "\n".join((flags, (FOLDER / "lua" / "common.lua").read_text(), rest))
+        flags, rest = PATHS[script].read_text().split("\n", 1)
+        source = "\n".join((flags, PATHS["common"].read_text(), rest))
         answer: list[Any] = await self._redis.eval(source, 1, root, "timers:wake:0", *arguments)
         assert int(answer[0]) > 1_700_000_000_000
         return answer[1:]
@@ -121,8 +122,8 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     member = "reminder:user-3"
     await arm(foreign, member, "+0", "{}")
     root = foreign.where(member)[0]
-    next_look, due, go_on, lost, overdue = await foreign.call("touch", root, "500", "0")
-    assert (due[0], go_on, lost, overdue) == (b"reminder", 0, 0, 0)
+    next_look, due, go_on, lost = await foreign.call("touch", root, "500", "0")
+    assert (due[0], go_on, lost) == (b"reminder", 0, 0)
     assert await foreign.call("orphans", root, "500", "0") == [[], 0]
     more, claimed, bad = await foreign.call("claim", root, "pod-x", "30000", "event", "", "reminder remind 10")
     assert (more, bad, claimed[:2]) == ([], [], [b"reminder", b"user-3"])
@@ -158,14 +159,14 @@ def test_every_script_is_in_the_document(script: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_code_of_a_script_is_in_the_document(script: str) -> None:
     """Codes are the words in quotes that a script returns."""
-    source = (FOLDER / "lua" / f"{script}.lua").read_text()
+    source = PATHS[script].read_text()
     returned = re.findall(r"return (?:\{text\(now\), )?'([a-z]+)'", source)
     assert all(f"`{code}`" in PROTOCOL for code in returned), returned
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_tells_its_arguments_and_answers(script: str) -> None:
-    flags, rest = (FOLDER / "lua" / f"{script}.lua").read_text().split("\n", 1)
+    flags, rest = PATHS[script].read_text().split("\n", 1)
     head = "\n".join(part for part in rest.split("\n\n")[0:2] if part.startswith("--"))
     assert re.fullmatch(r"#!lua( flags=[a-z,-]+)?", flags)
     assert "-- ARGV[2" in head
@@ -173,6 +174,6 @@ def test_every_script_tells_its_arguments_and_answers(script: str) -> None:
 
 
 def test_every_key_that_is_built_is_in_the_document() -> None:
-    sources = "".join((FOLDER / "lua" / f"{script}.lua").read_text() for script in [*SCRIPTS, "common"])
+    sources = "".join(path.read_text() for path in PATHS.values())
     for kind in set(re.findall(r"root \.\. '([a-z]+)", sources)):
         assert re.search(rf"`(R|timers:\{{\S+\}}):{kind}", PROTOCOL), kind

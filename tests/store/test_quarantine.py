@@ -21,7 +21,6 @@ from tests.store.acts import (
     settle,
 )
 from timers.core.model import Status, Timer
-from timers.store.bare import BareKeys
 from timers.store.queries import QUARANTINED_SHOWN, Queries
 from timers.store.store import Claimed, Store
 
@@ -219,23 +218,6 @@ async def test_an_unreadable_record_of_a_run_makes_way_too(store: Store) -> None
     await damage(store, b"garbage")
     assert (await put(store, "bad", due="+7200000")).code == "created"
     assert await settle(store, an_end(timer)) == ["fenced"]
-
-
-@pytest.mark.parametrize("how", ["armed anew", "looked at"])
-async def test_an_adopted_timer_that_cannot_be_read_is_kept_aside(store: Store, how: str) -> None:
-    bare, redis = BareKeys(store), store.connections.commands
-    await redis.set(BAD, "1", px=3_600_000)
-    assert await bare.adopt(0, {(PREFIX, "bad"): b"1"}) == ["adopted"]
-    await damage(store, b"garbage")
-    if how == "armed anew":
-        assert (await put(store, "bad", due="+7200000")).code == "created"
-    else:
-        await redis.delete(BAD)
-        gone, _ = await bare.look(0, 0, 10)
-        await bare.conclude(0, gone, deleted=True)
-        assert await store.get([(PREFIX, "bad")]) == [None]
-    state = await state_of(store)
-    assert (state.adopted, set(state.quarantine)) == ({}, {(PREFIX, "bad")})
 
 
 async def test_an_unreadable_finished_record_goes_with_its_retention(frozen: Store) -> None:

@@ -11,14 +11,13 @@ from tests.conservation import conserved, state_of
 from tests.store.acts import LEASE_MS, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
 from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
-from timers.store.bare import BareKeys
 from timers.store.queries import Queries
 from timers.store.store import TOUCH_LIMIT, Store
 
 
 async def test_nothing_planned(store: Store) -> None:
     touched = await store.touch(0)
-    assert (touched.next_ms, touched.due, touched.lost, touched.bare_overdue) == (None, {}, False, False)
+    assert (touched.next_ms, touched.due, touched.lost) == (None, {}, False)
 
 
 async def test_the_next_look_is_at_the_earliest_due(store: Store) -> None:
@@ -33,14 +32,6 @@ async def test_the_next_look_is_at_the_end_of_the_earliest_lease(frozen: Store) 
     await running(frozen)
     await armed(frozen, "later", due="+3600000")
     assert (await frozen.touch(0)).next_ms == await frozen.now_ms() + LEASE_MS
-
-
-async def test_the_next_look_is_at_the_end_of_the_earliest_adopted_key(frozen: Store) -> None:
-    bare = BareKeys(frozen)
-    await frozen.connections.commands.set(f"{PREFIX}:a", "1", px=5000)
-    assert await bare.adopt(0, {(PREFIX, "a"): b"1"}) == ["adopted"]
-    await armed(frozen, "later", due="+3600000")
-    assert (await frozen.touch(0)).next_ms == await frozen.now_ms() + 5000
 
 
 async def test_due_queues_are_named_with_their_earliest_due(store: Store) -> None:

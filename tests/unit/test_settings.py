@@ -118,6 +118,10 @@ def test_values_arrive_in_their_types() -> None:
     assert settings.insecure
 
 
+def test_bare_keys_are_switched_off_by_a_word() -> None:
+    assert load_settings({"TIMERS_ADOPT_EVERY": "off"}, NO_FILE).adopt_every_ms is None
+
+
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
@@ -144,6 +148,7 @@ def test_values_arrive_in_their_types() -> None:
         ("RETENTION", "1 month", "a duration like 250ms"),
         ("EDIT_LOCK", "nan", "a duration like 250ms"),
         ("ADOPT_EVERY", "0s", "from 10 ms"),
+        ("ADOPT_EVERY", "never", ", or off"),
         ("INSECURE", "maybe", "1 or 0"),
         ("LOG_FORMAT", "xml", "console or json"),
         ("LOG_LEVEL", "loud", "debug, info"),

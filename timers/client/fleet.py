@@ -97,7 +97,7 @@ class PodView:
 @dataclass(frozen=True, slots=True)
 class PrefixView:
     """A prefix that has timers, a processor, or is paused. `processor` is the longest of what pods run that it
-    starts with, `pods` who runs it, `next_due_ms` its earliest due time (bare keys of clients not counted)."""
+    starts with, `pods` who runs it, `next_due_ms` its earliest due time."""
 
     prefix: str
     processor: str | None

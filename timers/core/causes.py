@@ -36,8 +36,7 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "bare-adopted": "adopted from its bare key",
         "bare-set-again": "its bare key was set again",
         "bare-expired": "its bare key expired",
-        "bare-set-again-expired": "its bare key was set again and expired",
-        "bare-expired-unheard": "its bare key expired unheard",
+        "bare-due": "its bare key was there until its time",
         "bare-deleted": "its bare key was deleted",
         "bare-lost-ttl": "its bare key lost its TTL",
     }

@@ -31,15 +31,13 @@ class Canary:
         self._store, self._pod = store, pod
         self._heard = asyncio.Event()
         self._resubscribe = asyncio.Event()
-        self._sang = asyncio.Event()
         self._silent = asyncio.Event()
         self.hearing = Hearing.OK
         self._subscribed = False
-        self.last_heard_at = float("-inf")
-        """Monotonic time before which the newest canary that was heard cannot have expired: whatever was announced
-        before then has been heard too. Not the time of the touch, before which a pod may stand still."""
-        self.listening_since_ms = float("inf")
-        """The server's time at which the present subscription was confirmed."""
+        self.heard_until_ms = 0
+        """The server's time before which whatever was announced has been heard, or never will be: that of the newest
+        subscription, or at which the newest canary that was heard cannot have expired yet. Not the time of the touch,
+        before which a pod may stand still."""
 
     def heard(self, pod: str) -> None:
         """A canary's event arrived."""
@@ -49,23 +47,12 @@ class Canary:
     def resubscribed(self) -> None:
         """A subscription was confirmed; judge anew."""
         self._subscribed = True
-        self.listening_since_ms = self._store.clock.now_ms()
+        self.heard_until_ms = int(self._store.clock.now_ms())
         self._resubscribe.set()
-
-    def heard_until_ms(self) -> int:
-        """The server's time until which nothing that is yet to be heard was announced."""
-        now_ms = self._store.clock.now_ms()
-        sang_ms = now_ms - (time.monotonic() - self.last_heard_at) * 1000
-        return int(min(max(self.listening_since_ms, sang_ms), now_ms))
 
     def unsubscribed(self) -> None:
         """The subscription is gone. That is known at once, and no judgement on how events arrive over the next one."""
         self._subscribed = False
-
-    async def next_song(self) -> None:
-        """Until another canary is heard."""
-        self._sang.clear()
-        await self._sang.wait()
 
     async def next_silence(self) -> None:
         """Until another canary is not heard."""
@@ -89,7 +76,7 @@ class Canary:
     async def _judge(self) -> None:
         self._heard.clear()
         redis = self._store.connections.commands
-        expires_at = time.monotonic() + LIFE_MS / 1000
+        expires_ms = int(self._store.clock.now_ms()) + LIFE_MS
         await server.set_canary(redis, self._pod, LIFE_MS)
         await asyncio.sleep(LIFE_MS / 1000)
         # Redis expires strictly after the deadline, so the first touch may come a moment too soon.
@@ -104,8 +91,7 @@ class Canary:
             self.hearing = Hearing.DEAF
             self._silent.set()
             return
-        self.last_heard_at = expires_at
-        self._sang.set()
+        self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.hearing = Hearing.LATE if time.monotonic() - touched > LATE_SECONDS else Hearing.OK
 
     async def _pause(self) -> None:

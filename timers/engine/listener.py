@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final, assert_never
 
-from timers.engine.announcer import Announcer
+from timers.bare.announcer import Announcer
 from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
@@ -36,7 +36,7 @@ class Listener:
     name = "listener"
 
     def __init__(
-        self, pod: Pod, intake: Intake, sweeper: Sweeper, *, peers: Peers, canary: Canary, announcer: Announcer
+        self, pod: Pod, intake: Intake, sweeper: Sweeper, *, peers: Peers, canary: Canary, announcer: Announcer | None
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
         self._peers, self._canary, self._announcer = peers, canary, announcer
@@ -106,7 +106,7 @@ class Listener:
 
     def _bare(self, identity: Identity) -> None:
         shard, prefix = self._pod.store.shard_of(*identity), identity[0]
-        if self._pod.serves(shard, prefix):
+        if self._announcer is not None and self._pod.serves(shard, prefix):
             self._announcer.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:

@@ -5,7 +5,6 @@ of a shard) does the touching; the others look now and then, and at once when th
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from timers.engine.canary import Canary
@@ -131,8 +130,6 @@ class _ShardSweep:
         for prefix, due_ms in touched.due.items():
             if (everything or due_ms < touched.now_ms - GRACE_MS) and self._all.pod.serves(self._shard, prefix):
                 self._all.intake.mark_all(self._shard, prefix, "sweep")
-        if touched.bare_overdue and self._all.peers.rank(self._shard) == 0:
-            self._all.bare_overdue()
 
     def _turn_the_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
         """Where the next part begins, and when: at once for what has just become due or after a gap."""
@@ -159,11 +156,9 @@ class Sweeper:
 
     name = "sweeper"
 
-    def __init__(
-        self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, bare_overdue: Callable[[], None]
-    ) -> None:
+    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary) -> None:
         self.pod, self.intake, self.peers = pod, intake, peers
-        self.can_hear, self.bare_overdue = canary.can_hear, bare_overdue
+        self.can_hear = canary.can_hear
         self._sweeps = {shard: _ShardSweep(shard, self) for shard in pod.shards}
 
     async def run(self) -> None:

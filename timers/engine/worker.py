@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from timers.bare.adopter import Adopter
+from timers.bare.announcer import Announcer
+from timers.bare.keys import BareKeys
 from timers.core.calls import Timers
-from timers.engine.adopter import Adopter
-from timers.engine.announcer import Announcer
 from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
 from timers.engine.auditor import Auditor
 from timers.engine.canary import Canary
@@ -27,13 +28,12 @@ from timers.engine.reporter import Reporter
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
-from timers.engine.supervisor import Supervisor
+from timers.engine.supervisor import Service, Supervisor
 from timers.engine.sweeper import Sweeper
 from timers.engine.unserved import PATIENCE_MS, Unserved
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
-from timers.store.bare import BareKeys
 from timers.store.fired import FiredRing
 from timers.store.store import PodSign, Store
 
@@ -58,7 +58,7 @@ class WorkerOptions:
     drain_timeout_ms: int
     roles: tuple[str, ...] = ("worker",)
     shard_subset: tuple[int, ...] | None = None
-    adopt_every_ms: int = 10_000
+    adopt_every_ms: int | None = 10_000
     unhandled_after_ms: int = PATIENCE_MS
     audit_every_seconds: float = AUDIT_SECONDS
 
@@ -115,18 +115,29 @@ class Worker:
     def _build_taking(self) -> None:
         """What finds and claims timers; stopped first."""
         pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
-        bare = BareKeys(pod.store)
-        announcer = Announcer(pod, bare, intake, canary)
-        adopter = Adopter(pod, bare, peers, canary, every_ms=self._options.adopt_every_ms)
-        self._sweeper = Sweeper(pod, intake, peers, canary, adopter.overdue)
+        self._sweeper = Sweeper(pod, intake, peers, canary)
+        bare, announcer = self._build_bare()
         self._listener = Listener(pod, intake, self._sweeper, peers=peers, canary=canary, announcer=announcer)
         self._claimer = Claimer(pod, intake, self.runner)
         janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
         unserved = Unserved(pod, peers, patience_ms=self._options.unhandled_after_ms)
         auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(
-            [self._listener, self._sweeper, self._claimer, canary, announcer, adopter, janitor, unserved, auditor]
+            [self._listener, self._sweeper, self._claimer, canary, *bare, janitor, unserved, auditor]
         )
+
+    def _build_bare(self) -> tuple[Sequence[Service], Announcer | None]:
+        """What looks after bare keys. Where they are switched off, only after those that were adopted."""
+        bare, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
+        adopter = Adopter(bare, leads=lambda: peers.rank(0) == 0, served=self._served, every_ms=every_ms)
+        if every_ms is None:
+            return [adopter], None
+        canary = self._canary
+        announcer = Announcer(bare, adopter, mark=self._intake.mark, heard_until_ms=lambda: canary.heard_until_ms)
+        return [adopter, announcer], announcer
+
+    def _served(self, shard: int, prefix: str) -> bool:
+        return self._pod.serves(shard, prefix) or self.peers.serve(shard, prefix)
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for. Raises

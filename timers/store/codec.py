@@ -22,7 +22,11 @@ LETTERS: Final[Mapping[Status, str]] = {
     Status.UNHANDLED: "u",
     Status.CANCELLED: "x",
 }
-STATUSES: Final[Mapping[str, Status]] = {letter: status for status, letter in LETTERS.items()}
+STATUSES: Final[Mapping[str, Status]] = {
+    **{letter: status for status, letter in LETTERS.items()},
+    "w": Status.SCHEDULED,
+}
+"""As LETTERS, and `w`: scheduled, but not to be claimed before what it waits for has come."""
 
 NOTE_LIMIT_CHARACTERS: Final = 1200
 """A kilobyte of what a web hook's target answered, and who answered it."""

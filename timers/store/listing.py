@@ -46,7 +46,6 @@ _ORDER: Final = (
     Status.CANCELLED,
 )
 _PLACES: Final = {status: place for place, status in enumerate(_ORDER)}
-_ADOPTED: Final = "adopted"
 _SCORE: Final = re.compile(r"-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?)")
 
 
@@ -186,8 +185,7 @@ class Listing:
             if status is Status.RUNNING:
                 found.add(_RUNNING._replace(shard=shard))
             elif status is Status.SCHEDULED:
-                # Bare keys that were adopted are counted among the scheduled, and have an index of their own.
-                found |= {_Source(place, "", _ADOPTED, shard), _Source(place, prefix, "due", shard, n)}
+                found.add(_Source(place, prefix, "due", shard, n))
             else:
                 found.add(_Source(place, prefix, codec.LETTERS[status], shard, n))
         return sorted(source for source in found if after is None or source.listing >= after.source.listing)
@@ -270,8 +268,7 @@ def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
     """What `list` answered."""
     for member, score, raw in zip(found[::3], found[1::3], found[2::3], strict=True):
         name = keys.text(member)
-        prefix, timer_id = identity_of(name) if source.name == _ADOPTED else (source.prefix, name)
-        timer = codec.readable(prefix, timer_id, raw) if raw else None
+        timer = codec.readable(source.prefix, name, raw) if raw else None
         yield _Item(timer, _Place(source, score.decode(), name), len(raw or b""))
 
 

@@ -59,7 +59,7 @@ class Queries:
         return found
 
     async def waiting_queues(self) -> list[Queue]:
-        """The queues with timers that are scheduled, those of bare keys too."""
+        """The queues with timers that are scheduled."""
         return [(shard, prefix) async for shard, prefix, status, _ in self.counted() if status is Status.SCHEDULED]
 
     async def counted(self, only: str | None = None) -> AsyncIterator[tuple[int, str, Status, int]]:
@@ -100,17 +100,15 @@ class Queries:
     async def oldest_due_ms(self) -> int | None:
         """The earliest due time of all that is scheduled; None where nothing is."""
         firsts = await self._of_shards(
-            lambda asked, root: (
-                asked.zrange(f"{root}heads", 0, 0, withscores=True)
-                .zrange(f"{root}held", 0, 0, withscores=True)
-                .zrange(f"{root}adopted", 0, 0, withscores=True)
+            lambda asked, root: asked.zrange(f"{root}heads", 0, 0, withscores=True).zrange(
+                f"{root}held", 0, 0, withscores=True
             ),
             [],
         )
         return min((int(score) for first in firsts for _, score in first if _is_time(score)), default=None)
 
     async def heads(self) -> dict[str, int]:
-        """The earliest due time of each prefix that has any scheduled; adopted bare keys not counted."""
+        """The earliest due time of each prefix that has any scheduled."""
         found: dict[str, int] = {}
         answers = await self._of_shards(
             lambda asked, root: asked.zrange(f"{root}heads", 0, -1, withscores=True).zrange(

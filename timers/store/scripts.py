@@ -36,10 +36,13 @@ PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLIC
 
 @cache
 def source(name: str) -> str:
-    """The script's first line, which tells Redis its flags, the common part, and the rest of the script."""
-    folder = files("timers.store") / "lua"
-    flags, _, rest = (folder / f"{name}.lua").read_text().partition("\n")
-    return "\n".join((flags, (folder / "common.lua").read_text(), rest))
+    """The script's first line, which tells Redis its flags, the common part, and the rest of the script. The name of
+    another room's script begins with the room: `bare/adopt`."""
+    room, _, script = name.rpartition("/")
+    folder = files("timers") / (room or "store") / "lua"
+    flags, _, rest = (folder / f"{script}.lua").read_text().partition("\n")
+    common = files("timers.store") / "lua" / "common.lua"
+    return f"{flags}\n{common.read_text()}\n{rest}"
 
 
 @cache

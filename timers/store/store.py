@@ -75,15 +75,14 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class Touched:
     """When to look again (None: nothing planned); the queues with timers due, newest first, each with its earliest due;
-    the rank to go on at among them (0: all have been looked at); whether leases have expired; whether bare keys of
-    adopted timers went without an event. Nothing of a blocked queue."""
+    the rank to go on at among them (0: all have been looked at); whether leases have expired. Nothing of a blocked
+    queue."""
 
     now_ms: int
     next_ms: int | None
     due: dict[str, int]
     next_rank: int = 0
     lost: bool = False
-    bare_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +334,10 @@ class Store:
     async def touch(self, shard: int, rank: int = 0) -> Touched:
         """Touch what has become due so that its events come now, and learn when to look again. Looks at some
         queues, from `rank` on, the newest due first."""
-        next_look, queues, next_rank, lost, overdue = await self.run("touch", shard, [TOUCH_LIMIT, rank])
+        next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
         due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         next_ms = int(next_look) if next_look else None
-        return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost), overdue > 0)
+        return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
         """Runs whose lease has expired, from `rank` on, and the rank to go on at; 0 behind the last. None of a paused

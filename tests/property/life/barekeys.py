@@ -1,12 +1,13 @@
-"""What becomes of bare keys, as steps of the machine: clients set, delete, let expire; pods adopt, announce, review."""
+"""What becomes of bare keys, as steps of the machine: clients set, delete, let expire; pods adopt, announce, look."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from hypothesis import strategies as st
 
-from tests.property.life.world import IDENTITIES, SHARDS, VALUES, World, identities, verb
-from timers.core.durations import HOUR_MS
-from timers.store.bare import Gone, Heard, spec_of
+from tests.property.life.world import IDENTITIES, VALUES, World, identities, verb
+from timers.bare.keys import GONE, NO_TTL, Found, Fresh, Heard, payload_of
+from timers.core.durations import DAY_MS, HOUR_MS
 from timers.store.store import Identity
 
 LAST_MOMENT_MS: Final = 8
@@ -58,29 +59,30 @@ class BareVerbs(World):
 
     @verb(stale=st.booleans())
     def adopt(self, *, stale: bool) -> None:
-        """With `stale` the keys have got another value since they were read."""
-        values = self.do(self.bare.values(IDENTITIES))
-        assert values == {i: self.oracle.bare[i][0] for i in IDENTITIES if i in self.oracle.bare}
-        read = {i: value + b"?" for i, value in values.items()} if stale else values
-        self.take_in(read)
+        """With `stale` the shard has learned something else since the keys were looked at."""
+        self.take_in(IDENTITIES, stale=stale)
 
-    def take_in(self, values: dict[Identity, bytes]) -> None:
-        for shard in range(SHARDS):
-            mine = {i: value for i, value in values.items() if self.store.shard_of(*i) == shard}
-            codes = self.do(self.bare.adopt(shard, mine))
-            for (identity, value), code in zip(mine.items(), codes, strict=True):
-                self._adopted(identity, value, code)
+    def take_in(self, some: Sequence[Identity], *, stale: bool = False) -> None:
+        known, values = self.do(self.bare.known(some)), self.do(self.bare.values(some))
+        deadlines, _ = self.do(self.bare.deadlines(some))
+        assert values == {i: self.oracle.bare[i][0] for i in some if i in self.oracle.bare}
+        for identity, value in values.items():
+            deadline_ms, known_ms = deadlines[identity], known[identity]
+            assert known_ms == self.oracle.known.get(identity)
+            if deadline_ms not in (NO_TTL, GONE, known_ms):
+                read_ms = (known_ms or 0) + 1 if stale else known_ms
+                self._adopt(identity, Fresh(read_ms, deadline_ms, value))
 
-    def _adopted(self, identity: Identity, value: bytes, code: str) -> None:
-        """The server counts from what is left of the key's life, which may cost a millisecond or two."""
-        assert code == self.oracle.adopt(identity, value, spec_of(value))
+    def _adopt(self, identity: Identity, key: Fresh) -> str:
+        before_ms = self.do(self.store.now_ms())
+        (code,) = self.do(self.bare.adopt(self.store.shard_of(*identity), {identity: key}))
+        payload = payload_of(key.value)
+        spec = {} if payload is None else {"payload": payload}
+        if code == "stale" and key.deadline_ms <= self.do(self.store.now_ms()):
+            return code
+        assert code == self.oracle.adopt(identity, key.known_ms, key.deadline_ms, spec, before_ms)
         self.happened(f"adopt: {code}")
-        if code in ("adopted", "moved"):
-            (timer,) = self.do(self.store.get([identity]))
-            life = self.oracle.lives[identity]
-            assert timer is not None
-            assert abs(timer.due_ms - life.due_ms) <= 2
-            life.due_ms = timer.due_ms
+        return code
 
     @verb(which=st.integers(0), late=st.integers(0, 1))
     def announce(self, *, which: int, late: int) -> None:
@@ -108,24 +110,35 @@ class BareVerbs(World):
         value = str(due_ms).encode()
         self.do(self.redis.set(":".join(identity), value, pxat=due_ms))
         self.oracle.bare[identity] = (value, due_ms)
-        (code,) = self.do(self.bare.adopt(self.store.shard_of(*identity), {identity: value}))
-        if code != "gone":
-            self._adopted(identity, value, code)
+        code = self._adopt(identity, Fresh(self.oracle.known.get(identity), due_ms, value))
         self._until_gone(identity)
+        if code in ("adopted", "moved"):
+            self._resolve(identity, "expired")
 
-    @verb(deleted=st.booleans())
-    def look(self, *, deleted: bool) -> None:
-        """Review the adopted, and take all whose key is gone for deleted, or those that were due for expired."""
-        gone = [g for shard in range(SHARDS) for g in self.do(self.bare.look(shard, 0, 100))[0]]
-        adopted = sum(life.adopted for life in self.oracle.lives.values())
-        assert {(g.prefix, g.id) for g in gone} == self.oracle.look()
-        self.seen["look: never expires"] += adopted > sum(life.adopted for life in self.oracle.lives.values())
-        now_ms = self.do(self.store.now_ms())
-        self._conclude([g for g in gone if deleted or g.due_ms <= now_ms], deleted=deleted)
+    @verb(identity=identities, soon=st.booleans(), expired=st.booleans())
+    def look(self, *, identity: Identity, soon: bool, expired: bool) -> None:
+        """Look at a known key. One that is gone is taken for expired, as if that had been heard, or for deleted."""
+        if identity not in self.oracle.known:
+            return
+        (deadline_ms,) = self.do(self.bare.deadlines([identity]))[0].values()
+        if deadline_ms == GONE:
+            self._resolve(identity, "expired" if expired else "deleted")
+        elif deadline_ms == NO_TTL:
+            self._resolve(identity, "lost-ttl")
+        elif deadline_ms == self.oracle.known[identity]:
+            code = self._resolve(identity, "there", DAY_MS if soon else 0)
+            if code in ("due", "spare"):
+                assert self.do(self.bare.take({identity: deadline_ms})) == [identity]
+                del self.oracle.bare[identity]
+                self._resolve(identity, "deleted")
 
-    def _conclude(self, gone: list[Gone], *, deleted: bool) -> None:
-        for shard in range(SHARDS):
-            mine = [g for g in gone if self.store.shard_of(g.prefix, g.id) == shard]
-            self.do(self.bare.conclude(shard, mine, deleted=deleted))
-            self.oracle.conclude([(g.prefix, g.id) for g in mine], deleted=deleted)
-        self.seen["conclude: deleted" if deleted else "conclude: expired"] += len(gone)
+    def _resolve(self, identity: Identity, what: str, lead_ms: int = 0) -> str:
+        found = Found(self.oracle.known[identity], what)
+        before_ms = self.do(self.store.now_ms())
+        (code,) = self.do(self.bare.resolve(self.store.shard_of(*identity), {identity: found}, lead_ms=lead_ms))
+        (timer,) = self.do(self.store.get([identity]))
+        now_ms = timer.due_ms if timer is not None and timer.due_ms >= before_ms else before_ms
+        assert code == self.oracle.resolve(identity, what, now_ms, lead_ms)
+        self.happened(f"resolve: {code}")
+        self.happened(what)
+        return code

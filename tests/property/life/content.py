@@ -18,7 +18,7 @@ from timers.store.store import Identity, Store
 FAR_MS: Final = 60_000
 """A trigger key that is to last longer is there for sure; a shorter one may have expired already."""
 
-_PASSING: Final = re.compile(r"timers:meta|timers:\{\d+\}:(token|epoch|bare:.*)")
+_PASSING: Final = re.compile(r"timers:meta|timers:\{\d+\}:(token|epoch|answered:.*)")
 _TRIGGER: Final = re.compile(r"[^:]*:\{\d+\}:.*")
 
 
@@ -142,7 +142,7 @@ _READERS: Final = {
     "blocked": _Reader(Pipeline.exists, lambda found, name, _: None),
     "paused": _Reader(lambda pipeline, name: pipeline.smembers(name), _take_members),
     "leases": _SORTED,
-    "adopted": _SORTED,
+    "bare": _SORTED,
     "finished": _SORTED,
     "lease": _Reader(lambda pipeline, name: pipeline.get(name), _take_lease),
 }
@@ -167,6 +167,8 @@ def expected_content(oracle: Oracle, store: Store, now_ms: int) -> Content:
             wanted.add(f"{keys.root(shard)}paused", prefix)
     for identity, life in oracle.lives.items():
         _expect(wanted, keys.root(store.shard_of(*identity)), identity, life, now_ms)
+    for identity in oracle.known:
+        wanted.add(f"{keys.root(store.shard_of(*identity))}bare", ":".join(identity))
     _expect_queues(wanted, oracle.lives, store)
     return wanted
 
@@ -182,14 +184,12 @@ def _expect(wanted: Content, root: str, identity: Identity, life: Life, now_ms: 
             wanted.holders[f"{root}lease:{member}"] = life.holder
     elif life.status.finished:
         wanted.add(f"{root}finished:{letter}:{prefix}", identity[1])
-    elif life.adopted:
-        wanted.add(f"{root}adopted", member)
     elif life.due_ms > now_ms + FAR_MS:
         wanted.triggers.add(f"{prefix}:{root[7:-1]}:{identity[1]}")
 
 
 def _expect_queues(wanted: Content, lives: Mapping[Identity, Life], store: Store) -> None:
-    queued = [i for i, life in lives.items() if life.status is Status.SCHEDULED and not life.adopted]
+    queued = [i for i, life in lives.items() if life.status is Status.SCHEDULED]
     for identity in sorted(queued, key=lambda i: (lives[i].due_ms, lives[i].place)):
         root, due_ms = keys.root(store.shard_of(*identity)), lives[identity].due_ms
         wanted.queues.setdefault(f"{root}due:{identity[0]}", []).append(identity[1])

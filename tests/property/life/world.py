@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from tests.conservation import conserved
 from tests.property.oracle import Oracle
+from timers.bare.keys import BareKeys
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.store.bare import BareKeys
 from timers.store.connect import connect
 from timers.store.store import Identity, Store
 

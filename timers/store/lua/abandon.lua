@@ -1,4 +1,4 @@
-#!lua flags=allow-oom,allow-cross-slot-keys
+#!lua flags=allow-oom
 -- Timers of a queue that no live pod serves: out of the due index, and runs whose pod let the lease expire, out of `running`;
 -- to be seen and armed again by hand. Such a run counts as failed, and gets a new token, so that its pod, if it lives, is told.
 -- Nothing of a paused queue.

@@ -1,4 +1,4 @@
-#!lua flags=allow-oom,allow-cross-slot-keys
+#!lua flags=allow-oom
 -- Compare records, indexes, heads and counts of a shard, a part at a time, and mend what disagrees. The record is right; what
 -- has none that can be read is quarantined. A part is atomic, so nothing that is under way looks like damage.
 --
@@ -12,7 +12,7 @@
 
 local part, mends = ARGV[2], ARGV[3] == 'mend'
 local FIRST = 4
-local LISTED = 5000   -- with more runs and adopted timers these are not counted by prefix, which takes time
+local LISTED = 5000   -- more runs are not counted by prefix, which takes time
 local found, prefixes = {}, {}
 local next_place, next_cursor = -1, '0'
 
@@ -26,8 +26,12 @@ local function score_in(key, name) return tonumber(call('ZSCORE', key, name)) en
 local function bucket_key(number) return root .. 'rec:' .. string.format('%02x', number) end
 
 local function check_scheduled(prefix, id, member, r)
+  if r.waits and not score_in(root .. 'bare', member) then
+    tell_of('bare')
+    if mends then redis.call('ZADD', root .. 'bare', r.due, member) end
+  end
   local score = score_in(queue_key(prefix), id)
-  if score and math.floor(score) == tonumber(r.due) or not score and score_in(root .. 'adopted', member) then return end
+  if score and math.floor(score) == tonumber(r.due) then return end
   tell_of('due')
   if not mends then return end
   redis.call('ZREM', queue_key(prefix), id)
@@ -148,11 +152,11 @@ local function check_head(prefix)
 end
 
 function parts.queues(...)
-  local runs, adopted = by_prefix(root .. 'leases'), by_prefix(root .. 'adopted')
+  local runs = by_prefix(root .. 'leases')
   for _, prefix in ipairs({...}) do
     check_head(prefix)
     if runs then check_count('r', prefix, runs[prefix] or 0) end
-    if adopted then check_count('s', prefix, size(queue_key(prefix)) + (adopted[prefix] or 0)) end
+    check_count('s', prefix, size(queue_key(prefix)))
     for status in string.gmatch('cfux', '.') do
       check_count(status, prefix, size(finished_key(status, prefix)))
     end

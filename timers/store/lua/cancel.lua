@@ -1,4 +1,4 @@
-#!lua flags=allow-oom,allow-cross-slot-keys
+#!lua flags=allow-oom
 -- Cancel a scheduled timer; with `purge` remove its record too (also a finished one's).
 --
 -- ARGV[2]  edit lock, ms

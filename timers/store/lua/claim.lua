@@ -23,7 +23,7 @@ local function claim_one(prefix, id, token, processor)
     bad[#bad + 1] = trouble
     return false
   end
-  if r.status ~= 's' then
+  if r.status ~= 's' or r.waits then
     redis.call('ZREM', queue_key(prefix), id)
     return false
   end

@@ -61,9 +61,12 @@ local function parse(raw)
   local r = {}
   local format
   format, r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest =
-    string.match(raw, '^(%d+) ([srcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
+    string.match(raw, '^(%d+) ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
   if not format then return nil, 'not a record' end
   if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows 1' end
+  -- `w` is scheduled, but waits for more than its due time: no claim takes it. Whatever changes it lets it go.
+  r.waits = r.status == 'w'
+  if r.waits then r.status = 's' end
   return r
 end
 
@@ -206,19 +209,9 @@ local function schedule(prefix, id, due)
   if not earliest or tonumber(due) < earliest then earliest = tonumber(due) end
 end
 
--- An adopted timer waits in `adopted` and not in the due index: its trigger is the caller's own bare key, which goes too.
 local function unschedule(prefix, id)
-  local member = member_of(prefix, id)
   redis.call('DEL', trigger_key(prefix, id))
   redis.call('ZREM', queue_key(prefix), id)
-  if redis.call('ZREM', root .. 'adopted', member) == 1 then redis.call('DEL', member) end
-end
-
--- The lock of a bare key: how many of its expiries have been answered (0: one that may have been heard by nobody), and when.
-local BARE_LOCK_MS = 60000
-local function bare_lock_key(member) return root .. 'bare:' .. member end
-local function answer_bare(member, times)
-  redis.call('SET', bare_lock_key(member), times .. ' ' .. text(now), 'PX', BARE_LOCK_MS)
 end
 
 -- Out of the index that a scheduled or finished timer is found by.
@@ -265,7 +258,6 @@ local function quarantine(prefix, id, reason, raw)
   end
   redis.call('DEL', trigger_key(prefix, id), lease_key(member))
   out(queue_key(prefix), id, 's')
-  out(root .. 'adopted', member, 's')
   out(root .. 'leases', member, 'r')
   for status in string.gmatch('cfux', '.') do out(finished_key(status, prefix), id, status) end
   refresh_head(prefix)

@@ -2,7 +2,7 @@
 -- A page of timers from one index, in the order of (score, member), after a place in it. The place need not exist any
 -- more: it is found by its value, so pages neither skip nor repeat what stays where it is. O(log n + page).
 --
--- ARGV[2]  index: `due`, `adopted` or the letter of a finished status
+-- ARGV[2]  index: `due` or the letter of a finished status
 -- ARGV[3]  prefix
 -- ARGV[4]  lowest and ARGV[5] highest score
 -- ARGV[6]  score of the place, or '' to begin   ARGV[7] its member
@@ -10,8 +10,7 @@
 -- Answer   {now, {id, score, record or false, …}, 1 where there are more, else 0}; false for an entry without a record
 
 local prefix, most, most_bytes = ARGV[3], tonumber(ARGV[8]), tonumber(ARGV[9])
-local index = ARGV[2] == 'due' and queue_key(prefix) or ARGV[2] == 'adopted' and root .. 'adopted'
-  or finished_key(ARGV[2], prefix)
+local index = ARGV[2] == 'due' and queue_key(prefix) or finished_key(ARGV[2], prefix)
 
 -- Members of one score are in the order of their bytes: a binary search among their ranks.
 local function rank_after(score, member)
@@ -33,7 +32,7 @@ for i = 1, #found, 2 do
     more = 1
     break
   end
-  local member = ARGV[2] == 'adopted' and found[i] or member_of(prefix, found[i])
+  local member = member_of(prefix, found[i])
   local raw = redis.call('HGET', record_key(member), member)
   bytes = bytes + #(raw or '')
   answer[#answer + 1] = found[i]

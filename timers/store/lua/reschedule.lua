@@ -1,4 +1,4 @@
-#!lua flags=allow-oom,allow-cross-slot-keys
+#!lua flags=allow-oom
 -- Change a scheduled timer: its due time, its spec, or both.
 --
 -- ARGV[2]  edit lock, ms; `fire` (make it due now) is allowed inside it
@@ -25,8 +25,7 @@ end
 local refused = refusal()
 if refused then return {text(now), refused, raw} end
 if due ~= '' then r.due = due_of(due) end
--- A timer that was adopted from a bare key is no longer what the key says: the key goes, or the next scan would undo this.
-if due ~= '' or redis.call('ZSCORE', root .. 'adopted', member) then
+if due ~= '' or r.waits then
   unschedule(prefix, id)
   schedule(prefix, id, r.due)
   refresh_head(prefix)

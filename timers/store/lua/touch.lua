@@ -1,13 +1,13 @@
-#!lua flags=allow-oom,allow-cross-slot-keys
+#!lua flags=allow-oom
 -- Touch what is due, so that Redis deletes the trigger keys and publishes their `expired` events now, and tell when to come
 -- again. A timer leaves the due index only by being claimed, never by being touched.
 --
 -- ARGV[2]  most keys to touch and most queues to look at, in all
 -- ARGV[3]  rank of the first queue to look at among those with something due, from the newest due on: what has just become
 --          due waits for its event, and a backlog has had its own
--- Answer   {now, next, {prefix, due, …}, rank, lost, n}: the time to come again (or '' for nothing planned); the queues with
---          timers due and the earliest due of each; the rank to go on at, 0 behind the last; 1 if there are expired leases; and
---          how many adopted timers are overdue by more than BARE_GRACE_MS: their keys went without an event
+-- Answer   {now, next, {prefix, due, …}, rank, lost}: the time to come again (or '' for nothing planned); the queues with
+--          timers due and the earliest due of each; the rank to go on at, 0 behind the last; and 1 if there are expired
+--          leases
 
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
@@ -74,17 +74,5 @@ local go_on = look_at_some()
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 local lost = #redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, 1)
 come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
--- Adopted timers: their trigger is the caller's own key.
-local BARE_GRACE_MS, NO_TTL_MS = 1000, 10000
-local adopted = root .. 'adopted'
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', adopted, '-inf', '(' .. text(now + 1), 'LIMIT', 0, most)) do
-  local left = redis.call('PTTL', member)
-  -- Set again, or without a TTL now: the key says when to look; the adopter will bring the record up to date.
-  if left ~= -2 then
-    redis.call('ZADD', adopted, text(now + (left >= 0 and left or NO_TTL_MS)), member)
-  end
-end
-come_again(tonumber(redis.call('ZRANGEBYSCORE', adopted, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
-local overdue = redis.call('ZCOUNT', adopted, '-inf', text(now - BARE_GRACE_MS))
 if next_look == math.huge then next_look = nil end
-return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost, overdue}
+return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost}

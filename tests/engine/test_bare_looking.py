@@ -1,0 +1,205 @@
+"""The adopter alone: what it makes of keys that are there, changed or gone, and how often it looks for some."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from tests.engine.fleet import until
+from timers.bare import adopter as module
+from timers.bare.adopter import BUSY_RESTS, IDLE_RESTS, LEAD_MS, Adopter
+from timers.bare.keys import GONE, NO_TTL, BareKeys, Found, Fresh
+from timers.core.durations import HOUR_MS
+from timers.errors import NotPermitted
+from timers.store.connect import connect
+from timers.store.store import Identity, Store
+
+X = ("note", "x")
+NOW_MS = 1_795_000_000_000
+DUE_MS = NOW_MS + HOUR_MS
+
+
+class _Keys(BareKeys):
+    """Bare keys of which the test says what is there, and what a shard knows and was told."""
+
+    def __init__(self) -> None:
+        super().__init__(Store(connect("redis://nowhere.invalid")))
+        self.shard: dict[Identity, int] = {}
+        self.there: dict[Identity, tuple[int, bytes]] = {}
+        self.now_ms = NOW_MS
+        self.told: list[object] = []
+        self.taken: list[Identity] = []
+        self.scans = 0
+        self.denied = False
+
+    async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
+        self.scans += 1
+        if self.denied:
+            raise NotPermitted("no SCAN")
+        return 0, list(self.there)
+
+    async def known(self, identities: Collection[Identity]) -> dict[Identity, int | None]:
+        return {identity: self.shard.get(identity) for identity in identities}
+
+    async def page_of_known(self, shard: int, start: int, most: int) -> dict[Identity, int]:
+        return dict(list(self.shard.items())[start : start + most])
+
+    async def first_known(self, until_ms: float, most: int) -> tuple[dict[Identity, int], int | None]:
+        return {}, None
+
+    async def deadlines(self, identities: Collection[Identity]) -> tuple[dict[Identity, int], int]:
+        return {i: self.there.get(i, (GONE, b""))[0] for i in identities}, self.now_ms
+
+    async def values(self, identities: Collection[Identity]) -> dict[Identity, bytes]:
+        return {i: self.there[i][1] for i in identities if i in self.there}
+
+    async def adopt(self, shard: int, fresh: Mapping[Identity, Fresh]) -> list[str]:
+        self.told += fresh.values()
+        return ["adopted"] * len(fresh)
+
+    async def resolve(self, shard: int, found: Mapping[Identity, Found], *, lead_ms: int) -> list[str]:
+        self.told += [(key.what, key.value) for key in found.values()]
+        return [
+            "forgotten" if key.what != "there" else "due" if key.known_ms - self.now_ms <= lead_ms else "waits"
+            for key in found.values()
+        ]
+
+    async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
+        self.taken += deadlines
+        return list(deadlines)
+
+
+@pytest.fixture
+def keys() -> _Keys:
+    return _Keys()
+
+
+def looking(keys: _Keys, *, every_ms: int | None = 0, leads: bool = True) -> Adopter:
+    return Adopter(keys, leads=lambda: leads, served=lambda _shard, prefix: prefix == "note", every_ms=every_ms)
+
+
+async def test_a_key_that_nobody_knows_is_adopted_with_its_value(keys: _Keys) -> None:
+    keys.there[X] = (DUE_MS, b"1")
+    await looking(keys)._round()
+    assert keys.told == [Fresh(None, DUE_MS, b"1")]
+
+
+async def test_keys_that_nobody_serves_or_that_never_expire_are_left_alone(keys: _Keys) -> None:
+    keys.there = {("other", "x"): (DUE_MS, b"1"), X: (NO_TTL, b"1")}
+    await looking(keys)._round()
+    assert keys.told == []
+
+
+async def test_a_key_that_was_set_again_is_told_with_what_was_known(keys: _Keys) -> None:
+    keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, b"2")
+    await looking(keys)._round()
+    assert keys.told == [Fresh(DUE_MS, DUE_MS + 1, b"2")]
+
+
+async def test_a_key_that_is_there_to_its_end_goes_with_what_it_holds_now(keys: _Keys) -> None:
+    """Its value may have changed without its deadline: SET … KEEPTTL."""
+    keys.shard[X], keys.there[X], keys.now_ms = DUE_MS, (DUE_MS, b"2"), DUE_MS - LEAD_MS
+    await looking(keys)._round()
+    assert keys.told == [("there", b"2"), ("deleted", None)]
+    assert keys.taken == [X]
+
+
+@pytest.mark.parametrize(("left_ms", "what"), [(0, "expired"), (-1, "expired")])
+async def test_a_key_that_is_gone_after_its_deadline_has_expired(keys: _Keys, left_ms: int, what: str) -> None:
+    keys.shard[X], keys.now_ms = DUE_MS, DUE_MS - left_ms
+    await looking(keys)._round()
+    assert keys.told == [(what, None)]
+
+
+async def test_a_key_that_is_gone_before_its_deadline_was_deleted_if_nothing_is_heard_of_it(
+    keys: _Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was SET again and has expired since was announced by the look itself."""
+    keys.shard[X] = DUE_MS
+    adopter = looking(keys)
+    await adopter._round()
+    assert keys.told == []
+    monkeypatch.setattr(module, "DOUBT_SECONDS", 0.0)
+    await adopter._round()
+    assert keys.told == [("deleted", None)]
+    assert adopter._missing == {}
+
+
+async def test_a_key_that_was_set_again_and_is_gone_again_is_doubted_anew(
+    keys: _Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DOUBT_SECONDS", 0.0)
+    adopter = looking(keys)
+    for due_ms in (DUE_MS, DUE_MS + HOUR_MS):
+        keys.shard[X] = due_ms
+        await adopter._round()
+        assert keys.told == []
+
+
+async def test_a_key_whose_expiry_was_heard_has_expired_at_once(keys: _Keys) -> None:
+    keys.shard[X] = DUE_MS
+    keys.there["note", "y"] = (DUE_MS, b"1")
+    keys.shard["note", "y"] = DUE_MS
+    gone = await looking(keys).expired([X, ("note", "y"), ("note", "forgotten")])
+    assert gone == [X, ("note", "forgotten")]
+    assert keys.told == [("expired", None), ("there", None)]
+
+
+async def test_what_took_the_place_of_a_key_cancels_its_timer(keys: _Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a hash with a TTL."""
+    keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, b"")
+
+    async def nothing(_identities: object) -> dict[Identity, bytes]:
+        return {}
+
+    monkeypatch.setattr(keys, "values", nothing)
+    await looking(keys)._round()
+    assert keys.told == [("deleted", None)]
+
+
+async def test_scans_that_find_nothing_take_less_and_less_until_a_key_is_heard(keys: _Keys) -> None:
+    adopter, rests = looking(keys), list[int]()
+    for _ in range(7):
+        await adopter._round()
+        rests.append(adopter._rests)
+    assert rests == [8, 16, 32, 64, 128, 128, 128]
+    assert 1 / (1 + IDLE_RESTS) < 0.01
+    adopter.noticed()
+    assert adopter._rests == BUSY_RESTS
+
+
+@pytest.mark.parametrize("how", ["found", "known"])
+async def test_scans_go_on_as_before_while_there_are_keys(keys: _Keys, how: str) -> None:
+    keys.there[X] = (DUE_MS, b"1")
+    if how == "known":
+        keys.shard[X] = DUE_MS
+    adopter = looking(keys)
+    await adopter._round()
+    assert adopter._rests == BUSY_RESTS
+
+
+async def test_a_pod_that_does_not_lead_neither_scans_nor_looks(keys: _Keys) -> None:
+    await _run_until_scans(keys, looking(keys, leads=False), 0)
+    assert keys.scans == 0
+
+
+async def test_switched_off_it_scans_for_nothing(keys: _Keys) -> None:
+    await _run_until_scans(keys, looking(keys, every_ms=None), 0)
+    assert keys.scans == 0
+
+
+async def test_without_the_right_to_scan_it_goes_on(keys: _Keys) -> None:
+    keys.denied = True
+    await _run_until_scans(keys, looking(keys), 3)
+    assert keys.scans >= 3
+
+
+async def _run_until_scans(keys: _Keys, adopter: Adopter, scans: int) -> None:
+    running = asyncio.create_task(adopter.run())
+    await until(lambda: keys.scans >= scans, "some scans")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running

@@ -1,0 +1,43 @@
+#!lua
+-- Take bare keys into durable records. Such a timer waits: no claim takes it before `resolve` has let it go.
+--
+-- ARGV[2]  the db's epoch
+-- ARGV[3…] five for each key: prefix, id, the deadline under `R:bare` before the key was looked at ('' for none), its
+--          deadline now, the spec made of its value
+-- Answer   {now, code, …}: `adopted`, `moved` (a timer that waits was SET again), `running` (try again after the run),
+--          `stale` (the shard knows more, or its time is over; look again). {now, `foreign`} as in arm.lua
+
+if not carries(ARGV[2]) then return {text(now), 'foreign'} end
+
+local answer = {text(now)}
+
+local function adopt(prefix, id, known, deadline, spec)
+  local member = member_of(prefix, id)
+  local score = redis.call('ZSCORE', root .. 'bare', member)
+  if (score and text(score) or '') ~= known or tonumber(deadline) <= now then return 'stale' end
+  local r = read_or_clear(prefix, id)
+  if r and r.status == 'r' then
+    redis.call('ZREM', root .. 'bare', member)
+    return 'running'
+  end
+  local moved = r and r.waits
+  if r then leave(prefix, id, r.status) end
+  if moved then
+    r.due = deadline
+    set_body(r, spec, nil)
+    note(r, 'bare-set-again')
+  else
+    r = new_life(prefix, r, deadline, spec, '', 'bare-adopted')
+  end
+  schedule(prefix, id, deadline)
+  redis.call('ZADD', root .. 'bare', deadline, member)
+  r.status = 'w'
+  write(member, r)
+  return moved and 'moved' or 'adopted'
+end
+
+for i = 3, #ARGV, 5 do
+  answer[#answer + 1] = adopt(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+end
+conclude()
+return answer

@@ -1,0 +1,54 @@
+#!lua flags=allow-oom
+-- Bare keys have expired that nobody adopted: make their timers due. Every pod hears of each; whoever comes first does it.
+--
+-- ARGV[2]  the db's epoch
+-- ARGV[3…] one for each key, four lines: prefix, id, how often the pod has heard it expire within COUNTED_MS, and the time
+--          (ms) until which the pod has heard all that was announced
+-- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (an earlier run is under way; try again),
+--          `look` (the shard knows the key: look what became of it, then tell again). {now, `foreign`} as in arm.lua
+
+if not carries(ARGV[2]) then return {text(now), 'foreign'} end
+
+local COUNTED_MS, LOCK_MS = 5000, 60000
+local answer = {text(now)}
+
+-- The newest expiry that the history says was answered.
+local function last_answer(r)
+  local last = nil
+  for at in string.gmatch(r.rest, '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do last = at end
+  return last
+end
+
+-- Within COUNTED_MS the lock counts: a pod that has heard no more expiries than have been answered is late; one that has
+-- heard more brings a new one, even if the key was set again at once. Otherwise the time decides: a pod that stood still,
+-- or could not reach Redis, brings what has been answered since. When the lock is gone the record knows.
+local function is_news(member, heard, since, r)
+  local lock = redis.call('GET', root .. 'answered:' .. member)
+  local answered, at = string.match(lock or '', '^(%d+) (%d+)$')
+  if answered and answered ~= '0' and now - at < COUNTED_MS then return heard > tonumber(answered) end
+  at = at or r and last_answer(r)
+  return not at or tonumber(at) <= since
+end
+
+local function announce(prefix, id, heard, since)
+  local member = member_of(prefix, id)
+  if redis.call('ZSCORE', root .. 'bare', member) then return 'look' end
+  local r = read_or_clear(prefix, id)
+  if not is_news(member, heard, since, r) then return 'known' end
+  if r and r.status == 'r' then return 'running' end
+  redis.call('SET', root .. 'answered:' .. member, heard .. ' ' .. text(now), 'PX', LOCK_MS)
+  if r then leave(prefix, id, r.status) end
+  enqueue(prefix, id, text(now))
+  local cause = 'bare-expired ' .. text(now)
+  local life = new_life(prefix, r, text(now), '{}', '', cause)
+  if not r then note(life, cause) end
+  write(member, life)
+  return 'due'
+end
+
+for i = 3, #ARGV do
+  local prefix, id, heard, since = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%d+)$')
+  answer[#answer + 1] = announce(prefix, id, tonumber(heard), tonumber(since))
+end
+conclude()
+return answer
