@@ -37,7 +37,7 @@ def main(
     seed: int = 1,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
     others: Annotated[
-        int, typer.Option(min=0, help="armed timers beside those of `lateness`, and in `pages`")
+        int, typer.Option(min=0, help="armed timers beside those of `lateness`, and in `idle` and `pages`")
     ] = 200_000,
     burst_timers: Annotated[int, typer.Option(min=1)] = 20_000,
     pods: Annotated[str, typer.Option(help="numbers of pods in `pods`")] = "1,2,4",
@@ -55,7 +55,7 @@ def main(
         cuts.benchmark(10_000, 20.0),
         arming.benchmark(20_000, 2_000),
         weight.benchmark(memory_timers),
-        idle.benchmark((1, 10_000), (1, 4), 10.0),
+        idle.benchmark((1, 10_000), (1, 4), others, 10.0),
         pages.benchmark(20_000, others),
         http.benchmark(10_000, 40_000),
     )

@@ -194,7 +194,9 @@ async def test_timers_fire_and_complete_on_a_server_without_memory_left(own: Own
     for number in range(20):
         await crashing.completed(f"n{number}")
     assert (await crashing.client.cancel("note", "later")).status is Status.CANCELLED
-    await pod.worker._canary.next_song()
+    canary = pod.worker._canary
+    heard_until_ms = canary.heard_until_ms
+    await until(lambda: canary.heard_until_ms > heard_until_ms, "another canary is heard")
     health = pod.worker.health()
     assert (health.ready, health.notifications, health.problems) == (True, "ok", ())
     await crashing.redis.config_set("maxmemory", "0")

@@ -14,8 +14,8 @@ QUEUES: Final = 25
 """Prefixes of a step."""
 
 Found = Mapping[str, int]
-"""What disagreed, and how often: `due`, `leases`, `finished` (not in the index), `left over` (in the wrong one),
-`heads`, `counts`; and what is quarantined: `unreadable`, `no record`."""
+"""What disagreed, and how often: `due`, `bare`, `leases`, `finished` (not in the index), `left over` (in the wrong
+one), `heads`, `counts`; and what is quarantined: `unreadable`, `no record`."""
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:

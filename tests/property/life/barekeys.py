@@ -137,7 +137,8 @@ class BareVerbs(World):
         before_ms = self.do(self.store.now_ms())
         (code,) = self.do(self.bare.resolve(self.store.shard_of(*identity), {identity: found}, lead_ms=lead_ms))
         (timer,) = self.do(self.store.get([identity]))
-        now_ms = timer.due_ms if timer is not None and timer.due_ms >= before_ms else before_ms
+        after_ms = self.do(self.store.now_ms())
+        now_ms = timer.due_ms if timer is not None and before_ms <= timer.due_ms <= after_ms else before_ms
         assert code == self.oracle.resolve(identity, what, now_ms, lead_ms)
         self.happened(f"resolve: {code}")
         self.happened(what)
