@@ -2,9 +2,11 @@
 
 import re
 from base64 import b64decode
+from email.utils import parseaddr
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pydantic import SecretStr
 
@@ -14,6 +16,7 @@ from timers.core.fields import check_prefix
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+STARTTLS: Final = ("require", "if-offered", "never")
 PLACES_RULE: Final = "networks (10.0.0.0/8), host names and *.suffix, several with commas"
 _HOST: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
@@ -131,12 +134,52 @@ def prefixed_urls(value: object) -> object:
         return value
     pairs = [(check_prefix(prefix), url) for prefix, _, url in (text.partition("=") for text in _parts(value))]
     for _, url in pairs:
-        parts = urlsplit(url)
-        if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
-            raise ValueError(parts.scheme)
+        check_url(SecretStr(url))
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a prefix twice")
     return [(prefix, SecretStr(url)) for prefix, url in pairs]
+
+
+def check_url(given: SecretStr) -> SecretStr:
+    """An address to call."""
+    parts = urlsplit(given.get_secret_value())
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
+        raise ValueError(parts.scheme)
+    return given
+
+
+def check_user_url(given: SecretStr) -> SecretStr:
+    """An address to call with a place for the user behind the host."""
+    if "{user}" not in urlsplit(given.get_secret_value()).path + urlsplit(given.get_secret_value()).query:
+        raise ValueError("no {user}")
+    return check_url(given)
+
+
+def check_smtp_url(given: SecretStr) -> SecretStr:
+    """A mail server."""
+    parts = urlsplit(given.get_secret_value())
+    options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    modes = [("starttls", mode) for mode in STARTTLS] if parts.scheme == "smtp" else []
+    if parts.scheme not in ("smtp", "smtps") or not parts.hostname or parts.port == 0 or parts.path not in ("", "/"):
+        raise ValueError(parts.scheme)
+    if len(options) > 1 or not set(options) <= set(modes) or parts.fragment:
+        raise ValueError("options")
+    return given
+
+
+def check_folder(given: Path) -> Path:
+    """A folder that is there."""
+    if not given.is_dir():
+        raise ValueError(given)
+    return given
+
+
+def check_mail_from(given: str) -> str:
+    """An address, with or without a name."""
+    name, address = parseaddr(given)
+    if not re.fullmatch(r"[!-;=?A-~]+@[!-;=?A-~]+", address) or not (name + address).isprintable() or "\n" in given:
+        raise ValueError("no address")
+    return given
 
 
 def places(value: object) -> object:

@@ -43,9 +43,14 @@ from timers.setting_values import (
     REDIS_SCHEMES,
     builtin_names,
     check_api_keys,
+    check_folder,
+    check_mail_from,
     check_prefixes,
     check_redis_url,
     check_signing_secrets,
+    check_smtp_url,
+    check_url,
+    check_user_url,
     listed,
     lower,
     milliseconds,
@@ -69,7 +74,18 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes sets in every pod for a Service called `timers` or `timers-…`, as name and value: `timers-http` gives
 TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
-_CONFIDENTIAL: Final = frozenset({"redis_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets"})
+_CONFIDENTIAL: Final = frozenset(
+    {
+        "redis_url",
+        "api_keys",
+        "signing_secrets",
+        "webhook_targets",
+        "webhook_secrets",
+        "smtp_url",
+        "sms_url",
+        "user_url",
+    }
+)
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
 
@@ -177,6 +193,22 @@ class Settings(BaseSettings):
     webhook_deny: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
     webhook_4xx: Literal["fail", "retry"] = Field(default="fail", description="fail or retry")
     """What an answer 4xx other than 408, 410, 425 and 429 means."""
+    smtp_url: Annotated[SecretStr, AfterValidator(check_smtp_url)] | None = Field(
+        default=None,
+        description="smtp://user:password@host:587, with ?starttls=require, if-offered or never; or smtps://…",
+    )
+    mail_from: Annotated[str, AfterValidator(check_mail_from)] | None = Field(
+        default=None, description="an address such as shop@example.org or Shop <shop@example.org>"
+    )
+    sms_url: Annotated[SecretStr, AfterValidator(check_url)] | None = Field(
+        default=None, description="a URL such as https://gateway.example.org/messages"
+    )
+    user_url: Annotated[SecretStr, AfterValidator(check_user_url)] | None = Field(
+        default=None, description="a URL with {user} in its path, such as https://example.org/users/{user}"
+    )
+    templates: Annotated[Path, AfterValidator(check_folder)] | None = Field(
+        default=None, description="a folder that is there"
+    )
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
     """None: console on a terminal, else json."""
@@ -221,6 +253,8 @@ class Settings(BaseSettings):
             raise InvalidInput.of(
                 "shard_subset", self.shard_subset[-1], f"numbers below TIMERS_SHARDS, which is {self.shards}"
             )
+        if self.smtp_url is not None and self.mail_from is None:
+            raise InvalidInput.of("mail_from", None, "an address, because TIMERS_SMTP_URL is set")
         if {signing_key(secret) for _, secret in self.webhook_secrets} & set(map(signing_key, self.signing_secrets)):
             raise InvalidInput([FieldError("webhook_secrets", "the given value", "none of TIMERS_SIGNING_SECRETS")])
         guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
@@ -269,6 +303,12 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     except ValidationError as error:
         # Without its cause, which holds the values.
         raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, given)))) from None
+
+
+def load_worker_settings(**options: str) -> Settings:
+    """The settings of this process as a worker's, because rules for the API do not concern a command or a processor.
+    `options` go before the environment."""
+    return load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
 
 
 def _open_env_file(path: Path) -> DotEnvSettingsSource:

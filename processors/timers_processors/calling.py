@@ -1,8 +1,9 @@
-"""Owns one call to a URL: no redirect, no proxy, no cookie, and no more than the beginning of the answer."""
+"""Owns one call to a URL (no redirect, no proxy, no cookie, only the beginning of the answer) and what comes of it."""
 
 import asyncio
 import hashlib
 import hmac
+import socket
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -10,14 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
+from random import Random
 from typing import Final, Self
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 from yarl import URL
 
+from timers import Fail, Retry
 from timers.processor import DISTRIBUTION
-from timers_processors.addresses import Guard
-from timers_processors.targets import Targets, Unanswered
+from timers_processors.addresses import Forbidden, Guard, Reach
+from timers_processors.targets import Broken, Busy, Targets, Unanswered
 
 ANSWER_BYTES: Final = 1024
 """What is read and kept of an answer. The rest is not waited for."""
@@ -25,6 +28,12 @@ ANSWER_BYTES: Final = 1024
 CONNECT_SECONDS: Final = 10.0
 NAME_SECONDS: Final = 10
 """How long the addresses of a name are kept, so that many calls at once look it up once."""
+
+WAIT_AT_MOST_SECONDS: Final = 86_400.0
+"""The longest wait that a Retry-After is granted."""
+
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+_rng = Random()  # noqa: S311 (jitter, not a secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class Answer:
 
     def __str__(self) -> str:
         said = f"{self.status} {self.reason}".rstrip()
-        return f"{said}: {self.text}" if self.text else said
+        return f"{said}: {self.text[:ANSWER_BYTES]}" if self.text else said
 
 
 class Caller:
@@ -73,25 +82,27 @@ class Caller:
             await asyncio.gather(*(session.close() for session in sessions.values()))
             await asyncio.gather(*(guard.close() for guard in guards.values()))
 
-    async def call(self, call: Call, seconds: float) -> Answer:
-        """The answer, within so many seconds from when the target has room. Raises Forbidden, Busy, Broken, and
-        Unanswered with what went wrong."""
-        self._guards[call.url.scheme].check_literal(call.url.raw_host or "")
-        async with self._targets.turn(call.target):
+    async def call(self, call: Call, seconds: float, keep_bytes: int = ANSWER_BYTES) -> Answer:
+        """The answer, within so many seconds from when the target has room. Raises Fail where the address may not be
+        called, and Retry where there was no answer, as a snooze where there was no room."""
+        async with turn_of(self._targets, call.target):
             try:
+                self._guards[call.url.scheme].check_literal(call.url.raw_host or "")
                 async with asyncio.timeout(seconds):
-                    return await self._answer(call)
+                    return await self._answer(call, keep_bytes)
+            except Forbidden as error:
+                raise Fail(f"url: {error}") from None
             except TimeoutError:
                 raise Unanswered(f"no answer within {seconds:g} s") from None
             except (ClientError, OSError) as error:
                 raise Unanswered(f"{type(error).__name__}: {error}") from error
 
-    async def _answer(self, call: Call) -> Answer:
+    async def _answer(self, call: Call, keep_bytes: int) -> Answer:
         session = self._sessions[call.url.scheme]
         async with session.request(
             call.method, call.url, headers=call.headers, data=call.body or None, allow_redirects=False
         ) as response:
-            text = await _beginning(response)
+            text = await _beginning(response, keep_bytes)
             return Answer(response.status, response.reason or "", text, _retry_after(response))
 
 
@@ -106,10 +117,10 @@ def _session(guard: Guard) -> ClientSession:
     )
 
 
-async def _beginning(response: ClientResponse) -> str:
-    """The first kilobyte of the body; an answer that goes on is dropped with its connection."""
+async def _beginning(response: ClientResponse, keep_bytes: int) -> str:
+    """So much of the body; an answer that goes on is dropped with its connection."""
     kept = bytearray()
-    while len(kept) < ANSWER_BYTES and (chunk := await response.content.read(ANSWER_BYTES - len(kept))):
+    while len(kept) < keep_bytes and (chunk := await response.content.read(keep_bytes - len(kept))):
         kept += chunk
     if not response.content.at_eof():
         response.close()
@@ -125,6 +136,55 @@ def _retry_after(response: ClientResponse) -> float | None:
         return max(0.0, parsedate_to_datetime(given).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
+
+
+@asynccontextmanager
+async def caller_for_ourselves() -> AsyncIterator[Caller]:
+    """A caller for addresses that the operator has set, which may be inside."""
+    anywhere, nowhere = Reach(("0.0.0.0/0", "::/0")), Reach(())
+    guards = {scheme: Guard(anywhere, nowhere, socket.getaddrinfo, https=True) for scheme in ("https", "http")}
+    async with Caller.opened(guards, Targets()) as caller:
+        yield caller
+
+
+@asynccontextmanager
+async def turn_of(targets: Targets, name: str) -> AsyncIterator[None]:
+    """A target's turn, with what stands in its way as what a processor raises."""
+    try:
+        async with targets.turn(name):
+            yield
+    except Busy as busy:
+        raise Retry(f"{name} has enough to do already", after=busy.seconds, snooze=True) from None
+    except Broken as broken:
+        raise Retry(f"not tried: {name} did not answer before", after=_later(broken.seconds)) from None
+    except Unanswered as error:
+        raise Retry(f"{name}: {error}") from error
+
+
+def accepted(call: Call, answer: Answer, *, fails_on_4xx: bool = True) -> str:
+    """What a 2xx said. Raises Fail for what no further try could change, Retry for the rest."""
+    said = f"{call.target} answered {answer}"
+    if 200 <= answer.status < 300:
+        return said
+    if answer.status in _TRY_AGAIN or answer.status >= 500:
+        raise Retry(said, after=_asked_for(answer))
+    if answer.status < 400:
+        raise Fail(f"{said} (redirects are not followed)")
+    if answer.status == 410 or fails_on_4xx:
+        raise Fail(said)
+    raise Retry(said)
+
+
+def _asked_for(answer: Answer) -> float | None:
+    """The wait that a 429 or 503 asks for."""
+    if answer.retry_after is None or answer.status not in (429, 503):
+        return None
+    return _later(min(max(answer.retry_after, 1.0), WAIT_AT_MOST_SECONDS))
+
+
+def _later(seconds: float) -> float:
+    """A wait, up to a tenth longer, so that timers that were put off together do not come back together."""
+    return seconds * _rng.uniform(1.0, 1.1)
 
 
 def signature(keys: Iterable[bytes], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:

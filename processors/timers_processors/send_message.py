@@ -1,12 +1,24 @@
-"""Owns the processor `send-message`: whom a timer's payload reaches, and the text that is sent."""
+"""Owns the processor `send-message`: whom a timer reaches by the time it is due, and the text that is sent."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from yarl import URL
+
 from timers import Context, Done, Fail, Timer, processor
-from timers_processors.transport import Channel, Message, default_transport
+from timers.settings import Settings, load_worker_settings
+from timers_processors.calling import Caller, caller_for_ourselves
+from timers_processors.mail import SmtpTransport
+from timers_processors.templates import Templates
+from timers_processors.transport import Channel, GatewayTransport, Message, OutboxTransport, Transport
+from timers_processors.users import UNLESS, Users, why_not
+
+RETRY: Final = {"backoff": ["30s", "2m", "10m", "30m", "1h", "3h"]}
+"""Seven tries within five hours: as long as a mail server may be down, or keep a stranger waiting (greylisting)."""
 
 DEFAULT_SUBJECT: Final = "Welcome"
 DEFAULT_TEXT: Final = "Hello {name}, welcome! It is good to have you here."
@@ -15,44 +27,156 @@ DEFAULT_VALUES: Final = MappingProxyType({"name": "there"})
 RENDERED_LIMIT_CHARACTERS: Final = 64 * 1024
 """As much as a payload may hold. Placeholders could multiply it: ten thousand of them, each for a long value."""
 
+RECIPIENTS_LIMIT: Final = 50
+
 # Nothing that a mail header could read as a second recipient or a second line.
 _EMAIL = re.compile(r"[^@\s,;:<>()\[\]\\\"]{1,64}@[^@\s,;:<>()\[\]\\\"]{1,190}")
 _PHONE = re.compile(r"\+?[0-9](?:[ ()./-]*[0-9]){2,19}")
-_REACHABLE: Final[Mapping[Channel, re.Pattern[str]]] = MappingProxyType({"email": _EMAIL, "phone": _PHONE})
+_PUSH = re.compile(r"[!-~]{1,4096}")
+_REACHABLE: Final[Mapping[Channel, re.Pattern[str]]] = MappingProxyType(
+    {"email": _EMAIL, "phone": _PHONE, "push": _PUSH}
+)
+_UNSUBSCRIBE = re.compile(r"(https?://|mailto:)[!-;=?-~]{1,1000}")
 
 
-@processor("send-message", timeout="30s")
-async def send_message(timer: Timer, context: Context) -> Done:
-    """Sends the payload's `text` under `subject` to its `email`, or where there is none to its `phone`.
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a pod sends with: a transport for each channel that it can use, and where it finds users and templates."""
+
+    transports: Mapping[Channel, Transport]
+    users: Users | None
+    templates: Templates | None
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: Settings) -> AsyncIterator["Sending"]:
+        """With the connections that the settings ask for. Without any there is the outbox, for every channel."""
+        async with AsyncExitStack() as ends:
+            caller = await ends.enter_async_context(caller_for_ourselves())
+            transports: dict[Channel, Transport] = {}
+            if settings.smtp_url is not None and settings.mail_from is not None:
+                mail = SmtpTransport(settings.smtp_url.get_secret_value(), settings.mail_from)
+                ends.push_async_callback(mail.close)
+                transports["email"] = mail
+            if settings.sms_url is not None:
+                gateway = GatewayTransport(URL(settings.sms_url.get_secret_value()), caller)
+                transports |= {"phone": gateway, "push": gateway}
+            outbox = OutboxTransport(settings.outbox)
+            yield cls(transports or dict.fromkeys(_REACHABLE, outbox), _users(settings, caller), _templates(settings))
+
+
+def _users(settings: Settings, caller: Caller) -> Users | None:
+    return None if settings.user_url is None else Users(settings.user_url.get_secret_value(), caller)
+
+
+def _templates(settings: Settings) -> Templates | None:
+    return None if settings.templates is None else Templates(settings.templates)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Sending]:
+    """What this process's settings ask for."""
+    async with Sending.opened(load_worker_settings()) as sending:
+        yield sending
+
+
+@processor("send-message", retry=RETRY, timeout="30s", lifespan=opened)
+async def send_message(timer: Timer, context: Context[Sending]) -> Done:
+    """Sends a text to the payload's `email`, or where there is none to its `phone` or `push`. A `user` is looked up
+    first.
 
     A user who cannot be reached is not an error: nothing is sent, and the history says why. A text that cannot be
     rendered fails at once, because no further try could change it.
     """
-    recipient = reachable(timer.payload)
-    if isinstance(recipient, str):
-        context.log.info("nothing sent", reason=recipient)
-        return Done(f"skipped: {recipient}")
-    channel, to = recipient
-    subject, text = render(timer.payload)
-    await default_transport().send(Message(to, channel, subject, text, context.idempotency_key, context.token))
-    return Done(f"sent by {channel}")
-
-
-def reachable(payload: object) -> tuple[Channel, str] | str:
-    """How the user can be reached as (channel, address), or why not."""
+    sending, payload = context.state, timer.payload
     if not isinstance(payload, Mapping):
-        return "the payload is not an object with email or phone"
-    for channel, pattern in _REACHABLE.items():
-        address = payload.get(channel)
-        if isinstance(address, str) and address.isprintable() and pattern.fullmatch(address):
-            return channel, address
-    given = [channel for channel in _REACHABLE if payload.get(channel)]
+        return _skipped(context, "the payload is not an object with email or phone")
+    found: Mapping[str, Any] = {}
+    if sending.users is not None and payload.get("user") is not None:
+        known = await sending.users.find(_user(payload["user"]))
+        reason = why_not(known, _unless(payload.get("unless", UNLESS)))
+        if known is None or reason is not None:
+            return _skipped(context, reason or "")
+        found = known
+    recipient = reachable({**payload, **found}, sending.transports)
+    if isinstance(recipient, str):
+        return _skipped(context, recipient)
+    channel, to = recipient
+    subject, text, html = content(payload, found, sending.templates, timer.prefix)
+    unsubscribe = _unsubscribe(found.get("unsubscribe", payload.get("unsubscribe")))
+    message = Message(to, channel, subject, text, context.idempotency_key, context.token, html, unsubscribe)
+    said = await sending.transports[channel].send(message)
+    return Done(f"sent by {channel}{said and f': {said}'}")
+
+
+def _skipped(context: Context[Sending], reason: str) -> Done:
+    context.log.info("nothing sent", reason=reason)
+    return Done(f"skipped: {reason}")
+
+
+def _user(given: object) -> str | int:
+    if isinstance(given, bool) or not isinstance(given, str | int) or not 1 <= len(str(given)) <= 200:
+        raise Fail("user: expected a number, or text of 1 to 200 characters")
+    return given
+
+
+def _unless(given: object) -> list[str]:
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise Fail('unless: expected a list of the user\'s fields, such as ["verified"]')
+    return list(given)
+
+
+def _unsubscribe(given: object) -> str | None:
+    if given is None or (isinstance(given, str) and _UNSUBSCRIBE.fullmatch(given)):
+        return given
+    raise Fail("unsubscribe: expected an address that starts with https://, http:// or mailto:")
+
+
+def reachable(
+    known: Mapping[str, Any], channels: Iterable[Channel] = tuple(_REACHABLE)
+) -> tuple[Channel, tuple[str, ...]] | str:
+    """How the user can be reached as (channel, addresses), or why not. Only email may have several."""
+    usable = {channel: found for channel in _REACHABLE if (found := _addresses(channel, known.get(channel)))}
+    for channel in _REACHABLE:
+        if channel in usable and channel in channels:
+            return channel, usable[channel]
+    if usable:
+        return f"reachable only by {', '.join(usable)}, and this pod has no settings to send by that"
+    given = [channel for channel in _REACHABLE if known.get(channel)]
     return f"not an address one can send to: {', '.join(given)}" if given else "the payload has neither email nor phone"
 
 
-def render(payload: Mapping[str, Any]) -> tuple[str, str]:
+def _addresses(channel: Channel, given: object) -> tuple[str, ...]:
+    """The addresses where all are sound, else none."""
+    several = given if channel == "email" and isinstance(given, list) else [given]
+    pattern = _REACHABLE[channel]
+    sound = [a for a in several if isinstance(a, str) and a.isprintable() and pattern.fullmatch(a)]
+    return tuple(dict.fromkeys(sound)) if len(sound) == len(several) <= RECIPIENTS_LIMIT else ()
+
+
+def content(
+    payload: Mapping[str, Any], found: Mapping[str, Any], templates: Templates | None, prefix: str
+) -> tuple[str, str, str | None]:
+    """Subject, text and HTML: from the template that the payload names, or that has the name of the prefix where the
+    payload has no text; else from the payload. What is known of the user goes before the payload's values."""
+    name = payload.get("template")
+    if name is None and "text" not in payload and templates is not None and templates.has(prefix):
+        name = prefix
+    subject, text = render(payload, found)
+    if name is None:
+        return subject, text, None
+    if templates is None:
+        raise Fail("template: TIMERS_TEMPLATES is not set")
+    values = {**payload, **found}
+    text = templates.text(name, values)
+    own = None if "subject" in payload else templates.subject(name, values)
+    return subject if own is None else " ".join(own.split()), text, templates.html(name, values)
+
+
+def render(payload: Mapping[str, Any], found: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:
     """Subject, in one line, and text. Raises Fail naming the field and the placeholder that cannot be filled."""
-    values = {**DEFAULT_VALUES, **{name: value for name, value in payload.items() if value not in (None, "")}}
+    known = {**payload, **found}
+    values = {**DEFAULT_VALUES, **{name: value for name, value in known.items() if value not in (None, "")}}
     subject = fill("subject", payload.get("subject", DEFAULT_SUBJECT), values)
     return " ".join(subject.split()), fill("text", payload.get("text", DEFAULT_TEXT), values)
 

@@ -1,51 +1,55 @@
-"""Owns how a message leaves: the seam for mail and gateways, and the local transport that writes to an outbox."""
+"""Owns what a message is and how it leaves: the seam for mail and gateways, and the outbox where neither is set up."""
 
 import asyncio
 import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
-import structlog
+from yarl import URL
 
-from timers.settings import load_settings
+from timers.logs import get_logger
+from timers_processors.calling import Call, Caller, accepted
 
-Channel = Literal["email", "phone"]
+Channel = Literal["email", "phone", "push"]
 
-_log = structlog.get_logger(__name__)
+GATEWAY_SECONDS: Final = 15.0
+
+_log = get_logger("timers_processors.transport")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A rendered message. `idempotency_key` is the same on every try of one occurrence, `token` grows with each try: a
-    receiver that remembers either cannot be made to deliver twice."""
+    """A rendered message. `to` has several addresses only by email. `idempotency_key` is the same on every try of one
+    occurrence, `token` grows with each try: a receiver that remembers either cannot be made to deliver twice."""
 
-    to: str
+    to: tuple[str, ...]
     channel: Channel
     subject: str
     text: str
     idempotency_key: str
     token: int
+    html: str | None = None
+    unsubscribe: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As the outbox and a gateway get it: without what it does not have."""
+        fields = {"to": ", ".join(self.to), "channel": self.channel, "subject": self.subject, "text": self.text}
+        optional = {"html": self.html, "unsubscribe": self.unsubscribe}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {**fields, **given, "idempotency_key": self.idempotency_key, "token": self.token}
 
 
 class Transport(Protocol):
-    """Hands messages on. A return means accepted; any exception is a failed try, so `send` is called again."""
+    """Hands messages on."""
 
-    async def send(self, message: Message) -> None: ...
-
-
-@cache
-def default_transport() -> Transport:
-    """The transport of this process, chosen at the first send; so far there is the outbox alone.
-
-    The settings are read as a worker's, which a process that sends is: rules for the API are not its concern.
-    """
-    return OutboxTransport(load_settings({**os.environ, "TIMERS_ROLES": "worker"}).outbox)
+    async def send(self, message: Message) -> str:
+        """Returns when the message is accepted, with what there is to say of it, if anything. Raises Fail where no
+        further try could help; after any other exception it is called again."""
 
 
 class OutboxTransport:
@@ -58,11 +62,26 @@ class OutboxTransport:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message) -> str:
         """Returns when the file is on the disk. Raises OSError where it cannot be written."""
         path = self._folder / file_name(message.idempotency_key)
-        await asyncio.to_thread(_write, path, json.dumps(asdict(message), ensure_ascii=False, indent=2))
-        _log.info("message in the outbox", channel=message.channel, to=masked(message.to), file=str(path))
+        await asyncio.to_thread(_write, path, json.dumps(message.to_json(), ensure_ascii=False, indent=2))
+        shown = ", ".join(map(masked, message.to))
+        _log.info("message in the outbox", channel=message.channel, to=shown, file=str(path))
+        return ""
+
+
+class GatewayTransport:
+    """Posts each message as JSON to a gateway for text messages and push, as web hooks are posted."""
+
+    def __init__(self, url: URL, caller: Caller) -> None:
+        self._url, self._caller = url, caller
+
+    async def send(self, message: Message) -> str:
+        """What the gateway said. Raises Fail for a 4xx, Retry for what may pass."""
+        headers = {"Content-Type": "application/json", "Idempotency-Key": message.idempotency_key}
+        call = Call("POST", self._url, headers, json.dumps(message.to_json(), ensure_ascii=False).encode())
+        return accepted(call, await self._caller.call(call, GATEWAY_SECONDS))
 
 
 _READABLE_CHARACTERS: Final = 100
@@ -76,7 +95,7 @@ def file_name(idempotency_key: str) -> str:
 
 
 def masked(address: str) -> str:
-    """The recipient as a log may show it: `a***@example.org`, or the last two digits of a phone number."""
+    """The recipient as a log may show it: `a***@example.org`, or the last two characters of anything else."""
     local, at, domain = address.rpartition("@")
     return f"{local[:1]}***@{domain}" if at else f"***{address[-2:]}"
 

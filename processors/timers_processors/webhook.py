@@ -2,22 +2,20 @@
 
 import hashlib
 import json
-import os
 import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any, Final
 
 from yarl import URL
 
-from timers import Context, Done, Fail, Processor, Retry, Timer, processor
-from timers.settings import Settings, load_settings
-from timers_processors.addresses import Forbidden, Guard, Lookup, Reach
-from timers_processors.calling import Answer, Call, Caller, signature
-from timers_processors.targets import Broken, Busy, Targets, Unanswered
+from timers import Context, Done, Fail, Processor, Timer, processor
+from timers.settings import Settings, load_worker_settings
+from timers_processors.addresses import Guard, Lookup, Reach
+from timers_processors.calling import Call, Caller, accepted, signature
+from timers_processors.targets import Targets
 
 RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "12h"]}
 """Ten tries over a day, unless the timer has a policy of its own."""
@@ -25,12 +23,8 @@ RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "
 CALL_SECONDS: Final = 30.0
 """How long a call may take in all, unless the timer has a `timeout` of its own."""
 
-WAIT_AT_MOST_SECONDS: Final = 86_400.0
-"""The longest wait that a Retry-After is granted."""
-
 METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET")
 _FIELDS: Final = ("url", "method", "headers", "body")
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]{0,4000}")
 _OURS: Final = re.compile(
@@ -38,13 +32,10 @@ _OURS: Final = re.compile(
     r"|accept-encoding|traceparent|proxy-.*|webhook-.*|timers-.*)"
 )
 
-_rng = Random()  # noqa: S311 (jitter, not a secret)
-
 
 def processors() -> Iterator[Processor]:
     """`webhook`, whose payload names the URL, and one for each prefix that TIMERS_WEBHOOK_TARGETS maps to a URL."""
-    # Read as a worker's, which a process that calls is: rules for the API are not its concern.
-    return made_for(load_settings({**os.environ, "TIMERS_ROLES": "worker"}))
+    return made_for(load_worker_settings())
 
 
 def made_for(
@@ -84,18 +75,9 @@ class WebHooks:
     async def _send(self, call: Call, timer: Timer, context: Context[Caller]) -> Done:
         seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
         headers = {**call.headers, **self._identified(call, timer, context)}
-        try:
-            answer = await context.state.call(Call(call.method, call.url, headers, call.body), seconds)
-        except Forbidden as error:
-            raise Fail(f"url: {error}") from None
-        except Busy as busy:
-            raise Retry(f"{call.target} has enough calls already", after=busy.seconds, snooze=True) from None
-        except Broken as broken:
-            reason = f"not called: {call.target} did not answer the calls before"
-            raise Retry(reason, after=_later(broken.seconds)) from None
-        except Unanswered as error:
-            raise Retry(f"{call.target}: {error}") from error
-        return self._meaning(call, answer)
+        complete = Call(call.method, call.url, headers, call.body)
+        answer = await context.state.call(complete, seconds)
+        return Done(accepted(call, answer, fails_on_4xx=self._settings.webhook_4xx == "fail"))
 
     def _identified(self, call: Call, timer: Timer, context: Context[Caller]) -> dict[str, str]:
         """Which timer it is, in which try, and that it is us. The id is the same on every try of an occurrence."""
@@ -110,31 +92,6 @@ class WebHooks:
             **({} if context.traceparent is None else {"traceparent": context.traceparent}),
             **signature(keys, f"msg_{digest[:32]}", int(time.time()), call.body),
         }
-
-    def _meaning(self, call: Call, answer: Answer) -> Done:
-        """Done for 2xx. Raises Fail for what no further try could change, Retry for the rest."""
-        said = f"{call.target} answered {answer}"
-        if 200 <= answer.status < 300:
-            return Done(said)
-        if answer.status in _TRY_AGAIN or answer.status >= 500:
-            raise Retry(said, after=_asked_for(answer))
-        if answer.status < 400:
-            raise Fail(f"{said} (redirects are not followed)")
-        if answer.status == 410 or self._settings.webhook_4xx == "fail":
-            raise Fail(said)
-        raise Retry(said)
-
-
-def _asked_for(answer: Answer) -> float | None:
-    """The wait that a 429 or 503 asks for."""
-    if answer.retry_after is None or answer.status not in (429, 503):
-        return None
-    return _later(min(max(answer.retry_after, 1.0), WAIT_AT_MOST_SECONDS))
-
-
-def _later(seconds: float) -> float:
-    """A wait, up to a tenth longer, so that timers that were put off together do not come back together."""
-    return seconds * _rng.uniform(1.0, 1.1)
 
 
 _JSON: Final = {"Content-Type": "application/json"}

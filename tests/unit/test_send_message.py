@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,31 @@ from structlog.testing import capture_logs
 
 from tests.unit.samples import a_timer, run
 from timers import Done, Fail, Timer
-from timers.processor import Registry
+from timers.processor import Registry, Result
+from timers.settings import Settings
 from timers_processors import transport
-from timers_processors.send_message import RENDERED_LIMIT_CHARACTERS, fill, reachable, render, send_message
-from timers_processors.transport import Message, OutboxTransport, default_transport, file_name, masked
+from timers_processors.send_message import (
+    RENDERED_LIMIT_CHARACTERS,
+    Sending,
+    fill,
+    opened,
+    reachable,
+    render,
+    send_message,
+)
+from timers_processors.transport import Message, OutboxTransport, file_name, masked
 
 
 @pytest.fixture
-def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder that the default transport writes to during the test."""
-    for name in [name for name in os.environ if name.startswith("TIMERS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)  # where no .env is
-    monkeypatch.setenv("TIMERS_OUTBOX", str(tmp_path / "outbox"))
-    default_transport.cache_clear()
-    yield tmp_path / "outbox"
-    default_transport.cache_clear()
+def outbox(tmp_path: Path) -> Path:
+    """The folder that messages go to where nothing else is set up."""
+    return tmp_path / "outbox"
+
+
+async def send(outbox: Path, timer: Timer, **given: Any) -> Result:
+    """What the processor returns for the timer on a pod with these settings."""
+    async with Sending.opened(Settings(outbox=outbox, **given)) as sending:
+        return await run(send_message, timer, sending)
 
 
 def signup(payload: Any, **changes: Any) -> Timer:
@@ -39,7 +47,13 @@ def sent(outbox: Path) -> list[dict[str, Any]]:
 
 
 def a_message(**changes: Any) -> Message:
-    fields = {"to": "a@example.org", "channel": "email", "subject": "Hi", "text": "Hello", "idempotency_key": "a:b:1"}
+    fields = {
+        "to": ("a@example.org",),
+        "channel": "email",
+        "subject": "Hi",
+        "text": "Hello",
+        "idempotency_key": "a:b:1",
+    }
     return Message(**{"token": 1, **fields, **changes})
 
 
@@ -47,7 +61,7 @@ class TestSend:
     async def test_a_message_24h_after_signup_lands_in_the_outbox(self, outbox: Path) -> None:
         timer = signup({"email": "ann@example.org", "name": "Ann"})
         assert Registry([send_message]).match(timer.prefix) is send_message
-        assert await run(send_message, timer) == Done("sent by email")
+        assert await send(outbox, timer) == Done("sent by email")
         assert sent(outbox) == [
             {
                 "to": "ann@example.org",
@@ -67,19 +81,19 @@ class TestSend:
             "name": "Ann",
             "n": 3,
         }
-        assert await run(send_message, signup(payload)) == Done("sent by phone")
+        assert await send(outbox, signup(payload)) == Done("sent by phone")
         (message,) = sent(outbox)
         assert (message["to"], message["channel"]) == ("+49 30 1234-567", "phone")
         assert (message["subject"], message["text"]) == ("3 left", "Grüße, Ann: 3")
 
     async def test_the_second_try_of_an_occurrence_replaces_the_first_one_s_message(self, outbox: Path) -> None:
-        await run(send_message, signup({"email": "ann@example.org"}, attempt=1, token=7))
-        await run(send_message, signup({"email": "ann@example.org"}, attempt=2, token=8))
+        await send(outbox, signup({"email": "ann@example.org"}, attempt=1, token=7))
+        await send(outbox, signup({"email": "ann@example.org"}, attempt=2, token=8))
         assert [message["token"] for message in sent(outbox)] == [8]
 
     async def test_the_next_occurrence_sends_another_message(self, outbox: Path) -> None:
         for occurrence in (1, 2):
-            await run(send_message, signup({"email": "ann@example.org"}, occurrence=occurrence))
+            await send(outbox, signup({"email": "ann@example.org"}, occurrence=occurrence))
         assert len(sent(outbox)) == 2
 
     @pytest.mark.parametrize(
@@ -91,26 +105,26 @@ class TestSend:
             ({}, "the payload has neither email nor phone"),
             ({"name": "Ann", "email": "", "phone": None}, "the payload has neither email nor phone"),
             ({"email": "ann"}, "not an address one can send to: email"),
-            ({"email": ["ann@example.org"], "phone": 49301234}, "not an address one can send to: email, phone"),
+            ({"email": ["ann"], "phone": 49301234}, "not an address one can send to: email, phone"),
         ],
     )
     async def test_a_user_who_cannot_be_reached_is_skipped_and_the_reason_recorded(
         self, outbox: Path, payload: object, why: str
     ) -> None:
         with capture_logs() as lines:
-            assert await run(send_message, signup(payload)) == Done(f"skipped: {why}")
+            assert await send(outbox, signup(payload)) == Done(f"skipped: {why}")
         assert not outbox.exists()
         assert [(line["event"], line["reason"]) for line in lines] == [("nothing sent", why)]
 
     async def test_a_text_that_cannot_be_filled_sends_nothing(self, outbox: Path) -> None:
         with pytest.raises(Fail, match=r"^text: \{plan\} needs text or a number in the payload, there is nothing$"):
-            await run(send_message, signup({"email": "ann@example.org", "text": "your {plan}"}))
+            await send(outbox, signup({"email": "ann@example.org", "text": "your {plan}"}))
         assert not outbox.exists()
 
     async def test_an_outbox_that_cannot_be_written_is_a_failed_try(self, outbox: Path) -> None:
         outbox.write_text("a file in the way")
         with pytest.raises(FileExistsError):
-            await run(send_message, signup({"email": "ann@example.org"}))
+            await send(outbox, signup({"email": "ann@example.org"}))
 
     def test_has_half_a_minute(self) -> None:
         assert (send_message.prefix, send_message.timeout_ms) == ("send-message", 30_000)
@@ -119,17 +133,34 @@ class TestSend:
 class TestReachable:
     @pytest.mark.parametrize("email", ["a@b", "ann.o'neil+x@mail.example.org", "jürgen@bücher.example"])
     def test_an_email_address(self, email: str) -> None:
-        assert reachable({"email": email}) == ("email", email)
+        assert reachable({"email": email}) == ("email", (email,))
+
+    def test_several_email_addresses_each_once(self) -> None:
+        assert reachable({"email": ["a@b", "c@d", "a@b"]}) == ("email", ("a@b", "c@d"))
+
+    @pytest.mark.parametrize("email", [["a@b", "nobody"], ["a@b", 5], [], ["a@b"] * 51])
+    def test_several_of_which_one_cannot_be_sent_to(self, email: object) -> None:
+        assert isinstance(reachable({"email": email}), str)
+
+    def test_push_is_the_last_resort(self) -> None:
+        assert reachable({"push": "token-1", "phone": "112"}) == ("phone", ("112",))
+        assert reachable({"push": "token-1"}) == ("push", ("token-1",))
+
+    def test_a_channel_that_the_pod_cannot_use_is_passed_over_or_told(self) -> None:
+        assert reachable({"email": "a@b", "phone": "112"}, ["phone", "push"]) == ("phone", ("112",))
+        assert reachable({"phone": "112"}, ["email"]) == (
+            "reachable only by phone, and this pod has no settings to send by that"
+        )
 
     @pytest.mark.parametrize("phone", ["112", "+4930123456", "0049 (0)30 / 12-34.56"])
     def test_a_phone_number(self, phone: str) -> None:
-        assert reachable({"phone": phone}) == ("phone", phone)
+        assert reachable({"phone": phone}) == ("phone", (phone,))
 
     def test_email_goes_before_phone(self) -> None:
-        assert reachable({"phone": "112", "email": "a@b"}) == ("email", "a@b")
+        assert reachable({"phone": "112", "email": "a@b"}) == ("email", ("a@b",))
 
     def test_phone_stands_in_for_an_unusable_email(self) -> None:
-        assert reachable({"phone": "112", "email": "nobody"}) == ("phone", "112")
+        assert reachable({"phone": "112", "email": "nobody"}) == ("phone", ("112",))
 
     @pytest.mark.parametrize(
         "email",
@@ -202,7 +233,7 @@ class TestRender:
 
 class TestOutbox:
     async def test_logs_one_line_with_the_recipient_masked_and_without_the_text(self, tmp_path: Path) -> None:
-        message = a_message(to="ann@example.org", subject="secret subject", text="secret text")
+        message = a_message(to=("ann@example.org",), subject="secret subject", text="secret text")
         with capture_logs() as lines:
             await OutboxTransport(tmp_path).send(message)
         file = str(tmp_path / file_name("a:b:1"))
@@ -279,22 +310,16 @@ def test_a_masked_address_does_not_give_the_user_away(address: str, shown: str) 
     assert masked(address) == shown
 
 
-class TestDefaultTransport:
-    def test_is_made_once(self, outbox: Path) -> None:
-        assert default_transport() is default_transport()
-
-    async def test_works_on_a_worker_whose_environment_would_not_do_for_the_api(
-        self, outbox: Path, monkeypatch: pytest.MonkeyPatch
+class TestSettings:
+    async def test_a_worker_whose_environment_would_not_do_for_the_api_sends_all_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """`timers serve --roles worker` starts with it; the first send must not be what finds fault with it."""
+        """`timers serve --roles worker` starts with it, and the outbox is in the data folder."""
+        for name in [name for name in os.environ if name.startswith("TIMERS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.chdir(tmp_path)  # where no .env is
         monkeypatch.setenv("TIMERS_HTTP_HOST", "0.0.0.0")
-        await default_transport().send(a_message())
-        assert len(sent(outbox)) == 1
-
-    async def test_the_folder_defaults_to_one_in_the_data_folder(
-        self, outbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("TIMERS_OUTBOX")
         monkeypatch.setenv("TIMERS_DATA_DIR", str(tmp_path / "data"))
-        await default_transport().send(a_message())
+        async with opened() as sending:
+            await run(send_message, signup({"email": "ann@example.org"}), sending)
         assert len(sent(tmp_path / "data" / "outbox")) == 1

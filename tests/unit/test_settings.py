@@ -32,6 +32,7 @@ def test_the_names_are_those_of_the_public_contract() -> None:
         *("SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY"),
         *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
+        *("SMTP_URL", "MAIL_FROM", "SMS_URL", "USER_URL", "TEMPLATES"),
         *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
     }
@@ -64,6 +65,11 @@ def test_defaults() -> None:
         "webhook_allow": (),
         "webhook_deny": (),
         "webhook_4xx": "fail",
+        "smtp_url": None,
+        "mail_from": None,
+        "sms_url": None,
+        "user_url": None,
+        "templates": None,
         "insecure": False,
         "log_format": None,
         "log_level": "info",
@@ -457,3 +463,41 @@ def test_a_bad_setting_of_web_hooks_is_named_without_its_secrets(name: str, valu
 def test_what_we_sign_with_must_not_open_our_own_api() -> None:
     line = refusal(WEBHOOK_SECRETS=f"a={SECRET}", SIGNING_SECRETS=SECRET)
     assert line == "TIMERS_WEBHOOK_SECRETS: the given value is not accepted; expected none of TIMERS_SIGNING_SECRETS"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("smtp://mail.example.org", "smtp://shop%40x:p%3Aw@mail.example.org:587", "smtps://mail.example.org:465/"),
+        *(f"smtp://h?starttls={mode}" for mode in ("require", "if-offered", "never")),
+    ],
+)
+def test_a_mail_server_is_taken(url: str) -> None:
+    settings = load(SMTP_URL=url, MAIL_FROM="Shop <shop@example.org>")
+    assert settings.smtp_url is not None
+    assert settings.smtp_url.get_secret_value() == url
+    assert url not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("SMTP_URL", value) for value in ("mail.example.org", "smtp://", "http://h", "smtp://h/x", "smtp://h:0")],
+        *[("SMTP_URL", value) for value in ("smtp://h?starttls=maybe", "smtp://h?tls=1", "smtps://h?starttls=never")],
+        *[("MAIL_FROM", value) for value in ("shop", "shop@", "Shop <shop>", "a@b\nBcc: c@d")],
+        *[("SMS_URL", value) for value in ("gateway.example", "ftp://gateway.example")],
+        *[("USER_URL", value) for value in ("https://example.org/users", "https://{user}.example.org", "{user}")],
+        ("TEMPLATES", "no/such/folder"),
+    ],
+)
+def test_a_bad_setting_of_messages_is_named_without_its_secrets(name: str, value: str) -> None:
+    line = refusal(**{"MAIL_FROM": "shop@example.org", name: value})
+    assert line.startswith(f"TIMERS_{name}: ")
+    if name in ("SMTP_URL", "SMS_URL", "USER_URL"):
+        assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
+
+
+def test_mail_needs_somebody_it_is_from() -> None:
+    assert refusal(SMTP_URL="smtp://u:hidden@h").startswith(
+        "TIMERS_MAIL_FROM: None is not accepted; expected an address"
+    )

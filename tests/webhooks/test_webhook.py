@@ -335,7 +335,7 @@ class TestNoAnswer:
             left = await result(processor, asking({"url": gone.url}), state)
             assert isinstance(await result(processor, asking({"url": other.url}), state), Done)
         assert isinstance(left, Retry)
-        assert str(left) == f"not called: 127.0.0.1:{gone.port} did not answer the calls before"
+        assert str(left) == f"not tried: 127.0.0.1:{gone.port} did not answer before"
         assert isinstance(left.after, float)
         assert 50 < left.after <= 66
         assert not left.snooze
@@ -355,7 +355,7 @@ class TestNoAnswer:
             await asyncio.gather(hanging, return_exceptions=True)
         assert isinstance(sent_away, Retry)
         assert sent_away.snooze
-        assert "has enough calls already" in str(sent_away)
+        assert "has enough to do already" in str(sent_away)
 
     async def unanswered(self, handler: Any) -> str:
         processor = hook()

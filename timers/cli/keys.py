@@ -1,6 +1,5 @@
 """Owns the commands on API keys: make, ls, revoke."""
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -11,7 +10,7 @@ from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_en
 from timers.cli.output import Format, Output, show_record, show_records
 from timers.cli.session import Session, run
 from timers.errors import InvalidInput
-from timers.settings import load_settings
+from timers.settings import load_worker_settings
 from timers.store.callers import REVOKED, Callers
 
 keys = typer.Typer(name="keys", help="API keys.", no_args_is_help=True)
@@ -68,7 +67,7 @@ def ls(output: Output = Format.TABLE) -> None:
 
 async def _listed(session: Session) -> list[dict[str, Any]]:
     entries = await Callers(session.store).entries()
-    settings = load_settings({**os.environ, "TIMERS_ROLES": "worker"})
+    settings = load_worker_settings()
     configured = read_entries(settings.api_keys.get_secret_value() if settings.api_keys else "")
     rows = [_row(key, "settings", entries) for key in configured]
     known = {key.id for key in configured}

@@ -1,14 +1,13 @@
 """Owns reaching the timers from a command: the configured Redis, or the embedded server of a running `timers dev`."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from timers.app import client_over, open_redis
 from timers.client import TimerClient, reachable_url
-from timers.settings import load_settings
+from timers.settings import load_worker_settings
 from timers.store.store import Store
 
 T = TypeVar("T")
@@ -28,8 +27,7 @@ def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
 
 
 async def _run(act: Callable[[Session], Awaitable[T]], options: Mapping[str, str]) -> T:
-    # The settings are read as a worker's: rules for the API are not this command's concern.
-    settings = load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
+    settings = load_worker_settings(**options)
     store = await open_redis(await reachable_url(settings), settings)
     async with client_over(store, settings) as client:
         return await act(Session(store, client))

@@ -1,6 +1,5 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -20,7 +19,7 @@ from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import running_url
 from timers.errors import Checks, ConfigurationError, InvalidInput
-from timers.settings import Settings, load_settings
+from timers.settings import Settings, load_worker_settings
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.identity import Loss
@@ -351,7 +350,7 @@ class TimerClient(Timers):
         the db another number of shards, so it is looked up again."""
         if self._store is None:
             if self._connections is None:
-                settings = load_settings({**os.environ, "TIMERS_ROLES": "worker"})
+                settings = load_worker_settings()
                 self._connections, self._edit_lock_ms = connect(await reachable_url(settings)), settings.edit_lock_ms
             self._store = Store(self._connections)
         if not (self._store.identity.armed and self._store.clock.known):

@@ -53,6 +53,8 @@ class Lifespans:
             for lifespan, owner in self._owners.items():
                 try:
                     self._states[lifespan] = await stack.enter_async_context(lifespan())
+                except ConfigurationError:
+                    raise
                 except Exception as error:
                     raise ConfigurationError(
                         f"the lifespan of the processor {owner.origin} failed: {type(error).__name__}: {error}"

@@ -1,0 +1,163 @@
+"""Owns mail: the message as it is sent, connections that are kept, and which refusals no further try can change."""
+
+import hashlib
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from email.message import EmailMessage
+from email.utils import formatdate, parseaddr
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from aiosmtplib import (
+    SMTP,
+    SMTPAuthenticationError,
+    SMTPDataError,
+    SMTPException,
+    SMTPNotSupported,
+    SMTPRecipientsRefused,
+    SMTPResponse,
+    SMTPSenderRefused,
+)
+
+from timers import Fail, Retry
+from timers_processors.calling import turn_of
+from timers_processors.targets import TargetLimits, Targets, Unanswered
+from timers_processors.transport import Message, masked
+
+CONNECTIONS: Final = 10
+IDLE_SECONDS: Final = 20.0
+"""How long an unused connection is kept: servers close theirs after some minutes, some after half of one."""
+
+ANSWER_SECONDS: Final = 10.0
+_START_TLS: Final = {"require": True, "if-offered": None, "never": False}
+
+
+class SmtpTransport:
+    """Sends mail through one server over at most CONNECTIONS connections, which are kept for the next message."""
+
+    def __init__(self, url: str, mail_from: str, targets: Targets | None = None) -> None:
+        """The URL as in TIMERS_SMTP_URL."""
+        self._options, self._from = _options(url), mail_from
+        self._name = f"{self._options['hostname']}:{self._options['port']}"
+        self._targets = targets or Targets(TargetLimits(at_once=CONNECTIONS))
+        self._idle: list[tuple[float, SMTP]] = []
+
+    async def send(self, message: Message) -> str:
+        """Who was refused, if anybody. Raises Fail for a permanent refusal of the message, Retry for any other end."""
+        mail = as_mail(message, self._from)
+        async with turn_of(self._targets, self._name):
+            try:
+                async with self._connection() as connection:
+                    refused, _ = await connection.send_message(mail, recipients=list(message.to))
+            except SMTPRecipientsRefused as error:
+                refused = {each.recipient: SMTPResponse(each.code, each.message) for each in error.recipients}
+                raise _refusal(refused) from None
+            except (SMTPSenderRefused, SMTPDataError) as error:
+                raise _ended(error.code, f"{error.code} {error.message}") from None
+            except SMTPNotSupported as error:
+                raise Fail(f"{self._name} cannot take this message: {error.message}") from None
+            except (SMTPException, OSError) as error:
+                raise Unanswered(f"{type(error).__name__}: {error}") from error
+        if any(answer.code < 500 for answer in refused.values()):
+            raise _refusal(refused)
+        return _said(refused)
+
+    async def close(self) -> None:
+        """Ends the connections that are kept."""
+        for _, connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[SMTP]:
+        """A connection of one's own. It is kept unless what was done with it failed."""
+        connection = await self._kept() or await self._made()
+        try:
+            yield connection
+        except (SMTPRecipientsRefused, SMTPSenderRefused, SMTPDataError):
+            self._keep(connection)
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        self._keep(connection)
+
+    async def _kept(self) -> SMTP | None:
+        """One that was used lately and still answers."""
+        while self._idle:
+            since, connection = self._idle.pop()
+            if time.monotonic() - since < IDLE_SECONDS:
+                try:
+                    await connection.rset()
+                except (SMTPException, OSError):
+                    pass
+                else:
+                    return connection
+            connection.close()
+        return None
+
+    async def _made(self) -> SMTP:
+        made = SMTP(**self._options, timeout=ANSWER_SECONDS, tls_context=ssl.create_default_context())
+        try:
+            await made.connect()
+        except BaseException as error:
+            made.close()
+            if isinstance(error, SMTPNotSupported | SMTPAuthenticationError):
+                # What the server has against us is not the message's fault.
+                raise Retry(f"{self._name}: {type(error).__name__}: {error.message}") from None
+            raise
+        return made
+
+    def _keep(self, connection: SMTP) -> None:
+        if connection.is_connected:
+            self._idle.append((time.monotonic(), connection))
+
+
+def as_mail(message: Message, mail_from: str) -> EmailMessage:
+    """The message as it is sent. Every try of an occurrence has the same Message-ID, so that mailboxes show it once."""
+    mail = EmailMessage()
+    mail["From"], mail["To"], mail["Subject"] = mail_from, ", ".join(message.to), message.subject
+    mail["Date"] = formatdate(localtime=False, usegmt=True)
+    digest = hashlib.sha256(message.idempotency_key.encode()).hexdigest()[:32]
+    mail["Message-ID"] = f"<{digest}@{parseaddr(mail_from)[1].rpartition('@')[2]}>"
+    mail["Auto-Submitted"] = "auto-generated"
+    if message.unsubscribe is not None:
+        mail["List-Unsubscribe"] = f"<{message.unsubscribe}>"
+        if message.unsubscribe.startswith("https://"):
+            mail["List-Unsubscribe-Post"] = "List-Unsubscribe=One-Click"
+    mail.set_content(message.text)
+    if message.html is not None:
+        mail.add_alternative(message.html, subtype="html")
+    return mail
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What to connect to, and how. STARTTLS is required where there is a password, unless the URL says otherwise."""
+    parts = urlsplit(url)
+    implicit, account = parts.scheme == "smtps", parts.username is not None
+    mode = parse_qs(parts.query).get("starttls", ["require" if account else "if-offered"])[0]
+    return {
+        "hostname": parts.hostname,
+        "port": parts.port or (465 if implicit else 587 if account else 25),
+        "username": unquote(parts.username or "") or None,
+        "password": unquote(parts.password or "") or None,
+        "use_tls": implicit,
+        "start_tls": False if implicit else _START_TLS[mode],
+    }
+
+
+def _refusal(refused: dict[str, SMTPResponse]) -> Fail | Retry:
+    """Another try helps as soon as one of the refusals may pass; those who had it get it a second time with the same
+    Message-ID."""
+    return _ended(min(answer.code for answer in refused.values()), _said(refused))
+
+
+def _ended(code: int, said: str) -> Fail | Retry:
+    text = f"the mail server refused: {said}"
+    return Fail(text) if code >= 500 else Retry(text)
+
+
+def _said(refused: dict[str, SMTPResponse]) -> str:
+    return "; ".join(f"{masked(to)} refused: {answer.code} {answer.message}" for to, answer in refused.items())
