@@ -3,6 +3,7 @@
 import asyncio
 import time
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
@@ -130,6 +131,7 @@ async def test_a_notification_costs_no_more_however_many_wait() -> None:
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 4 * MANY, "a copy of all that waits takes at least a pointer for each"
+    assert isinstance(announcer._counted, OrderedDict), "a dict seeks its first item behind all that were removed"
 
 
 async def test_what_a_pod_remembers_of_expiries_is_bounded(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -45,7 +45,8 @@ class Announcer:
         """`mark` is told of a queue with a timer due; `heard_until_ms` until when this pod has heard everything."""
         self._keys, self._adopter, self._mark, self._limit = keys, adopter, mark, limit
         self._heard_until_ms = heard_until_ms
-        self._counted: dict[Identity, tuple[int, float]] = {}
+        # A plain dict would pass by all that have left it at its front.
+        self._counted: OrderedDict[Identity, tuple[int, float]] = OrderedDict()
         self._pending: dict[Identity, Heard] = {}
         self._queues: dict[float, deque[tuple[float, Identity]]] = {
             seconds: deque() for seconds in (0.0, LATER_SECONDS, AGAIN_SECONDS)
