@@ -2,7 +2,8 @@
 
 A key is `tmk_<id>_<secret>`, shown once. What is kept is its entry, one line with the SHA-256 of the key::
 
-    <id>:<sha256 in hex>:<prefixes>:<rights>[:rate=100/s][:pending=100000][:name=billing][:made=2026-11-21]
+    <id>:<sha256 in hex>:<prefixes>:<rights>[:rate=100/s][:pending=100000][:most_prefixes=100][:name=billing]
+        [:made=2026-11-21]
 
 Prefixes and rights are joined by `+`. A prefix covers itself only; one that ends in `*` covers all that start so.
 """
@@ -24,6 +25,9 @@ Right = Literal["read", "write", "operate"]
 
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
 ALL_PREFIXES: Final = "*"
+MOST_PREFIXES: Final = 100
+"""In how many prefixes a key with a limit of what is pending may have timers, unless it says so itself."""
+
 STORED: Final = "stored"
 """Stands in TIMERS_API_KEYS for "ask for a key, also where no key is given here": the keys are those in Redis."""
 
@@ -38,11 +42,13 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _OPTIONS: Final = {
     "rate": re.compile(r".+"),
     "pending": re.compile(r"[1-9][0-9]{0,14}"),
+    "most_prefixes": re.compile(r"[1-9][0-9]{0,5}"),
     "name": re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
     "made": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 }
 _OPTION_RULE: Final = (
-    "rate=100/s, pending=100000, name=billing or made=2026-11-21, the name with letters, digits, _ . -"
+    "rate=100/s, pending=100000, most_prefixes=100, name=billing or made=2026-11-21, "
+    "the name with letters, digits, _ . -"
 )
 _ID_CHARACTERS: Final = 10
 _SECRET_CHARACTERS: Final = 43
@@ -87,13 +93,15 @@ def _check_pattern(pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the id of the key, what it covers, and its limits. None means no limit."""
+    """Who asks: the id of the key, what it covers, and its limits. None means no limit; `most_prefixes` counts only
+    beside `pending`."""
 
     id: str
     scope: Scope
     rights: frozenset[Right]
     rate: Rate | None = None
     pending: int | None = None
+    most_prefixes: int = MOST_PREFIXES
 
 
 EVERYTHING: Final = Scope((ALL_PREFIXES,))
@@ -113,6 +121,7 @@ class ApiKey:
     pending: int | None = None
     name: str | None = None
     made: str | None = None
+    most_prefixes: int | None = None
 
     @classmethod
     def parse(cls, entry: str) -> Self:
@@ -130,6 +139,7 @@ class ApiKey:
             int(given["pending"]) if "pending" in given else None,
             given.get("name"),
             given.get("made"),
+            int(given["most_prefixes"]) if "most_prefixes" in given else None,
         )
 
     @property
@@ -141,14 +151,20 @@ class ApiKey:
     @property
     def options(self) -> Mapping[str, str]:
         """What follows the rights, as text."""
-        given = {"rate": self.rate_text, "pending": self.pending, "name": self.name, "made": self.made}
+        given = {
+            "rate": self.rate_text,
+            "pending": self.pending,
+            "most_prefixes": self.most_prefixes,
+            "name": self.name,
+            "made": self.made,
+        }
         return {name: str(value) for name, value in given.items() if value is not None}
 
     @property
     def caller(self) -> Caller:
         """Who asks with this key."""
         rate = None if self.rate_text is None else _rate(self.rate_text)
-        return Caller(self.id, self.scope, self.rights, rate, self.pending)
+        return Caller(self.id, self.scope, self.rights, rate, self.pending, self.most_prefixes or MOST_PREFIXES)
 
 
 def parse_rights(given: Iterable[str]) -> frozenset[Right]:
@@ -196,13 +212,16 @@ def make_key(
     *,
     rate: str | None = None,
     pending: int | None = None,
+    most_prefixes: int | None = None,
     name: str | None = None,
     made: str | None = None,
 ) -> tuple[str, ApiKey]:
     """A new key, to be shown once, and what is kept of it. Raises InvalidInput."""
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
-    kept = ApiKey(key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, rate, pending, name, made)
+    kept = ApiKey(
+        key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, rate, pending, name, made, most_prefixes
+    )
     _check_options(kept.options)
     return secret, kept
 

@@ -16,7 +16,7 @@
     │   ├── Unauthorized            no key, a wrong one, or a signature that does not hold
     │   ├── Forbidden               the key has not the right
     │   ├── RateLimited             more calls than the key's rate allows
-    │   └── TooManyPending          more timers waiting than the key's quota allows
+    │   └── TooManyPending          more timers waiting, or in more prefixes, than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
     ├── Busy                        this pod takes no more of these at a time; try again soon, or another pod
     ├── NotPermitted                the Redis user may not do it; the service does without
@@ -153,7 +153,8 @@ class RateLimited(Denied):
 
 
 class TooManyPending(Denied):
-    """So many timers wait that no more are taken until some have ended."""
+    """So many timers wait that no more are taken until some have ended, or so many prefixes have timers that no more
+    prefixes are taken."""
 
 
 class Unavailable(TimersError):

@@ -13,7 +13,7 @@ from timers.access import ApiKey, KeyRing
 def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redis) -> None:
     made = timers(
         *("keys", "make", "--prefix", "orders,send-*", "--prefix", "mail", "--right", "read,write"),
-        *("--name", "billing", "--rate", "100/s", "--pending", "5000", "-o", "json"),
+        *("--name", "billing", "--rate", "100/s", "--pending", "5000", "--most-prefixes", "7", "-o", "json"),
     )
     assert made.code == 0
     key, entry = made.json["key"], made.json["entry"]
@@ -21,7 +21,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redi
     assert hashlib.sha256(key.encode()).digest() == kept.digest
     assert kept.scope.patterns == ("orders", "send-*", "mail")
     assert kept.rights == {"read", "write"}
-    assert (kept.name, kept.rate_text, kept.pending) == ("billing", "100/s", 5000)
+    assert (kept.name, kept.rate_text, kept.pending, kept.most_prefixes) == ("billing", "100/s", 5000, 7)
     assert redis.hgetall("timers:keys") == {kept.id: entry}
     everything = json.dumps([redis.hgetall(name) for name in redis.keys("timers:keys*")])
     assert key.split("_")[2] not in everything + timers("keys", "ls").out + timers("keys", "ls", "-o", "json").out
@@ -50,7 +50,8 @@ def test_the_list_has_the_keys_of_redis_and_of_the_settings(timers: CommandLine)
         ("own", "settings", "valid"),
     }
     table = timers("keys", "ls").out.splitlines()
-    assert table[0].split() == ["ID", "NAME", "PREFIXES", "RIGHTS", "RATE", "PENDING", "MADE", "KEPT", "STATUS"]
+    names = "ID NAME PREFIXES RIGHTS RATE PENDING MOST_PREFIXES MADE KEPT STATUS"
+    assert table[0].split() == names.split()
     assert len(table) == 3
 
 
@@ -72,6 +73,7 @@ def test_a_revoked_key_stays_revoked_wherever_it_was_kept(timers: CommandLine, r
         ("--right", "admin"),
         ("--rate", "fast"),
         ("--pending", "0"),
+        ("--most-prefixes", "0"),
         ("--name", "a b"),
         ("--name", "a:rate=1/s"),
     ],

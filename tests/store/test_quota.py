@@ -4,20 +4,23 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.servers import start_server
+from tests.servers import Kind, start_kind
 from timers.client import TimerClient, open_store
 from timers.core.spec import NewTimer
 from timers.errors import TooManyPending
+from timers.store import keys
 from timers.store.connect import connect
-from timers.store.store import Quota, Store
+from timers.store.quotas import Quota
+from timers.store.store import Store
 
 
 @pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    server = await start_server("redis", tmp_path)
+async def store(request: pytest.FixtureRequest, kind: Kind, tmp_path: Path) -> AsyncIterator[Store]:
+    server = await start_kind(kind, tmp_path)
     store = await open_store(connect(server.url), shards=request.param)
     yield store
     await store.connections.close()
@@ -34,7 +37,7 @@ async def codes(client: TimerClient, quota: Quota, *news: NewTimer) -> list[str]
 
 
 async def test_of_many_callers_exactly_as_many_as_the_quota_allows_get_a_place(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(20, ("a",))
+    client, quota = TimerClient.over(store), Quota(20, ("a",), 100)
     calls = [codes(client, quota, *(timer("a", f"{caller}-{n}") for n in range(5))) for caller in range(16)]
     came = Counter(code for answers in await asyncio.gather(*calls) for code in answers)
     assert came == {"created": 20, "TooManyPending": 60}
@@ -42,7 +45,7 @@ async def test_of_many_callers_exactly_as_many_as_the_quota_allows_get_a_place(s
 
 
 async def test_what_takes_no_new_place_is_always_allowed(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(2, ("a", "b*"))
+    client, quota = TimerClient.over(store), Quota(2, ("a", "b*"), 100)
     assert await codes(client, quota, timer("a", "1"), timer("bc", "1")) == ["created", "created"]
     assert await codes(client, quota, timer("b", "2")) == ["TooManyPending"]
     assert await codes(client, quota, timer("a", "1", if_exists="replace")) == ["replaced"]
@@ -57,9 +60,58 @@ async def test_what_takes_no_new_place_is_always_allowed(store: Store) -> None:
 async def test_a_full_quota_counts_only_its_own_prefixes_and_arms_nothing(store: Store) -> None:
     client = TimerClient.over(store)
     await client.batch([timer("other", "1"), timer("ab", "1")])
-    quota = Quota(1, ("a",))
+    quota = Quota(1, ("a",), 100)
     assert await codes(client, quota, timer("a", "1")) == ["created"]
     with pytest.raises(TooManyPending, match="1 timers are scheduled under a, as many as the key may have"):
         await client.arm(timer("a", "2"), quota=quota)
     assert (await client.list(prefix="a")).items[0].id == "1"
     assert len((await client.list(prefix="a")).items) == 1
+
+
+async def test_the_last_place_is_taken_once_by_pods_that_ask_at_the_same_time(store: Store) -> None:
+    quota, pods = Quota(7, ("a*",), 100), [TimerClient.over(store) for _ in range(8)]
+    asked = [pod.arm(timer(f"a{n}", "x"), quota=quota) for n, pod in enumerate(pods)]
+    came = Counter(type(result).__name__ for result in await asyncio.gather(*asked, return_exceptions=True))
+    assert came == {"Armed": 7, "TooManyPending": 1}
+    assert not await store.connections.commands.exists(f"{keys.ACCESS_ROOT}bookings")
+
+
+async def test_the_places_of_a_caller_that_died_are_free_again(store: Store) -> None:
+    quota = Quota(1, ("a",), 100)
+    await store.run_at(keys.ACCESS_ROOT, "book", ["", 200, 1, "a"])
+    assert await codes(TimerClient.over(store), quota, timer("a", "1")) == ["created"]
+
+
+async def test_a_booking_of_other_prefixes_takes_no_place(store: Store) -> None:
+    await store.run_at(keys.ACCESS_ROOT, "book", ["", 60_000, 5, "b* c"])
+    assert await codes(TimerClient.over(store), Quota(1, ("a",), 100), timer("a", "1")) == ["created"]
+    (_, ahead) = await store.run_at(keys.ACCESS_ROOT, "book", ["", 60_000, 1, "bx"])
+    assert ahead == 5
+
+
+async def test_a_caller_cannot_make_prefixes_without_end(store: Store) -> None:
+    client, quota = TimerClient.over(store), Quota(1000, ("*",), 3)
+    news = [timer(f"p{n}", "1") for n in range(5)]
+    assert await codes(client, quota, *news) == ["created"] * 3 + ["TooManyPending"] * 2
+    await client.cancel("p0", "1")
+    with pytest.raises(TooManyPending, match="timers in 3 prefixes under \\*, in as many as the key may have"):
+        await client.arm(timer("p9", "1"), quota=quota)
+    assert await codes(client, quota, timer("p1", "2")) == ["created"]
+    await client.cancel("p0", "1", purge=True)
+    assert await codes(client, quota, timer("p9", "1")) == ["created"]
+
+
+async def test_creates_at_the_same_time_share_a_booking(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, quota, ran = TimerClient.over(store), Quota(1000, ("a",), 100), Counter[str]()
+    run = store.run_at
+
+    async def count(root: str, name: str, arguments: Any, **more: Any) -> Any:
+        ran[name] += 1
+        return await run(root, name, arguments, **more)
+
+    monkeypatch.setattr(store, "run_at", count)
+    await asyncio.gather(*(client.arm(timer("a", f"{n}"), quota=quota) for n in range(100)))
+    assert ran["book"] <= 2
+    ran.clear()
+    await client.arm(timer("a", "free"))
+    assert not ran

@@ -73,7 +73,8 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
         "denied": Told("the caller may not do this, for another reason", "this is not allowed"),
         "rate-limited": Told("more calls than the key's rate allows", "the key may make 100/s"),
         "too-many-pending": Told(
-            "more timers waiting than the key's quota allows", "the prefixes of the key may have 100000 timers waiting"
+            "more timers waiting, or in more prefixes, than the key's quota allows",
+            "the prefixes of the key may have 100000 timers waiting",
         ),
         "redis-unavailable": Told(
             "Redis is away, slow or takes no writes; nothing was half done", "Redis does not answer"

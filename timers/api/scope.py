@@ -8,7 +8,7 @@ from aiohttp import web
 
 from timers.access import Caller
 from timers.errors import NotFound, shown
-from timers.store.store import Quota
+from timers.store.quotas import Quota
 
 Visible = Callable[[str], bool]
 """Whether a prefix may be touched."""
@@ -47,4 +47,4 @@ def nothing_of(prefix: str) -> NotFound:
 def quota_of(request: web.Request) -> Quota | None:
     """The quota of the request; None where there is none."""
     caller = request[_CALLER]
-    return None if caller.pending is None else Quota(caller.pending, caller.scope.patterns)
+    return None if caller.pending is None else Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)

@@ -21,6 +21,7 @@ _OPTIONS: Final = {
     "rights": "--right",
     "rate": "--rate",
     "pending": "--pending",
+    "most_prefixes": "--most-prefixes",
     "name": "--name",
     "status": "--status",
     "tag": "--tag",

@@ -39,6 +39,9 @@ def make(
     name: Annotated[str | None, typer.Option(help="Whose it is, for the list.")] = None,
     rate: Annotated[str | None, typer.Option(metavar="100/s", help="Most calls in a time.")] = None,
     pending: Annotated[int | None, typer.Option(metavar="N", help="Most timers waiting under its prefixes.")] = None,
+    most_prefixes: Annotated[
+        int | None, typer.Option(metavar="N", help="With --pending: most prefixes that may have timers (100).")
+    ] = None,
     entry_only: Annotated[
         bool, typer.Option("--entry-only", help="Do not keep it in Redis: its entry goes into TIMERS_API_KEYS.")
     ] = False,
@@ -47,7 +50,10 @@ def make(
     """Make a key and show it, this once. Every pod takes it within two seconds."""
     scope = Scope.parse(_parts(prefix or ["*"]))
     today = datetime.now(UTC).date().isoformat()
-    secret, kept = make_key(scope, parse_rights(_parts([right])), rate=rate, pending=pending, name=name, made=today)
+    rights = parse_rights(_parts([right]))
+    secret, kept = make_key(
+        scope, rights, rate=rate, pending=pending, most_prefixes=most_prefixes, name=name, made=today
+    )
     if not entry_only:
         run(lambda session: Callers(session.store).keep(kept.id, kept.entry))
     show_record({"key": secret, "entry": kept.entry}, output)
@@ -80,7 +86,7 @@ def _kept_row(key_id: str, entry: str, entries: Mapping[str, str]) -> dict[str, 
         return _row(ApiKey.parse(entry), "redis", entries)
     except InvalidInput:
         status = REVOKED if entry == REVOKED else "unreadable"
-        nothing = dict.fromkeys(("name", "prefixes", "rights", "rate", "pending", "made"))
+        nothing = dict.fromkeys(("name", "prefixes", "rights", "rate", "pending", "most_prefixes", "made"))
         return {"id": key_id, **nothing, "kept": "redis", "status": status}
 
 
@@ -92,6 +98,7 @@ def _row(key: ApiKey, kept: str, entries: Mapping[str, str]) -> dict[str, Any]:
         "rights": sorted(key.rights),
         "rate": key.rate_text,
         "pending": key.pending,
+        "most_prefixes": key.most_prefixes,
         "made": key.made,
         "kept": kept,
         "status": REVOKED if entries.get(key.id) == REVOKED else "valid",

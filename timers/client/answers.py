@@ -14,7 +14,8 @@ from timers.errors import (
     TooManyPending,
     VersionMismatch,
 )
-from timers.store.store import Answer, Quota
+from timers.store.quotas import Quota
+from timers.store.store import Answer
 
 
 class Armed(NamedTuple):
@@ -39,6 +40,11 @@ def armed(answer: Answer, quota: Quota | None) -> Armed | Refused | TooManyPendi
         return TooManyPending(
             f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, as many as the key may have; "
             "try again when some have run, or cancel some"
+        )
+    if answer.code == "prefixes" and quota is not None:
+        return TooManyPending(
+            f"there are timers in {quota.most_prefixes} prefixes under {', '.join(quota.prefixes)}, in as many as the "
+            "key may have; use one of these prefixes, or cancel and purge all timers of one"
         )
     timer = answer.timer
     if timer is None:

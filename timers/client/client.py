@@ -25,7 +25,8 @@ from timers.store.filters import Filter
 from timers.store.identity import Loss
 from timers.store.listing import Listing, Page, check_cursor, check_limit
 from timers.store.queries import Change, Queries
-from timers.store.store import Answer, Arming, Quota, Store
+from timers.store.quotas import Quota
+from timers.store.store import Answer, Arming, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -94,10 +95,7 @@ class TimerClient(Timers):
             check_traceparent(traceparent)
         store = await self._open()
         arming = plan(new, store.clock.now_ms(), traceparent)
-        if quota is None:
-            answer = await self._group_commit_of(store).arm(arming)
-        else:
-            (answer,) = await store.arm([arming], edit_lock_ms=self._edit_lock_ms, quota=quota)
+        answer = await self._group_commit_of(store).arm(arming, quota)
         result = armed(answer, quota)
         if isinstance(result, Exception):
             raise result
@@ -124,7 +122,7 @@ class TimerClient(Timers):
         store = await self._open()
         planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await store.arm(armings, edit_lock_ms=self._edit_lock_ms, quota=quota))
+        answers = iter(await self._group_commit_of(store).arm_all(armings, quota))
         return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:

@@ -6,9 +6,11 @@ databases as group commit (D. DeWitt et al., "Implementation Techniques for Main
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 from timers.store.line import Line
+from timers.store.quotas import Quota, Quotas
 from timers.store.store import ARM_LIMIT, Answer, Arming, Store
 
 LINES: Final = 8
@@ -16,34 +18,45 @@ LINES: Final = 8
 
 _Waiting = tuple[Arming, asyncio.Future[Answer]]
 
+_Group = int | Quota
+"""What is armed together: the timers of a shard, or those that count for a quota."""
+
 
 class GroupCommit:
     """The single arms of one client."""
 
     def __init__(self, store: Store, *, edit_lock_ms: int) -> None:
-        self._store, self._edit_lock_ms = store, edit_lock_ms
-        self._waiting: defaultdict[int, list[_Waiting]] = defaultdict(list)
-        self._busy: dict[int, asyncio.Task[None]] = {}
+        self._store, self._quotas, self._edit_lock_ms = store, Quotas(store), edit_lock_ms
+        self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
+        self._busy: dict[_Group, asyncio.Task[None]] = {}
         self._idle: list[Line] = []
         self._lines = 0
 
-    async def arm(self, arming: Arming) -> Answer:
-        """As `Store.arm` of one. A caller that is cancelled before its timer was sent arms nothing."""
-        shard = self._store.shard_of(arming.prefix, arming.id)
+    async def arm(self, arming: Arming, quota: Quota | None = None) -> Answer:
+        """As `Store.arm` of one, or `Quotas.arm`. A caller that is cancelled before its timer was sent arms nothing."""
+        group = self._store.shard_of(arming.prefix, arming.id) if quota is None else quota
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[shard].append((arming, answer))
-        if shard not in self._busy:
-            self._busy[shard] = asyncio.create_task(self._work(shard))
+        self._waiting[group].append((arming, answer))
+        if group not in self._busy:
+            self._busy[group] = asyncio.create_task(self._work(group))
         return await answer
 
-    async def _work(self, shard: int) -> None:
+    async def arm_all(
+        self, armings: Sequence[Arming], quota: Quota | None = None, line: Line | None = None
+    ) -> list[Answer]:
+        """As `Store.arm`, or `Quotas.arm`."""
+        if quota is None:
+            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, line=line)
+        return await self._quotas.arm(armings, quota, edit_lock_ms=self._edit_lock_ms)
+
+    async def _work(self, group: _Group) -> None:
         """Arm until nobody waits."""
         line = self._idle.pop() if self._idle else self._another_line()
         try:
-            while some := self._take(shard):
-                await self._arm(some, line)
+            while some := self._take(group):
+                await self._arm(some, group, line)
         finally:
-            del self._busy[shard]
+            del self._busy[group]
             if line is not None:
                 self._idle.append(line)
 
@@ -53,16 +66,16 @@ class GroupCommit:
         self._lines += 1
         return self._store.connections.line()
 
-    def _take(self, shard: int) -> list[_Waiting]:
-        wanted = [one for one in self._waiting.pop(shard, ()) if not one[1].done()]
+    def _take(self, group: _Group) -> list[_Waiting]:
+        wanted = [one for one in self._waiting.pop(group, ()) if not one[1].done()]
         if len(wanted) > ARM_LIMIT:
-            self._waiting[shard] = wanted[ARM_LIMIT:]
+            self._waiting[group] = wanted[ARM_LIMIT:]
         return wanted[:ARM_LIMIT]
 
-    async def _arm(self, some: list[_Waiting], line: Line | None) -> None:
+    async def _arm(self, some: list[_Waiting], group: _Group, line: Line | None) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, line=line)
+            answers = await self.arm_all(armings, group if isinstance(group, Quota) else None, line)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

@@ -46,14 +46,6 @@ class Arming(NamedTuple):
     cause: str = "replaced"
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """How many timers may be scheduled at a time under some prefixes; `name*` is every prefix that starts so."""
-
-    most: int
-    prefixes: tuple[str, ...]
-
-
 class Answer(NamedTuple):
     """What a script said about one timer, and the timer that is now there (None where there is none)."""
 
@@ -137,17 +129,18 @@ class Store:
         armings: Sequence[Arming],
         *,
         edit_lock_ms: int = 0,
-        quota: Quota | None = None,
+        room: int | None = None,
         line: Line | None = None,
     ) -> list[Answer]:
         """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
-        running, locked, full. `line` is used where one script call is enough."""
+        running, locked; full, where there is only so much `room` for what is not scheduled already: the first have it.
+        `line` is used where one script call is enough."""
         if armings and not self.identity.epoch:
             await self.identity.make()
         answers: dict[int, Answer] = {}
         for _ in range(FOUNDING_TRIES):
             places = [place for place in range(len(armings)) if place not in answers]
-            answers |= await self._arm(armings, places, edit_lock_ms, quota, line)
+            answers |= await self._arm(armings, places, edit_lock_ms, room, line)
             if len(answers) == len(armings):
                 return [answers[place] for place in range(len(armings))]
         raise Unavailable("the db is emptied, or given another epoch, again and again")
@@ -157,7 +150,7 @@ class Store:
         armings: Sequence[Arming],
         places: Sequence[int],
         edit_lock_ms: int,
-        quota: Quota | None,
+        room: int | None,
         line: Line | None,
     ) -> dict[int, Answer]:
         """Arm those at the given places. Answers by place; those whose shard did not carry our epoch are left out, and
@@ -168,8 +161,11 @@ class Store:
             for positions in by_shard.values()
             for start in range(0, len(positions), ARM_LIMIT)
         ]
-        counted = "" if quota is None else f"{quota.most} {self.shards} {' '.join(quota.prefixes)}"
-        calls = [self._arm_call([armings[place] for place in batch], edit_lock_ms, counted) for batch in batches]
+        rooms = ["" if room is None else sum(place < room for place in batch) for batch in batches]
+        calls = [
+            self._arm_call([armings[place] for place in batch], edit_lock_ms, its)
+            for batch, its in zip(batches, rooms, strict=True)
+        ]
         answers: dict[int, Answer] = {}
         foreign: set[int] = set()
         for batch, reply in zip(batches, await self.run_all("arm", calls, line), strict=True):
@@ -182,9 +178,9 @@ class Store:
             await self.identity.found(foreign)
         return answers
 
-    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, quota: str) -> scripts.Call:
+    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, room: scripts.Argument) -> scripts.Call:
         shard = self.shard_of(armings[0].prefix, armings[0].id)
-        return keys.root(shard), [self.identity.epoch, edit_lock_ms, quota, *map(_arming, armings)]
+        return keys.root(shard), [self.identity.epoch, edit_lock_ms, room, *map(_arming, armings)]
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""

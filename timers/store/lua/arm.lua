@@ -1,10 +1,9 @@
-#!lua flags=allow-cross-slot-keys
+#!lua
 -- Arm timers: record, due index and trigger key at once, or nothing.
 --
 -- ARGV[2]  the db's epoch
 -- ARGV[3]  edit lock, ms
--- ARGV[4]  quota: most timers that may be scheduled, number of shards, then prefixes (or beginnings of prefixes and `*`) that
---          count; '' for none
+-- ARGV[4]  how many may be armed that are not scheduled already, as a quota leaves; '' for any
 -- ARGV[5…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
 --          `+<ms from now>`), spec, progress, a note for the history when it replaces
 -- Answer   {now, code, record, code, record, …}; the record is the one that is now there, but of `created` its due time, for
@@ -17,31 +16,7 @@ if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 local edit_lock = tonumber(ARGV[3])
 local answer = {text(now)}
 
-local function counts_for(patterns, prefix)
-  for _, pattern in ipairs(patterns) do
-    local beginning = string.match(pattern, '^(.*)%*$')
-    if beginning and string.sub(prefix, 1, #beginning) == beginning or pattern == prefix then return true end
-  end
-  return false
-end
-
--- How many timers more the quota allows; nil where there is none. Counted here, so that no two callers take the last place.
-local function room_left(quota)
-  local most, shards, rest = string.match(quota, '^(%d+) (%d+) (.*)$')
-  if not most then return nil end
-  local patterns, scheduled = {}, 0
-  for pattern in string.gmatch(rest, '%S+') do patterns[#patterns + 1] = pattern end
-  for shard = 0, shards - 1 do
-    local counts = redis.call('HGETALL', 'timers:{' .. shard .. '}:counts')
-    for i = 1, #counts, 2 do
-      local prefix = string.match(counts[i], '^s (.*)$')
-      if prefix and counts_for(patterns, prefix) then scheduled = scheduled + counts[i + 1] end
-    end
-  end
-  return most - scheduled
-end
-
-local room = room_left(ARGV[4])
+local room = tonumber(ARGV[4])
 
 local function arm(prefix, id, if_exists, due, spec, progress, said)
   local member = member_of(prefix, id)

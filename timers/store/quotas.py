@@ -1,0 +1,110 @@
+"""Owns arming within a quota: exact over all pods and shards, with what is shared in a hash slot of its own.
+
+A caller books places first, then counts what is scheduled, then arms within what is left, then ends its booking. Who
+booked before counts with all its places: its timers are counted, or its booking is seen. So the last place is taken
+once. A booking whose caller died ends by itself.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from timers.store import keys
+from timers.store.scripts import Argument, reachable
+from timers.store.store import Answer, Arming, Store
+
+BOOKED_MS: Final = 10_000
+"""How long a booking lasts without its end: longer than a caller may wait for its turn, and then for an answer."""
+
+TURN_SECONDS: Final = 3.0
+LOOK_SECONDS: Final = 0.01
+ROUNDS: Final = 5
+"""Rounds of a batch: what found no place in its shard may have one that another shard did not use."""
+
+COUNT_BATCH: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many timers may be scheduled at a time under some prefixes, and how many of these prefixes may have timers.
+    `name*` is every prefix that starts so."""
+
+    most: int
+    prefixes: tuple[str, ...]
+    most_prefixes: int
+
+
+class Quotas:
+    """The quotas of one db. Methods raise Unavailable while Redis is away; places that are then in doubt are free again
+    after BOOKED_MS."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._redis = store.connections.commands
+        self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def arm(self, armings: Sequence[Arming], quota: Quota, *, edit_lock_ms: int) -> list[Answer]:
+        """As `Store.arm`. Also codes: full, where there is no place; prefixes, where the prefix is one too many. That
+        bound is looked at before arming, so callers at the same time may pass it by what each of them adds."""
+        answers: dict[int, Answer] = {}
+        async with self._turns[quota]:
+            for _ in range(ROUNDS):
+                left = [place for place in range(len(armings)) if answers.get(place, _NO_PLACE).code == "full"]
+                came, room = await self._arm([armings[place] for place in left], quota, edit_lock_ms)
+                answers |= dict(zip(left, came, strict=True))
+                if room == 0 or not any(answer.code == "full" for answer in came):
+                    break
+        return [answers[place] for place in range(len(armings))]
+
+    async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Answer], int]:
+        """One round; also answers how much room there was."""
+        booking, room, known = await self._book(len(armings), quota)
+        allowed = _within(armings, known, quota)
+        some = [arming for arming in armings if arming.prefix in allowed]
+        answers = iter(await self._store.arm(some, edit_lock_ms=edit_lock_ms, room=room))
+        with reachable():
+            await self._redis.zrem(f"{keys.ACCESS_ROOT}bookings", booking)
+        return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
+
+    async def _book(self, wanted: int, quota: Quota) -> tuple[bytes, int, set[str]]:
+        """A booking, how much room it gives, and the prefixes there are. While others are before it and could take
+        what it wants, it waits for them."""
+        patterns, booking, until = " ".join(quota.prefixes), b"", time.monotonic() + TURN_SECONDS
+        while True:
+            asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
+            booking, ahead = await self._store.run_at(keys.ACCESS_ROOT, "book", asked)
+            scheduled, known = await self._counted(quota)
+            room = min(max(quota.most - scheduled - ahead, 0), wanted)
+            if room == wanted or ahead == 0 or time.monotonic() > until:
+                return booking, room, known
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
+        """How many timers are scheduled under the quota's prefixes, and which prefixes have timers in any status."""
+        found: dict[tuple[int, bytes], int] = {}
+        cursors = {(shard, pattern): 0 for shard in range(self._store.shards) for pattern in quota.prefixes}
+        while cursors:
+            with reachable():
+                async with self._redis.pipeline(transaction=False) as asked:
+                    for (shard, pattern), cursor in cursors.items():
+                        asked.hscan(f"{keys.root(shard)}counts", cursor, match=f"? {pattern}", count=COUNT_BATCH)
+                    answers: list[Any] = await asked.execute()
+            for (shard, pattern), (cursor, fields) in zip(list(cursors), answers, strict=True):
+                found |= {(shard, field): int(n) for field, n in fields.items()}
+                cursors[shard, pattern] = cursor
+            cursors = {source: cursor for source, cursor in cursors.items() if cursor}
+        scheduled = sum(n for (_, field), n in found.items() if field.startswith(b"s "))
+        return scheduled, {field[2:].decode() for (_, field), n in found.items() if n}
+
+
+_NO_PLACE: Final = Answer("full", None)
+_ONE_TOO_MANY: Final = Answer("prefixes", None)
+
+
+def _within(armings: Sequence[Arming], known: set[str], quota: Quota) -> set[str]:
+    """The prefixes that are there, and those of these timers that may still be added."""
+    new = [prefix for prefix in dict.fromkeys(arming.prefix for arming in armings) if prefix not in known]
+    return known | set(new[: max(quota.most_prefixes - len(known), 0)])
