@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import Page, Route
 
 from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
@@ -275,12 +275,23 @@ async def test_a_page_reads_again_while_somebody_looks_and_counts_down(api: Api,
     watched.assert_quiet(api.server.url)
 
 
-async def test_a_service_that_does_not_answer_is_said_and_what_is_shown_stays(api: Api, watched: Watched) -> None:
+@pytest.mark.parametrize("trouble", ["no answer", "an error", "a stranger's error"])
+async def test_what_is_shown_stays_with_its_age_while_the_service_does_not_answer_as_it_should(
+    api: Api, watched: Watched, trouble: str
+) -> None:
     page = watched.page
     await page.clock.install()
     await api.client.create("test", "one", delay="1h")
     await page.goto(f"{api.server.url}/")
-    await page.route("**/*", lambda route: route.abort())
+    answers: dict[str, dict[str, Any]] = {
+        "an error": {"status": 503, "content_type": "text/html", "body": '<main id="main">Redis is away</main>'},
+        "a stranger's error": {"status": 502, "content_type": "text/html", "body": "<h1>Bad gateway</h1>"},
+    }
+
+    async def answer(route: Route) -> None:
+        await (route.fulfill(**answers[trouble]) if trouble in answers else route.abort())
+
+    await page.route("**/*", answer)
     await page.clock.run_for(4000)
     await page.wait_for_selector("#unheard:visible")
     assert await page.locator("a[href='/ui/timers/test/one']").count() == 1

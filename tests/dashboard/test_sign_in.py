@@ -85,6 +85,11 @@ async def test_a_session_ends_with_its_key(guest: Visitor, monkeypatch: pytest.M
     await eventually(sent_away, "the session of a revoked key ends")
 
 
+async def test_a_page_that_is_open_when_its_session_ends_goes_to_the_form(guest: Visitor) -> None:
+    shown = await guest.get("/", **{"HX-Request": "true"})
+    assert (shown.status, shown.headers["HX-Redirect"]) == (200, "/ui/sign-in?to=%2F")
+
+
 async def test_signing_out_forgets_the_session(guest: Visitor) -> None:
     await guest.sign_in(READS)
     assert (await guest.post("/ui/sign-out")).where == "/ui/sign-in"

@@ -164,7 +164,14 @@ def _to_sign_in(request: web.Request) -> web.Response:
 
 
 def _error(request: web.Request, status: int, title: str, detail: object) -> web.Response:
-    return show(request, "error", status=status, title=title, detail=str(detail), section="")
+    response = show(request, "error", status=status, title=title, detail=str(detail), section="")
+    if request.method == "POST":
+        response.headers.update(_REPLACED)
+    return response
+
+
+_REPLACED: Final = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "outerHTML"}
+"""For htmx: the error takes the place of the whole page, and not of the part that was asked for."""
 
 
 class SignIn:

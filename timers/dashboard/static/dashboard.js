@@ -41,29 +41,35 @@
     const part = live();
     return part.querySelector("input:checked, details[open]") !== null || (part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName));
   };
-  let asked = 0;
+  let heardAt = Date.now();
   function tick() {
     if (!live() || document.visibilityState !== "visible") return;
     if (isBusy()) return say("Live view waits while you choose.");
-    asked = Date.now();
     htmx.trigger(live(), "tick");
   }
   setInterval(tick, TICK_MS);
   setInterval(countDown, 1000);
   document.addEventListener("visibilitychange", tick);
+  // An answer that is no page leaves what is shown, and says how old that is.
+  function unheard(isUnheard) {
+    const banner = document.getElementById("unheard");
+    if (isUnheard && banner.hidden) banner.querySelector("span").textContent = new Date(heardAt).toLocaleTimeString();
+    banner.hidden = !isUnheard;
+  }
+  document.addEventListener("htmx:error", () => unheard(true));
+  document.addEventListener("htmx:after:request", (event) => {
+    const { sourceElement, hx, text } = event.detail.ctx;
+    if (sourceElement.id !== "live" || hx.redirect || text.includes('id="live"')) return;
+    event.preventDefault();
+    unheard(true);
+  });
   document.addEventListener("htmx:after:swap", () => {
+    heardAt = Date.now();
+    unheard(false);
     setClock();
     countDown();
     choose();
-    const unheard = document.getElementById("unheard");
-    if (unheard) unheard.hidden = true;
     say("Live: read again every 3 seconds while you look.");
-  });
-  document.addEventListener("htmx:error", () => {
-    const unheard = document.getElementById("unheard");
-    if (!unheard || !unheard.hidden) return;
-    unheard.querySelector("span").textContent = new Date(asked).toLocaleTimeString();
-    unheard.hidden = false;
   });
 
   // Chosen timers, and words that must be typed before something cannot be undone.
