@@ -3,7 +3,7 @@
 from timers.client import Armed, BlockingTimerClient, TimerClient
 from timers.client.actions import Counts
 from timers.client.feed import Dropped, Gap, Open
-from timers.client.fleet import PodView, PrefixView, Stats
+from timers.client.fleet import PrefixView, Stats
 from timers.core.keywords import Action, IfExists, StatusName
 from timers.core.model import HistoryEntry, Lease, Status, Timer
 from timers.core.outcome import Done, Fail, Rearm, Retry
@@ -35,6 +35,7 @@ from timers.errors import (
 from timers.processor import BlockingContext, Context, Processor, processor
 from timers.store.filters import Filter
 from timers.store.listing import Page
+from timers.store.membership import Member
 from timers.store.queries import Change
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "IfExists",
     "InvalidInput",
     "Lease",
+    "Member",
     "NewTimer",
     "NoProcessor",
     "NotFound",
@@ -68,7 +70,6 @@ __all__ = [
     "NotScheduled",
     "Open",
     "Page",
-    "PodView",
     "PrefixView",
     "Processor",
     "RateLimited",

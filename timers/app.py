@@ -18,14 +18,12 @@ from timers.api.assembly import all_routes
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
 from timers.engine.identity_watch import IdentityWatch
 from timers.engine.peers import Peers
-from timers.engine.presence import Presence
 from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
@@ -35,6 +33,7 @@ from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.callers import Callers
 from timers.store.connect import connect
+from timers.store.membership import Member
 from timers.store.store import Store
 
 _LATER: Final = ("redis+sentinel://", "redis+cluster://")
@@ -147,10 +146,9 @@ async def _serve(
         metrics = Metrics()
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
         health = HealthRoutes(store, worker)
-        serving, callers = Serving(store, registry), Callers(store)
+        callers = Callers(store)
         auth = _auth(settings, callers)
-        pages = all_pages(Parts(store, client, auth, serving, callers))
-        routes = (*pages, *all_routes(client, serving, health, metrics, worker))
+        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
         api = await _api(settings, routes, auth)
         if api is not None:
             ends.push_async_callback(api.stop)
@@ -162,10 +160,10 @@ async def _serve(
                 await worker.start()
         else:
             watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
-            presence = Presence(Peers(store, settings.pod, lambda: {"roles": _roles(settings)}, watch.look))
-            ends.push_async_callback(presence.stop)
+            peers = Peers(store, Member(settings.pod, roles=_roles(settings)), look=watch.look)
+            ends.push_async_callback(peers.stop)
             with _starting():
-                await presence.start()
+                await peers.start()
         announce(Started(api.url if api is not None else None, redacted(url), embedded))
         await stopping.asked.wait()
         health.drain()

@@ -11,7 +11,7 @@
     │   ├── NotScheduled            the wanted change needs another status
     │   ├── EditLocked              too close to due
     │   ├── VersionMismatch         somebody else changed it first
-    │   └── NoProcessor             nothing serves the prefix
+    │   └── NoProcessor             no processor was ever declared for the prefix
     ├── Denied                      the timer is not the matter, the caller is
     │   ├── Unauthorized            no key, a wrong one, or a signature that does not hold
     │   ├── Forbidden               the key has not the right
@@ -129,7 +129,7 @@ class VersionMismatch(Refused):
 
 
 class NoProcessor(Refused):
-    """No processor serves the prefix."""
+    """No processor serves the prefix, and none was ever declared for it."""
 
 
 class Denied(TimersError):

@@ -1,7 +1,7 @@
 """A whole API over a real server: started in the test's own loop, spoken to over a real socket."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from aiohttp import ClientSession
 from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
+from tests.members import declare
 from timers.api.assembly import all_routes
 from timers.api.auth import Auth
 from timers.api.body import UNVERIFIED_BYTES
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.api.serving import Serving
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts
@@ -100,19 +100,20 @@ async def running_api(
     secrets: Sequence[str] = (),
     unverified_bytes: int = UNVERIFIED_BYTES,
 ) -> AsyncIterator[Api]:
-    """An API that has the processors, and runs their timers too where it `works`. `keys` as in TIMERS_API_KEYS."""
+    """An API over a db in which the processors are declared; it runs their timers too where it `works`. `keys` as in
+    TIMERS_API_KEYS."""
     async with AsyncExitStack() as ends:
         store = await open_store(connect(url))
         ends.push_async_callback(store.connections.close)
         registry = Registry(processors)
+        await declare(store, *registry.declared)
         client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
         metrics = Metrics()
         worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker)
-        serving, callers = Serving(store, registry), Callers(store)
+        callers = Callers(store)
         auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes)
-        pages = all_pages(Parts(store, client, auth, serving, callers))
-        routes = (*pages, *all_routes(client, serving, health, metrics, worker))
+        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
         server = await ApiServer.start(application(routes, auth, Guard().check), "127.0.0.1", 0)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)
@@ -127,8 +128,3 @@ async def _worker(
     await worker.start()
     ends.push_async_callback(worker.drain)
     return worker
-
-
-async def announce_pod(store: Store, name: str, info: Mapping[str, Any] | None) -> None:
-    """A sign of life of another pod; None signs it off."""
-    await store.beat(name, info, forget_after_ms=60_000)

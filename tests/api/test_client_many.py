@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.api.harness import announce_pod
+from tests.members import announce, declare
 from tests.servers import connections_of
 from timers.client import Armed, TimerClient, open_store
 from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed
@@ -24,6 +24,7 @@ from timers.store.queries import Change, Queries
 async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerClient]:
     await redis.ping()
     async with TimerClient(server.url) as client:
+        await declare(await client._open(), "test", "other")
         yield client
 
 
@@ -156,6 +157,7 @@ async def test_purge_leaves_nothing(client: TimerClient, redis: Redis) -> None:
 async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     async with TimerClient(server.url, edit_lock_ms=3_600_000) as client:
+        await declare(await client._open(), "test")
         await client.create("test", "soon", delay="1m")
         await client.create("test", "later", delay="9h")
         counts = await client.act("cancel", Filter(prefix="test"))
@@ -196,8 +198,7 @@ async def test_stats_of_an_empty_db_have_every_member(client: TimerClient) -> No
 async def test_the_worst_pod_tells_how_notifications_arrive(client: TimerClient) -> None:
     store = await open_store(connections_of(client))
     for name, hearing in (("a", "ok"), ("b", "late")):
-        info = {"roles": ["worker"], "serves": ["test"], "notifications": hearing, "lateness": {"0": 99, "9": 1}}
-        await announce_pod(store, name, info)
+        await announce(store, name, processors=["test"], notifications=hearing, lateness={0: 99, 9: 1})
     stats = (await client.stats()).to_json()
     assert stats["notifications"] == "late"
     assert [pod["pod"] for pod in stats["pods"]] == ["a", "b"]
@@ -212,11 +213,11 @@ async def test_overdue_is_how_long_the_oldest_has_waited(client: TimerClient) ->
 async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerClient) -> None:
     await client.create("test-long", "x", delay="1h")
     store = await open_store(connections_of(client))
-    await announce_pod(store, "a", {"roles": ["worker"], "serves": ["test", "idle"]})
+    await announce(store, "a", processors=["test", "idle"])
     assert await client.pause("test-long")
     assert not await client.pause("test-long")
     shown = {view.prefix: view.to_json() for view in await client.prefixes()}
-    assert set(shown) == {"test-long", "test", "idle"}
+    assert set(shown) == {"test-long", "test", "idle", "other"}
     assert shown["test-long"]["processor"] == "test"
     assert shown["test-long"]["pods"] == ["a"]
     assert shown["test-long"]["paused"] is True

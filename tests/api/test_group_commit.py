@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from tests.members import declare
 from tests.servers import connections_of
 from timers.client import TimerClient
 from timers.client.group_commit import LINES
@@ -20,6 +21,7 @@ from timers.store.store import Store
 async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerClient]:
     await redis.ping()
     async with TimerClient(server.url) as client:
+        await declare(await client._open(), "test")
         await client.stats()
         yield client
 
@@ -39,6 +41,7 @@ async def test_creates_at_the_same_time_share_calls(client: TimerClient, redis: 
 async def test_creates_in_more_shards_than_there_are_lines(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     store = Store(connect(server.url), shards=4 * LINES)
+    await declare(store, "test")
     async with TimerClient.over(store) as client:
         names = [f"t{i}" for i in range(8 * LINES)]
         timers = await asyncio.gather(*(client.create("test", name, delay="1h", payload=name) for name in names))

@@ -36,7 +36,7 @@ async def strangers_keys(redis: Redis) -> list[str]:
 async def test_every_character_in_a_body_is_taken_as_it_is_or_refused(api: Api, redis: Redis, field: str) -> None:
     allowed = ALLOWED if field == "id" else PREFIX_ALLOWED
     for odd in ODD:
-        name = f"test{odd}x"
+        name = f"test-{odd}x"
         fields = {"prefix": "test", "id": "one", "delay": "1h", "if_exists": "replace", field: name}
         reply = await api.call("POST", "/v1/timers", fields)
         if odd in allowed:

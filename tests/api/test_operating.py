@@ -5,7 +5,8 @@ import re
 import pytest
 from redis.asyncio import Redis
 
-from tests.api.harness import Api, announce_pod, running_api
+from tests.api.harness import Api, running_api
+from tests.members import announce, sign_off
 from tests.waiting import eventually
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
@@ -56,8 +57,7 @@ async def test_a_bad_prefix_is_named(api: Api, path: str) -> None:
 
 
 async def test_prefixes_and_pods_are_listed(api: Api) -> None:
-    info = {"roles": ["worker"], "serves": ["test"], "notifications": "ok", "running": 3, "concurrency": 9}
-    await announce_pod(api.store, "a-pod", info)
+    await announce(api.store, "a-pod", processors=["test"], notifications="ok", running=3, concurrency=9)
     await api.create()
     (prefix,) = (await api.call("GET", "/v1/prefixes")).body["items"]
     assert (prefix["prefix"], prefix["processor"], prefix["pods"], prefix["paused"]) == (
@@ -128,3 +128,15 @@ async def test_a_malformed_trace_is_passed_over(api: Api, given: str) -> None:
     created = await api.call("POST", "/v1/timers", wish, headers={"traceparent": given})
     assert created.status == 201
     assert "traceparent" not in created.body
+
+
+async def test_a_declaration_is_taken_back_once_no_live_pod_declares_it(api: Api) -> None:
+    await announce(api.store, "a-pod", processors=["test-vip"])
+    refused = (await api.call("DELETE", "/v1/prefixes/test-vip")).problem(409, "refused")
+    assert "declared by the live pods a-pod" in refused["detail"]
+    await sign_off(api.store, "a-pod")
+    (away,) = [view for view in (await api.call("GET", "/v1/prefixes")).body["items"] if view["prefix"] == "test-vip"]
+    assert (away["processor"], away["away"], away["declared_by"]) == ("test-vip", True, "a-pod")
+    assert (await api.call("DELETE", "/v1/prefixes/test-vip")).status == 204
+    gone = (await api.call("DELETE", "/v1/prefixes/test-vip")).problem(404, "timer-not-found")
+    assert "'test-vip'" in gone["detail"]

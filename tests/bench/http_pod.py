@@ -15,15 +15,14 @@ from timers.api.assembly import all_routes
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.api.serving import Serving
 from timers.app import collect_seldom
 from timers.client import TimerClient, open_store
 from timers.core.spec import NewTimer
 from timers.logs import configure
 from timers.metrics import Metrics
-from timers.processor import Registry
 from timers.store.callers import Callers
 from timers.store.connect import connect
+from timers.store.membership import Member, Membership
 
 
 async def bare(request: web.Request) -> web.Response:
@@ -34,8 +33,9 @@ async def bare(request: web.Request) -> web.Response:
 
 async def _serve(url: str) -> None:
     store = await open_store(connect(url))
+    await Membership(store).beat(Member("bench", roles=("worker",), processors=frozenset({noop.prefix})))
     client = TimerClient.over(store)
-    routes = all_routes(client, Serving(store, Registry([noop])), HealthRoutes(store, None), Metrics(), None)
+    routes = all_routes(client, HealthRoutes(store, None), Metrics(), None)
     reference = web.Application()
     reference.add_routes([web.post("/v1/timers", bare)])
     service = application(routes, Auth(Callers(store)))

@@ -41,8 +41,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 @pytest.fixture
 def timers(bare: CommandLine, server: EmbeddedServer, redis: Redis) -> CommandLine:
-    """The command against the file's server."""
-    redis.ping()
+    """The command against the file's server, in which the prefixes that tests arm for are declared."""
+    redis.hset("timers:{pods}:declared", mapping=dict.fromkeys(("test", "log"), "1 before"))
     bare.monkeypatch.setenv("TIMERS_REDIS_URL", server.url)
     return bare
 

@@ -16,3 +16,13 @@ async def hold(_timer: Timer, _context: Context) -> None:
 def hang(_timer: Timer, _context: Context) -> None:
     """Cannot be stopped: a plain function in a thread."""
     time.sleep(3600)
+
+
+@processor("login-check")
+async def login_check(_timer: Timer, _context: Context) -> None:
+    """Begins as the built-in `log`."""
+
+
+@processor("send-message-vip")
+async def send_message_vip(_timer: Timer, _context: Context) -> None:
+    """Goes on where the built-in `send-message` ends."""

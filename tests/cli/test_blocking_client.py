@@ -15,7 +15,7 @@ from timers.embedded import EmbeddedServer
 
 @pytest.fixture
 def client(server: EmbeddedServer, redis: Redis) -> Iterator[BlockingTimerClient]:
-    redis.ping()
+    redis.hset("timers:{pods}:declared", "log", "1 before")
     with BlockingTimerClient(server.url) as opened:
         yield opened
 

@@ -30,6 +30,7 @@ Start = Callable[..., Process]
 def test_a_command_that_reads_leaves_a_mistyped_db_empty(
     timers: CommandLine, redis: Redis, command: tuple[str, ...]
 ) -> None:
+    redis.flushdb()
     timers(*command)
     assert redis.dbsize() == 0
 

@@ -82,12 +82,13 @@ def test_pause_and_resume_are_seen_among_the_prefixes(timers: CommandLine) -> No
 
 def test_the_table_of_prefixes_has_each_count_once(timers: CommandLine) -> None:
     create(timers, 2)
-    head, line = timers("prefixes").out.splitlines()
+    head, line, _ = timers("prefixes").out.splitlines()
     assert head.split() == [
-        *("PREFIX", "PROCESSOR", "PODS", "PAUSED", "NEXT_DUE_AT"),
+        *("PREFIX", "PROCESSOR", "PODS", "AWAY", "DECLARED_AT", "DECLARED_BY", "PAUSED", "NEXT_DUE_AT"),
         *("SCHEDULED", "RUNNING", "COMPLETED", "FAILED", "UNHANDLED", "CANCELLED"),
     ]
-    assert line.split()[:4] == ["log", "-", "0", "false"]
+    assert line.split()[:4] == ["log", "log", "0", "true"]
+    assert line.split()[5:7] == ["before", "false"]
     assert line.split()[-6:] == ["2", "0", "0", "0", "0", "0"]
 
 
@@ -180,7 +181,7 @@ def test_every_form_of_output_is_what_it_says(timers: CommandLine, command: str)
 async def test_watch_tells_each_change_on_a_line_until_it_is_interrupted(
     server: EmbeddedServer, redis: Redis, start: Callable[..., Process]
 ) -> None:
-    redis.ping()
+    redis.hset("timers:{pods}:declared", "log", "1 before")
     watching = start("watch", "--prefix", "log", TIMERS_REDIS_URL=server.url)
 
     async def lines(number: int) -> list[Any] | None:

@@ -164,6 +164,7 @@ async def test_a_stopped_pod_hands_back_what_it_runs(
     drain = "1h" if signals == 2 else "50ms"
     pod = start("serve", "--roles", "worker", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_DRAIN_TIMEOUT=drain)
     async with TimerClient(server.url) as client:
+        await eventually(lambda: client.owner("hold"), "the pod has declared its processors")
         await client.create("hold", "one", delay=0)
         await until_status(client, "hold", "running")
         pod.signal(signal.SIGTERM)
@@ -209,6 +210,7 @@ async def test_a_function_that_hangs_in_its_thread_keeps_no_pod_alive(
     redis.ping()
     pod = start("serve", "--roles", "worker", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_DRAIN_TIMEOUT="50ms")
     async with TimerClient(server.url) as client:
+        await eventually(lambda: client.owner("hang"), "the pod has declared its processors")
         await client.create("hang", "one", delay=0)
         await until_status(client, "hang", "running")
         pod.signal(signal.SIGTERM)
@@ -285,7 +287,7 @@ async def test_a_pod_that_runs_no_timers_may_be_limited_to_what_others_run(
 async def test_under_a_retention_of_0_a_cancelled_timer_is_gone_with_its_answer(
     start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:
-    redis.ping()
+    redis.hset("timers:{pods}:declared", "hold", "1 before")
     settings = {**OURS, "TIMERS_REDIS_URL": server.url, "TIMERS_RETENTION": "0"}
     pod = start("serve", "--roles", "api", **settings)
     url = await url_of(pod)

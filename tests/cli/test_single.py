@@ -1,19 +1,9 @@
 """The commands on one timer: what they do, how they show it, how they refuse."""
 
-import json
-from typing import Any
-
 import pytest
 from redis import Redis
 
 from tests.cli.commands import CommandLine
-
-
-def announce_worker(redis: Redis, **info: Any) -> None:
-    """A worker pod that is alive by the server's clock, as it stands in the registry."""
-    seconds, _ = redis.time()
-    redis.zadd("timers:{pods}:seen", {"other": seconds * 1000})
-    redis.hset("timers:{pods}:info", "other", json.dumps({"roles": ["worker"], **info}))
 
 
 def test_create_then_get_then_cancel(timers: CommandLine, redis: Redis) -> None:
@@ -134,19 +124,15 @@ def test_version_and_help(timers: CommandLine) -> None:
     assert "reschedule" in timers("--help").out
 
 
-def test_without_a_live_worker_it_arms_and_says_so(timers: CommandLine) -> None:
-    ended = timers("create", "anything", "one", "--in", "1h", "-o", "json")
-    assert ended.json["status"] == "scheduled"
-    assert "no worker is running" in ended.err
+def test_a_prefix_that_was_never_declared_is_refused(timers: CommandLine, redis: Redis) -> None:
+    line = timers("create", "tester", "one", "--in", "1h").refusal()
+    assert "'tester'" in line
+    assert "(log, test)" in line
+    assert redis.keys("tester*") == []
 
 
-def test_a_prefix_that_no_live_worker_serves_is_refused(timers: CommandLine, redis: Redis) -> None:
-    announce_worker(redis, serves=["mail"])
-    line = timers("create", "anything", "one", "--in", "1h").refusal()
-    assert "'anything'" in line
-    assert "mail" in line
-    assert redis.keys("anything*") == []
-    served = timers("create", "mail-welcome", "one", "--in", "1h")
+def test_a_prefix_whose_pods_are_away_is_accepted(timers: CommandLine) -> None:
+    served = timers("create", "test-welcome", "one", "--in", "1h")
     assert (served.code, served.err) == (0, "")
 
 

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from tests.api.harness import Api, announce_pod
+from tests.api.harness import Api
 from tests.dashboard.conftest import READS, Visitor
+from tests.members import announce
 from tests.waiting import eventually
 from timers.dashboard import site
 
@@ -31,12 +32,12 @@ async def test_without_a_worker_the_first_sentence_says_so(visitor: Visitor) -> 
 
 
 async def test_with_a_deaf_worker_it_says_what_that_means(visitor: Visitor) -> None:
-    await announce_pod(visitor.api.store, "pod-1", {"roles": ["worker"], "serves": ["test"], "notifications": "deaf"})
+    await announce(visitor.api.store, "pod-1", processors=["test"], notifications="deaf")
     assert "notifications do not arrive" in sentence((await visitor.get("/")).text)
 
 
 async def test_what_has_been_due_for_long_is_what_comes_first(visitor: Visitor) -> None:
-    await announce_pod(visitor.api.store, "pod-1", {"roles": ["worker"], "serves": ["test"], "notifications": "ok"})
+    await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok")
     await visitor.api.client.create("test", "late", due_at="2026-01-01T00:00:00Z")
     await visitor.api.store.connections.commands.zadd("timers:{0}:due:test", {"late": 1_700_000_000_000})
     await visitor.api.store.connections.commands.zadd("timers:{0}:heads", {"test": 1_700_000_000_000})

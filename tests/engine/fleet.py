@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 from redis.asyncio import Redis
 
 from tests.conservation import conserved
+from tests.members import declare
 from tests.waiting import eventually
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
@@ -130,7 +131,7 @@ class Pod:
     @property
     def _services(self) -> list[Supervisor]:
         """What writes ends first, so that no end slips out while the rest is being stopped."""
-        return [self.worker._ending, self.worker._taking, self.worker._presence._beating]
+        return [self.worker._ending, self.worker._taking, self.worker.peers._beating]
 
 
 class Fleet:
@@ -143,8 +144,11 @@ class Fleet:
 
     @classmethod
     async def over(cls, url: str, *, shards: int = 1, pods_url: str | None = None) -> Self:
-        """A fleet without pods. `pods_url` is how they reach the server where the test itself has more rights."""
-        return cls(url, await joined(url, shards=shards), pods_url or url)
+        """A fleet without pods, in which the prefix `note` was declared. `pods_url` is how they reach the server where
+        the test itself has more rights."""
+        fleet = cls(url, await joined(url, shards=shards), pods_url or url)
+        await declare(fleet.store, "note")
+        return fleet
 
     @property
     def redis(self) -> Redis:
@@ -154,7 +158,13 @@ class Fleet:
     async def pod(self, *calls: Calls | Processor, name: str = "a", only: Iterable[str] = (), **options: Any) -> Pod:
         """Start a pod with these processors, limited to the prefixes of `only` (`TIMERS_PREFIXES`) if there are any."""
         registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls], only)
-        defaults = {"concurrency": 100, "lease_ms": CALM_LEASE_MS, "retention_ms": DAY_MS, "drain_timeout_ms": 10_000}
+        defaults = {
+            "concurrency": 100,
+            "lease_ms": CALM_LEASE_MS,
+            "retention_ms": DAY_MS,
+            "drain_timeout_ms": 10_000,
+            "beat_ms": 50,
+        }
         pod = Pod(await joined(self.pods_url), registry, WorkerOptions(pod=name, **{**defaults, **options}))
         self._alive.append(pod)
         await pod.worker.start()

@@ -36,7 +36,7 @@ class _Looks(Adopter):
     """Finds of each key that it is gone."""
 
     def __init__(self, keys: BareKeys) -> None:
-        super().__init__(keys, leads=lambda: True, served=lambda _shard, _prefix: True, every_ms=None)
+        super().__init__(keys, leads=lambda: True, declared=lambda _prefix: True, every_ms=None)
         self.looked: list[Identity] = []
 
     async def expired(self, identities: object) -> list[Identity]:

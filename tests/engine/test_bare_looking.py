@@ -76,7 +76,7 @@ def keys() -> _Keys:
 
 
 def looking(keys: _Keys, *, every_ms: int | None = 0, leads: bool = True) -> Adopter:
-    return Adopter(keys, leads=lambda: leads, served=lambda _shard, prefix: prefix == "note", every_ms=every_ms)
+    return Adopter(keys, leads=lambda: leads, declared=lambda prefix: prefix == "note", every_ms=every_ms)
 
 
 async def test_a_key_that_nobody_knows_is_adopted_with_its_value(keys: _Keys) -> None:

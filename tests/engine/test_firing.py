@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, notes, until
+from tests.members import declare
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done
 from timers.core.spec import NewTimer
@@ -114,6 +115,7 @@ async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet:
         begun.append(timer.id)
         all_begun.wait()
 
+    await declare(fleet.store, "plain")
     await fleet.client.batch([NewTimer.parse({"prefix": "plain", "id": id, "delay": 0}) for id in ids])
     await fleet.pod(plain, concurrency=200)
     try:

@@ -6,17 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
+from tests.members import declare
 from tests.rights import as_user
 from tests.servers import ServerHandle
 from timers.core.model import Status
 from timers.core.spec import NewTimer
-from timers.engine import peers, sweeper
-
-
-@pytest.fixture(autouse=True)
-def _quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods notice sooner who is there."""
-    monkeypatch.setattr(peers, "BEAT_SECONDS", 0.05)
+from timers.engine import sweeper
 
 
 async def _know_each_other(*pods: Pod) -> None:
@@ -54,10 +49,10 @@ async def test_a_backlog_is_run_once_by_whoever_has_room(fleet: Fleet) -> None:
 
 async def test_the_events_of_a_dead_pod_are_taken_by_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is still in the registry, so half of the events are thought to be its own. The sweep is kept out of it."""
-    monkeypatch.setattr(peers, "FORGET_AFTER_MS", 3_600_000)
     monkeypatch.setattr(sweeper, "GRACE_MS", 3_600_000)
     calls = Calls()
-    alive, dead = await fleet.pod(calls, name="alive"), await fleet.pod(Calls(), name="dead")
+    alive = await fleet.pod(calls, name="alive", forget_after_ms=3_600_000)
+    dead = await fleet.pod(Calls(), name="dead")
     await _know_each_other(alive, dead)
     await fleet.kill(dead)
     ids = _of_another(alive, 5)
@@ -92,7 +87,7 @@ async def test_a_pod_that_left_is_waited_for_by_nobody(fleet: Fleet) -> None:
     await fleet.drain(leaves)
     await _know_each_other(stays)
     assert stays.worker.peers.mine(0, "note", timer_id)
-    assert [sign.pod for sign in await stays.worker.pods()] == ["stays"]
+    assert [pod.pod for pod in await fleet.client.pods()] == ["stays"]
 
 
 async def test_each_pod_runs_only_the_prefixes_it_has_processors_for(fleet: Fleet) -> None:
@@ -109,6 +104,7 @@ async def test_each_pod_runs_only_the_prefixes_it_has_processors_for(fleet: Flee
 
 async def test_timers_of_a_prefix_that_no_pod_serves_wait_for_one_that_does(fleet: Fleet) -> None:
     await fleet.pod(Calls("mail"), name="a")
+    await declare(fleet.store, "push")
     await fleet.client.create("push", "x", delay=0)
     await fleet.client.create("mail", "y", delay="20ms")
     await fleet.completed("y", "mail")

@@ -21,6 +21,7 @@ from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
 from timers.store.connect import connect
+from timers.store.membership import Member
 from timers.store.store import Store, Touched
 
 
@@ -51,7 +52,7 @@ class _Alone:
         self.store, self.intake = _DueJustNow(), Intake()
         self.canary = Canary(self.store, "a")
         pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
-        self.sweeper = Sweeper(pod, self.intake, Peers(self.store, "a", dict), self.canary)
+        self.sweeper = Sweeper(pod, self.intake, Peers(self.store, Member("a")), self.canary)
 
     async def marks_after_a_look(self) -> bool:
         """Whether the next look of the sweep, until it sleeps again, marks what it finds."""

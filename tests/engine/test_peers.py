@@ -8,31 +8,43 @@ import pytest
 
 from timers.engine.peers import Peers
 from timers.store.connect import connect
-from timers.store.store import PodSign, Store
+from timers.store.membership import Declaration, Member, Membership, Roster
+from timers.store.store import Store
 
 IDS = [f"user-{number}" for number in range(4_000)]
 
 
-class _Registry(Store):
-    """A registry that says what it is told to."""
+class _Registry(Membership):
+    """A registry that says what it is told to; each sign is news."""
 
-    def __init__(self) -> None:
-        super().__init__(connect("redis://nowhere.invalid"))
-        self.signs: list[PodSign] = []
+    def __init__(self, *members: Member) -> None:
+        super().__init__(Store(connect("redis://nowhere.invalid")))
+        self.members = members
+        self.declared_before: list[str] = []
+        self._beats = 0
 
-    async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
-        return self.signs
+    async def beat(self, me: Member) -> Roster:
+        self._beats += 1
+        declared = {prefix for member in self.members for prefix in member.processors}
+        names = dict.fromkeys([*declared, *self.declared_before], Declaration(0, ""))
+        return Roster(str(self._beats).encode(), self.members, names)
 
 
-def sign(pod: str, **info: Any) -> PodSign:
-    return PodSign(pod, 0, {"roles": ["worker"], "serves": ["note"], "only": [], "shards": None, **info})
+def sign(pod: str, *processors: str, **said: Any) -> Member:
+    return Member(pod, **{"roles": ("worker",), "processors": frozenset(processors or ("note",)), **said})
 
 
-async def fleet_of(*signs: PodSign) -> dict[str, Peers]:
+def peers_of(registry: _Registry, me: Member) -> Peers:
+    view = Peers(registry._store, me)
+    view._membership = registry
+    return view
+
+
+async def fleet_of(*signs: Member, declared: Sequence[str] = ()) -> dict[str, Peers]:
     """Every pod's view of all of them."""
-    registry = _Registry()
-    registry.signs = list(signs)
-    views = {each.pod: Peers(registry, each.pod, dict) for each in signs}
+    registry = _Registry(*signs)
+    registry.declared_before = list(declared)
+    views = {each.pod: peers_of(registry, each) for each in signs}
     for view in views.values():
         await view.beat()
     return views
@@ -96,19 +108,19 @@ async def test_alone_everything_is_mine() -> None:
 
 
 async def test_before_the_first_beat_everything_is_mine() -> None:
-    unborn = Peers(_Registry(), "a", dict)
+    unborn = peers_of(_Registry(), sign("a"))
     assert unborn.mine(0, "note", "x")
     assert unborn.rank(0) == 0
 
 
 async def test_a_pod_that_is_no_worker_has_no_share() -> None:
-    views = await fleet_of(sign("a"), sign("api", roles=["api"]))
+    views = await fleet_of(sign("a"), sign("api", roles=("api",)))
     assert all(views["a"].mine(0, "note", timer_id) for timer_id in IDS)
     assert views["a"].rank(0) == 0
 
 
 async def test_a_pod_has_a_share_only_of_the_prefixes_it_serves() -> None:
-    views = await fleet_of(sign("a", serves=["note", "mail"]), sign("b", serves=["note"]))
+    views = await fleet_of(sign("a", "note", "mail"), sign("b", "note"))
     assert all(views["a"].mine(0, "mail", timer_id) for timer_id in IDS)
     assert len(set(owners(views).values())) == 2
     assert not views["a"].serve(0, "mail")
@@ -116,7 +128,7 @@ async def test_a_pod_has_a_share_only_of_the_prefixes_it_serves() -> None:
 
 
 async def test_a_pod_limited_to_some_prefixes_has_a_share_only_of_those() -> None:
-    views = await fleet_of(sign("a", serves=["n"]), sign("b", serves=["n"], only=["n-ote", "n-ews"]))
+    views = await fleet_of(sign("a", "n"), sign("b", "n", only=("n-ote", "n-ews")))
     assert len(set(owners(views, "n-ote").values())) == 2
     assert all(views["a"].mine(0, "n-umber", timer_id) for timer_id in IDS)
     assert views["a"].serve(0, "n-ews.letter")
@@ -124,19 +136,18 @@ async def test_a_pod_limited_to_some_prefixes_has_a_share_only_of_those() -> Non
 
 
 async def test_a_pod_limited_to_some_shards_has_a_share_only_of_those() -> None:
-    views = await fleet_of(sign("a"), sign("b", shards=[1]))
+    views = await fleet_of(sign("a"), sign("b", shards=(1,)))
     assert all(views["a"].mine(0, "note", timer_id) for timer_id in IDS)
     assert len(set(owners(views, shard=1).values())) == 2
     assert (views["a"].rank(0), {views["a"].rank(1), views["b"].rank(1)}) == (0, {0, 1})
 
 
 async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat() -> None:
-    registry = _Registry()
-    registry.signs = [sign("a"), sign("b")]
-    view = Peers(registry, "a", dict)
+    registry = _Registry(sign("a"), sign("b"))
+    view = peers_of(registry, sign("a"))
     await view.beat()
     shared = [timer_id for timer_id in IDS if view.mine(0, "note", timer_id)]
-    registry.signs = [sign("a")]
+    registry.members = (sign("a"),)
     await view.beat()
     assert len(shared) < len(IDS)
     assert all(view.mine(0, "note", timer_id) for timer_id in IDS)
@@ -144,6 +155,22 @@ async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat
 
 async def test_a_pod_that_says_nothing_of_itself_is_no_rival() -> None:
     """A stranger's entry, or one of a version that says other things."""
-    views = await fleet_of(sign("a"), PodSign("odd", 0, {}))
+    views = await fleet_of(sign("a"), Member("odd"))
     assert views["a"].mine(0, "note", "x")
     assert views["a"].rank(0) == 0
+
+
+async def test_the_longest_declared_prefix_owns_over_the_fleet() -> None:
+    views = await fleet_of(sign("a", "log"), sign("b", "log", "log-check"), declared=["log-gone"])
+    owners = {p: views["a"].owner(p) for p in ("log", "log-x", "log-check.x", "log-checker", "log-gone-x", "login")}
+    assert owners == {
+        "log": "log",
+        "log-x": "log",
+        "log-check.x": "log-check",
+        "log-checker": "log",
+        "log-gone-x": "log-gone",
+        "login": None,
+    }
+    assert not views["b"].serve(0, "log-check")
+    assert views["a"].serve(0, "log-check.x")
+    assert not views["a"].serve(0, "log-gone")

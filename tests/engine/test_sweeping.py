@@ -15,6 +15,7 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import DEAF_INTERVAL_MS, GRACE_MS, INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
 from timers.processor import Context, Registry, processor
 from timers.store.connect import connect
+from timers.store.membership import Member
 from timers.store.store import Identity, Store, Touched
 
 NOW_MS = 1_000_000
@@ -59,7 +60,7 @@ class _Ranked(Peers):
     """Peers in which this pod has the rank that the test says."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, "a", dict)
+        super().__init__(store, Member("a"))
         self.own_rank = 0
 
     def rank(self, shard: int) -> int:

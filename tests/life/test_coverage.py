@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.api.harness import Api, running_api
-from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, until
+from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.members import declare, sign_off
 from timers.client.doctor import examine
 
 HOUR = "1h"
@@ -62,6 +63,7 @@ async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystande
 async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None:
     """One is limited to another prefix, though it has the processor. The doctor looks ahead as well."""
     await fleet.pod(Calls("mail"), Calls("push"), only=["mail"], name="a")
+    await declare(fleet.store, "push")
     await fleet.client.create("push-later", "x", delay=HOUR)
     await fleet.client.create("push-now", "x", delay=0)
     now = await told(bystander)
@@ -81,7 +83,7 @@ async def test_a_prefix_whose_only_pod_died_in_a_run(fleet: Fleet, bystander: Ap
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
     await fleet.kill(dying)
-    await signed_off(fleet, "notes")
+    await sign_off(fleet.store, "notes")
     await fleet.expire_lease("x")
     now = await told(bystander)
     assert now.readyz == ["timers are due that no live pod takes, of the prefixes note"]
@@ -90,11 +92,6 @@ async def test_a_prefix_whose_only_pod_died_in_a_run(fleet: Fleet, bystander: Ap
     await fleet.pod(calls, name="again")
     await fleet.completed("x")
     assert (await told(bystander)).readyz == []
-
-
-async def signed_off(fleet: Fleet, pod: str) -> None:
-    """As after seconds of silence."""
-    await fleet.store.beat(pod, None, forget_after_ms=DAY_MS)
 
 
 @pytest.fixture

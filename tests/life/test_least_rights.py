@@ -60,7 +60,7 @@ async def test_a_pod_and_a_caller_can_do_all_that_there_is(fleet: Fleet, client:
     await client.resume("note")
     assert (await client.stats()).to_json()["by_status"]["completed"] >= 4
     assert len((await client.list(limit=1000)).items) > 600
-    assert [pod.name for pod in await client.pods()] == ["a"]
+    assert [pod.pod for pod in await client.pods()] == ["a"]
     assert await refused(fleet.redis) == set()
 
 

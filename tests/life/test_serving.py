@@ -7,25 +7,20 @@ import structlog
 from structlog.typing import EventDict
 
 from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.members import declare
 from timers.core.explain import explain
 from timers.core.model import Status
 from timers.core.spec import NewTimer
-from timers.engine import peers
 from timers.engine.observer import Observer
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
 from timers.engine.unserved import Unserved
 from timers.processor import Registry
 from timers.store.connect import connect
+from timers.store.membership import Member
 from timers.store.store import Identity, Store, Touched
 
 PATIENCE_MS = 200
-
-
-@pytest.fixture(autouse=True)
-def _quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods notice sooner who is there."""
-    monkeypatch.setattr(peers, "BEAT_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -69,14 +64,13 @@ class TestUnhandled:
         ]
 
     async def test_a_run_whose_only_pod_died_ends_unhandled_and_is_armed_again(
-        self, fleet: Fleet, logged: list[EventDict], monkeypatch: pytest.MonkeyPatch
+        self, fleet: Fleet, logged: list[EventDict]
     ) -> None:
-        monkeypatch.setattr(peers, "FORGET_AFTER_MS", 500)
         held = Held()
         dying = await fleet.pod(held, name="dying")
         await fleet.client.create("note", "x", delay=0, payload={"n": 1})
         await until(lambda: len(held) == 1, "it runs")
-        await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=PATIENCE_MS)
+        await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=PATIENCE_MS, forget_after_ms=500)
         await fleet.kill(dying)
         await fleet.expire_lease("x")
         timer = await fleet.reached(Status.UNHANDLED, "x")
@@ -95,6 +89,7 @@ class TestUnhandled:
 
     async def test_nothing_that_is_served_paused_or_not_due_ends_so(self, fleet: Fleet) -> None:
         held = Held("mail", concurrency=1)
+        await declare(fleet.store, "paused", "later", "mail", "lost")
         await fleet.store.pause("paused", paused=True)
         waiting = [("paused", "x"), ("later", "x"), ("mail", "second")]
         for prefix, timer_id in [("mail", "first"), *waiting]:
@@ -159,7 +154,7 @@ async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_
 ) -> None:
     """However often a deploy takes the only pod away, as long as each time is shorter than the patience."""
     store = _Overdue(due, orphans)
-    others = _Others(store, "a", dict)
+    others = _Others(store, Member("a"))
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
     unserved = Unserved(pod, others, patience_ms=60_000)
     for store.now_ms_is in range(0, 600_000, 5_000):

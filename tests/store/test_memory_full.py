@@ -27,6 +27,7 @@ from tests.store.test_bare import put as put_bare
 from timers.core.model import Status
 from timers.errors import Full
 from timers.store import keys, server
+from timers.store.membership import Member, Membership
 from timers.store.store import Store
 
 
@@ -119,12 +120,14 @@ async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) ->
 
 
 async def test_pods_still_hear_of_each_other(real: Store) -> None:
-    await real.beat("a", {}, forget_after_ms=4000)
+    first, second = Membership(real), Membership(real)
+    for membership, pod in ((first, "a"), (second, "b")):
+        await membership.beat(Member(pod))
     async with full(real):
-        signs = await real.beat("b", {"running": 1}, forget_after_ms=4000)
-        assert {sign.pod for sign in signs} == {"a", "b"}
-        assert [sign.pod for sign in await real.beat("b", None, forget_after_ms=4000)] == ["a"]
-    await real.beat("a", None, forget_after_ms=4000)
+        roster = await second.beat(Member("b", running=1))
+        assert {member.pod: member.running for member in roster.members} == {"a": 0, "b": 1}
+        await second.leave("b")
+        assert [member.pod for member in (await first.beat(Member("a"))).members] == ["a"]
 
 
 async def test_a_timer_that_cannot_be_read_does_not_stop_the_others(real: Store) -> None:

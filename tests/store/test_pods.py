@@ -1,55 +1,190 @@
-"""beat: who is alive, as pods tell each other."""
+"""Membership: who is alive, as pods tell each other, and what was ever declared."""
 
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import time_machine
 
-from timers.store.store import PodSign, Store
+from timers.store.membership import FORGET_AFTER_MS, Member, Membership, Roster
+from timers.store.store import Store
 
-FORGET_MS = 4000
+ROOT = "timers:{pods}:"
 
 
-async def beat(store: Store, pod: str, **info: object) -> list[PodSign]:
-    return await store.beat(pod, info, forget_after_ms=FORGET_MS)
+def worker(pod: str, *processors: str, **said: object) -> Member:
+    return Member(pod, roles=("worker",), processors=frozenset(processors), **said)  # type: ignore[arg-type]
+
+
+def names(roster: Roster) -> list[str]:
+    return sorted(member.pod for member in roster.members)
 
 
 async def test_pods_learn_of_each_other_and_what_they_say(store: Store) -> None:
-    (first,) = await beat(store, "a", roles=["worker"])
-    assert (first.pod, first.info) == ("a", {"roles": ["worker"]})
-    signs = await beat(store, "b", text="ä \n")
-    assert {sign.pod: sign.info for sign in signs} == {"a": {"roles": ["worker"]}, "b": {"text": "ä \n"}}
+    first = worker("a", "note", only=("note-ä",), shards=(0, 2), concurrency=7, lateness={3: 4}, notifications="ok")
+    (alone,) = (await Membership(store).beat(first)).members
+    assert replace(alone, seen_ms=0) == first
+    roster = await Membership(store).beat(worker("b"))
+    assert {member.pod: member.concurrency for member in roster.members} == {"a": 7, "b": 0}
+    read = await Membership(store).read()
+    assert read.members == roster.members
+    assert read.declared == roster.declared
 
 
 async def test_the_newest_words_count(store: Store) -> None:
-    await beat(store, "a", running=1)
-    (sign,) = await beat(store, "a", running=2)
-    assert sign.info == {"running": 2}
+    membership = Membership(store)
+    await membership.beat(Member("a", running=1))
+    (sign,) = (await membership.beat(Member("a", running=2, concurrency=3))).members
+    assert (sign.running, sign.concurrency) == (2, 3)
 
 
 async def test_a_sign_carries_the_servers_time(frozen: Store, clock: time_machine.Traveller) -> None:
-    await beat(frozen, "a")
+    await Membership(frozen).beat(Member("a"))
     before_ms = await frozen.now_ms()
     clock.shift(1)
-    signs = await beat(frozen, "b")
-    assert {sign.pod: sign.seen_ms for sign in signs} == {"a": before_ms, "b": before_ms + 1000}
+    roster = await Membership(frozen).beat(Member("b"))
+    assert {member.pod: member.seen_ms for member in roster.members} == {"a": before_ms, "b": before_ms + 1000}
 
 
 async def test_a_silent_pod_is_forgotten_by_the_others(frozen: Store, clock: time_machine.Traveller) -> None:
-    await beat(frozen, "silent")
-    clock.shift(FORGET_MS / 1000)
-    assert [sign.pod for sign in await beat(frozen, "a")] == ["silent", "a"]
+    await Membership(frozen).beat(worker("silent", "note"))
+    clock.shift(FORGET_AFTER_MS / 1000)
+    watching = Membership(frozen)
+    assert names(await watching.beat(Member("a"))) == names(await watching.read()) == ["a", "silent"]
     clock.shift(0.001)
-    assert [sign.pod for sign in await beat(frozen, "a")] == ["a"]
-    assert await frozen.connections.commands.hkeys("timers:{pods}:info") == [b"a"]
+    assert names(await watching.read()) == ["a"]
+    roster = await watching.beat(Member("a"))
+    assert names(roster) == ["a"]
+    assert list(roster.declared) == ["note"]
+    assert await frozen.connections.commands.hkeys(f"{ROOT}cards") == [b"a"]
+    assert await frozen.connections.commands.hkeys(f"{ROOT}states") == [b"a"]
 
 
-async def test_a_pod_that_leaves_is_gone_at_once(store: Store) -> None:
-    await beat(store, "a")
-    await beat(store, "b")
-    assert [sign.pod for sign in await store.beat("a", None, forget_after_ms=FORGET_MS)] == ["b"]
-    assert await store.beat("b", None, forget_after_ms=FORGET_MS) == []
-    assert await store.connections.commands.keys("*") == []
+async def test_a_pod_that_leaves_is_gone_at_once_and_its_declarations_stay(store: Store) -> None:
+    first, second = Membership(store), Membership(store)
+    await first.beat(worker("a", "note"))
+    await second.beat(worker("b"))
+    await first.leave("a")
+    roster = await second.beat(worker("b"))
+    assert (names(roster), {p: d.pod for p, d in roster.declared.items()}) == (["b"], {"note": "a"})
+    await second.leave("b")
+    left = await store.connections.commands.keys("*")
+    assert sorted(left) == [f"{ROOT}declared".encode(), f"{ROOT}version".encode()]
+
+
+async def test_reading_writes_nothing(real: Store) -> None:
+    membership = Membership(real)
+    assert (await membership.read()).members == []
+    assert await membership.declared(Roster()) == Roster()
+    assert await real.connections.commands.keys("*") == []
+
+
+async def test_what_a_pod_is_and_what_is_declared_is_not_sent_at_every_beat(real: Store) -> None:
+    """A thousand declared prefixes cost the first beat, and nothing from then on."""
+    prefixes = [f"prefix-{number}" for number in range(1000)]
+    ours, other = Membership(real), Membership(real)
+    await ours.beat(worker("a", *prefixes))
+    await other.beat(worker("b"))
+    await ours.beat(worker("a", *prefixes))
+    before, roster = await _traffic(real), Roster()
+    for _ in range(10):
+        roster = await ours.beat(worker("a", *prefixes))
+        assert len((await other.beat(worker("b"))).declared) == len(roster.declared) == 1000
+    # Twenty beats, each of less than the names alone would be.
+    assert await _traffic(real) - before < 20 * 2_000
+    assert roster.owner("prefix-999.x") == "prefix-999"
+    assert [member.pod for member in roster.serving("prefix-999.x")] == ["a"]
+
+
+async def _traffic(store: Store) -> int:
+    """Bytes that the server has read and written."""
+    stats: Any = await store.connections.commands.info("stats")
+    return int(stats["total_net_input_bytes"] + stats["total_net_output_bytes"])
+
+
+async def test_declarations_are_read_again_only_when_they_have_changed(real: Store) -> None:
+    pod, reader = Membership(real), Membership(real)
+    await pod.beat(worker("a", "note"))
+    known = await reader.declared(Roster())
+    assert await reader.declared(known) is known
+    await pod.beat(worker("a", "note", "mail"))
+    assert set((await reader.declared(known)).declared) == {"note", "mail"}
+
+
+async def test_a_create_just_after_data_was_lost_is_not_refused(real: Store) -> None:
+    """A reader goes on with what it knew until the pods have declared their prefixes again."""
+    pod, reader = Membership(real), Membership(real)
+    await pod.beat(worker("a", "note"))
+    known = await reader.declared(Roster())
+    await real.connections.commands.flushdb()
+    assert await reader.declared(known) is known
+    await pod.beat(worker("a", "note"))
+    assert (await reader.declared(known)).version != known.version
+
+
+async def test_a_pod_declares_again_what_was_lost(store: Store) -> None:
+    """As by FLUSHDB, or by a forget that came between its start and its first sign."""
+    membership, me = Membership(store), worker("a", "note")
+    await membership.beat(me)
+    await store.connections.commands.delete(f"{ROOT}seen", f"{ROOT}cards", f"{ROOT}declared", f"{ROOT}version")
+    roster = await membership.beat(me)
+    assert (names(roster), list(roster.declared)) == (["a"], ["note"])
+    assert await membership.forget("note")
+    assert list((await membership.beat(me)).declared) == ["note"]
+
+
+async def test_a_declaration_is_taken_back(store: Store) -> None:
+    gone, watching = Membership(store), Membership(store)
+    await gone.beat(worker("gone", "log", "log-check"))
+    await gone.leave("gone")
+    roster = await watching.beat(worker("a", "log"))
+    assert (roster.owner("log-check"), roster.serving("log-check")) == ("log-check", [])
+    assert await watching.forget("log-check")
+    assert not await watching.forget("log-check")
+    roster = await watching.beat(worker("a", "log"))
+    assert (roster.owner("log-check"), [member.pod for member in roster.serving("log-check")]) == ("log", ["a"])
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(b"", b"nonsense", b"[1]", b"null", b'{"roles": 7}', b'{"lateness": {"x": 1}}', b'{"running": -1}', b"\xff"),
+        *(b"[" * 10_000, b'{"shards": ["one"]}', b'{"concurrency": 1e400}', b'{"running": ' + b"9" * 5000 + b"}"),
+    ],
+)
+@pytest.mark.parametrize("part", ["cards", "states"])
+async def test_a_sign_that_cannot_be_read_breaks_nobody(store: Store, part: str, garbage: bytes) -> None:
+    membership, me = Membership(store), worker("a", "note")
+    await Membership(store).beat(worker("odd", "note"))
+    await store.connections.commands.hset(f"{ROOT}{part}", "odd", garbage)
+    for roster in (await membership.beat(me), await membership.read()):
+        assert names(roster) == ["a", "odd"]
+        (odd,) = [member for member in roster.members if member.pod == "odd"]
+        assert str(odd.trouble).startswith("what it says of itself cannot be read")
+        assert json.dumps(odd.to_json())
+        (own,) = [member for member in roster.members if member.pod == "a"]
+        assert (own.works, own.trouble) == (True, None)
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", 1e300, 0])
+async def test_an_impossible_time_of_a_sign_breaks_nobody(store: Store, score: object) -> None:
+    membership, me = Membership(store), worker("a", "note")
+    strange: dict[bytes, Any] = {b"odd": score, b"\xff": score}
+    await store.connections.commands.zadd(f"{ROOT}seen", strange)
+    assert names(await membership.read()) == []
+    assert names(await membership.beat(me)) == ["a"]
+    assert await store.connections.commands.zcard(f"{ROOT}seen") == 1
+
+
+async def test_a_strangers_declaration_breaks_nobody(store: Store) -> None:
+    await store.connections.commands.hset(f"{ROOT}declared", mapping={b"\xff": b"1", "Bad": "x", "odd": b"\xff x"})
+    roster = await Membership(store).beat(worker("a", "note"))
+    assert {p: d.at_ms > 0 for p, d in roster.declared.items()} == {"odd": False, "note": True}
 
 
 async def test_a_pod_without_words_is_still_alive(store: Store) -> None:
-    await beat(store, "a")
-    await store.connections.commands.delete("timers:{pods}:info")
-    assert {sign.pod: sign.info for sign in await beat(store, "b", x=1)} == {"a": {}, "b": {"x": 1}}
+    await Membership(store).beat(worker("a", "note"))
+    await store.connections.commands.delete(f"{ROOT}states", f"{ROOT}cards")
+    roster = await Membership(store).beat(worker("b"))
+    assert {member.pod: member.works for member in roster.members} == {"a": False, "b": True}

@@ -9,7 +9,6 @@ from timers.api.health import HealthRoutes
 from timers.api.many import ManyRoutes
 from timers.api.operating import OperatingRoutes
 from timers.api.routes import TimerRoutes
-from timers.api.serving import Serving
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
 from timers.engine.worker import Worker
@@ -17,7 +16,7 @@ from timers.metrics import Metrics
 
 
 def all_routes(
-    client: TimerClient, serving: Serving, health: HealthRoutes, metrics: Metrics, worker: Worker | None
+    client: TimerClient, health: HealthRoutes, metrics: Metrics, worker: Worker | None
 ) -> Sequence[web.RouteDef]:
     """What to add to an application; paths without braces come before those with them."""
     return (
@@ -25,6 +24,6 @@ def all_routes(
         *DocsRoutes().routes(),
         *OperatingRoutes(client, metrics, worker).routes(),
         *EventRoutes(client).routes(),
-        *ManyRoutes(client, serving).routes(),
-        *TimerRoutes(client, serving).routes(),
+        *ManyRoutes(client).routes(),
+        *TimerRoutes(client).routes(),
     )

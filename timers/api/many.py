@@ -10,8 +10,7 @@ from timers.api.answer import answer
 from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
 from timers.api.problems import problem_body
-from timers.api.scope import Visible, quota_of, require_visible, visible_to
-from timers.api.serving import Serving
+from timers.api.scope import Visible, nothing_of, quota_of, visible_to
 from timers.api.tracing import traceparent_of
 from timers.client import BATCH_LIMIT, LIST_LIMIT, Armed, TimerClient
 from timers.client.actions import Counts, Stop, check_action
@@ -42,8 +41,8 @@ Wish = NewTimer | TimersError
 class ManyRoutes:
     """List, create and change many timers."""
 
-    def __init__(self, client: TimerClient, serving: Serving) -> None:
-        self._client, self._serving = client, serving
+    def __init__(self, client: TimerClient) -> None:
+        self._client = client
         self._acting = 0
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -67,28 +66,14 @@ class ManyRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """200 a result for each timer, in order."""
         read_query(request)
-        spec = await self._served(request, [_wish(value) for value in await _read_batch(request)])
-        news = [wish for wish in spec if isinstance(wish, NewTimer)]
+        wishes, visible = [_wish(value) for value in await _read_batch(request)], visible_to(request)
+        if visible is not None:
+            wishes = [nothing_of(w.prefix) if isinstance(w, NewTimer) and not visible(w.prefix) else w for w in wishes]
+        news = [wish for wish in wishes if isinstance(wish, NewTimer)]
         traceparent, quota = traceparent_of(request), quota_of(request)
         came = iter(await self._client.batch(news, traceparent=traceparent, quota=quota) if news else ())
-        results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in spec]
+        results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
         return answer({"results": results})
-
-    async def _served(self, request: web.Request, spec: Sequence[Wish]) -> Sequence[Wish]:
-        """The spec, those of a prefix that is not the caller's or nobody's replaced by the error."""
-        prefixes = {wish.prefix for wish in spec if isinstance(wish, NewTimer)}
-        refused = {prefix: error for prefix in prefixes if (error := await self._refusal(request, prefix))}
-        if not refused:
-            return spec
-        return [refused.get(wish.prefix, wish) if isinstance(wish, NewTimer) else wish for wish in spec]
-
-    async def _refusal(self, request: web.Request, prefix: str) -> TimersError | None:
-        try:
-            require_visible(request, prefix)
-            await self._serving.require(prefix)
-        except TimersError as error:
-            return error
-        return None
 
     async def act(self, request: web.Request) -> web.Response:
         """200 the counts, and where to go on."""

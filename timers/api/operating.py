@@ -1,4 +1,4 @@
-"""Owns the calls for whoever keeps the service running: stats, prefixes, pods, pause and resume, metrics."""
+"""Owns the calls for whoever keeps the service running: stats, prefixes, pods, pause, resume and forget, metrics."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,7 @@ class OperatingRoutes:
             route("listPrefixes", self.prefixes),
             route("pausePrefix", self.pause),
             route("resumePrefix", self.resume),
+            route("forgetPrefix", self.forget),
             route("listPods", self.pods),
             route("acknowledgeLosses", self.acknowledge_losses),
             route("getMetrics", self.metrics),
@@ -66,6 +67,11 @@ class OperatingRoutes:
         prefix = await _prefix(request)
         await self._client.resume(prefix)
         return answer({"prefix": prefix, "paused": False})
+
+    async def forget(self, request: web.Request) -> web.Response:
+        """204 once the declaration is taken back."""
+        await self._client.forget(await _prefix(request))
+        return web.Response(status=204)
 
     async def pods(self, request: web.Request) -> web.Response:
         """200 the live pods."""

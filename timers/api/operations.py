@@ -247,6 +247,17 @@ POD_OPERATIONS: Final = (
         problems=("timer-not-found",),
     ),
     Operation(
+        "forgetPrefix",
+        "DELETE",
+        "/v1/prefixes/{prefix}",
+        "operate",
+        "operations",
+        "Take back the declaration of a prefix, once no live pod has its processor",
+        (Answer(204, "Its timers are for the processor of a shorter prefix now, if there is one.", None, (), None),),
+        (given.PREFIX_IN_PATH,),
+        problems=("timer-not-found", "refused"),
+    ),
+    Operation(
         "listPods",
         "GET",
         "/v1/pods",

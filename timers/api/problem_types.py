@@ -43,7 +43,9 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
             "due within `TIMERS_EDIT_LOCK`, so changes are no longer taken",
             "timer send-message:user-42 is too close to due to be changed (TIMERS_EDIT_LOCK)",
         ),
-        "refused": Told("the timer's state does not allow it, for another reason", "this is not possible now"),
+        "refused": Told(
+            "the state of the timer or the prefix does not allow it, for another reason", "this is not possible now"
+        ),
         "version-mismatch": Told(
             "the timer has changed since the version in `If-Match`",
             "timer send-message:user-42 has version 4, another than expected; read it again",
@@ -58,7 +60,7 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
             "delay: 'soon' is not accepted; expected a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m",
         ),
         "no-processor": Told(
-            "no live pod has a processor for the prefix",
+            "no processor was ever declared for the prefix",
             "prefix: 'nobody' is not accepted; expected a prefix that a processor serves (send-message)",
         ),
         "internal": Told(

@@ -65,7 +65,7 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
         NotScheduled: Kind(409, "not-scheduled", "The timer's status does not allow it"),
         EditLocked: Kind(409, "edit-locked", "The timer is too close to due"),
         VersionMismatch: Kind(412, "version-mismatch", "The timer has changed in the meantime"),
-        Refused: Kind(409, "refused", "The timer's state does not allow it"),
+        Refused: Kind(409, "refused", "The state does not allow it"),
         Unauthorized: Kind(401, "unauthorized", "Nobody that is known asks"),
         Forbidden: Kind(403, "forbidden", "The key has not the right"),
         RateLimited: Kind(429, "rate-limited", "Too many calls"),

@@ -10,7 +10,6 @@ from timers.api.answer import answer
 from timers.api.body import as_object, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
 from timers.api.scope import quota_of, require_visible
-from timers.api.serving import Serving
 from timers.api.tracing import traceparent_of
 from timers.client import TimerClient
 from timers.core.model import Timer
@@ -25,8 +24,8 @@ _NO_VERSION: Final = -1
 class TimerRoutes:
     """Create, read, change, cancel, retry and fire one timer."""
 
-    def __init__(self, client: TimerClient, serving: Serving) -> None:
-        self._client, self._serving = client, serving
+    def __init__(self, client: TimerClient) -> None:
+        self._client = client
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -63,7 +62,6 @@ class TimerRoutes:
     async def _arm(self, request: web.Request, spec: dict[str, Any]) -> web.Response:
         new = NewTimer.parse(spec)
         require_visible(request, new.prefix)
-        await self._serving.require(new.prefix)
         armed = await self._client.arm(new, traceparent=traceparent_of(request), quota=quota_of(request))
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 

@@ -77,6 +77,7 @@ _POD_EXAMPLE: Final[dict[str, Any]] = {
     "concurrency": 1000,
     "notifications": "ok",
     "lateness_ms": _LATENESS_EXAMPLE,
+    "trouble": None,
 }
 _STATS_EXAMPLE: Final[dict[str, Any]] = {
     "by_status": _COUNTS_EXAMPLE,
@@ -97,6 +98,9 @@ _PREFIX_EXAMPLE: Final[dict[str, Any]] = {
     "prefix": "send-message",
     "processor": "send-message",
     "pods": ["worker-1"],
+    "away": False,
+    "declared_at": "2026-11-21T20:00:00.000Z",
+    "declared_by": "worker-1",
     "paused": False,
     "counts": _COUNTS_EXAMPLE,
     "next_due_at": "2026-11-22T20:00:00.000Z",
@@ -332,7 +336,8 @@ class Lateness(_Shape):
 
 
 class PodAnswer(_Shape):
-    """A live pod. `shards` is null where it takes all, `notifications` where it runs no timers."""
+    """A live pod. `serves` are the prefixes of the processors that it can run. `shards` is null where it takes all,
+    `notifications` where it runs no timers; `trouble` says what of its sign of life cannot be read."""
 
     pod: str
     seen_at: Instant
@@ -344,6 +349,7 @@ class PodAnswer(_Shape):
     concurrency: Count
     notifications: Hearing | None
     lateness_ms: Lateness
+    trouble: str | None
 
 
 class LossAnswer(_Shape):
@@ -380,12 +386,16 @@ class StatsAnswer(_Shape):
 
 
 class PrefixAnswer(_Shape):
-    """A prefix that has timers, a processor, or is paused. `processor` is the longest of what pods run that it starts
-    with."""
+    """A prefix that has timers, was declared, or is paused. `processor` is what its timers are for: the longest that
+    was ever declared; `pods` are the live ones that run them; `away` says that there is none now. `declared_at` and
+    `declared_by` are set where a pod has declared this very prefix."""
 
     prefix: Prefix
     processor: str | None
     pods: list[str]
+    away: bool
+    declared_at: Instant | None
+    declared_by: str | None
     paused: bool
     counts: ByStatus
     next_due_at: Instant | None

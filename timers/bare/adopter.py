@@ -57,12 +57,13 @@ class Adopter:
         keys: BareKeys,
         *,
         leads: Callable[[], bool],
-        served: Callable[[int, str], bool],
+        declared: Callable[[str], bool],
         every_ms: int | None,
         lead_ms: int = LEAD_MS,
     ) -> None:
-        """`served` tells whether a live pod runs a queue. With `every_ms` None nothing new is adopted."""
-        self._keys, self._leads, self._served = keys, leads, served
+        """`declared` tells whether a processor was ever declared for a prefix; its pods may be away. With `every_ms`
+        None nothing new is adopted."""
+        self._keys, self._leads, self._declared = keys, leads, declared
         self._every_ms, self._lead_ms = every_ms, lead_ms
         self._missing: dict[tuple[Identity, int], float] = {}
         self._rests = BUSY_RESTS
@@ -155,7 +156,7 @@ class Adopter:
         while cursor != 0:
             began = time.monotonic()
             cursor, found = await self._keys.scan(max(cursor, 0))
-            ours = [i for i in found if self._served(self._keys.store.shard_of(*i), i[0])]
+            ours = [identity for identity in found if self._declared(identity[0])]
             if ours:
                 known = await self._keys.known(ours)
                 await self._look({i: ms for i, ms in known.items() if ms is None})

@@ -14,7 +14,11 @@ PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", sh
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (init, prefixes, pause, resume, pods, doctor):
+    group = typer.Typer(help="List the prefixes and who runs them, or take a declaration back.")
+    group.callback(invoke_without_command=True)(prefixes)
+    group.command()(forget)
+    app.add_typer(group, name="prefixes")
+    for command in (init, pause, resume, pods, doctor):
         app.command()(command)
 
 
@@ -32,8 +36,10 @@ def init(
     show_record(run(make, TIMERS_SHARDS=shards), output)
 
 
-def prefixes(output: Output = Format.TABLE) -> None:
-    """List the prefixes that have timers or a processor, or are paused."""
+def prefixes(context: typer.Context, output: Output = Format.TABLE) -> None:
+    """List the prefixes that have timers, were declared, or are paused, and who runs them."""
+    if context.invoked_subcommand is not None:
+        return
     found = [view.to_json() for view in run(lambda session: session.client.prefixes())]
     show_records([_row(view) for view in found] if output is Format.TABLE else found, output)
 
@@ -42,6 +48,12 @@ def _row(view: Mapping[str, Any]) -> Mapping[str, Any]:
     """A prefix in a line: how many pods, and each count in a column of its own."""
     rest = {name: value for name, value in view.items() if name != "counts"}
     return {**rest, "pods": len(view["pods"]), **view["counts"]}
+
+
+def forget(prefix: PrefixArgument) -> None:
+    """Take back the declaration of a prefix, once no live pod has its processor."""
+    run(lambda session: session.client.forget(prefix))
+    typer.echo(f"timers: {prefix!r} is no longer declared", err=True)
 
 
 def pause(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:

@@ -6,10 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from timers.api import strictjson
-from timers.api.serving import require_served
 from timers.cli.output import Format, Output, show_lines, show_timer
 from timers.cli.session import Session, run
-from timers.client.fleet import live_workers
 from timers.core.explain import explain as tell
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
@@ -42,7 +40,6 @@ def create(
     new = NewTimer.parse(given)
 
     async def arm(session: Session) -> Timer:
-        await _require_served(session, prefix)
         return (await session.client.arm(new)).timer
 
     _show(arm, output)
@@ -114,12 +111,3 @@ def _due(after: str | None, at: str | None) -> dict[str, str]:
     if at is not None and after is None:
         return {"due_at": at}
     raise InvalidInput.of("delay", after, "exactly one of --in and --at")
-
-
-async def _require_served(session: Session, prefix: str) -> None:
-    """As the API: refuse what no live pod serves. With no pod alive nobody knows, so it is armed and said."""
-    workers = await live_workers(session.store)
-    if workers:
-        require_served(prefix, workers)
-    else:
-        typer.echo(f"timers: no worker is running that could say whether it has a processor for {prefix!r}", err=True)

@@ -14,13 +14,14 @@ from timers.client.actions import Counts
 from timers.client.answers import Results
 from timers.client.client import LIST_LIMIT, TimerClient
 from timers.client.feed import Event
-from timers.client.fleet import PodView, PrefixView, Stats
+from timers.client.fleet import PrefixView, Stats
 from timers.core.calls import BlockingTimers
 from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, NewTimerFields, Time
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.store.filters import Filter
 from timers.store.listing import Page
+from timers.store.membership import Member
 
 T = TypeVar("T")
 
@@ -135,9 +136,17 @@ class BlockingTimerClient(BlockingTimers):
         """As TimerClient.prefixes."""
         return self._wait(lambda client: client.prefixes())
 
-    def pods(self) -> Sequence[PodView]:
+    def pods(self) -> Sequence[Member]:
         """As TimerClient.pods."""
         return self._wait(lambda client: client.pods())
+
+    def owner(self, prefix: str) -> str | None:
+        """As TimerClient.owner."""
+        return self._wait(lambda client: client.owner(prefix))
+
+    def forget(self, prefix: str) -> None:
+        """As TimerClient.forget."""
+        self._wait(lambda client: client.forget(prefix))
 
     def pause(self, prefix: str) -> bool:
         """As TimerClient.pause."""

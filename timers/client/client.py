@@ -8,8 +8,9 @@ from typing import Any, Final, Self, Unpack
 from timers.client.actions import Act, Begun, Counts, Stop, act_on_all, statuses_of
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Uncovered, read_uncovered
+from timers.client.declared import Declared
 from timers.client.feed import Event, Feed
-from timers.client.fleet import PodView, PrefixView, Stats, read_pods, read_prefixes, read_stats
+from timers.client.fleet import PrefixView, Stats, forget_prefix, read_pods, read_prefixes, read_stats
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
 from timers.core.calls import Timers
@@ -18,12 +19,13 @@ from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, N
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import running_url
-from timers.errors import Checks, ConfigurationError, InvalidInput
+from timers.errors import Checks, ConfigurationError, InvalidInput, NoProcessor
 from timers.settings import Settings, load_worker_settings
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.identity import Loss
 from timers.store.listing import Listing, Page, check_cursor, check_limit
+from timers.store.membership import Member
 from timers.store.queries import Change, Queries
 from timers.store.quotas import Quota
 from timers.store.store import Answer, Arming, Store
@@ -53,6 +55,7 @@ class TimerClient(Timers):
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
         self._feed: Feed | None = None
         self._group_commit: GroupCommit | None = None
+        self._declared: Declared | None = None
 
     @classmethod
     def over(cls, store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> Self:
@@ -61,7 +64,7 @@ class TimerClient(Timers):
         client = cls.__new__(cls)
         client._connections, client._store = store.connections, store
         client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
-        client._feed = client._group_commit = None
+        client._feed = client._group_commit = client._declared = None
         return client
 
     async def __aenter__(self) -> Self:
@@ -94,12 +97,19 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
+        for refused in (await self._declared_in(store).refusals([new.prefix])).values():
+            raise refused
         arming = plan(new, store.clock.now_ms(), traceparent)
         answer = await self._group_commit_of(store).arm(arming, quota)
         result = armed(answer, quota)
         if isinstance(result, Exception):
             raise result
         return result
+
+    def _declared_in(self, store: Store) -> Declared:
+        if self._declared is None:
+            self._declared = Declared(store)
+        return self._declared
 
     def _group_commit_of(self, store: Store) -> GroupCommit:
         if self._group_commit is None:
@@ -121,6 +131,9 @@ class TimerClient(Timers):
             check_traceparent(traceparent)
         store = await self._open()
         planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
+        refused = await self._declared_in(store).refusals({p.prefix for p in planned if isinstance(p, Arming)})
+        if refused:
+            planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
         answers = iter(await self._group_commit_of(store).arm_all(armings, quota))
         return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
@@ -306,7 +319,16 @@ class TimerClient(Timers):
         """The prefixes that have timers or a processor, or are paused."""
         return await read_prefixes(await self._open())
 
-    async def pods(self) -> Sequence[PodView]:
+    async def owner(self, prefix: str) -> str | None:
+        """The processor that timers of the prefix are for, on a live pod or not; None where none was ever declared."""
+        return await self._declared_in(await self._open()).owner(prefix)
+
+    async def forget(self, prefix: str) -> None:
+        """Take back the declaration of a prefix: from now on its timers are for the processor of a shorter one, if
+        there is any. Raises NotFound, and Refused while a live pod declares it."""
+        await forget_prefix(await self._open(), check_prefix(prefix))
+
+    async def pods(self) -> Sequence[Member]:
         """The pods that are alive."""
         return await read_pods(await self._open())
 
@@ -378,7 +400,9 @@ async def reachable_url(settings: Settings) -> str:
     return url
 
 
-def _planned(new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None) -> Arming | InvalidInput:
+def _planned(
+    new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None
+) -> Arming | InvalidInput | NoProcessor:
     try:
         return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent)
     except InvalidInput as error:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
-from timers.client.fleet import live_workers, serves, takes
+from timers.store.membership import Membership, Roster
 from timers.store.queries import Queries, Queue
-from timers.store.store import PodSign, Store
+from timers.store.store import Store
 
 NAMES_SHOWN: Final = 20
 """Shards or prefixes that a sentence names; anybody may invent more prefixes."""
@@ -26,22 +28,22 @@ class Uncovered:
         return [*([shards] if self.shards else ()), *([prefixes] if self.prefixes else ())]
 
 
-def uncovered(workers: Sequence[PodSign], queues: Iterable[Queue], shards: int) -> Uncovered:
-    """What the workers leave uncovered of a db with so many shards, and of these queues. In a shard that none of them
+def uncovered(roster: Roster, queues: Iterable[Queue], shards: int) -> Uncovered:
+    """What the live pods leave uncovered of a db with so many shards, and of these queues. In a shard that none of them
     takes a prefix counts as served by a pod of another shard, so that one gap has one name."""
-    open_shards = [shard for shard in range(shards) if not any(takes(worker.info, shard) for worker in workers)]
-
-    def is_served(shard: int, prefix: str) -> bool:
-        return any(
-            serves(worker.info, prefix) and (takes(worker.info, shard) or shard in open_shards) for worker in workers
-        )
-
-    return Uncovered(open_shards, sorted({prefix for shard, prefix in queues if not is_served(shard, prefix)}))
+    open_shards = [shard for shard in range(shards) if not any(worker.takes(shard) for worker in roster.workers)]
+    missing = set[str]()
+    for prefix, places in groupby(sorted(queues, key=itemgetter(1)), key=itemgetter(1)):
+        serving = roster.serving(prefix)
+        for shard, _ in places:
+            if not any(shard in open_shards or worker.takes(shard) for worker in serving):
+                missing.add(prefix)
+    return Uncovered(open_shards, sorted(missing))
 
 
 async def read_uncovered(store: Store) -> Uncovered:
     """What nobody covers now; of prefixes those with timers that are due or to be rescued. Raises Unavailable."""
-    return uncovered(await live_workers(store), await Queries(store).due_queues(), store.shards)
+    return uncovered(await Membership(store).read(), await Queries(store).due_queues(), store.shards)
 
 
 def few(names: Sequence[object]) -> str:

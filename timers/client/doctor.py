@@ -4,29 +4,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from timers.client.coverage import few, uncovered
-from timers.client.fleet import live_workers, serves
 from timers.store.audit import audit, compare
 from timers.store.checkup import Check, check_server
+from timers.store.membership import Member, Membership
 from timers.store.queries import Queries
 from timers.store.scripts import FULL
 from timers.store.server import is_full
-from timers.store.store import PodSign, Store
+from timers.store.store import Store
 
 
 async def examine(store: Store, *, fix: bool = False, acknowledge: bool = False) -> list[Check]:
     """Every check in order. `fix` turns missing notification flags on, and mends indexes and counts; `acknowledge` ends
     the warnings of lost data. Raises Unavailable."""
     data = await _data(store, acknowledge=acknowledge)
-    workers = await live_workers(store)
-
-    def served(prefix: str) -> bool:
-        return any(serves(worker.info, prefix) for worker in workers)
-
+    roster = await Membership(store).read()
     queries = Queries(store)
     queues = {*await queries.waiting_queues(), *await queries.due_queues()}
-    missing = uncovered(workers, queues, store.shards)
-    found = await check_server(store, fix=fix, served=served)
-    covered = (_shards(missing.shards, workers, store.shards), _prefixes(missing.prefixes, workers))
+    missing = uncovered(roster, queues, store.shards)
+    found = await check_server(store, fix=fix, served=lambda prefix: bool(roster.serving(prefix)))
+    covered = (_shards(missing.shards, roster.workers, store.shards), _prefixes(missing.prefixes, roster.workers))
     books = await _books(store, fix=fix)
     return [*found, data, *covered, books, _quarantine(*await queries.quarantined())]
 
@@ -64,7 +60,7 @@ async def _books(store: Store, *, fix: bool) -> Check:
     return Check("books", "fail", f"indexes and counts disagree: {said}; --fix mends them, and the pods do so slowly")
 
 
-def _shards(missing: Sequence[int], workers: Sequence[PodSign], shards: int) -> Check:
+def _shards(missing: Sequence[int], workers: Sequence[Member], shards: int) -> Check:
     if not workers:
         return Check("shards", "warn", "no worker is alive: nothing runs")
     if missing:
@@ -72,7 +68,7 @@ def _shards(missing: Sequence[int], workers: Sequence[PodSign], shards: int) -> 
     return Check("shards", "ok", f"{len(workers)} live workers cover all {shards}")
 
 
-def _prefixes(missing: Sequence[str], workers: Sequence[PodSign]) -> Check:
+def _prefixes(missing: Sequence[str], workers: Sequence[Member]) -> Check:
     if not missing:
         return Check("prefixes", "ok", "every waiting timer has a pod that takes it")
     said = f"timers wait that no live pod takes, of the prefixes {few(missing)}"

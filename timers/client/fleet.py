@@ -3,115 +3,47 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from timers.client.coverage import few
 from timers.core.durations import format_time
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
-from timers.core.prefixes import owner
+from timers.errors import NotFound, Refused
 from timers.store.identity import Loss
+from timers.store.membership import HEARINGS, Declaration, Member, Membership
 from timers.store.queries import Queries
-from timers.store.store import PodSign, Store
-
-FORGET_AFTER_MS: Final = 4000
-"""A pod silent for four beats counts as gone; until then its share of events costs the others a late look."""
-
-HEARINGS: Final = ("ok", "late", "deaf")
-"""How notifications arrive at a pod, the worst last."""
-
-_NOBODY: Final = ""
-"""No pod can have this name: who signs off with it only asks who is there."""
-
-
-async def live_pods(store: Store) -> list[PodSign]:
-    """The pods that gave a sign of life lately. Raises Unavailable."""
-    return await store.beat(_NOBODY, None, forget_after_ms=FORGET_AFTER_MS)
-
-
-async def live_workers(store: Store) -> list[PodSign]:
-    """Those of them that run timers."""
-    return [pod for pod in await live_pods(store) if "worker" in pod.info.get("roles", ())]
-
-
-def serves(info: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a pod that says this of itself runs timers of the prefix."""
-    only = info.get("only", ())
-    return owner(prefix, info.get("serves", ())) is not None and (not only or owner(prefix, only) is not None)
-
-
-def takes(info: Mapping[str, Any], shard: int) -> bool:
-    """Whether a pod that says this of itself runs timers of the shard."""
-    shards = info.get("shards")
-    return shards is None or shard in shards
-
-
-@dataclass(frozen=True, slots=True)
-class PodView:
-    """A live pod as it is shown. `lateness` counts its starts of the last minutes by bucket."""
-
-    sign: PodSign
-
-    @property
-    def name(self) -> str:
-        """The pod's name."""
-        return self.sign.pod
-
-    @property
-    def notifications(self) -> str:
-        """How notifications arrive there; `deaf` for a pod that does not say."""
-        said = self.sign.info.get("notifications")
-        return said if said in HEARINGS else HEARINGS[-1]
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """What it does: `api`, `worker` or both."""
-        return tuple(self.sign.info.get("roles", ()))
-
-    @property
-    def works(self) -> bool:
-        """Whether it runs timers."""
-        return "worker" in self.roles
-
-    @property
-    def lateness(self) -> Mapping[int, int]:
-        """Starts by bucket; JSON made the buckets text."""
-        return {int(bucket): int(n) for bucket, n in self.sign.info.get("lateness", {}).items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """The pod as the API shows it."""
-        info = self.sign.info
-        return {
-            "pod": self.name,
-            "seen_at": format_time(self.sign.seen_ms),
-            "roles": list(self.roles),
-            "serves": info.get("serves", []),
-            "only": info.get("only", []),
-            "shards": info.get("shards"),
-            "running": info.get("running", 0),
-            "concurrency": info.get("concurrency", 0),
-            "notifications": self.notifications if self.works else None,
-            "lateness_ms": quantiles_ms(self.lateness),
-        }
+from timers.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
-    """A prefix that has timers, a processor, or is paused. `processor` is the longest of what pods run that it
-    starts with, `pods` who runs it, `next_due_ms` its earliest due time."""
+    """A prefix that has timers, was declared, or is paused. `processor` is what its timers are for, `pods` are the live
+    pods that run them, `declaration` is the prefix's own, `next_due_ms` its earliest due time."""
 
     prefix: str
     processor: str | None
     pods: Sequence[str]
+    declaration: Declaration | None
     paused: bool
     counts: Mapping[Status, int]
     next_due_ms: int | None
 
+    @property
+    def away(self) -> bool:
+        """Whether its processor was declared, and no live pod has it now: its timers wait."""
+        return self.processor is not None and not self.pods
+
     def to_json(self) -> dict[str, Any]:
         """The prefix as the API shows it."""
+        declared = self.declaration
         return {
             "prefix": self.prefix,
             "processor": self.processor,
             "pods": list(self.pods),
+            "away": self.away,
+            "declared_at": None if declared is None else format_time(declared.at_ms),
+            "declared_by": None if declared is None else declared.pod,
             "paused": self.paused,
             "counts": by_name(self.counts),
             "next_due_at": None if self.next_due_ms is None else format_time(self.next_due_ms),
@@ -125,7 +57,7 @@ class Stats:
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
-    pods: Sequence[PodView]
+    pods: Sequence[Member]
     losses: Sequence[Loss]
 
     @property
@@ -139,7 +71,7 @@ class Stats:
     @property
     def notifications(self) -> str:
         """How they arrive at the pod where they arrive worst; `deaf` where no pod listens."""
-        return max((pod.notifications for pod in self.pods if pod.works), key=HEARINGS.index, default=HEARINGS[-1])
+        return max((pod.hearing for pod in self.pods if pod.works), key=HEARINGS.index, default=HEARINGS[-1])
 
     def to_json(self) -> dict[str, Any]:
         """The state as the API shows it."""
@@ -162,9 +94,9 @@ def by_name(counts: Mapping[Status, int]) -> dict[str, int]:
     return {status.value: counts.get(status, 0) for status in Status}
 
 
-async def read_pods(store: Store) -> list[PodView]:
+async def read_pods(store: Store) -> list[Member]:
     """The live pods by name. Raises Unavailable."""
-    return sorted((PodView(sign) for sign in await live_pods(store)), key=lambda pod: pod.name)
+    return sorted((await Membership(store).read()).members, key=lambda member: member.pod)
 
 
 async def read_stats(store: Store) -> Stats:
@@ -180,16 +112,29 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
     """The prefixes by name. Raises Unavailable."""
     queries = Queries(store)
     counts, paused, heads = await queries.counts(), set(await queries.paused()), await queries.heads()
-    workers = await live_workers(store)
-    declared = {prefix for worker in workers for prefix in worker.info.get("serves", ())}
+    roster = await Membership(store).read()
     return [
         PrefixView(
             prefix,
-            owner(prefix, declared),
-            [worker.pod for worker in workers if serves(worker.info, prefix)],
+            roster.owner(prefix),
+            [member.pod for member in roster.serving(prefix)],
+            roster.declared.get(prefix),
             prefix in paused,
             counts.get(prefix, {}),
             heads.get(prefix),
         )
-        for prefix in sorted({*counts, *paused, *declared})
+        for prefix in sorted({*counts, *paused, *roster.declared})
     ]
+
+
+async def forget_prefix(store: Store, prefix: str) -> None:
+    """Take back the declaration of a prefix. Raises NotFound, and Refused while a live pod declares it."""
+    membership = Membership(store)
+    holders = [member.pod for member in (await membership.read()).workers if prefix in member.processors]
+    if holders:
+        raise Refused(
+            f"the prefix {prefix!r} is declared by the live pods {few(sorted(holders))}; "
+            "stop them, or start them without its processor"
+        )
+    if not await membership.forget(prefix):
+        raise NotFound(f"no pod has declared the prefix {prefix!r}")

@@ -29,9 +29,10 @@ def explain(timer: Timer, now_ms: int) -> list[str]:
 def _entry(entry: HistoryEntry) -> str:
     where = f" on {entry.pod}" if entry.pod else ""
     attempt = f", attempt {entry.attempt}" if entry.status is Status.RUNNING else ""
+    by = f" by {entry.processor}" if entry.processor else ""
     cause = _CAUSES.get(entry.cause, entry.note)
     late = "" if entry.lateness_ms is None else f" ({entry.lateness_ms} ms after due)"
-    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}: {cause}{late}"
+    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}{by}: {cause}{late}"
 
 
 def _answers(timer: Timer, now_ms: int) -> Iterator[str]:

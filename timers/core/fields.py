@@ -22,9 +22,14 @@ DurationInput = str | int | float
 TimeInput = str | int
 
 
+def is_prefix(text: str) -> bool:
+    """Whether a text follows the grammar of prefixes."""
+    return text != RESERVED_PREFIX and _PREFIX.fullmatch(text) is not None
+
+
 def check_prefix(value: object, field: str = "prefix") -> str:
     """The prefix if it follows the grammar; else InvalidInput."""
-    if isinstance(value, str) and value != RESERVED_PREFIX and _PREFIX.fullmatch(value):
+    if isinstance(value, str) and is_prefix(value):
         return value
     raise InvalidInput.of(field, value, PREFIX_RULE)
 

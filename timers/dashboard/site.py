@@ -18,7 +18,6 @@ from timers.api.operations import DASHBOARD, operation_of, route
 from timers.api.origin import check_origin
 from timers.api.problems import kind_of
 from timers.api.scope import caller_of
-from timers.api.serving import Serving
 from timers.api.session import is_read_only, set_read_only
 from timers.api.tracing import Handler
 from timers.client import TimerClient
@@ -49,7 +48,6 @@ class Parts:
     store: Store
     client: TimerClient
     auth: Auth
-    serving: Serving
     callers: Callers
 
 

@@ -144,7 +144,6 @@ class TimerPages:
         try:
             new = NewTimer.parse(_spec(form, NEW_FIELDS))
             require_visible(request, new.prefix)
-            await self._parts.serving.require(new.prefix)
             armed = await self._client.arm(new, quota=quota_of(request))
         except TimersError as error:
             return _form(request, "Arm a timer", NEW_FIELDS, form, error)

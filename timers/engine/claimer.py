@@ -178,18 +178,19 @@ class Claimer:
 
     async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit] = ()) -> int:
         """Rescue runs, start them, and answer how many."""
+        processors = self._named(prefix for prefix, _ in orphans)
         asked_at = time.monotonic()
         rescued = await self._pod.store.rescue(
             shard,
             orphans,
             pod=self._pod.name,
             lease_ms=self._pod.lease_ms,
-            processors=self._named(prefix for prefix, _ in orphans),
+            processors=processors,
         )
         _tell_quarantined(rescued)
         for timer in rescued.timers:
             self._pod.observer.rescued(timer.prefix)
-            _log.warning("run rescued from an expired lease", **named(timer))
+            _log.warning("run rescued from an expired lease", **named(timer, processors[timer.prefix]))
         self._runner.start(shard, rescued, asked_at, permits)
         return len(rescued.timers) + len(rescued.unreadable)
 
@@ -204,7 +205,10 @@ class Claimer:
         return {prefix: self._pod.registry.require(prefix).prefix for prefix in prefixes}
 
     def _room_of(self, prefix: str) -> int:
-        """What this pod may still take of a queue; what the other round has asked for counts as taken."""
+        """What this pod may still take of a queue; what the other round has asked for counts as taken. Nothing once
+        another pod has declared a longer prefix for it."""
+        if not self._pod.owns(prefix):
+            return 0
         return max(self._runner.room_of(prefix) - self._asked_of[prefix], 0)
 
     @contextmanager

@@ -5,8 +5,8 @@ from typing import Any
 
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
-from timers.store.identity import DbIdentity, Mark
-from timers.store.store import PodSign
+from timers.store.identity import DbIdentity
+from timers.store.membership import Member
 
 _log = get_logger("timers.identity")
 
@@ -31,11 +31,11 @@ class IdentityWatch:
         marks = {shard: self._identity.marks[shard] for shard in self._marked if shard in self._identity.marks}
         return {"epoch": self._identity.epoch, "marks": marks}
 
-    async def look(self, signs: Sequence[PodSign]) -> None:
+    async def look(self, members: Sequence[Member]) -> None:
         """Look, after each sign of life."""
         identity = self._identity
-        for sign in signs:
-            identity.learn(sign.info.get("epoch", ""), _marks(sign.info.get("marks")))
+        for member in members:
+            identity.learn(member.epoch, member.marks)
         self._marked = self._mine()
         try:
             await identity.mark(self._marked)
@@ -46,11 +46,3 @@ class IdentityWatch:
         for name in [name for name in identity.losses if name not in self._told]:
             _log.error("data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge")
         self._told = set(identity.losses)
-
-
-def _marks(said: object) -> Mapping[int, Mark]:
-    """What a pod said of its marks; nothing where that cannot be read."""
-    try:
-        return {int(shard): Mark(int(ms), int(timers)) for shard, (ms, timers) in dict(said or {}).items()}  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        return {}

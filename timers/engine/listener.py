@@ -105,8 +105,11 @@ class Listener:
                 assert_never(notification)
 
     def _bare(self, identity: Identity) -> None:
+        """What is for a processor whose pods are away is announced too: its timer is due, and waits for them."""
         shard, prefix = self._pod.store.shard_of(*identity), identity[0]
-        if self._announcer is not None and self._pod.serves(shard, prefix):
+        is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
+        is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)
+        if self._announcer is not None and is_ours:
             self._announcer.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:

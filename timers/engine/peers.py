@@ -1,20 +1,29 @@
-"""Owns who else is alive: the pod's signs of life, and whose event an event is (rendezvous hashing).
+"""Owns a pod's place among the live pods: its signs of life, what is this pod's to run, whose event an event is.
 
-Every pod hears every event, but not every pod should ask. The pod that an event hashes to claims at once; the rest look
-a little later and normally find nothing. Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous",
-1996.
+Every pod hears every event, but not every pod should ask. The pod that an event hashes to (rendezvous hashing) claims
+at once; the rest look a little later and normally find nothing. Source: Thaler and Ravishankar, "A Name-Based Mapping
+Scheme for Rendezvous", 1996.
 """
 
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from timers.client.fleet import FORGET_AFTER_MS, serves, takes
-from timers.store.store import PodSign, Store
+from timers.engine.supervisor import Supervisor
+from timers.errors import Unavailable
+from timers.logs import get_logger
+from timers.store.membership import FORGET_AFTER_MS, Member, Membership, Roster
+from timers.store.store import Store
 
-BEAT_SECONDS: Final = 1.0
+BEAT_MS: Final = 1000
+_QUEUES_REMEMBERED: Final = 100_000
+"""A stranger could invent prefixes without end: beyond this many the memory is dropped, not grown."""
+
 _MASK: Final = 0xFFFFFFFF
+
+_log = get_logger("timers.peers")
 
 
 def weight(seed: int, key: int) -> int:
@@ -27,23 +36,49 @@ def weight(seed: int, key: int) -> int:
 
 
 class Peers:
-    """The live worker pods as this pod last saw them."""
+    """The live pods and the declared prefixes as this pod last saw them."""
 
     name = "peers"
 
     def __init__(
         self,
         store: Store,
-        pod: str,
-        info: Callable[[], Mapping[str, Any]],
-        look: Callable[[Sequence[PodSign]], Awaitable[None]] | None = None,
+        me: Member,
+        state: Callable[[], Mapping[str, Any]] = dict,
+        look: Callable[[Sequence[Member]], Awaitable[None]] | None = None,
+        *,
+        beat_ms: int = BEAT_MS,
+        forget_after_ms: int = FORGET_AFTER_MS,
     ) -> None:
-        """`info` is what the pod says of itself; `look` is done after each sign of life, with those of all pods."""
-        self._store, self._pod, self._info, self._look = store, pod, info, look
+        """`me` is what the pod says of itself, `state` how it is at a beat; `look` is done after each sign of life,
+        with those of all pods."""
+        self._membership = Membership(store, forget_after_ms=forget_after_ms)
+        self._me, self._state, self._look, self._beat_ms = me, state, look, beat_ms
+        self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
-        self._others: list[PodSign] = []
+        self._roster = Roster()
+        self._others: list[Member] = []
+        self._owners: dict[str, str | None] = {}
         self._seeds: dict[str, list[int]] = {}
-        self._own_seed = zlib.crc32(pod.encode())
+        self._beating = Supervisor([self])
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """As a supervisor's."""
+        return self._beating.states
+
+    async def start(self) -> None:
+        """The first sign of life is given when this returns. Raises Unavailable."""
+        await self.beat()
+        self._beating.start()
+
+    async def stop(self) -> None:
+        """Sign off, so that nobody waits for this pod. While Redis is away its last sign ages instead."""
+        await self._beating.stop()
+        try:
+            await self._membership.leave(self._me.pod)
+        except Unavailable as error:
+            _log.warning("could not sign off", reason=str(error))
 
     async def run(self) -> None:
         """Give a sign of life at once and at every beat."""
@@ -51,7 +86,7 @@ class Peers:
             self._soon.clear()
             await self.beat()
             try:
-                async with asyncio.timeout(BEAT_SECONDS):
+                async with asyncio.timeout(self._beat_ms / 1000):
                     await self._soon.wait()
             except TimeoutError:
                 continue
@@ -60,23 +95,29 @@ class Peers:
         """The next sign of life at once: it may be another server, or the same without its newest data."""
         self._soon.set()
 
-    async def beat(self) -> list[PodSign]:
-        """One sign of life; answers all live pods."""
-        signs = await self._store.beat(self._pod, self._info(), forget_after_ms=FORGET_AFTER_MS)
-        self._others = [s for s in signs if s.pod != self._pod and "worker" in s.info.get("roles", ())]
-        self._seeds.clear()
+    async def beat(self) -> None:
+        """Give one sign of life, and take over what has changed."""
+        roster = await self._membership.beat(replace(self._me, **self._state()))
+        others = [member for member in roster.workers if member.pod != self._me.pod]
+        if roster.version != self._roster.version or len(others) != len(self._others):
+            self._owners.clear()
+            self._seeds.clear()
+        self._roster, self._others = roster, others
         if self._look is not None:
-            await self._look(signs)
-        return signs
+            await self._look(roster.members)
 
-    async def leave(self) -> None:
-        """Take this pod off the list: its share goes to the others at their next beat."""
-        await self._store.beat(self._pod, None, forget_after_ms=FORGET_AFTER_MS)
+    def owner(self, prefix: str) -> str | None:
+        """The processor that timers of the prefix are for: the longest that any pod ever declared."""
+        if prefix not in self._owners:
+            if len(self._owners) >= _QUEUES_REMEMBERED:
+                self._owners.clear()
+            self._owners[prefix] = self._roster.owner(prefix)
+        return self._owners[prefix]
 
     def rank(self, shard: int) -> int:
         """This pod's place among those that may sweep the shard; 0 usually does the touching."""
         mine = weight(self._own_seed, shard)
-        return sum(weight(zlib.crc32(s.pod.encode()), shard) > mine for s in self._others if takes(s.info, shard))
+        return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in self._others if m.takes(shard))
 
     def mine(self, shard: int, prefix: str, timer_id: str) -> bool:
         """Whether this pod is the one to claim at once for an event of the timer."""
@@ -94,6 +135,8 @@ class Peers:
         """The seeds of the other pods that serve a queue."""
         queue = f"{shard}:{prefix}"
         if queue not in self._seeds:
-            rivals = [s for s in self._others if takes(s.info, shard) and serves(s.info, prefix)]
-            self._seeds[queue] = [zlib.crc32(s.pod.encode()) for s in rivals]
+            if len(self._seeds) >= _QUEUES_REMEMBERED:
+                self._seeds.clear()
+            serving = [m for m in self._roster.serving(prefix) if m.pod != self._me.pod and m.takes(shard)]
+            self._seeds[queue] = [zlib.crc32(m.pod.encode()) for m in serving]
         return self._seeds[queue]

@@ -1,5 +1,6 @@
 """Owns what every service of a pod knows: its name, its store, and what it serves."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,8 @@ from timers.store.store import Store
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod. `shards` are those it takes; `lease_ms` is how long what it claims is its own unless it extends."""
+    """One pod. `shards` are those it takes; `lease_ms` is how long what it claims is its own unless it extends; `owner`
+    tells the processor, of whatever pod, that a prefix is for (None: this pod is alone)."""
 
     name: str
     store: Store
@@ -19,6 +21,7 @@ class Pod:
     shards: tuple[int, ...]
     lease_ms: int
     observer: Observer
+    owner: Callable[[str], str | None] | None = None
 
     @cached_property
     def permits(self) -> Permits:
@@ -27,4 +30,9 @@ class Pod:
 
     def serves(self, shard: int, prefix: str) -> bool:
         """Whether this pod runs a queue."""
-        return self.registry.match(prefix) is not None and shard in self.shards
+        return shard in self.shards and self.owns(prefix)
+
+    def owns(self, prefix: str) -> bool:
+        """Whether timers of the prefix are for a processor of this pod, and not for a longer one of another."""
+        found = self.registry.match(prefix)
+        return found is not None and (self.owner is None or self.owner(prefix) == found.prefix)

@@ -22,7 +22,7 @@ from timers.engine.blocking import ThreadTimers
 from timers.engine.failure import failure, plain, text_of
 from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs, StopReason, named
+from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
 from timers.engine.threads import Threads
 from timers.logs import get_logger
@@ -129,7 +129,7 @@ class Runner:
 
     def lose(self, run: Run) -> None:
         """The run's lease went to another pod: stop it; whatever it answers does not count."""
-        _log.warning("lease lost", **named(run.timer), token=run.timer.token)
+        _log.warning("lease lost", **run.named, token=run.timer.token)
         self._stop(run, "lost")
 
     async def finished(self) -> None:
@@ -160,14 +160,14 @@ class Runner:
     def _end(self, run: Run, outcome: Outcome | None) -> None:
         """The first end of a run counts; a processor that outlived its time-out may come here a second time."""
         if run.ended:
-            _log.warning("late result refused", **named(run.timer), token=run.timer.token)
+            _log.warning("late result refused", **run.named, token=run.timer.token)
             return
         run.ended = True
         if run.timeout is not None:
             run.timeout.cancel()
         if run.in_thread:
             self._abandoned += 1
-            _log.warning("function goes on in its thread", **named(run.timer), abandoned=self._abandoned)
+            _log.warning("function goes on in its thread", **run.named, abandoned=self._abandoned)
         if run.timers is not None:
             run.timers.close(_over(run))
         self._executing -= 1
@@ -193,7 +193,7 @@ class Runner:
             return decide(run.timer, failed, now_ms, policy, self._rng)
 
     def _report(self, run: Run, failed: Failed) -> None:
-        _log.warning("attempt failed", **named(run.timer), error=failed.error, reason=failed.reason)
+        _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason)
 
     async def _outcome(self, run: Run) -> Outcome | None:
         """How the run ended; None where that is no longer ours to say."""
@@ -214,7 +214,7 @@ class Runner:
         return run.stop if stopped else outcome
 
     async def _called(self, run: Run) -> Outcome:
-        structlog.contextvars.bind_contextvars(**named(run.timer))
+        structlog.contextvars.bind_contextvars(**run.named)
         try:
             return _meaning(await self._result(run))
         except Retry as asked:
@@ -297,7 +297,7 @@ class Runner:
         """The processor did not obey: its slot and its timer are freed; what it still does is without the token."""
         if run.ended:
             return
-        _log.error("processor ignores its cancellation", **named(run.timer), processor=run.processor.origin)
+        _log.error("processor ignores its cancellation", **run.named, function=run.processor.origin)
         self._end(run, None if run.stop is None else _obeyed(run.stop))
 
 

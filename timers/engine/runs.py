@@ -17,9 +17,10 @@ StopReason = Failed | HandBack | Literal["lost"]
 """Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""
 
 
-def named(timer: Timer) -> dict[str, object]:
-    """What every line of the log about a run says of it."""
-    return {"timer": timer.key, "attempt": timer.attempt, "pod": timer.lease.pod if timer.lease else None}
+def named(timer: Timer, processor: str) -> dict[str, object]:
+    """What every line of the log about a run says of it; `processor` is the prefix of the one that runs it."""
+    pod = timer.lease.pod if timer.lease else None
+    return {"timer": timer.key, "attempt": timer.attempt, "pod": pod, "processor": processor}
 
 
 class Run:
@@ -43,6 +44,11 @@ class Run:
         self.timers: ThreadTimers | None = None
         self.started = time.monotonic()
         self.ended = self.in_thread = False
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What every line of the log about it says."""
+        return named(self.timer, self.processor.prefix)
 
 
 class Runs:

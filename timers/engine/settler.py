@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs, named
+from timers.engine.runs import Run, Runs
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.store import Settlement
@@ -65,7 +65,7 @@ class Settler:
                 self._pod.observer.refused(run.timer.prefix)
                 _log.warning(
                     "late result refused",
-                    **named(run.timer),
+                    **run.named,
                     token=run.timer.token,
                     answer=code,
                     result=settlement.transition.status.value,
@@ -89,5 +89,5 @@ class Settler:
         except BaseException as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
             if len(settlements) > 1:
                 return [code for one in settlements for code in await self._settle(shard, [one])]
-            _log.error("end cannot be written", **named(settlements[0].timer), exc_info=error)
+            _log.error("end cannot be written", timer=settlements[0].timer.key, exc_info=error)
             return ["unwritable"]

@@ -21,9 +21,8 @@ from timers.engine.lifespans import Lifespans
 from timers.engine.listener import Listener
 from timers.engine.loop_watchdog import LoopWatchdog
 from timers.engine.observer import Observer
-from timers.engine.peers import Peers
+from timers.engine.peers import BEAT_MS, Peers
 from timers.engine.pod import Pod
-from timers.engine.presence import Presence
 from timers.engine.reporter import Reporter
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
@@ -35,7 +34,8 @@ from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store.fired import FiredRing
-from timers.store.store import PodSign, Store
+from timers.store.membership import FORGET_AFTER_MS, Member
+from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0
 """How long after the drain time-out Redis has to take the last ends; what it has not by then is rescued by another
@@ -61,6 +61,8 @@ class WorkerOptions:
     adopt_every_ms: int | None = 10_000
     unhandled_after_ms: int = PATIENCE_MS
     audit_every_seconds: float = AUDIT_SECONDS
+    beat_ms: int = BEAT_MS
+    forget_after_ms: int = FORGET_AFTER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,32 @@ class Worker:
         disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
         """`disagreed` hears that the db has another number of shards by now, so that this pod must end."""
-        shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
-        self._pod = Pod(options.pod, store, registry, shards, options.lease_ms, observer or Observer())
         self._options = options
         self._draining = False
         self._overdue = asyncio.Event()
         self._watch = IdentityWatch(store.identity, mine=self._first_in_line, disagreed=disagreed)
-        self.peers = Peers(store, options.pod, self._info, self._watch.look)
+        self.peers = self._build_peers(store, registry)
+        shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
+        self._pod = Pod(
+            options.pod, store, registry, shards, options.lease_ms, observer or Observer(), self.peers.owner
+        )
         self._canary = Canary(store, options.pod)
         self._intake = Intake()
         self._build_ending(timers)
         self._build_taking()
+
+    def _build_peers(self, store: Store, registry: Registry) -> Peers:
+        options = self._options
+        me = Member(
+            options.pod,
+            roles=options.roles,
+            processors=frozenset(registry.declared),
+            only=registry.only,
+            shards=options.shard_subset,
+            concurrency=options.concurrency,
+        )
+        timings = {"beat_ms": options.beat_ms, "forget_after_ms": options.forget_after_ms}
+        return Peers(store, me, self._state, self._watch.look, **timings)
 
     def _build_ending(self, timers: Timers) -> None:
         """What runs until the last end is written."""
@@ -110,7 +127,6 @@ class Worker:
         self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
         reporter = Reporter(FiredRing(pod.store), pod.observer)
         self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs), reporter])
-        self._presence = Presence(self.peers)
 
     def _build_taking(self) -> None:
         """What finds and claims timers; stopped first."""
@@ -129,21 +145,23 @@ class Worker:
     def _build_bare(self) -> tuple[Sequence[Service], Announcer | None]:
         """What looks after bare keys. Where they are switched off, only after those that were adopted."""
         bare, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
-        adopter = Adopter(bare, leads=lambda: peers.rank(0) == 0, served=self._served, every_ms=every_ms)
+        adopter = Adopter(
+            bare,
+            leads=lambda: peers.rank(0) == 0,
+            declared=lambda prefix: peers.owner(prefix) is not None,
+            every_ms=every_ms,
+        )
         if every_ms is None:
             return [adopter], None
         canary = self._canary
         announcer = Announcer(bare, adopter, mark=self._intake.mark, heard_until_ms=lambda: canary.heard_until_ms)
         return [adopter, announcer], announcer
 
-    def _served(self, shard: int, prefix: str) -> bool:
-        return self._pod.serves(shard, prefix) or self.peers.serve(shard, prefix)
-
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for. Raises
         ConfigurationError where a processor cannot open what it needs."""
         await self._lifespans.open()
-        await self._presence.start()
+        await self.peers.start()
         self._ending.start()
         self._taking.start()
         _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))
@@ -154,7 +172,7 @@ class Worker:
         self._draining = True
         time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
         await self._taking.stop()
-        signing_off = asyncio.create_task(self._presence.stop())
+        signing_off = asyncio.create_task(self.peers.stop())
         await self._until_overdue(self._claimer.finish(), and_seconds=HAND_BACK_SECONDS)
         await self._until_overdue(self.runner.finished())
         await self.runner.hand_back()
@@ -186,7 +204,7 @@ class Worker:
 
     def health(self) -> Health:
         """The pod's state now."""
-        states = {**self._taking.states, **self._presence.states, **self._ending.states}
+        states = {**self._taking.states, **self.peers.states, **self._ending.states}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if self._canary.is_deaf():
             problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
@@ -197,10 +215,6 @@ class Worker:
         hearing, running = self._canary.hearing.value, self.runner.executing
         return Health(not problems, hearing, states, running, self.runner.abandoned, tuple(problems))
 
-    async def pods(self) -> list[PodSign]:
-        """All live pods."""
-        return await self.peers.beat()
-
     def _ends_written(self, runs: Sequence[Run]) -> None:
         """There is room again: on this pod, and in queues that may run only so many at once, whatever their shard. A
         claim of a queue that runs one at a time finds the right shard by itself."""
@@ -210,15 +224,10 @@ class Worker:
             for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
                 self._intake.mark_all(shard, prefix, "room")
 
-    def _info(self) -> Mapping[str, Any]:
-        """What this pod says of itself in the registry."""
+    def _state(self) -> Mapping[str, Any]:
+        """How this pod is, for its signs of life."""
         return {
-            "roles": self._options.roles,
-            "serves": self._pod.registry.declared,
-            "only": self._pod.registry.only,
-            "shards": self._options.shard_subset,
             "running": self.runner.executing,
-            "concurrency": self._options.concurrency,
             "notifications": self._canary.hearing.value,
             "lateness": self._pod.observer.lateness.counts(),
             **self._watch.said(),

@@ -1,6 +1,5 @@
 """Owns the calls to the scripts: typed arguments in, typed answers out, one method a script. Knows no policy."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,15 +74,6 @@ class Touched:
     due: dict[str, int]
     next_rank: int = 0
     lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PodSign:
-    """A live pod: its name, its last sign of life by the server's clock, and what it says of itself."""
-
-    pod: str
-    seen_ms: int
-    info: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,15 +335,6 @@ class Store:
         """Remove finished records older than the retention; answers how many."""
         (removed,) = await self.run("prune", shard, [retention_ms, most])
         return int(removed)
-
-    async def beat(self, pod: str, info: Mapping[str, Any] | None, *, forget_after_ms: int) -> list[PodSign]:
-        """Register a sign of life (None: leave), and learn who is alive. The registry has a slot of its own."""
-        said = "" if info is None else json.dumps(info, separators=(",", ":"))
-        (signs,) = await self.run_at(keys.PODS_ROOT, "beat", [pod, said, forget_after_ms])
-        return [
-            PodSign(signs[i].decode(), int(float(signs[i + 1])), json.loads(signs[i + 2]))
-            for i in range(0, len(signs), 3)
-        ]
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)

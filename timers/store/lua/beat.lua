@@ -1,28 +1,51 @@
 #!lua flags=allow-oom
--- A pod's sign of life, and who else is alive. KEYS[1] is the registry's root, `timers:{pods}:`.
+-- A pod's sign of life, who else is alive, and what pods have declared. KEYS[1] is the registry's root, `timers:{pods}:`.
 --
 -- ARGV[2]  pod
--- ARGV[3]  what it says of itself (JSON), or '' to leave
+-- ARGV[3]  how it is (JSON), or '' to leave
 -- ARGV[4]  ms after which a silent pod is forgotten
--- Answer   {now, {pod, ms of its last sign, what it says, …}}
+-- ARGV[5]  version of the roster that it knows, or ''
+-- ARGV[6]  what it is (JSON), or '' where it has said so before
+-- ARGV[7…] with ARGV[6]: the prefixes that it declares
+-- Answer   {now, version, {pod, ms of its last sign, how it is, …}, {pod, what it is, …}, {prefix, `<ms> <pod>`, …}}: the last two,
+--          what the live pods are and every declaration, are empty where the version is the one it knows
 
-local seen, info = root .. 'seen', root .. 'info'
-if ARGV[3] == '' then
-  redis.call('ZREM', seen, ARGV[2])
-  redis.call('HDEL', info, ARGV[2])
+local seen, states, cards, declared = root .. 'seen', root .. 'states', root .. 'cards', root .. 'declared'
+local pod, state, forget_ms, known, card = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local changed = false
+
+local function forget(name)
+  redis.call('ZREM', seen, name)
+  redis.call('HDEL', states, name)
+  if redis.call('HDEL', cards, name) == 1 then changed = true end
+end
+
+if state == '' then
+  forget(pod)
 else
-  redis.call('ZADD', seen, text(now), ARGV[2])
-  redis.call('HSET', info, ARGV[2], ARGV[3])
+  redis.call('ZADD', seen, text(now), pod)
+  redis.call('HSET', states, pod, state)
 end
-for _, silent in ipairs(redis.call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - ARGV[4]))) do
-  redis.call('ZREM', seen, silent)
-  redis.call('HDEL', info, silent)
+if card ~= '' then
+  redis.call('HSET', cards, pod, card)
+  for i = 7, #ARGV do redis.call('HSET', declared, ARGV[i], text(now) .. ' ' .. pod) end
+  changed = true
 end
-local alive = redis.call('ZRANGE', seen, 0, -1, 'WITHSCORES')
+for _, silent in ipairs(redis.call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
+-- The clock went back, or a stranger wrote it: a pod that lives gives another sign.
+for _, odd in ipairs(redis.call('ZRANGEBYSCORE', seen, '(' .. text(now + forget_ms), '+inf')) do forget(odd) end
+
+local version = redis.call('GET', root .. 'version')
+if changed or not version then
+  version = text(time[1] * 1000000 + time[2])
+  redis.call('SET', root .. 'version', version)
+end
+local signs = redis.call('ZRANGE', seen, 0, -1, 'WITHSCORES')
 local answer = {}
-for i = 1, #alive, 2 do
-  answer[#answer + 1] = alive[i]
-  answer[#answer + 1] = alive[i + 1]
-  answer[#answer + 1] = redis.call('HGET', info, alive[i]) or '{}'
+for i = 1, #signs, 2 do
+  answer[#answer + 1] = signs[i]
+  answer[#answer + 1] = signs[i + 1]
+  answer[#answer + 1] = redis.call('HGET', states, signs[i]) or '{}'
 end
-return {text(now), answer}
+if version == known then return {text(now), version, answer, {}, {}} end
+return {text(now), version, answer, redis.call('HGETALL', cards), redis.call('HGETALL', declared)}

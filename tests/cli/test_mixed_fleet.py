@@ -1,0 +1,80 @@
+"""Pods with different processors, as processes: who runs what, what `timers prefixes` says, forgetting a prefix."""
+
+import json
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from redis import Redis
+
+from tests.cli.commands import Process
+from tests.waiting import eventually
+from timers.client import TimerClient
+from timers.embedded import EmbeddedServer
+
+Start = Callable[..., Process]
+
+WHOSE = {
+    "log-x": "log",
+    "login-check": "login-check",
+    "send-message": "send-message",
+    "send-message-vip-24h": "send-message-vip",
+}
+
+
+async def completed_by(client: TimerClient, prefix: str, timer_id: str) -> str | None:
+    """The processor that ran the timer, once it has."""
+
+    async def look() -> bool:
+        return (await client.get(prefix, timer_id)).status == "completed"
+
+    await eventually(look, f"{prefix}:{timer_id} is completed")
+    return (await client.get(prefix, timer_id)).history[-2].processor
+
+
+async def test_a_pod_with_the_built_in_processors_ran_what_was_for_longer_ones(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    redis.ping()
+    settings = {"TIMERS_REDIS_URL": server.url, "TIMERS_LOG_FORMAT": "json"}
+    longer = {**settings, "TIMERS_PROCESSORS": "tests.cli.processors_for_pods", "TIMERS_BUILTIN": "none"}
+
+    def prefixes() -> dict[str, Any]:
+        return {view["prefix"]: view for view in start("prefixes", "-o", "json", **settings).end().json}
+
+    one = start("serve", "--roles", "worker", **settings, TIMERS_POD="one")
+    two = start("serve", "--roles", "worker", **longer, TIMERS_POD="two")
+    async with TimerClient(server.url) as client:
+        for name in set(WHOSE.values()):
+            await eventually(lambda name=name: client.owner(name), f"{name} is declared")  # type: ignore[misc]
+        # Two signs of life of both pods, after which each knows of the other's declarations.
+        for _ in range(2):
+            seen = {member.pod: member.seen_ms for member in await client.pods()}
+
+            async def again(seen: dict[str, int] = seen) -> bool:
+                return all(member.seen_ms > seen[member.pod] for member in await client.pods())
+
+            await eventually(again, "both pods have given another sign of life")
+        for prefix in WHOSE:
+            await client.batch([{"prefix": prefix, "id": f"n{n}", "delay": n / 20} for n in range(10)])
+        for prefix, owner in WHOSE.items():
+            assert {await completed_by(client, prefix, f"n{n}") for n in range(10)} == {owner}
+
+        shown = prefixes()
+        assert {name: shown[name]["processor"] for name in WHOSE} == WHOSE
+        assert (shown["send-message-vip-24h"]["pods"], shown["log-x"]["pods"]) == (["two"], ["one"])
+        refused = start("prefixes", "forget", "send-message-vip", **settings).end().refusal()
+        assert "declared by the live pods two" in refused
+
+        two.signal(signal.SIGTERM)
+        assert two.end().code == 0
+        armed = start("create", "send-message-vip", "later", "--in", "0s", **settings).end()
+        assert (armed.code, armed.err) == (0, "")
+        away = prefixes()["send-message-vip"]
+        assert (away["processor"], away["pods"], away["away"]) == ("send-message-vip", [], True)
+        assert start("prefixes", "forget", "send-message-vip", **settings).end().code == 0
+        assert await completed_by(client, "send-message-vip", "later") == "send-message"
+        unknown = start("prefixes", "forget", "send-message-vip", **settings).end().refusal()
+        assert "no pod has declared the prefix 'send-message-vip'" in unknown
+    fired = [line for line in map(json.loads, one.err.splitlines()) if line["event"] == "timer fired"]
+    assert {(line["prefix"], line["processor"]) for line in fired} == {("log-x", "log")}

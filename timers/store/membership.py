@@ -1,0 +1,248 @@
+"""Owns who is alive and who declared what: the pods' signs of life, and the prefixes that pods ever declared.
+
+A sign has two parts: what a pod is, said once, and how it is, said at every beat. So hundreds of processors make no
+beat long. Declarations outlive their pods, because a prefix is not another processor's while its own pods are away.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import Field, TypeAdapter
+
+from timers.core.durations import format_time
+from timers.core.fields import is_prefix
+from timers.core.lateness import quantiles_ms
+from timers.core.prefixes import owner
+from timers.store import keys
+from timers.store.identity import Mark
+from timers.store.scripts import Argument, reachable
+from timers.store.store import Store
+
+FORGET_AFTER_MS: Final = 4000
+"""A pod silent for four beats counts as gone; until then its share of events costs the others a late look."""
+
+HEARINGS: Final = ("ok", "late", "deaf")
+"""How notifications arrive at a pod, the worst last."""
+
+_CARD: Final = ("roles", "processors", "only", "shards", "concurrency")
+_STATE: Final = ("running", "notifications", "lateness", "epoch", "marks")
+_VERSION: Final = f"{keys.PODS_ROOT}version"
+_DECLARED: Final = f"{keys.PODS_ROOT}declared"
+
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Bucket = Annotated[int, Field(ge=0, le=1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live pod. `processors` are the prefixes of the processors that it can run; `only` and `shards` are what it is
+    limited to (no `only`: any prefix; None: all shards). `lateness` counts its starts of the last minutes by bucket;
+    `epoch` and `marks` are what it knows of the db.
+    `trouble` says what of its sign cannot be read; that part is as if it had not been said."""
+
+    pod: str
+    seen_ms: _Count = 0
+    roles: tuple[str, ...] = ()
+    processors: frozenset[str] = frozenset()
+    only: tuple[str, ...] = ()
+    shards: tuple[_Count, ...] | None = None
+    concurrency: _Count = 0
+    running: _Count = 0
+    notifications: str = HEARINGS[-1]
+    lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)
+    epoch: str = ""
+    marks: Mapping[_Count, Mark] = field(default_factory=dict)
+    trouble: str | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether it runs timers."""
+        return "worker" in self.roles
+
+    @property
+    def hearing(self) -> str:
+        """How notifications arrive there; `deaf` for a pod that says something else."""
+        return self.notifications if self.notifications in HEARINGS else HEARINGS[-1]
+
+    def takes(self, shard: int) -> bool:
+        """Whether it runs timers of the shard."""
+        return self.works and (self.shards is None or shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        """The pod as the API shows it."""
+        return {
+            "pod": self.pod,
+            "seen_at": format_time(self.seen_ms),
+            "roles": list(self.roles),
+            "serves": sorted(self.processors),
+            "only": list(self.only),
+            "shards": None if self.shards is None else list(self.shards),
+            "running": self.running,
+            "concurrency": self.concurrency,
+            "notifications": self.hearing if self.works else None,
+            "lateness_ms": quantiles_ms(self.lateness),
+            "trouble": self.trouble,
+        }
+
+
+_MEMBER: Final = TypeAdapter(Member)
+
+
+class Declaration(NamedTuple):
+    """Who declared a prefix last, and when by the server's clock."""
+
+    at_ms: int
+    pod: str
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The live pods and the declared prefixes at one moment. `version` changes with what the pods are and with what is
+    declared, not with how the pods are."""
+
+    version: bytes = b""
+    members: Sequence[Member] = ()
+    declared: Mapping[str, Declaration] = field(default_factory=dict)
+
+    @cached_property
+    def workers(self) -> Sequence[Member]:
+        """The pods that run timers."""
+        return [member for member in self.members if member.works]
+
+    def owner(self, prefix: str) -> str | None:
+        """The processor that timers of the prefix are for, whether a pod has it now or not: the longest that was ever
+        declared. None: there was never one."""
+        return owner(prefix, self.declared)
+
+    def serving(self, prefix: str) -> Sequence[Member]:
+        """The live pods that run timers of the prefix: those with the processor that it is for."""
+        found = self.owner(prefix)
+        return [m for m in self.workers if found in m.processors and (not m.only or owner(prefix, m.only) is not None)]
+
+
+class Membership:
+    """The registry of one db, as one pod or one reader sees it. Raises Unavailable while Redis is away."""
+
+    def __init__(self, store: Store, *, forget_after_ms: int = FORGET_AFTER_MS) -> None:
+        self._store, self._redis = store, store.connections.commands
+        self._forget_after_ms = forget_after_ms
+        self._said = ""
+        self._cards: dict[bytes, Member] = {}
+        self._roster = Roster()
+
+    async def beat(self, me: Member) -> Roster:
+        """Give a sign of life, declare the member's processors, and learn who is alive. What the registry knows of the
+        member already is not said again, unless data was lost or somebody took a declaration back."""
+        card = _json(me, *_CARD)
+        if card == self._said:
+            roster = await self._beat(me)
+            if me.pod.encode() in self._cards and me.processors <= roster.declared.keys():
+                return roster
+        roster = await self._beat(me, card, *sorted(me.processors))
+        self._said = card
+        return roster
+
+    async def _beat(self, me: Member, card: str = "", *declares: str) -> Roster:
+        arguments: list[Argument] = [
+            me.pod,
+            _json(me, *_STATE),
+            self._forget_after_ms,
+            self._roster.version,
+            card,
+            *declares,
+        ]
+        version, signs, cards, declared = await self._store.run_at(keys.PODS_ROOT, "beat", arguments)
+        if version != self._roster.version:
+            self._cards = {pod: _part(pod, text) for pod, text in _pairs(cards).items()}
+            self._roster = Roster(version, (), _declarations(_pairs(declared)))
+        members = [_member(self._cards, *signs[i : i + 3]) for i in range(0, len(signs), 3)]
+        self._roster = replace(self._roster, members=members)
+        return self._roster
+
+    async def leave(self, pod: str) -> None:
+        """Sign a pod off. What it declared stays."""
+        self._said = ""
+        await self._store.run_at(keys.PODS_ROOT, "beat", [pod, "", self._forget_after_ms, "", ""])
+
+    async def read(self) -> Roster:
+        """Who is alive, without a sign of life of one's own. Writes nothing."""
+        with reachable():
+            async with self._redis.pipeline(transaction=False) as asked:
+                asked.time()
+                asked.get(_VERSION)
+                asked.zrange(f"{keys.PODS_ROOT}seen", 0, -1, withscores=True)
+                for name in ("states", "cards", "declared"):
+                    asked.hgetall(f"{keys.PODS_ROOT}{name}")
+                (seconds, micros), version, seen, states, cards, declared = await asked.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        alive = [(pod, score) for pod, score in seen if abs(now_ms - score) <= self._forget_after_ms]
+        parts = {pod: _part(pod, text) for pod, text in cards.items()}
+        members = [_member(parts, pod, score, states.get(pod, b"{}")) for pod, score in alive]
+        return Roster(version or b"", members, _declarations(declared))
+
+    async def declared(self, known: Roster) -> Roster:
+        """The declared prefixes, without the pods; `known` itself where nothing has changed since. Also where all have
+        gone with lost data: pods declare theirs again in a moment, and no create should fail until then. Writes
+        nothing."""
+        with reachable():
+            version: Any = await self._redis.get(_VERSION)
+            if known.declared and version in (None, known.version):
+                return known
+            found: Any = await self._redis.hgetall(_DECLARED)
+        return Roster(version or b"", (), _declarations(found))
+
+    async def forget(self, prefix: str) -> bool:
+        """Take a declaration back. False where there was none."""
+        with reachable():
+            async with self._redis.pipeline(transaction=False) as asked:
+                asked.hdel(_DECLARED, prefix)
+                asked.set(_VERSION, secrets.token_hex(8))
+                removed, _ = await asked.execute()
+        return bool(removed)
+
+
+def _json(member: Member, *names: str) -> str:
+    said = {name: getattr(member, name) for name in names}
+    return json.dumps(said, separators=(",", ":"), default=sorted)
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _part(pod: bytes, text: bytes) -> Member:
+    """What one part of a sign says; a part that cannot be read says nothing but that."""
+    name = pod.decode(errors="replace")
+    try:
+        return _MEMBER.validate_python({**json.loads(text), "pod": name, "trouble": None})
+    except (ValueError, TypeError, RecursionError) as error:
+        return Member(name, trouble=f"what it says of itself cannot be read ({type(error).__name__})")
+
+
+def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: bytes | float, state: bytes) -> Member:
+    what, how = cards.get(pod, Member(pod.decode(errors="replace"))), _part(pod, state)
+    return replace(
+        what,
+        seen_ms=int(float(seen_ms)),
+        running=how.running,
+        notifications=how.notifications,
+        lateness=how.lateness,
+        epoch=how.epoch,
+        marks=how.marks,
+        trouble=what.trouble or how.trouble,
+    )
+
+
+def _declarations(found: Mapping[bytes, bytes]) -> dict[str, Declaration]:
+    """By prefix; a stranger's entry, which no timer can be of, is left out."""
+    named = {prefix.decode(errors="replace"): text.decode(errors="replace") for prefix, text in found.items()}
+    return {prefix: _declaration(text) for prefix, text in named.items() if is_prefix(prefix)}
+
+
+def _declaration(text: str) -> Declaration:
+    at_ms, _, pod = text.partition(" ")
+    return Declaration(int(at_ms) if at_ms.isascii() and at_ms.isdecimal() and len(at_ms) <= 15 else 0, pod)
