@@ -12,6 +12,7 @@ from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status
 from timers.store import codec
 
 NUMBERS = st.integers(min_value=0, max_value=2**53)
+TIMES = st.integers(min_value=0, max_value=10**codec.TIME_DIGITS - 1)
 TEXTS = st.text(max_size=40)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
@@ -49,7 +50,7 @@ PODS = st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=T
 NOTES = TEXTS.map(clean_text)
 ENTRIES = st.builds(
     HistoryEntry,
-    at_ms=NUMBERS,
+    at_ms=TIMES,
     status=st.sampled_from(Status),
     attempt=NUMBERS,
     pod=PODS,
@@ -82,7 +83,7 @@ def _line(entry: HistoryEntry) -> str:
 
 @given(
     status=st.sampled_from(Status),
-    numbers=st.tuples(*[NUMBERS] * 7),
+    numbers=st.tuples(TIMES, *[NUMBERS] * 5, TIMES),
     spec=WISHES,
     progress=PROGRESS | st.just(NO_PROGRESS),
     history=st.lists(ENTRIES, max_size=5),

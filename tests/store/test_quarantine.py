@@ -29,6 +29,8 @@ A_BAD_HEAD = {
     "garbage": (b"\x00\xffgarbage", "not a record"),
     "nothing": (b"", "not a record"),
     "an unknown status": (b"1 z 1 0 0 0 1 1000 1000 0\n{}\n", "not a record"),
+    "a due time beyond all time": (b"1 s 1 0 0 0 1 99999999999999 1000 0\n{}\n", "not a record"),
+    "a creation beyond all time": (b"1 s 1 0 0 0 1 1000 " + b"9" * 5000 + b" 0\n{}\n", "not a record"),
     "a newer format": (b"2 s 1 0 0 0 1 1000 1000 0\n{}\n", "record format 2, this service knows 1"),
 }
 """Kind of damage → the record, the reason."""
@@ -165,11 +167,12 @@ async def test_a_broken_line_of_the_history_stops_nothing(store: Store) -> None:
     raw = await store.connections.commands.hget(bucket_of(BAD), BAD)
     assert isinstance(raw, bytes)
     *body, entry = raw.split(b"\n")
-    await damage(store, b"\n".join([*body, b"gibberish", entry]))
+    await damage(store, b"\n".join([*body, b"gibberish", b"9" * 20 + b" s 1 - - - changed", entry]))
     assert await settle(store, an_end(timer)) == ["settled"]
     assert [entry.note for entry in (await read(store, "bad")).history] == [
-        "created", "unreadable entry", "sweep", "completed",
+        "created", "unreadable entry", "unreadable entry", "sweep", "completed",
     ]  # fmt: skip
+    assert (await read(store, "bad")).to_json()
 
 
 @pytest.mark.parametrize("kind", A_BAD_HEAD)

@@ -19,8 +19,12 @@ from tests.store.acts import (
     settle,
 )
 from timers.core.model import Status, Timer
+from timers.processor import Limits, Rate
+from timers.store import keys
+from timers.store.callers import Callers
 from timers.store.filters import Filter
 from timers.store.listing import Listing
+from timers.store.permits import Permits
 from timers.store.queries import Queries
 from timers.store.store import Store
 
@@ -199,3 +203,36 @@ async def test_what_was_in_the_way_is_kept_aside(real: Store) -> None:
     await armed(real, due="+3600000")
     assert await redis.get(f"{ROOT}displaced:{key}") == b"a stranger's"
     assert (await Queries(real).counts())[PREFIX] == {Status.SCHEDULED: 1}
+
+
+LIMITED: Final = Limits(concurrency=2, rate=Rate(interval_us=1000, burst=5))
+
+
+@pytest.mark.parametrize("value", ["garbage", "", "inf", "-inf", "nan", str(2**63 - 1), "9" * 30])
+async def test_a_strange_rate_blocked_a_prefix_or_a_caller_for_ever(real: Store, value: str) -> None:
+    redis, permits = real.connections.commands, Permits(real)
+    await redis.set(f"{keys.limits_root(PREFIX)}rate", value)
+    await redis.set(f"{keys.ACCESS_ROOT}rate:k", value)
+    reserved = await permits.reserve(PREFIX, LIMITED, 2, pod=POD, lease_ms=LEASE_MS)
+    assert reserved.count == 2
+    await redis.set(f"{keys.limits_root(PREFIX)}rate", value)
+    await permits.give_back(reserved, 0)
+    assert await Callers(real).wait_ms("k", Rate(interval_us=1000, burst=1)) == 0
+    await redis.flushdb()
+
+
+@pytest.mark.parametrize("put", [put_list, put_text])
+async def test_another_type_in_place_of_permits_stopped_the_prefix(
+    real: Store, put: Callable[[Any, str], Awaitable[None]]
+) -> None:
+    redis, permits = real.connections.commands, Permits(real)
+    for name in ("permits", "rate"):
+        await put(redis, f"{keys.limits_root(PREFIX)}{name}")
+    await put(redis, f"{ROOT}counts")
+    await put(redis, f"{ROOT}due:{PREFIX}")
+    reserved = await permits.reserve(PREFIX, LIMITED, 2, pod=POD, lease_ms=LEASE_MS)
+    assert reserved.count == 2
+    assert await permits.next_shard(PREFIX) is None
+    await permits.keep(reserved.permits, LEASE_MS)
+    await permits.release(reserved.permits)
+    await redis.flushdb()

@@ -33,6 +33,9 @@ NOTE_LIMIT_CHARACTERS: Final = 1200
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
 """What is looked at of a note: cleaning takes longer than running a timer where it is megabytes."""
 
+TIME_DIGITS: Final = 13
+"""Of epoch ms, until the year 2286; as in lua/common.lua."""
+
 _DECODER: Final = json.JSONDecoder()
 _ENCODE: Final = encode_with(allow_nan=True)
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -112,24 +115,31 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
     form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
     if form != "1":
         raise ValueError(f"format {form}, this service knows 1")
-    created_ms = int(created)
+    created_ms = _ms(created)
     return Timer(
         prefix=prefix,
         id=timer_id,
         status=STATUSES[status],
-        due_ms=int(due),
+        due_ms=_ms(due),
         version=int(version),
         token=int(token),
         attempt=int(attempt),
         failures=int(failures),
         occurrence=int(occurrence),
         created_ms=created_ms,
-        updated_ms=int(lines[-1].partition(" ")[0]) if lines else created_ms,
+        updated_ms=_ms(lines[-1].partition(" ")[0]) if lines else created_ms,
         spec=_spec(spec),
         progress=_progress(progress) if progress else NO_PROGRESS,
         lease=lease,
         history=StoredHistory(created_ms, int(entries), lines),
     )
+
+
+def _ms(text: str) -> int:
+    """A time of a record. What has more digits is none, and could not be shown."""
+    if len(text) > TIME_DIGITS:
+        raise ValueError(f"{text[:TIME_DIGITS]}… is no time")
+    return int(text)
 
 
 def newborn(
@@ -215,7 +225,7 @@ def _entry(line: str) -> HistoryEntry:
     at, status, attempt, pod, lateness, processor, said = line.split(" ", 6)
     cause, _, text = said.partition(" ")
     return HistoryEntry(
-        int(at),
+        _ms(at),
         STATUSES[status],
         int(attempt),
         None if pod == "-" else pod,

@@ -8,11 +8,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from timers.processor import Limits
 from timers.store import keys
-from timers.store.scripts import Argument, Call, reachable
+from timers.store.scripts import Argument, Call, read
 from timers.store.store import Store
 
 BATCH: Final = 500
@@ -73,15 +73,14 @@ class Permits:
     async def next_shard(self, prefix: str) -> int | None:
         """For who holds the only permit of a prefix: the shard of its earliest timer. None where there is none, and
         where one runs all the same: its pod is dead or stands still, and it is rescued first."""
-        with reachable():
-            async with self._store.connections.commands.pipeline(transaction=False) as asked:
-                for root in map(keys.root, range(self._store.shards)):
-                    asked.hget(f"{root}counts", f"r {prefix}")
-                    asked.zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
-                answers: list[Any] = await asked.execute()
+        async with self._store.connections.commands.pipeline(transaction=False) as asked:
+            for root in map(keys.root, range(self._store.shards)):
+                asked.hget(f"{root}counts", f"r {prefix}")
+                asked.zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
+            answers = await read(asked, None, [])
         running, heads = answers[::2], answers[1::2]
         due = [(head[0][1], shard) for shard, head in enumerate(heads) if head]
-        return min(due)[1] if due and not any(int(n or 0) for n in running) else None
+        return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n in running) else None
 
 
 def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:

@@ -9,8 +9,7 @@
 -- Generic cell rate algorithm (ITU-T I.371): `tat` is the theoretical arrival time of the next call, in microseconds.
 local key = root .. 'rate:' .. ARGV[2]
 local interval, burst = tonumber(ARGV[3]), tonumber(ARGV[4])
-local now_us = time[1] * 1000000 + time[2]
-local tat = math.max(tonumber(redis.call('GET', key)) or 0, now_us) + interval
+local tat = arrival(key, burst * interval) + interval
 local ahead = tat - burst * interval - now_us
 if ahead > 0 then return {text(now), math.ceil(ahead / 1000)} end
 redis.call('SET', key, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)

@@ -7,6 +7,7 @@
 
 local WAKE_HORIZON_MS = 1000     -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th shown entry is the creation, or the marker that older ones were dropped
+local TIME_DIGITS = 13           -- of epoch ms, until the year 2286
 local ORDINALS = 1024            -- binary fractions of a millisecond that keep the order of arming within one millisecond
 
 local root = KEYS[1]
@@ -32,12 +33,20 @@ local redis = setmetatable({call = call}, {__index = server})
 
 local time = server.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_us = time[1] * 1000000 + time[2]
 
 local function text(number) return string.format('%.0f', number) end
 
 -- Whether the shard belongs to the db that the caller knows. What makes a new timer asks first: in a db that was emptied,
 -- and made again with another number of shards, its place would be another.
 local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
+
+-- The theoretical arrival time kept for a rate (µs), at least now. One that lies further ahead than the rate's whole burst and
+-- an hour, as before somebody changed the rate, is a stranger's.
+local function arrival(key, burst_us)
+  local tat = tonumber(redis.call('GET', key))
+  return tat and tat > now_us and tat < now_us + burst_us + 3600000000 and tat or now_us
+end
 
 -- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`.
 local function due_of(spec)
@@ -62,7 +71,7 @@ local function parse(raw)
   local format
   format, r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest =
     string.match(raw, '^(%d+) ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
-  if not format then return nil, 'not a record' end
+  if not format or #r.due > TIME_DIGITS or #r.created > TIME_DIGITS then return nil, 'not a record' end
   if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows 1' end
   -- `w` is scheduled, but waits for more than its due time: no claim takes it. Whatever changes it lets it go.
   r.waits = r.status == 'w'
@@ -245,7 +254,7 @@ end
 -- The newest of `n` fresh tokens. The counter alone could repeat itself: it goes back with the data when the server loses
 -- its last seconds. The clock does not, so tokens never stay behind its microseconds.
 local function take_tokens(n)
-  local top = math.max(newest_token(), time[1] * 1000000 + time[2]) + n
+  local top = math.max(newest_token(), now_us) + n
   redis.call('SET', root .. 'token', text(top))
   return top
 end

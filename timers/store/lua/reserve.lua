@@ -13,7 +13,6 @@
 local pod, lease_ms, concurrency = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local interval, burst, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local permits, rate = root .. 'permits', root .. 'rate'
-local now_us = time[1] * 1000000 + time[2]
 local wait = 0
 
 if concurrency > 0 then
@@ -23,7 +22,7 @@ end
 
 -- Generic cell rate algorithm (ITU-T I.371): `tat` is the theoretical arrival time of the next start, in µs.
 if interval > 0 then
-  local tat = math.max(tonumber(redis.call('GET', rate)) or 0, now_us)
+  local tat = arrival(rate, burst * interval)
   n = math.max(math.min(n, math.floor((now_us + burst * interval - tat) / interval)), 0)
   if n > 0 then
     tat = tat + n * interval
