@@ -1,7 +1,6 @@
 """What a queue may do at once: concurrency over the fleet and on a pod, rate, order, pause; it holds up nobody else."""
 
 import asyncio
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -224,18 +223,18 @@ class TestOrder:
 class TestRate:
     @pytest.mark.parametrize("rate", ["100/s", "200/s"])
     async def test_over_all_pods_never_more_than_the_rate_and_its_burst(self, fleet: Fleet, rate: str) -> None:
-        """Counted on the server's own times of the claims, in every window there is."""
+        """By the server's own times. A start is counted when it is reserved, and claimed later, much later on a
+        busy machine: so claims may come together, but at no time have there been more than the rate allows."""
         calls, interval_ms = Calls(rate=rate), 1000 / int(rate[:-2])
         burst = BURST_US // round(interval_ms * 1000)
         for name in ("a", "b"):
             await fleet.pod(calls, name=name)
+        began_ms = await fleet.store.now_ms()
         await arm(fleet, ids(60))
         starts = sorted(timer.history[1].at_ms for timer in await ended(fleet, ids(60)))
-        for first, at_ms in enumerate(starts):
-            last = bisect_left(starts, at_ms + 100)
-            assert last - first <= 100 / interval_ms + burst + 1
+        for before, at_ms in enumerate(starts):
+            assert before <= (at_ms + 1 - began_ms) / interval_ms + burst
         assert len(calls) == 60
-        assert starts[-1] - starts[0] >= (60 - burst - 1) * interval_ms - 1
 
     async def test_what_may_not_run_yet_stays_due_and_unleased(self, fleet: Fleet) -> None:
         calls = Calls(rate="1/d")
