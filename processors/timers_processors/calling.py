@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import socket
+import ssl
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -14,7 +15,17 @@ from importlib.metadata import version
 from random import Random
 from typing import Final, Self
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientResponseError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
 from yarl import URL
 
 from timers import Fail, Retry
@@ -95,7 +106,7 @@ class Caller:
             except TimeoutError:
                 raise Unanswered(f"no answer within {seconds:g} s") from None
             except (ClientError, OSError) as error:
-                raise Unanswered(f"{type(error).__name__}: {error}") from error
+                raise Unanswered(_why(error)) from error
 
     async def _answer(self, call: Call, keep_bytes: int) -> Answer:
         session = self._sessions[call.url.scheme]
@@ -108,13 +119,25 @@ class Caller:
 
 def _session(guard: Guard) -> ClientSession:
     return ClientSession(
-        connector=TCPConnector(resolver=guard, limit=0, ttl_dns_cache=NAME_SECONDS),
+        connector=TCPConnector(resolver=guard, limit=0, ttl_dns_cache=NAME_SECONDS, ssl=ssl.create_default_context()),
         cookie_jar=DummyCookieJar(),
         headers={"User-Agent": f"{DISTRIBUTION}/{version(DISTRIBUTION)}", "Accept-Encoding": "identity"},
         timeout=ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         auto_decompress=False,
         trust_env=False,
     )
+
+
+def _why(error: Exception) -> str:
+    """What went wrong, in words that do not hold the whole URL."""
+    match error:
+        case ClientResponseError():
+            return f"no HTTP: {error.message}"
+        case ClientConnectorCertificateError():
+            return f"{type(error).__name__}: {error.certificate_error}"
+        case ClientConnectorError():
+            return f"{type(error).__name__}: {error.os_error}"
+    return f"{type(error).__name__}: {error}"
 
 
 async def _beginning(response: ClientResponse, keep_bytes: int) -> str:

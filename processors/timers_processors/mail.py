@@ -42,6 +42,7 @@ class SmtpTransport:
         self._options, self._from = _options(url), mail_from
         self._name = f"{self._options['hostname']}:{self._options['port']}"
         self._targets = targets or Targets(TargetLimits(at_once=CONNECTIONS))
+        self._tls = ssl.create_default_context()
         self._idle: list[tuple[float, SMTP]] = []
 
     async def send(self, message: Message) -> str:
@@ -99,7 +100,7 @@ class SmtpTransport:
         return None
 
     async def _made(self) -> SMTP:
-        made = SMTP(**self._options, timeout=ANSWER_SECONDS, tls_context=ssl.create_default_context())
+        made = SMTP(**self._options, timeout=ANSWER_SECONDS, tls_context=self._tls)
         try:
             await made.connect()
         except BaseException as error:

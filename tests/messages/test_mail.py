@@ -1,14 +1,13 @@
 """Mail through a real server: what arrives, over which connection, and which refusals end a timer."""
 
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from tests.certificates import self_signed, serving
 from tests.messages.mailbox import Mailbox, mailbox
 from tests.unit.samples import a_timer, run
 from timers import Done, Fail, Retry
@@ -38,23 +37,12 @@ async def send(given: Settings, payload: dict[str, Any], times: int = 1, **chang
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost, signed by itself, and its key, in one file."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("no openssl on this machine")
-    path = tmp_path_factory.mktemp("certificate") / "server.pem"
-    options = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    command = [program, *options.split(), "-keyout", f"{path}.key", "-out", f"{path}.crt"]
-    subprocess.run(command, check=True, capture_output=True)
-    path.write_text(Path(f"{path}.key").read_text() + Path(f"{path}.crt").read_text())
-    return path
+    return self_signed(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture
 def tls(certificate: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    return context
+    return serving(certificate)
 
 
 @pytest.fixture

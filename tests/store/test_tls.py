@@ -1,8 +1,6 @@
 """`rediss://`: all connections of a store are encrypted, the subscriber's too; a server must prove its name."""
 
 import asyncio
-import os
-import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import openssl
 from tests.servers import start_server
 from tests.store.acts import armed, claim, finished
 from timers.client import open_store
@@ -21,19 +20,10 @@ REQUEST = "req -newkey rsa:2048 -nodes"
 SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
 
 
-def _openssl() -> str:
-    found = shutil.which("openssl")
-    if found is not None:
-        return found
-    if os.environ.get("CI"):
-        pytest.fail("no openssl on this machine")
-    pytest.skip("no openssl on this machine")
-
-
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """A folder with an authority `ca` and a `server` for localhost that it has signed; `other` has signed nothing."""
-    program = _openssl()
+    program = openssl()
     folder = tmp_path / "certificates"
     folder.mkdir()
     (folder / "names").write_text("subjectAltName=DNS:localhost")

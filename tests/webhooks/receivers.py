@@ -1,6 +1,7 @@
 """Owns the other side of web hooks: receivers on loopback that answer as they are told, or do not."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,13 +47,15 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving(*answers: web.Response, host: str = "127.0.0.1") -> AsyncIterator[Receiver]:
+async def receiving(
+    *answers: web.Response, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Receiver]:
     """A receiver for as long as the context lasts."""
     receiver = Receiver(answers=list(answers))
     runner = web.ServerRunner(web.Server(receiver.handle))  # type: ignore[arg-type]
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, 0)
+        site = web.TCPSite(runner, host, 0, ssl_context=tls)
         await site.start()
         receiver.url = f"http://{host}:{runner.addresses[0][1]}"
         yield receiver

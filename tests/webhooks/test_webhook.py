@@ -6,12 +6,14 @@ import json
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from tests.certificates import self_signed, serving
 from tests.unit.samples import a_timer, run
 from tests.webhooks.receivers import Received, hang, opened, receiving, settings, speaking
 from timers import Done, Fail, Processor, Retry, Timer
@@ -315,7 +317,18 @@ class TestNoAnswer:
         async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"220 mail.example.org ESMTP\r\n")
 
-        assert "Bad status line" in await self.unanswered(speak)
+        assert "no HTTP: " in await self.unanswered(speak)
+
+    async def test_the_secret_parts_of_a_url_are_not_told(self) -> None:
+        async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"220 mail.example.org ESMTP\r\n")
+
+        processor = hook()
+        async with speaking(speak) as url, opened(processor) as state:
+            secret_url = url.replace("://", "://ann:hidden@") + "/hidden/path?key=hidden"
+            ended = await result(processor, asking({"url": secret_url}), state)
+        assert isinstance(ended, Retry)
+        assert "hidden" not in str(ended)
 
     async def test_one_that_nobody_listens_at_is_tried_again(self) -> None:
         async with receiving() as receiver:
@@ -365,6 +378,26 @@ class TestNoAnswer:
                 await run(processor, timer, state)
         assert caught.value.after is None
         return str(caught.value)
+
+
+class TestTls:
+    async def test_https_is_verified(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        certificate = self_signed(tmp_path)
+        async with receiving(tls=serving(certificate)) as receiver:
+            named, unnamed = (f"https://{host}:{receiver.port}/" for host in ("localhost", "127.0.0.1"))
+            nobody = await self.called(named)
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            trusted, other_name = await self.called(named), await self.called(unnamed)
+        assert isinstance(trusted, Done)
+        for refused in (nobody, other_name):
+            assert isinstance(refused, Retry)
+            assert "Certificate" in str(refused)
+        assert len(receiver.received) == 1
+
+    async def called(self, url: str) -> Done | Exception:
+        processor = hook()
+        async with opened(processor) as state:
+            return await result(processor, asking({"url": url}), state)
 
 
 class TestForbidden:

@@ -1,0 +1,36 @@
+"""Owns certificates for servers on loopback."""
+
+import os
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def openssl() -> str:
+    """The program. Without it the test fails where CI is set, and elsewhere is skipped."""
+    found = shutil.which("openssl")
+    if found is not None:
+        return found
+    if os.environ.get("CI"):
+        pytest.fail("no openssl on this machine")
+    pytest.skip("no openssl on this machine")
+
+
+def self_signed(folder: Path, name: str = "localhost") -> Path:
+    """A certificate for a name, signed by itself, with its key in the same file."""
+    key, certificate, both = folder / "server.key", folder / "server.crt", folder / "server.pem"
+    options = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name} -addext subjectAltName=DNS:{name}"
+    command = [openssl(), *options.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    both.write_text(key.read_text() + certificate.read_text())
+    return both
+
+
+def serving(certificate: Path) -> ssl.SSLContext:
+    """What a server with this certificate needs."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
