@@ -86,7 +86,7 @@ class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
         self.let_expire(self.oracle.of_status(Status.RUNNING)[0])
         for identity in IDENTITIES[:2]:
             self.put_bare(identity, VALUES[0], HOUR_MS)
-        self.take_in([IDENTITIES[0]])
+        self.take_in(IDENTITIES[:2])
 
     @rule(step=st.deferred(lambda: st.one_of(STEPS)))
     def step(self, step: tuple[str, dict[str, Any]]) -> None:

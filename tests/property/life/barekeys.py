@@ -115,11 +115,13 @@ class BareVerbs(World):
         if code in ("adopted", "moved"):
             self._resolve(identity, "expired")
 
-    @verb(identity=identities, soon=st.booleans(), expired=st.booleans())
-    def look(self, *, identity: Identity, soon: bool, expired: bool) -> None:
+    @verb(which=st.integers(0), soon=st.sampled_from([False, False, True]), expired=st.booleans())
+    def look(self, *, which: int, soon: bool, expired: bool) -> None:
         """Look at a known key. One that is gone is taken for expired, as if that had been heard, or for deleted."""
-        if identity not in self.oracle.known:
+        known = sorted(self.oracle.known)
+        if not known:
             return
+        identity = known[which % len(known)]
         (deadline_ms,) = self.do(self.bare.deadlines([identity]))[0].values()
         if deadline_ms == GONE:
             self._resolve(identity, "expired" if expired else "deleted")
