@@ -10,6 +10,8 @@ from tests.store.acts import PREFIX, armed, cancelled, finished, running
 from tests.store.backends import open_store
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
+from timers.store.coming import Coming
+from timers.store.fired import FiredRing, total
 from timers.store.listing import Page
 from timers.store.search import Search, Searching
 from timers.store.store import Arming, Store
@@ -69,6 +71,30 @@ async def test_the_newest_ends_come_with_why_and_without_payloads(store: Store) 
     assert {ending.id for ending in found} == {"first", "second"}
     assert len(await Searching(store).endings(PREFIX, Status.FAILED, 1)) == 1
     assert await Searching(store).endings("none", Status.FAILED, 10) == []
+
+
+async def test_scores_that_nobody_of_ours_wrote_stop_nothing(real: Store) -> None:
+    await armed(real, "good", due="+60000")
+    await finished(real, "broke", status=Status.FAILED)
+    redis = real.connections.commands
+    await redis.zadd(f"timers:{{0}}:due:{PREFIX}", {"odd": "inf"})
+    await redis.zadd(f"timers:{{0}}:finished:f:{PREFIX}", {"odd": "inf"})
+    search = Search(prefix=PREFIX, status=Status.SCHEDULED)
+    found = await all_of(lambda at: Searching(real).newest(search, limit=1, cursor=at))
+    assert [timer.id for timer in found] == ["good"]
+    assert [ending.id for ending in await Searching(real).endings(PREFIX, Status.FAILED, 5)] == ["broke", "odd"]
+    assert sum((await Coming(real).load(step_ms=3_600_000, steps=24)).counts) == 1
+    await redis.zrem(f"timers:{{0}}:due:{PREFIX}", "odd")
+    await redis.zrem(f"timers:{{0}}:finished:f:{PREFIX}", "odd")
+
+
+async def test_a_stranger_in_the_place_of_a_ring_is_moved_aside(real: Store) -> None:
+    redis = real.connections.commands
+    await redis.set("timers:{fired}:hour", "a stranger's")
+    await FiredRing(real).read()
+    await FiredRing(real).add({1: 1})
+    assert total((await FiredRing(real).read()).hour) == {1: 1}
+    assert await redis.delete("timers:{fired}:displaced:timers:{fired}:hour") == 1
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "completed.", "failed.x", '["nan","a"]', '["(1","a"]', "[1]"])

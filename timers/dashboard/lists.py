@@ -13,8 +13,8 @@ from timers.core.model import Status
 from timers.dashboard.site import Parts, show
 from timers.dashboard.wanted import Wanted, error_group
 from timers.errors import InvalidInput
-from timers.store.listing import Page
-from timers.store.search import ORDER, Searching
+from timers.store.listing import ORDER, Page
+from timers.store.search import Search, Searching
 
 PAGE: Final = 50
 GROUPED: Final = 200
@@ -36,17 +36,11 @@ class TimersPage:
 
     async def page(self, request: web.Request) -> web.Response:
         """200 a page; 422 the form with what is wrong."""
-        errors: dict[str, str] = {}
-        try:
-            wanted = Wanted.parse(list(request.query.items()), visible_to(request))
-        except InvalidInput as error:
-            errors = {each.field: str(each) for each in error.errors}
-            wanted = Wanted([(n, v) for n, v in request.query.items()], [], Wanted.parse((), None).search)
-        sort = request.query.get("sort", "")
+        wanted, errors = _wanted(request)
         may_sort = (
             wanted.search.prefix is not None and len(wanted.statuses) == 1 and Status.RUNNING not in wanted.statuses
         )
-        newest = sort == "newest" and may_sort
+        newest = request.query.get("sort") == "newest" and may_sort
         cursor = request.query.get("cursor")
         page = Page([], None) if errors else await self._found(wanted, cursor, newest=newest)
         sorted_by = {"sort": "newest"} if newest else {}
@@ -72,6 +66,15 @@ class TimersPage:
             search = replace(wanted.search, status=wanted.statuses[0])
             return await self._searching.newest(search, limit=PAGE, cursor=cursor)
         return await self._searching.page(wanted.search, wanted.statuses, limit=PAGE, cursor=cursor)
+
+
+def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
+    """What the address asks for, and what is wrong with it by field."""
+    pairs = list(request.query.items())
+    try:
+        return Wanted.parse(pairs, visible_to(request)), {}
+    except InvalidInput as error:
+        return Wanted(pairs, [], Search()), {each.field: str(each) for each in error.errors}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ LOOKS_AT_LEAST: Final = 2000
 READ_AFTER_REJECTS: Final = 250
 """Records that are read at a time where a filter rejects most of them."""
 
-_ORDER: Final = (
+ORDER: Final = (
     Status.RUNNING,
     Status.SCHEDULED,
     Status.FAILED,
@@ -45,7 +45,9 @@ _ORDER: Final = (
     Status.COMPLETED,
     Status.CANCELLED,
 )
-_PLACES: Final = {status: place for place, status in enumerate(_ORDER)}
+"""Of the statuses in every list."""
+
+_PLACES: Final = {status: place for place, status in enumerate(ORDER)}
 _SCORE: Final = re.compile(r"-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?)")
 
 

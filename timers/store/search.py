@@ -1,6 +1,7 @@
 """Owns looking for timers as people do: several statuses at once, conditions of any kind, the newest first."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,24 +11,14 @@ from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import codec, keys
 from timers.store.filters import Filter
-from timers.store.listing import LOOKS_AT_LEAST, Listing, Page
+from timers.store.listing import LOOKS_AT_LEAST, ORDER, Listing, Page
 from timers.store.store import Store
-
-ORDER: Final = (
-    Status.RUNNING,
-    Status.SCHEDULED,
-    Status.FAILED,
-    Status.UNHANDLED,
-    Status.COMPLETED,
-    Status.CANCELLED,
-)
-"""Of several statuses, as in every list."""
 
 PROGRESS_BYTES: Final = 256 * 1024
 """Errors of one queue that are read at a time."""
 
 
-_SCORE: Final = re.compile(r"([0-9]{1,17}(\.[0-9]{1,20})?)?")
+_SCORE: Final = re.compile(r"(-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +99,16 @@ class Searching:
         arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
         calls = [(keys.root(shard), arguments) for shard in range(self._store.shards)]
         found = [
-            Ending(timer_id.decode(), int(float(at)), _error(progress))
+            Ending(timer_id.decode(), _ms(at), _error(progress))
             for _, listed in await self._store.run_all("failures", calls)
             for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
         ]
         return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]
+
+
+def _ms(score: bytes) -> int:
+    """A time in an index; 0 for what no script has written there."""
+    return int(float(score)) if math.isfinite(float(score)) else 0
 
 
 def _error(progress: bytes) -> Mapping[str, Any]:
