@@ -158,7 +158,12 @@ class TooManyPending(Denied):
 
 
 class Unavailable(TimersError):
-    """Redis is away, overloaded or refuses writes. Nothing was half done; repeating is safe for a given id."""
+    """Redis is away, overloaded or refuses writes. What was asked for may or may not have been done, each timer whole
+    or not at all; a create may be repeated with an id and `if_exists: keep`. `nothing_done` where that is known."""
+
+    def __init__(self, text: str, *, nothing_done: bool = False) -> None:
+        self.nothing_done = nothing_done
+        super().__init__(text)
 
 
 class Full(Unavailable):

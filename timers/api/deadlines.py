@@ -39,10 +39,7 @@ class Deadlines:
                 request[_DEADLINE] = deadline
                 return await handler(request)
         except TimeoutError:
-            raise Unavailable(
-                f"Redis did not answer within {REQUEST_SECONDS:g} seconds, so nobody knows whether this was done; a "
-                "PUT, and a create with an id and if_exists 'keep', can be repeated safely"
-            ) from None
+            raise Unavailable(f"Redis did not answer within {REQUEST_SECONDS:g} seconds") from None
 
     def begin(self, deadline: "Deadline") -> None:
         """Let the deadline run, anew."""

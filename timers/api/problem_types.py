@@ -79,7 +79,10 @@ TOLD: Final[Mapping[str, Told]] = MappingProxyType(
             "the prefixes of the key may have 100000 timers waiting",
         ),
         "redis-unavailable": Told(
-            "Redis is away, slow or takes no writes; nothing was half done", "Redis does not answer"
+            "Redis is away, slow or takes no writes; where `detail` does not say that nothing was done, the call may "
+            "or may not have been done: repeat it with PUT, or a create with an id and `if_exists: keep`",
+            "Redis is not available: Connection closed by server; this may or may not have been done: "
+            "repeat it with PUT, or with an id and if_exists 'keep'",
         ),
         "busy": Told(
             "this pod does as much of this at a time as it may; nothing was done",

@@ -40,6 +40,8 @@ RETRY_AFTER_SECONDS: Final = 1
 PENDING_RETRY_AFTER_SECONDS: Final = 60
 """Nobody knows when some of the waiting timers will have ended; asking once a minute costs nothing."""
 
+_REPEAT: Final = "repeat it with PUT, or with an id and if_exists 'keep'"
+
 ERRORS_TOLD: Final = 20
 """Entries of `errors[]`: a body can hold thousands of mistakes, and the answer must not be larger than the request."""
 
@@ -138,6 +140,12 @@ def of_error(error: TimersError) -> web.Response:
     return response
 
 
+def _in_doubt(error: Unavailable) -> Unavailable:
+    """The same of a call that may have changed something before Redis went away."""
+    known = "nothing was done" if error.nothing_done else f"this may or may not have been done: {_REPEAT}"
+    return Unavailable(f"{error}; {known}")
+
+
 def problem_body(error: TimersError) -> dict[str, Any]:
     """The problem for an error of this package, as the JSON object."""
     fields = error.errors if isinstance(error, InvalidInput) else _fields_in(error)
@@ -182,6 +190,8 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
         return await handler(request)
     except web.HTTPException as error:
         return _of_http(request, error)
+    except Unavailable as error:
+        return of_error(error if request.method in ("GET", "HEAD") else _in_doubt(error))
     except TimersError as error:
         return of_error(error)
     except Exception:  # noqa: BLE001 (the connection must get an answer; the log gets the error)
