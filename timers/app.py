@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -18,6 +19,7 @@ from timers.api.assembly import all_routes
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
+from timers.api.waiting import waiting_application
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts
@@ -37,6 +39,9 @@ from timers.store.membership import Member
 from timers.store.store import Store
 
 _LATER: Final = ("redis+sentinel://", "redis+cluster://")
+
+TRY_AGAIN_SECONDS: Final = 0.2
+"""Between two tries to reach Redis while a pod starts."""
 
 _log = get_logger("timers.app")
 
@@ -110,6 +115,31 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
     return store
 
 
+async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | None:
+    """As `open_redis`, tried for TIMERS_START_TIMEOUT while the server is away; meanwhile the pod lives and is not
+    ready. None where it is stopped before."""
+    began, waiting = time.monotonic(), None
+    try:
+        while not stopping.asked.is_set():
+            try:
+                return await open_redis(url, settings, joins="worker" in settings.roles)
+            except ConfigurationError as error:
+                waited = time.monotonic() - began
+                if not isinstance(error.__cause__, Unavailable):
+                    raise
+                if waited >= settings.start_timeout_ms / 1000:
+                    tried = f"; tried for {waited:.0f} s (TIMERS_START_TIMEOUT)" if waiting else ""
+                    raise ConfigurationError(f"{error}{tried}") from error
+            if waiting is None and "api" in settings.roles:
+                waiting = await ApiServer.start(waiting_application(), settings.http_host, settings.http_port)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.asked.wait(), TRY_AGAIN_SECONDS)
+        return None
+    finally:
+        if waiting is not None:
+            await waiting.stop()
+
+
 def client_over(store: Store, settings: Settings) -> TimerClient:
     """A client that keeps to the settings."""
     return TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
@@ -129,6 +159,7 @@ async def serve(settings: Settings, announce: Announce) -> int:
 async def dev(settings: Settings, announce: Announce) -> int:
     """As `serve`, with an embedded server where none is configured."""
     with stopped_by_signals() as stopping:
+        settings = settings.model_copy(update={"start_timeout_ms": 0})
         if settings.redis_url is not None:
             return await _serve(settings, settings.redis_url, None, announce, stopping)
         async with await EmbeddedServer.start(settings.data_dir, settings.server_binary) as server:
@@ -140,7 +171,9 @@ async def _serve(
 ) -> int:
     registry = load(settings.processors, only=settings.prefixes, builtin=settings.builtin)
     async with AsyncExitStack() as ends:
-        store = await open_redis(url, settings, joins="worker" in settings.roles)
+        store = await _reached(url, settings, stopping)
+        if store is None:
+            return 0
         ends.push_async_callback(store.connections.close)
         client = client_over(store, settings)
         metrics = Metrics()

@@ -172,6 +172,7 @@ class Settings(BaseSettings):
     retention_ms: Milliseconds = _duration("14d")
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
+    start_timeout_ms: Milliseconds = _duration("30s")
     adopt_every_ms: Annotated[int | None, BeforeValidator(milliseconds_or_off)] = _duration(
         "10s", minimum_ms=10, or_else="off"
     )

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientConnectionError, ClientSession
 from redis import Redis
 
 from tests.cli.commands import Process
+from tests.servers import start_server
 from tests.waiting import eventually
 from timers.app import stopped_by_signals
 from timers.client import TimerClient
@@ -251,8 +252,53 @@ def test_what_cannot_be_used_at_the_start_is_one_line(
     redis.hset("timers:meta", mapping={"format": "1", "shards": "1", "epoch": "e", "armed": "1"})
     reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "PROCESSORS", "PREFIXES")
     url = {"TIMERS_REDIS_URL": server.url} if {f"TIMERS_{name}" for name in reached} & set(settings) else {}
-    pod = start("serve", TIMERS_HTTP_PORT="0" if "TIMERS_HTTP_PORT" not in settings else "", **url, **settings)
+    port = {"TIMERS_HTTP_PORT": "0" if "TIMERS_HTTP_PORT" not in settings else ""}
+    pod = start("serve", **{"TIMERS_START_TIMEOUT": "300ms", **port, **url, **settings})
     assert named in pod.end().refusal()
+
+
+async def test_a_pod_that_starts_while_redis_is_away_lives_waits_and_then_serves(start: Start, tmp_path: Path) -> None:
+    away = await start_server("redis", tmp_path / "server")
+    await away.stop()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    settings = {**OURS, "TIMERS_REDIS_URL": away.url, "TIMERS_HTTP_PORT": url.rpartition(":")[2]}
+    pod = start("serve", **settings, TIMERS_START_TIMEOUT="1h")
+    async with ClientSession(url) as session:
+
+        async def asked(method: str, path: str) -> tuple[int, Any] | None:
+            try:
+                async with session.request(method, path) as answer:
+                    return answer.status, await answer.json()
+            except ClientConnectionError:
+                return None
+
+        alive = await eventually(lambda: asked("GET", "/healthz"), "the pod lives")
+        assert alive == (200, {"status": "ok"})
+        status, unready = await asked("GET", "/readyz") or (0, {})
+        assert (status, unready["ready"]) == (503, False)
+        assert "has not reached Redis yet" in unready["detail"]
+        status, refused = await asked("POST", "/v1/timers") or (0, {})
+        assert (status, refused["type"]) == (503, "urn:timers:problem:redis-unavailable")
+        assert refused["detail"].endswith("nothing was done")
+        server = await start_server("redis", tmp_path / "server")
+        assert server.url == away.url
+
+        async def serves() -> bool:
+            return (await asked("GET", "/readyz") or (0,))[0] == 200
+
+        await eventually(serves, "the pod is ready")
+    pod.signal(signal.SIGTERM)
+    assert (await asyncio.to_thread(pod.end)).code == 0
+    await server.stop()
+
+
+def test_a_pod_that_never_reaches_redis_ends_with_one_line_that_says_how_long_it_tried(start: Start) -> None:
+    settings = {"TIMERS_REDIS_URL": "redis://127.0.0.1:1/0", "TIMERS_HTTP_PORT": "0", "TIMERS_START_TIMEOUT": "300ms"}
+    line = start("serve", **settings).end().refusal()
+    assert "TIMERS_REDIS_URL: redis://127.0.0.1:1/0 cannot be used" in line
+    assert "TIMERS_START_TIMEOUT" in line
 
 
 async def test_a_limited_pod_tells_only_what_it_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:

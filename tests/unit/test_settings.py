@@ -30,7 +30,7 @@ def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
         *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
         *("SHARDS", "SHARD_SUBSET"),
-        *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "ADOPT_EVERY"),
+        *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "START_TIMEOUT", "ADOPT_EVERY"),
         *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
         *("SMTP_URL", "MAIL_FROM", "SMS_URL", "USER_URL", "TEMPLATES"),
         *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
@@ -57,6 +57,7 @@ def test_defaults() -> None:
         "retention_ms": 14 * 86_400_000,
         "edit_lock_ms": 0,
         "drain_timeout_ms": 25_000,
+        "start_timeout_ms": 30_000,
         "adopt_every_ms": 10_000,
         "api_keys": None,
         "signing_secrets": (),
