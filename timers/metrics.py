@@ -1,12 +1,12 @@
-"""Owns the Prometheus metrics of a pod: names, labels and buckets. No label ever holds an id."""
+"""Owns the Prometheus metrics of a pod: names, labels and buckets. No label holds what a caller has sent: neither an id
+nor a prefix, but the declared prefix that serves it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from timers.client.coverage import Uncovered
 from timers.core.model import Status
 from timers.engine.observer import Observer
 from timers.engine.worker import Health
@@ -41,7 +41,7 @@ class Metrics(Observer):
         self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], registry=self._registry)
         self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], registry=self._registry)
         self._prefixes = Gauge(
-            "timers_uncovered_prefixes", "1 where timers are due that no pod takes", ["prefix"], registry=self._registry
+            "timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], registry=self._registry
         )
         self._losses = Gauge(
             "timers_data_losses", "Losses of data that nobody has acknowledged", registry=self._registry
@@ -80,28 +80,27 @@ class Metrics(Observer):
     def render(
         self,
         counts: Mapping[str, Mapping[Status, int]],
-        uncovered: Uncovered,
+        uncovered: Mapping[str, int],
+        shards: Sequence[int],
         health: Health | None,
         *,
         losses: int,
     ) -> bytes:
-        """The exposition text."""
+        """The exposition text. `counts` and `uncovered` have declared prefixes: the timers of each by status, and of
+        how many of its prefixes timers are due that no pod takes; `shards` are those that none takes."""
         self._losses.set(losses)
-        self._set_db(counts, uncovered)
+        for gauge in (self._timers, self._shards, self._prefixes):
+            gauge.clear()
+        for prefix, statuses in counts.items():
+            for status, n in statuses.items():
+                self._timers.labels(prefix, status.value).set(n)
+        for shard in shards:
+            self._shards.labels(shard).set(1)
+        for prefix, n in uncovered.items():
+            self._prefixes.labels(prefix).set(n)
         if health is not None:
             self._running.set(health.running)
             self._abandoned.set(health.abandoned)
             self._ready.set(health.ready)
             self._hearing.set(health.notifications == "ok")
         return generate_latest(self._registry)
-
-    def _set_db(self, counts: Mapping[str, Mapping[Status, int]], uncovered: Uncovered) -> None:
-        for gauge in (self._timers, self._shards, self._prefixes):
-            gauge.clear()
-        for prefix, statuses in counts.items():
-            for status, n in statuses.items():
-                self._timers.labels(prefix, status.value).set(n)
-        for shard in uncovered.shards:
-            self._shards.labels(shard).set(1)
-        for prefix in uncovered.prefixes:
-            self._prefixes.labels(prefix).set(1)

@@ -110,7 +110,7 @@ async def running_api(
         client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
         metrics = Metrics()
         worker = await _worker(store, registry, client, metrics, ends) if works else None
-        health = HealthRoutes(store, worker)
+        health = HealthRoutes(store, worker, fresh_seconds=0)
         callers = Callers(store)
         auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes)
         routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))

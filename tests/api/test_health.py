@@ -1,5 +1,7 @@
 """Probes, and the API while Redis is away."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,19 @@ from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, Reply, running_api
+from tests.api.keyed import new_key
 from tests.servers import start_server
+from tests.store.acts import arming
 from tests.waiting import eventually
+from timers.api import health
+from timers.api.auth import Auth
+from timers.api.health import HealthRoutes
+from timers.api.server import ApiServer, application
+from timers.client.coverage import Uncovered, read_uncovered
 from timers.embedded import EmbeddedServer
+from timers.store.callers import Callers
 from timers.store.scripts import FULL
+from timers.store.store import Store
 
 
 async def until_ready(api: Api) -> Reply:
@@ -95,3 +106,50 @@ async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_p
             assert (await api.create("after")).status == 201
         finally:
             server.kill()
+
+
+async def test_strangers_are_told_how_many_prefixes_are_uncovered_and_keys_only_of_theirs(
+    server: EmbeddedServer, redis: Redis
+) -> None:
+    await redis.ping()
+    (mine, own), (theirs, other), (write, no_read) = (
+        new_key("mine"),
+        new_key("theirs"),
+        new_key("mine", rights=("write",)),
+    )
+    async with running_api(server.url, [done], keys=f"{own.entry} {other.entry} {no_read.entry}") as api:
+        await api.store.arm([arming("x", prefix="mine")])
+        told = {}
+        for name, headers in (("none", {}), ("mine", mine), ("theirs", theirs), ("write", write)):
+            told[name] = (await api.call("GET", "/readyz", headers=headers)).body["warnings"][-1]
+        assert told["mine"].endswith("of the prefixes mine")
+        assert {told[name].rpartition(", ")[2] for name in ("none", "theirs", "write")} == {"of 1 prefixes"}
+
+
+async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def look(store: Store) -> Uncovered:
+        nonlocal looks
+        looks += 1
+        return await read_uncovered(store)
+
+    monkeypatch.setattr(health, "read_uncovered", look)
+    routes = HealthRoutes(api.store, None, fresh_seconds=3600).routes()
+    probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
+    for _ in range(2):
+        replies = await asyncio.gather(*(replace(api, server=probed).call("GET", "/readyz") for _ in range(20)))
+        assert {reply.status for reply in replies} == {200}
+    assert looks == 1
+    await probed.stop()
+
+
+async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: Store) -> Uncovered:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr(health, "read_uncovered", broken)
+    unready = await api.call("GET", "/readyz")
+    assert "OverflowError" in unready.problem(503, "not-ready")["detail"]
+    monkeypatch.undo()
+    assert (await api.call("GET", "/readyz")).status == 200

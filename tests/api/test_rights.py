@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply, running_api
+from tests.members import announce
 from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
 from timers.api.operations import OPERATIONS, PAGES, Operation
 from timers.core.model import Timer
@@ -218,3 +219,19 @@ async def test_events_tell_only_of_own_prefixes(guarded: Api) -> None:
 @pytest.mark.parametrize("operation", PUBLIC, ids=lambda operation: operation.path)
 async def test_probes_and_the_document_ask_for_no_key(guarded: Api, operation: Operation) -> None:
     assert (await send(guarded, operation, OWN, {})).status == 200
+
+
+async def test_pods_and_stats_tell_a_key_of_no_others_prefixes(guarded: Api) -> None:
+    """Nor how late or overdue they are: that tells of them too."""
+    await announce(guarded.store, "a-pod", processors=[OWN, OTHER], only=(OTHER,), lateness={5: 3})
+    await guarded.client.create(OTHER, "due", delay=0)
+    for secret, serves, only, late in (
+        (SECRETS["read"], [OWN], [], None),
+        (ALL_SECRET, [OWN, OTHER], [OTHER], 3),
+    ):
+        stats = (await guarded.call("GET", "/v1/stats", headers=bearer(secret))).body
+        (pod,) = (await guarded.call("GET", "/v1/pods", headers=bearer(secret))).body["items"]
+        assert stats["pods"] == [pod]
+        assert (pod["serves"], pod["only"]) == (serves, only)
+        assert [pod["lateness_ms"]["max"] is None, stats["lateness_ms"]["max"] is None] == [late is None] * 2
+        assert (stats["overdue_ms"] > 0) == (late is not None)

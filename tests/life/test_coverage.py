@@ -68,7 +68,7 @@ async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None
     await fleet.client.create("push-now", "x", delay=0)
     now = await told(bystander)
     assert now.readyz == ["timers are due that no live pod takes, of the prefixes push-now"]
-    assert now.metrics == {'timers_uncovered_prefixes{prefix="push-now"} 1.0'}
+    assert now.metrics == {'timers_uncovered_prefixes{prefix="push"} 1.0'}
     assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes push-later, push-now")
     await fleet.pod(Calls("push"), name="b")
     await fleet.completed("x", "push-now")

@@ -1,5 +1,6 @@
 """Owns who gets in and how far: from a request to a caller, from a caller to the calls and prefixes it may use."""
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Final
 from aiohttp import web
 from structlog.contextvars import bound_contextvars
 
-from timers.access import ANYBODY, Caller, KeyRing, read_entries
+from timers.access import ANYBODY, Caller, KeyRing, Scope, read_entries
 from timers.api import scope, signing
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
 from timers.api.livekeys import LiveKeys
@@ -25,6 +26,12 @@ _log = get_logger("timers.api")
 
 _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 """Whoever has a signing secret may do everything that a signature can cover."""
+
+_STRANGER: Final = Caller("", Scope(()), frozenset())
+"""Sees no prefix, and may do nothing but what anybody may."""
+
+READER_SECONDS: Final = 0.3
+"""How long a probe waits to know whose key it was sent with."""
 
 _OF_ALL_PREFIXES: Final = frozenset(
     {"getMetrics", "acknowledgeLosses", "acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
@@ -64,6 +71,8 @@ class Auth:
         """401, 403, 404 or 429 for who may not; everybody else goes on, limited to the prefixes of the key."""
         operation = operation_of(request)
         if request.match_info.http_exception is not None or (operation is not None and operation.right is None):
+            if operation is not None and operation.id == "getReadiness":
+                scope.limit(request, await self._reader(request, operation))
             return await handler(request)
         if operation is None:
             raise Forbidden("this address is not in the table of calls, so no key opens it")
@@ -104,6 +113,15 @@ class Auth:
         if caller is None:
             raise Unauthorized(f"the key is not known, or it was revoked; {_HOW}")
         return caller
+
+    async def _reader(self, request: web.Request, operation: Operation) -> Caller:
+        """Who asks for what anybody may ask for, to be told more where the key may read; a stranger in any doubt."""
+        try:
+            async with asyncio.timeout(READER_SECONDS):
+                caller = await self._caller(request, operation)
+        except Exception:  # noqa: BLE001 (a probe is answered, whatever is wrong with the key or with Redis)
+            return _STRANGER
+        return caller if "read" in caller.rights else _STRANGER
 
     async def owner_of(self, key: str) -> Caller | None:
         """Whose key this is; None for anything else. Raises Unavailable."""

@@ -1,6 +1,7 @@
 """Owns what probes ask: whether the process lives, and whether it can do its work now."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,22 +10,34 @@ from aiohttp import web
 from timers.api.answer import answer
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
-from timers.client.coverage import read_uncovered
+from timers.api.scope import Visible, visible_to
+from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.doctor import full, unacknowledged
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
+from timers.logs import get_logger
 from timers.store.store import Store
 
-ANSWER_SECONDS: Final = 0.9
+ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer a probe: probes themselves usually give up after a second."""
+
+FRESH_SECONDS: Final = 1.0
+"""How long what Redis said is believed: however many probes come, one look a second answers them."""
+
+_log = get_logger("timers.api")
 
 
 class HealthRoutes:
     """`/healthz` and `/readyz` of one pod; `worker` is None where the pod has not that role."""
 
-    def __init__(self, store: Store, worker: Worker | None) -> None:
-        self._store, self._worker = store, worker
+    def __init__(self, store: Store, worker: Worker | None, *, fresh_seconds: float = FRESH_SECONDS) -> None:
+        self._store, self._worker, self._fresh_seconds = store, worker, fresh_seconds
         self._draining = False
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = float("-inf")
+        self._trouble: str | None = None
+        self._full: Sequence[str] = ()
+        self._uncovered = Uncovered((), ())
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -38,38 +51,57 @@ class HealthRoutes:
         """Whoever answers lives."""
         return answer({"status": "ok"})
 
-    async def readyz(self, _request: web.Request) -> web.Response:
-        """200 where Redis answers and every part works; else 503 with the reasons."""
-        redis, is_full, warnings = await self._redis()
+    async def readyz(self, request: web.Request) -> web.Response:
+        """200 where Redis answers and every part works; else 503 with the reasons. Strangers are told no names."""
+        await self._refresh()
+        visible = visible_to(request)
         state: dict[str, Any] = {
-            "redis": redis or ("full" if is_full else "ok"),
-            **self._worker_state(),
-            "warnings": [*is_full, *warnings],
+            "redis": self._trouble or ("full" if self._full else "ok"),
+            **self._worker_state(visible),
+            "warnings": [*self._full, *unacknowledged(self._store), *self._uncovered.warnings(visible)],
         }
-        problems = [*([redis] if redis else []), *state.pop("problems", []), *(["draining"] if self._draining else [])]
+        troubles = [self._trouble] if self._trouble else []
+        problems = [*troubles, *state.pop("problems", []), *(["draining"] if self._draining else [])]
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
         if problems:
             return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
         return answer(state)
 
-    async def _redis(self) -> tuple[str | None, Sequence[str], Sequence[str]]:
-        """What is wrong with Redis, if anything, whether it is full, and what was lost or is covered by no live pod."""
+    async def _refresh(self) -> None:
+        """Look again where what is known is too old; one look for all who wait for it."""
+        if time.monotonic() - self._looked_at > self._fresh_seconds:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        """Whatever Redis answers, there is something to tell."""
+        began = time.monotonic()
+        is_full: Sequence[str] = ()
+        found, trouble = Uncovered((), ()), None
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                full_up = await full(self._store)
-                return None, full_up, [*unacknowledged(self._store), *(await read_uncovered(self._store)).warnings()]
+                is_full, found = await full(self._store), await read_uncovered(self._store)
         except TimeoutError:
-            return f"Redis does not answer within {ANSWER_SECONDS:g} seconds", (), ()
+            trouble = f"Redis does not answer within {ANSWER_SECONDS:g} seconds"
         except Unavailable as error:
-            return str(error), (), ()
+            trouble = str(error)
+        except Exception as error:  # noqa: BLE001 (a probe is answered, whatever lies in Redis)
+            _log.error("what the probes ask of Redis cannot be read", exc_info=error)
+            trouble = f"what lies in Redis cannot be read ({type(error).__name__}); the log of this pod says more"
+        self._trouble, self._full, self._uncovered, self._looked_at = trouble, is_full, found, began
 
-    def _worker_state(self) -> dict[str, Any]:
+    def _worker_state(self, visible: Visible | None) -> dict[str, Any]:
         if self._worker is None:
             return {}
         health = self._worker.health()
+        services, problems = dict(health.services), list(health.problems)
+        if visible is not None:  # the reason of a restart may name anything
+            services = {name: state.partition(":")[0] for name, state in services.items()}
+            problems = [": ".join(said.split(": ")[:2]) for said in problems]
         return {
             "notifications": health.notifications,
-            "services": dict(health.services),
+            "services": services,
             "running": health.running,
-            "problems": list(health.problems),
+            "problems": problems,
         }

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.answer import answer
+from timers.api.answer import answer, encoded, joined, of_bytes
 from timers.api.body import BATCH_LIMIT_BYTES, as_object, media_type, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
 from timers.api.problems import problem_body
@@ -61,7 +61,8 @@ class ManyRoutes:
             limit=_number(query["limit"]) if "limit" in query else LIST_LIMIT,
             cursor=query.get("cursor"),
         )
-        return answer({"items": [timer.to_json() for timer in page.items], "next_cursor": page.next_cursor})
+        items = await joined(page.items, lambda timer: encoded(timer.to_json()))
+        return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
 
     async def create(self, request: web.Request) -> web.Response:
         """200 a result for each timer, in order."""

@@ -1,25 +1,34 @@
 """Owns the calls for whoever keeps the service running: stats, prefixes, pods, pause, resume and forget, metrics."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.answer import answer
+from timers.api.answer import answer, encoded, joined, of_bytes
 from timers.api.body import read_query, refuse_body
 from timers.api.operations import route
-from timers.api.scope import require_visible, visible_to
+from timers.api.scope import Visible, require_visible, visible_to
 from timers.client import TimerClient
-from timers.client.coverage import Uncovered
+from timers.client.fleet import by_name
+from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Metrics
+from timers.store.turns import by_turns
 
-COUNTS_SECONDS: Final = 2.0
-"""How long a scrape waits for Redis; without it the pod's own metrics are answered alone."""
+COUNTS_SECONDS: Final = 0.7
+"""How long a scrape waits for Redis; without it the pod's own metrics are answered alone, within a second."""
+
+UNDECLARED: Final = "-"
+"""Labels the metrics of prefixes that no processor serves; no prefix can have this name."""
+
+_UNKNOWN_LATENESS: Final = quantiles_ms({})
+"""In the place of a lateness that tells of prefixes which the asker may not see."""
 
 
 class OperatingRoutes:
@@ -44,17 +53,27 @@ class OperatingRoutes:
     async def stats(self, request: web.Request) -> web.Response:
         """200 the state of the whole service; of timers only what the asker may see."""
         read_query(request)
-        stats, visible = await self._client.stats(), visible_to(request)
+        visible = visible_to(request)
+        stats = await self._client.stats(visible)
+        counts, whole = stats.counts, replace(stats, counts={}).to_json()
+        total: Counter[Status] = Counter()
+        async for counted in by_turns(counts.values()):
+            total.update(counted)
+        by_prefix = await joined(
+            sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix]))
+        )
+        del whole["by_prefix"]
+        whole |= {"by_status": by_name(total), "pods": [_seen(pod, visible) for pod in whole["pods"]]}
         if visible is not None:
-            stats = replace(stats, counts={prefix: n for prefix, n in stats.counts.items() if visible(prefix)})
-        return answer(stats.to_json())
+            whole["lateness_ms"] = _UNKNOWN_LATENESS
+        return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """200 the prefixes that the asker may see."""
         read_query(request)
         visible = visible_to(request)
         views = [view for view in await self._client.prefixes() if visible is None or visible(view.prefix)]
-        return answer({"items": [view.to_json() for view in views]})
+        return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
 
     async def pause(self, request: web.Request) -> web.Response:
         """200 the prefix, paused."""
@@ -74,9 +93,10 @@ class OperatingRoutes:
         return web.Response(status=204)
 
     async def pods(self, request: web.Request) -> web.Response:
-        """200 the live pods."""
+        """200 the live pods; of what they serve only what the asker may see."""
         read_query(request)
-        return answer({"items": [pod.to_json() for pod in await self._client.pods()]})
+        visible = visible_to(request)
+        return answer({"items": [_seen(pod.to_json(), visible) for pod in await self._client.pods()]})
 
     async def acknowledge_losses(self, request: web.Request) -> web.Response:
         """200 the losses that nobody is warned of any more."""
@@ -88,18 +108,33 @@ class OperatingRoutes:
         """200 the exposition text."""
         read_query(request)
         health = None if self._worker is None else self._worker.health()
-        counts, uncovered = await self._db()
-        text = self._metrics.render(counts, uncovered, health, losses=len(self._client.losses))
+        text = self._metrics.render(*await self._db(), health, losses=len(self._client.losses))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
-    async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Uncovered]:
-        """The timers by prefix and status, and what no pod covers; neither while Redis is away, which is when a pod is
-        looked at most."""
+    async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Mapping[str, int], Sequence[int]]:
+        """The timers by declared prefix and status, of how many prefixes of each timers are due that no pod takes, and
+        the shards that none takes; nothing while Redis is away or stands still: a pod is looked at most then."""
+        found: dict[str, Counter[Status]] = {}
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                return await self._client.counts(), await self._client.uncovered()
+                uncovered, counts = await self._client.uncovered(), await self._client.counts()
+                async for prefix, counted in by_turns(counts.items()):
+                    found.setdefault(await self._label(prefix), Counter()).update(counted)
+                missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
         except (Unavailable, TimeoutError):
-            return {}, Uncovered((), ())
+            return {}, {}, ()
+        return found, missing, uncovered.shards
+
+    async def _label(self, prefix: str) -> str:
+        return await self._client.owner(prefix) or UNDECLARED
+
+
+def _seen(pod: dict[str, Any], visible: Visible | None) -> dict[str, Any]:
+    """A pod as it is shown to who may see only some prefixes: with these alone, and without what tells of all."""
+    if visible is None:
+        return pod
+    named = {name: [prefix for prefix in pod[name] if visible(prefix)] for name in ("serves", "only")}
+    return {**pod, **named, "lateness_ms": _UNKNOWN_LATENESS}
 
 
 async def _prefix(request: web.Request) -> str:

@@ -1,6 +1,6 @@
 """Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -303,9 +303,10 @@ class TimerClient(Timers):
 
         return act
 
-    async def stats(self) -> Stats:
-        """Counts, lateness, what is overdue, and how notifications arrive."""
-        return await read_stats(await self._open())
+    async def stats(self, visible: Callable[[str], bool] | None = None) -> Stats:
+        """Counts, lateness, what is overdue, and how notifications arrive; `visible` leaves the timers of some prefixes
+        out."""
+        return await read_stats(await self._open(), visible)
 
     async def counts(self) -> Mapping[str, Mapping[Status, int]]:
         """How many timers of each prefix are in each status; zeros left out."""

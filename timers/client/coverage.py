@@ -1,6 +1,6 @@
 """Owns what no live pod covers: shards that none takes, and prefixes with timers that none runs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -21,10 +21,13 @@ class Uncovered:
     shards: Sequence[int]
     prefixes: Sequence[str]
 
-    def warnings(self) -> list[str]:
-        """A sentence for each that there is."""
+    def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
+        """A sentence for each that there is; prefixes that are not to be seen are counted."""
         shards = f"no live pod takes the shards {few(self.shards)}"
-        prefixes = f"timers are due that no live pod takes, of the prefixes {few(self.prefixes)}"
+        seen = [prefix for prefix in self.prefixes if visible is None or visible(prefix)]
+        named = [f"of the prefixes {few(seen)}"] if seen else []
+        counted = [f"of {len(self.prefixes) - len(seen)} prefixes"] if len(seen) < len(self.prefixes) else []
+        prefixes = f"timers are due that no live pod takes, {' and '.join([*named, *counted])}"
         return [*([shards] if self.shards else ()), *([prefixes] if self.prefixes else ())]
 
 

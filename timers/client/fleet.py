@@ -1,7 +1,7 @@
 """Owns reading what pods say of themselves: who is alive, who serves what, and how the fleet is."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +99,14 @@ async def read_pods(store: Store) -> list[Member]:
     return sorted((await Membership(store).read()).members, key=lambda member: member.pod)
 
 
-async def read_stats(store: Store) -> Stats:
-    """The state now. Raises Unavailable."""
+async def read_stats(store: Store, visible: Callable[[str], bool] | None = None) -> Stats:
+    """The state now, without the timers of prefixes that are not to be seen. Raises Unavailable."""
     queries = Queries(store)
     counts, oldest_ms, pods = await queries.counts(), await queries.oldest_due_ms(), await read_pods(store)
+    if visible is not None:
+        counts = {prefix: counted for prefix, counted in counts.items() if visible(prefix)}
+        heads = await queries.heads()
+        oldest_ms = min((due_ms for prefix, due_ms in heads.items() if visible(prefix)), default=None)
     overdue_ms = 0 if oldest_ms is None else max(0, round(store.clock.now_ms()) - oldest_ms)
     await store.identity.look()
     return Stats(counts, overdue_ms, pods, list(store.identity.losses.values()))

@@ -189,7 +189,7 @@ class Claimer:
         )
         _tell_quarantined(rescued)
         for timer in rescued.timers:
-            self._pod.observer.rescued(timer.prefix)
+            self._pod.observer.rescued(processors[timer.prefix])
             _log.warning("run rescued from an expired lease", **named(timer, processors[timer.prefix]))
         self._runner.start(shard, rescued, asked_at, permits)
         return len(rescued.timers) + len(rescued.unreadable)

@@ -40,7 +40,8 @@ class LatenessWindow:
 
 
 class Observer:
-    """Receives the engine's moments; keeps the recent lateness, which pods tell each other. Metrics count the rest."""
+    """Receives the engine's moments; keeps the recent lateness, which pods tell each other. Metrics count the rest. The
+    prefixes are those of the processors: callers make up prefixes without end."""
 
     def __init__(self) -> None:
         self.lateness = LatenessWindow()

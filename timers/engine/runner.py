@@ -174,7 +174,7 @@ class Runner:
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
         kind = "lost" if outcome is None else type(outcome).__name__.lower()
-        self._observer.ended(run.timer.prefix, kind, time.monotonic() - run.started)
+        self._observer.ended(run.processor.prefix, kind, time.monotonic() - run.started)
         if outcome is None:
             self._runs.drop(run)
         else:
@@ -277,7 +277,7 @@ class Runner:
         now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
         # The claim was the newest change; a due time before the creation (armed in the past) is not lateness.
         late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + round((now - run.started) * 1000)
-        self._observer.started(timer.prefix, late_ms)
+        self._observer.started(run.processor.prefix, late_ms)
         run.started = now
         if timeout_ms is not None:
             reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")

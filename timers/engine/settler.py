@@ -62,7 +62,7 @@ class Settler:
             self.waiting -= 1
             self._runs.drop(run)
             if code in ("fenced", "missing"):
-                self._pod.observer.refused(run.timer.prefix)
+                self._pod.observer.refused(run.processor.prefix)
                 _log.warning(
                     "late result refused",
                     **run.named,
