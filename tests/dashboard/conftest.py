@@ -163,6 +163,7 @@ async def watched() -> AsyncIterator[Watched]:
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
         )
         seen = Watched(await browser.new_page())
+        seen.page.set_default_timeout(60_000)  # the machine may be busy with other tests
         seen.page.on("request", lambda request: seen.requests.append(request.url))
         seen.page.on("console", seen.heard)
         seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))

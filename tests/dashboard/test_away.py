@@ -25,8 +25,7 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.5)
+def fresh_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(livekeys, "FRESH_SECONDS", 3600.0)
     monkeypatch.setattr(overview, "STATS_SECONDS", 0.0)
     monkeypatch.setattr(service, "VIEWS_SECONDS", 0.0)
@@ -34,7 +33,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("keys", [None, " ".join(key.entry for key in KEYS)], ids=["open", "with keys"])
 async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
-    own_server: EmbeddedServer, keys: str | None
+    own_server: EmbeddedServer, keys: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_api(own_server.url, PROCESSORS, keys=keys) as api:
         visitor, other = Visitor(api), Visitor(api)
@@ -45,6 +44,7 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
         paths = ("/", "/ui/timers", "/ui/timers/mine/one", "/ui/prefixes")
         for path in paths:
             assert (await visitor.get(path)).status == 200
+        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.5)
         os.kill(own_server.pid, signal.SIGSTOP)
         for path in paths:
             shown = await visitor.get(path)
@@ -60,6 +60,7 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
             assert (stranger.status, 'id="away"' in stranger.text) == (503, False)
         refused = await visitor.post("/ui/timers/mine/one/cancel")
         assert (refused.status, "Redis is away" in refused.text) == (503, True)
+        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 10.0)
         os.kill(own_server.pid, signal.SIGCONT)
 
         async def back() -> bool:
