@@ -307,3 +307,12 @@ async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> No
     for check in ("eviction", "persistence", "flags", "delivery", "strangers", "clock"):
         assert f"<strong>{check}</strong>" in text
     assert "noeviction" in text
+
+
+async def test_pods_tell_what_they_are_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:
+    assert working.store.shards == 1
+    await guest.sign_in(READS)
+    text = (await guest.get("/ui/pods")).text
+    assert "<h2>api-test</h2>" in text
+    assert re.findall(r"<code>(\w+)</code>", text) == ["mine"]
+    assert (await guest.get("/ui/prefixes")).status == 200

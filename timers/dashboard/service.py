@@ -1,6 +1,6 @@
 """Owns the pages about the service: prefixes, pods, the server, API keys."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -60,11 +60,15 @@ class ServicePages:
         )
 
     async def act_on_prefix(self, request: web.Request) -> web.Response:
-        """303 back to the prefixes, with the prefix paused or resumed."""
+        """303 back to the prefixes, with the prefix paused or resumed, or its declaration taken back."""
         await form_of(request)
         prefix, action = request.match_info["prefix"], request.match_info["action"]
         require_visible(request, prefix)
-        acts = {"pause": self._client.pause, "resume": self._client.resume}
+        acts: dict[str, Callable[[str], Awaitable[object]]] = {
+            "pause": self._client.pause,
+            "resume": self._client.resume,
+            "forget": self._client.forget,
+        }
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is nothing that can be done to a prefix")
         await acts[action](prefix)
