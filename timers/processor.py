@@ -340,7 +340,7 @@ def _at(path: str, named: str) -> list[Processor]:
     except Exception as error:
         raise ConfigurationError(f"{named}, which cannot be imported: {type(error).__name__}: {error}") from error
     if not attribute:
-        return _in_module(module, named)
+        return in_module(module, named)
     found = getattr(module, attribute, None)
     if isinstance(found, Processor):
         return [found]
@@ -349,7 +349,7 @@ def _at(path: str, named: str) -> list[Processor]:
     raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
 
 
-def _in_module(module: object, named: str) -> list[Processor]:
+def in_module(module: object, named: str) -> list[Processor]:
     found = [value for value in vars(module).values() if isinstance(value, Processor)]
     if not found:
         raise ConfigurationError(f"{named}, which has no function with the decorator @processor")

@@ -6,9 +6,9 @@ import pytest
 
 from tests.conservation import conserved
 from tests.store.acts import armed, bucket_of, cancelled, finished, running
-from tests.store.backends import fake_connections
 from timers.bare.keys import BareKeys, Fresh
 from timers.store.store import Store
+from timers.testing.fake import fake_connections
 
 R = "timers:{0}:"
 PLANTS: dict[str, tuple[tuple[object, ...], str]] = {
@@ -41,7 +41,7 @@ PLANTS: dict[str, tuple[tuple[object, ...], str]] = {
 
 async def in_order() -> Store:
     """A store with a timer in each kind of place."""
-    store = Store(await fake_connections())
+    store = Store(fake_connections())
     await running(store, "runs")
     await finished(store, "done")
     await cancelled(store, "off")

@@ -5,10 +5,20 @@ A pod's wall clock is never asked: it may be wrong, and it may step.
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 Monotonic = Callable[[], float]
 """A clock in seconds that never steps back, such as `time.monotonic`."""
+
+
+class Cancellable(Protocol):
+    """A call that comes later, unless it is cancelled."""
+
+    def cancel(self) -> None: ...
+
+
+Later = Callable[[float, Callable[[], object]], Cancellable]
+"""Calls something after so many seconds, such as the event loop's `call_later`."""
 
 SAMPLE_AGE_SECONDS: Final = 10.0
 """How long a precise reading is preferred to newer, less precise ones: drift in it stays far below a millisecond."""

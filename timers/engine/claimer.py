@@ -46,6 +46,11 @@ class Claimer:
         """Claim while there is something and room for it, until a claim fails."""
         await side_by_side(self._turn() for _ in range(ROUNDS))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no claim is under way."""
+        return not self._rounds
+
     async def finish(self) -> None:
         """Wait for the claims that were under way when the service was stopped. Cancelled, it gives them up: what they
         may have claimed is left to its lease."""

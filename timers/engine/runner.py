@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from timers.core.calls import Timers
+from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
 from timers.core.model import Timer
@@ -44,10 +45,19 @@ class Runner:
     """The runs of one pod. `room` is how many more it takes now."""
 
     def __init__(
-        self, pod: Pod, settler: Settler, runs: Runs, timers: Timers, lifespans: Lifespans, *, concurrency: int
+        self,
+        pod: Pod,
+        settler: Settler,
+        runs: Runs,
+        timers: Timers,
+        lifespans: Lifespans,
+        *,
+        concurrency: int,
+        later: Later | None = None,
     ) -> None:
+        """`later` makes the time of time-outs pass; it defaults to the loop's own `call_later`."""
         self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
-        self._lifespans = lifespans
+        self._lifespans, self._call_later = lifespans, later
         self._clock, self._observer = pod.store.clock, pod.observer
         self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
         self._executing = self._abandoned = 0
@@ -281,7 +291,8 @@ class Runner:
         run.started = now
         if timeout_ms is not None:
             reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")
-            run.timeout = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._stop, run, reason)
+            later = self._call_later or asyncio.get_running_loop().call_later
+            run.timeout = later(timeout_ms / 1000, partial(self._stop, run, reason))
 
     def _stop(self, run: Run, reason: StopReason) -> None:
         if run.ended:

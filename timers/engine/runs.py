@@ -11,6 +11,7 @@ from timers.processor import Processor
 from timers.store.permits import Permit
 
 if TYPE_CHECKING:
+    from timers.core.clock import Cancellable
     from timers.engine.blocking import ThreadTimers
 
 StopReason = Failed | HandBack | Literal["lost"]
@@ -39,7 +40,7 @@ class Run:
         self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
         self.permit = permit
         self.coroutine: asyncio.Task[None] | None = None
-        self.timeout: asyncio.TimerHandle | None = None
+        self.timeout: Cancellable | None = None
         self.stop: StopReason | None = None
         self.timers: ThreadTimers | None = None
         self.started = time.monotonic()

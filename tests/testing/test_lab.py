@@ -1,0 +1,159 @@
+"""The lab that authors of processors test with: what ran, what was armed again, what failures and time-outs lead to."""
+
+import asyncio
+import time
+
+import pytest
+
+from timers import BlockingContext, Context, Done, Fail, Rearm, Retry, Status, Timer, processor
+from timers.testing import TimerLab, call
+
+
+@processor("remind")
+async def remind(timer: Timer, context: Context) -> Rearm | None:
+    return Rearm(after="7d") if timer.payload == "weekly" else None
+
+
+async def test_reminds_a_day_later(timer_lab: TimerLab) -> None:
+    timer_lab.add(remind)
+    await timer_lab.timers.create("remind", "a", delay="24h", payload={"user": 1})
+    await timer_lab.advance("23h")
+    assert timer_lab.runs == []
+    await timer_lab.advance("1h")
+    (run,) = timer_lab.runs
+    assert (run.prefix, run.id, run.attempt, run.occurrence, run.payload) == ("remind", "a", 1, 1, {"user": 1})
+    assert (run.status, run.error, run.at) == ("completed", None, timer_lab.now)
+    assert (await timer_lab.timers.get("remind", "a")).status is Status.COMPLETED
+
+
+async def test_a_year_of_weekly_re_arms_takes_no_time(timer_lab: TimerLab) -> None:
+    timer_lab.add(remind)
+    began = timer_lab.now
+    await timer_lab.timers.create("remind", "a", delay="1h", payload="weekly")
+    await timer_lab.advance("365d")
+    assert [run.occurrence for run in timer_lab.runs] == list(range(1, 54))
+    assert {(run.at - began).total_seconds() % (7 * 86_400) for run in timer_lab.runs} == {3600}
+
+
+async def test_a_failure_is_tried_again_when_its_policy_says(timer_lab: TimerLab) -> None:
+    @processor("partner", retry={"max_attempts": 3, "base": "10m", "backoff": "fixed"})
+    async def partner(timer: Timer, context: Context) -> None:
+        raise ConnectionError("partner is away")
+
+    timer_lab.add(partner)
+    began = timer_lab.now
+    await timer_lab.timers.create("partner", "a", delay=0)
+    await timer_lab.advance("1h")
+    assert [(run.attempt, run.status, run.error) for run in timer_lab.runs] == [
+        (attempt, "failed", "ConnectionError: partner is away") for attempt in (1, 2, 3)
+    ]
+    assert [(run.at - began).total_seconds() for run in timer_lab.runs] == [0, 600, 1200]
+    assert (await timer_lab.timers.get("partner", "a")).status is Status.FAILED
+
+
+async def test_a_run_that_takes_too_long_times_out(timer_lab: TimerLab) -> None:
+    @processor("slow", timeout="30s", retry={"max_attempts": 1})
+    async def slow(timer: Timer, context: Context) -> None:
+        await asyncio.sleep(3600)
+
+    timer_lab.add(slow)
+    await timer_lab.timers.create("slow", "a", delay=0)
+    await timer_lab.advance("29s")
+    assert timer_lab.runs == []
+    await timer_lab.advance("1s")
+    (run,) = timer_lab.runs
+    assert (run.status, run.error) == ("failed", "Timeout: the run took longer than its timeout of 30000 ms")
+
+
+async def test_a_processor_that_sleeps_goes_on_when_the_clock_has_moved(timer_lab: TimerLab) -> None:
+    @processor("naps")
+    async def naps(timer: Timer, context: Context) -> Done:
+        await asyncio.sleep(60)
+        return Done("slept well")
+
+    timer_lab.add(naps)
+    await timer_lab.timers.create("naps", "a", delay="1h")
+    await timer_lab.advance("1h")
+    assert (await timer_lab.timers.get("naps", "a")).status is Status.RUNNING
+    await timer_lab.advance("1m")
+    assert (await timer_lab.timers.get("naps", "a")).history[-1].note == "slept well"
+
+
+async def test_a_processor_arms_and_cancels_others(timer_lab: TimerLab) -> None:
+    @processor("signup")
+    async def signup(timer: Timer, context: Context) -> None:
+        await context.timers.create("remind", timer.id, delay="24h")
+
+    @processor("verified")
+    def verified(timer: Timer, context: BlockingContext) -> None:
+        context.timers.cancel("remind", timer.id)
+
+    timer_lab.add(signup, verified, remind)
+    for user in ("a", "b"):
+        await timer_lab.timers.create("signup", user, delay=0)
+    await timer_lab.timers.create("verified", "b", delay="12h")
+    await timer_lab.advance("2d")
+    assert [(run.prefix, run.id) for run in timer_lab.runs] == [
+        *(("signup", "a"), ("signup", "b"), ("verified", "b"), ("remind", "a"))
+    ]
+
+
+async def test_a_cron_runs_at_its_times(timer_lab: TimerLab) -> None:
+    timer_lab.add(remind)
+    await timer_lab.timers.create("remind", "a", repeat={"cron": "0 9 * * *", "timezone": "Europe/Berlin", "count": 3})
+    await timer_lab.advance("10d")
+    assert len(timer_lab.runs) == 3
+    assert {run.at.minute for run in timer_lab.runs} == {0}
+
+
+async def test_one_at_a_time_in_the_order_of_due_times(timer_lab: TimerLab) -> None:
+    order: list[str] = []
+
+    @processor("mail", concurrency=1)
+    async def mail(timer: Timer, context: Context) -> None:
+        order.append(f"{timer.id} begins")
+        await asyncio.sleep(5)
+        order.append(f"{timer.id} ends")
+
+    timer_lab.add(mail)
+    await timer_lab.timers.create("mail", "b", delay="2s")
+    await timer_lab.timers.create("mail", "a", delay="1s")
+    await timer_lab.advance("1m")
+    assert order == ["a begins", "a ends", "b begins", "b ends"]
+
+
+async def test_real_waiting_is_waited_for(timer_lab: TimerLab) -> None:
+    @processor("io", timeout="10s")
+    async def io(timer: Timer, context: Context) -> None:
+        await asyncio.to_thread(time.sleep, 0.05)
+
+    timer_lab.add(io)
+    await timer_lab.timers.create("io", "a", delay="1h")
+    await timer_lab.advance("1h")
+    assert [run.status for run in timer_lab.runs] == ["completed"]
+
+
+async def test_one_processor_is_called_by_itself() -> None:
+    assert await call(remind, payload="weekly") == Rearm(after="7d")
+    assert await call(remind) is None
+
+    @processor("odd")
+    def odd(timer: Timer, context: BlockingContext) -> Done:
+        if timer.attempt > 1:
+            raise Fail("twice")
+        return Done(context.idempotency_key)
+
+    assert await call(odd, id="x", occurrence=3) == Done("odd:x:3")
+    with pytest.raises(Fail, match="twice"):
+        await call(odd, attempt=2)
+
+    @processor("asks")
+    async def asks(timer: Timer, context: Context) -> None:
+        if not timer.metadata:
+            raise Retry("no metadata")
+        await context.timers.get("remind", "a")
+
+    with pytest.raises(Retry):
+        await call(asks)
+    with pytest.raises(AssertionError, match="TimerLab"):
+        await call(asks, metadata={"a": "b"})

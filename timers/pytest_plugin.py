@@ -1,0 +1,18 @@
+"""Owns the pytest plugin: the fixture `timer_lab`. It is loaded in every run of pytest, so it imports the lab late."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from timers.testing import TimerLab
+
+
+@pytest.fixture
+def timer_lab() -> Iterator["TimerLab"]:
+    """A timer service for one test: no server, no waiting, a clock that the test moves."""
+    from timers.testing import TimerLab  # noqa: PLC0415 (costs who does not use it nothing)
+
+    with TimerLab() as lab:
+        yield lab

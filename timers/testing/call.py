@@ -1,0 +1,83 @@
+"""Owns calling one processor by itself, with a timer and a context that are made up."""
+
+import inspect
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from timers.core.calls import BlockingTimers, Timers
+from timers.core.durations import parse_time
+from timers.core.model import Status, Timer
+from timers.logs import get_logger
+from timers.processor import BlockingContext, Context, Processor, Result
+
+
+class _NoTimers(Timers):
+    """Refuses: a test that wants to see other timers uses the lab."""
+
+    async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
+        raise AssertionError(_REFUSED)
+
+    async def get(self, prefix: str, id: str) -> Timer:
+        raise AssertionError(_REFUSED)
+
+    async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+        raise AssertionError(_REFUSED)
+
+
+class _NoBlockingTimers(BlockingTimers):
+    def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
+        raise AssertionError(_REFUSED)
+
+    def get(self, prefix: str, id: str) -> Timer:
+        raise AssertionError(_REFUSED)
+
+    def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+        raise AssertionError(_REFUSED)
+
+
+_REFUSED = "context.timers needs a lab: see timers.testing.TimerLab"
+
+
+async def call(
+    processor: Processor,
+    *,
+    prefix: str | None = None,
+    id: str = "test",
+    payload: Any = None,
+    due_at: datetime | str | int | None = None,
+    attempt: int = 1,
+    occurrence: int = 1,
+    metadata: Mapping[str, str] | None = None,
+    state: Any = None,
+) -> Result:
+    """What the processor returns for a timer with these fields; what it raises is raised. `prefix` is the processor's
+    own unless another is given, `state` what its lifespan would give. `context.timers` refuses."""
+    now_ms = parse_time(datetime.now(UTC) if due_at is None else due_at)
+    timer = Timer(
+        prefix=prefix or processor.prefix,
+        id=id,
+        status=Status.RUNNING,
+        due_ms=now_ms,
+        version=2,
+        token=1,
+        attempt=attempt,
+        failures=attempt - 1,
+        occurrence=occurrence,
+        created_ms=now_ms,
+        updated_ms=now_ms,
+        spec={"payload": payload, "metadata": dict(metadata or {})},
+    )
+    known: dict[str, Any] = {
+        "token": timer.token,
+        "idempotency_key": f"{timer.prefix}:{timer.id}:{timer.occurrence}",
+        "deadline": None,
+        "log": get_logger("timers.processor"),
+        "state": state,
+    }
+    if processor.is_async:
+        result = processor.function(timer, Context(**known, timers=_NoTimers()))
+    else:
+        result = processor.function(timer, BlockingContext(**known, timers=_NoBlockingTimers()))
+    outcome: Result = await result if inspect.isawaitable(result) else result
+    return outcome

@@ -1,0 +1,69 @@
+"""Owns the stand-in for a server: fakeredis, which runs the service's own scripts, on a clock that the test moves.
+
+It publishes no `expired` event, so the lab looks for what is due by itself.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
+
+from timers.store.connect import Connections
+
+_CLOCKS: Final = (
+    "fakeredis._helpers.time",
+    "fakeredis.commands_mixins.server_mixin.time",
+    "fakeredis._socket._base.time",
+)
+"""Where fakeredis asks for the time."""
+
+
+class _Time:
+    """The module `time`, but for the time of day."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.time = now_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@contextmanager
+def on_clock(now_s: Callable[[], float]) -> Iterator[None]:
+    """Gives every fake server this clock, in seconds since the epoch."""
+    with ExitStack() as patches:
+        for name in _CLOCKS:
+            patches.enter_context(patch(name, _Time(now_s)))
+        yield
+
+
+class _FlaggedLua:
+    """The fake server's Lua, which takes a script whose first line is its flags, as Redis does."""
+
+    def __init__(self, lua: Any) -> None:
+        self._lua = lua
+
+    def execute(self, script: Any) -> Any:
+        return self._lua.execute(script.partition(b"\n")[2] if script[:2] == b"#!" else script)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lua, name)
+
+
+def _sha1hex(value: bytes) -> bytes:
+    return hashlib.sha1(value, usedforsecurity=False).hexdigest().encode()
+
+
+def fake_connections() -> Connections:
+    """An empty fake server. It lacks `redis.sha1hex`, which is added to its Lua, and the flags of scripts."""
+    server = FakeServer()
+    FakeRedis(server=server).eval("return 1", 0)
+    lua: Any = vars(server)["_lua_runtime"]
+    lua.eval("function(f) redis.sha1hex = f end")(_sha1hex)
+    vars(server)["_lua_runtime"] = _FlaggedLua(lua)
+    redis = FakeAsyncRedis(server=server)
+    return Connections(redis, redis, 0)

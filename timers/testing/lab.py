@@ -1,0 +1,253 @@
+"""Owns the lab: a timer service for one test, in its process, on a clock that stands still until the test moves it.
+
+The records, scripts, claims, policies and the runner are the service's own. It has no events, sweeps or other pods, and
+nothing extends a lease.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import wraps
+from itertools import count
+from types import ModuleType, TracebackType
+from typing import Any, Final, Self
+from unittest.mock import patch
+
+from timers.client import TimerClient
+from timers.core.clock import Cancellable, ServerClock
+from timers.core.durations import Duration as ParsedDuration
+from timers.core.durations import to_datetime
+from timers.core.keywords import Duration
+from timers.core.model import Timer
+from timers.processor import Processor, in_module
+from timers.store.queries import Queries
+from timers.store.store import Settlement, Store
+from timers.testing.engine import Engine
+from timers.testing.fake import fake_connections, on_clock
+
+PATIENCE_SECONDS: Final = 1.0
+"""Real time after which a run that waits for no clock of ours, and has a time-out, is taken to wait for that."""
+
+HANG_SECONDS: Final = 10.0
+"""Real time after which a run without a time-out is taken to hang."""
+
+_RUN_OF: ContextVar["TimerLab | None"] = ContextVar("timers.testing.lab", default=None)
+_really_sleep = asyncio.sleep
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that has ended. `status` is how: `completed`, `failed` (it may be tried again), `skipped`, `snoozed` or
+    `handed-back`; `error` is what failed, as `type: reason`; `at` is when it started."""
+
+    prefix: str
+    id: str
+    attempt: int
+    occurrence: int
+    payload: Any
+    status: str
+    error: str | None
+    at: datetime
+
+
+class TimerLab:
+    """A timer service for one test, as a context manager. `timers` is its client, `runs` are the runs that have ended,
+    in their order. While it is open, `asyncio.sleep` of a processor waits for the lab's clock."""
+
+    def __init__(self, *, start: datetime | None = None) -> None:
+        """A lab whose clock begins at `start`, by default now."""
+        self._now_ms: float = round((time.time() if start is None else start.timestamp()) * 1000)
+        self.runs: list[Run] = []
+        self._processors: dict[str, Processor] = {}
+        self._engine: Engine | None = None
+        self._waiting: list[tuple[float, int, _Later]] = []
+        self._order = count()
+        self._sleeping = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(on_clock(lambda: self._now_ms / 1000))
+        self._open.enter_context(patch("asyncio.sleep", _sleep))
+        self._store = _LabStore(self)
+        self.timers = TimerClient.over(self._store)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @property
+    def now(self) -> datetime:
+        """The lab's time, which moves only in `advance`."""
+        return to_datetime(round(self._now_ms))
+
+    def add(self, *processors: Processor | ModuleType) -> None:
+        """Serve with these processors, or with all of a module. Of two for one prefix the later one counts."""
+        if self._sleeping:
+            raise RuntimeError("a run is under way; add processors before")
+        for given in processors:
+            for found in (
+                in_module(given, f"the module {given.__name__}") if isinstance(given, ModuleType) else (given,)
+            ):
+                self._processors[found.prefix] = replace(found, function=self._clocked(found))
+        self._store.declare(self._processors)
+        self._engine = None
+
+    async def advance(self, by: Duration) -> None:
+        """Let this much time pass: whatever becomes due runs at its time, and its retries, repeats and re-armed timers
+        too, in the order of time."""
+        until_ms = ParsedDuration.parse(by).add_to(round(self._now_ms))
+        engine = self._engine = self._engine or Engine(self._store, self.timers, self._processors.values(), self.later)
+        async with engine.working():
+            await self._run_what_is_due(engine, until_ms)
+            while (at_ms := await self._next_ms()) <= until_ms:
+                self._now_ms = max(at_ms, self._now_ms)
+                self._wake()
+                await self._run_what_is_due(engine, until_ms)
+        self._now_ms = until_ms
+
+    def later(self, seconds: float, call: Callable[[], object]) -> Cancellable:
+        """Call it when so much of the lab's time has passed."""
+        waiting = _Later(call)
+        heapq.heappush(self._waiting, (self._now_ms + seconds * 1000, next(self._order), waiting))
+        return waiting
+
+    def ended(self, timer: Timer, ends: Settlement) -> None:
+        """Keep the run."""
+        code, _ = ends.transition.cause
+        status = {"re-armed": "completed", "retry": "failed"}.get(code, code)
+        last = ends.transition.progress.last_error or timer.last_error or {}
+        error = f"{last.get('type')}: {last.get('reason')}" if status == "failed" else None
+        started = to_datetime(timer.updated_ms)
+        self.runs.append(
+            Run(timer.prefix, timer.id, timer.attempt, timer.occurrence, timer.payload, status, error, started)
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        """Until the lab's clock has moved so far."""
+        awake = asyncio.Event()
+        self._sleeping += 1
+        handle = self.later(seconds, awake.set)
+        try:
+            await awake.wait()
+        finally:
+            handle.cancel()
+            self._sleeping -= 1
+
+    async def _run_what_is_due(self, engine: Engine, until_ms: float) -> None:
+        """Until nothing new is due now. What is due and does not start (paused, at its limit) is left."""
+        before = None
+        while before != (before := (len(self.runs), engine.executing)):
+            engine.claim([prefix for prefix, due_ms in (await self._heads()).items() if due_ms <= self._now_ms])
+            await self._until_quiet(engine, until_ms)
+
+    async def _until_quiet(self, engine: Engine, until_ms: float) -> None:
+        """Until all runs have ended or wait for the lab's clock."""
+        began, turns = time.monotonic(), 0
+        while engine.executing > self._sleeping or engine.is_busy:
+            turns += 1
+            await _really_sleep(0 if turns < 1000 else 0.001)
+            waited = time.monotonic() - began
+            if waited > PATIENCE_SECONDS and self._waiting and self._waiting[0][0] <= until_ms and not engine.is_busy:
+                return
+            if waited > HANG_SECONDS:
+                raise AssertionError(f"{engine.executing} runs do not end: they wait for something other than time")
+
+    def _wake(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._now_ms:
+            heapq.heappop(self._waiting)[2].come()
+
+    async def _next_ms(self) -> float:
+        """When something is next: a timer becomes due, or somebody's wait is over."""
+        while self._waiting and self._waiting[0][2].cancelled:
+            heapq.heappop(self._waiting)
+        heads = [due_ms for due_ms in (await self._heads()).values() if due_ms > self._now_ms]
+        return min([*heads, *(at_ms for at_ms, _, _ in self._waiting[:1])], default=float("inf"))
+
+    async def _heads(self) -> dict[str, int]:
+        heads = await Queries(self._store).heads()
+        return {prefix: due_ms for prefix, due_ms in heads.items() if self._serves(prefix)}
+
+    def _serves(self, prefix: str) -> bool:
+        return self._engine is not None and self._engine.serves(prefix)
+
+    def _clocked(self, processor: Processor) -> Callable[..., Any]:
+        """The function, whose sleeps are on the lab's clock."""
+        function = processor.function
+        if not processor.is_async:
+            return function
+
+        @wraps(function)
+        async def clocked(timer: Timer, context: Any) -> Any:
+            _RUN_OF.set(self)
+            result: Any = function(timer, context)
+            return await result
+
+        return clocked
+
+
+async def _sleep(delay: float, result: Any = None) -> Any:
+    """In the place of `asyncio.sleep`."""
+    lab = _RUN_OF.get()
+    if lab is None:
+        return await _really_sleep(delay, result)
+    await lab.sleep(delay)
+    return result
+
+
+class _Later:
+    """A call that comes later."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def come(self) -> None:
+        if not self.cancelled:
+            self.cancelled = True
+            self._call()
+
+
+class _LabClock(ServerClock):
+    """The lab's."""
+
+    def __init__(self, lab: TimerLab) -> None:
+        super().__init__()
+        self._lab = lab
+
+    def observe(self, server_ms: int, sent: float, received: float) -> None:
+        """Nothing to learn."""
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    def now_ms(self) -> float:
+        return self._lab._now_ms
+
+
+class _LabStore(Store):
+    """A store on a fake server that tells the lab of every end."""
+
+    def __init__(self, lab: TimerLab) -> None:
+        super().__init__(fake_connections(), clock=_LabClock(lab))
+        self._lab = lab
+
+    def declare(self, prefixes: dict[str, Any]) -> None:
+        """What a pod does with its first sign of life."""
+
+    async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
+        codes = await super().settle(shard, settlements, pod=pod, retention_ms=retention_ms)
+        for ends, code in zip(settlements, codes, strict=True):
+            if code == "settled":
+                self._lab.ended(ends.timer, ends)
+        return codes
