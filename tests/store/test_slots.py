@@ -1,0 +1,34 @@
+"""Every script stays within the hash slot of its key: the cluster-enabled node refuses it a second one."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import timers.store
+from tests.conftest import SharedServers
+from tests.store.backends import real_connections
+from timers.store import scripts
+
+FOLDER = Path(timers.store.__file__).parent / "lua"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "common")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_tells_its_flags_and_asks_for_no_second_slot(name: str) -> None:
+    flags = scripts.source(name).partition("\n")[0]
+    assert re.fullmatch(r"#!lua( flags=(allow-oom|no-writes))?", flags)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "common"])
+def test_a_script_names_no_key_that_is_not_built_from_its_root(name: str) -> None:
+    code = re.sub(r"--[^\n]*", "", (FOLDER / f"{name}.lua").read_text())
+    assert not re.search(r"['\"]timers:[^'\"]", code)
+    assert not re.search(r"redis\.p?call\('\w+', '", code.replace("redis.call('TIME')", ""))
+
+
+async def test_the_node_refuses_a_script_that_leaves_its_slot(servers: SharedServers) -> None:
+    source = "#!lua\nredis.call('SET', KEYS[1], 1); return redis.call('SET', 'timers:{1}:x', 1)"
+    async with real_connections(servers, "cluster") as connections:
+        with pytest.raises(Exception, match="same slot"):
+            await connections.commands.eval(source, 1, "timers:{0}:x")
