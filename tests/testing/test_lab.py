@@ -1,11 +1,12 @@
 """The lab that authors of processors test with: what ran, what was armed again, what failures and time-outs lead to."""
 
 import asyncio
+import sys
 import time
 
 import pytest
 
-from timers import BlockingContext, Context, Done, Fail, Rearm, Retry, Status, Timer, processor
+from timers import BlockingContext, Context, Done, Fail, NoProcessor, Rearm, Retry, Status, Timer, processor
 from timers.testing import TimerLab, call
 
 
@@ -129,6 +130,19 @@ async def test_real_waiting_is_waited_for(timer_lab: TimerLab) -> None:
 
     timer_lab.add(io)
     await timer_lab.timers.create("io", "a", delay="1h")
+    await timer_lab.advance("1h")
+    assert [run.status for run in timer_lab.runs] == ["completed"]
+
+
+async def test_a_prefix_that_no_processor_serves_is_refused(timer_lab: TimerLab) -> None:
+    timer_lab.add(remind)
+    with pytest.raises(NoProcessor):
+        await timer_lab.timers.create("remindd", "a", delay="1h")
+
+
+async def test_all_processors_of_a_module_are_added(timer_lab: TimerLab) -> None:
+    timer_lab.add(sys.modules[__name__])
+    await timer_lab.timers.create("remind", "a", delay="1h")
     await timer_lab.advance("1h")
     assert [run.status for run in timer_lab.runs] == ["completed"]
 

@@ -58,9 +58,10 @@ def _sha1hex(value: bytes) -> bytes:
     return hashlib.sha1(value, usedforsecurity=False).hexdigest().encode()
 
 
-def fake_connections() -> Connections:
-    """An empty fake server. It lacks `redis.sha1hex`, which is added to its Lua, and the flags of scripts."""
-    server = FakeServer()
+def fake_connections(server: FakeServer | None = None) -> Connections:
+    """The ways to a fake server, by default an empty one. It lacks `redis.sha1hex`, which is added to its Lua, and the
+    flags of scripts."""
+    server = server or FakeServer()
     FakeRedis(server=server).eval("return 1", 0)
     lua: Any = vars(server)["_lua_runtime"]
     lua.eval("function(f) redis.sha1hex = f end")(_sha1hex)

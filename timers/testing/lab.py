@@ -7,7 +7,7 @@ nothing extends a lease.
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,6 +18,8 @@ from types import ModuleType, TracebackType
 from typing import Any, Final, Self
 from unittest.mock import patch
 
+from fakeredis import FakeRedis, FakeServer
+
 from timers.client import TimerClient
 from timers.core.clock import Cancellable, ServerClock
 from timers.core.durations import Duration as ParsedDuration
@@ -25,6 +27,7 @@ from timers.core.durations import to_datetime
 from timers.core.keywords import Duration
 from timers.core.model import Timer
 from timers.processor import Processor, in_module
+from timers.store import keys
 from timers.store.queries import Queries
 from timers.store.store import Settlement, Store
 from timers.testing.engine import Engine
@@ -239,11 +242,16 @@ class _LabStore(Store):
     """A store on a fake server that tells the lab of every end."""
 
     def __init__(self, lab: TimerLab) -> None:
-        super().__init__(fake_connections(), clock=_LabClock(lab))
+        self._server = FakeServer()
+        super().__init__(fake_connections(self._server), clock=_LabClock(lab))
         self._lab = lab
 
-    def declare(self, prefixes: dict[str, Any]) -> None:
+    def declare(self, prefixes: Iterable[str]) -> None:
         """What a pod does with its first sign of life."""
+        redis = FakeRedis(server=self._server)
+        for prefix in prefixes:
+            redis.hset(f"{keys.PODS_ROOT}declared", prefix, "0 lab")
+        redis.incr(f"{keys.PODS_ROOT}version")
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
         codes = await super().settle(shard, settlements, pod=pod, retention_ms=retention_ms)
