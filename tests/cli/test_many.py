@@ -118,6 +118,8 @@ def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
         "shards": "warn",
         "prefixes": "ok",
         "quarantine": "ok",
+        "books": "ok",
+        "data": "ok",
     }
 
 

@@ -57,7 +57,8 @@ class PodVerbs(World):
         got = [(timer.prefix, timer.id) for timer in claimed.timers]
         assert not claimed.quarantined
         assert got in ([[]] if paused else self._allowed(due, room, one_at_a_time=concurrency == 1))
-        assert (prefix in claimed.more) is (0 < asked <= len(got))
+        assert prefix not in claimed.more or len(got) == asked
+        assert prefix in claimed.more or paused or len(due) <= max(asked, 0) or not asked
         for timer in claimed.timers:
             self._take(shard, timer, pod)
             self.oracle.claim((timer.prefix, timer.id), timer.token, pod, "event")
