@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, Pod, joined, until
 from tests.engine.own import OwnServer
+from tests.members import declare
 from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually
 from timers.client import TimerClient
@@ -282,6 +283,7 @@ async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(flee
     await fleet.client.create("note", "before", delay="1h")
     await known([first], 1)
     await fleet.redis.flushdb()
+    await declare(fleet.store, "note")
     clients = [first.client]
     with suppress(ConfigurationError):
         clients.append(TimerClient.over(await joined(fleet.url, shards=16)))

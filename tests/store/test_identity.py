@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import time_machine
 
+from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
 from timers.errors import ConfigurationError, NotFound, Unavailable
@@ -98,6 +99,7 @@ async def test_who_read_an_empty_db_finds_what_is_armed_there_later(real: Store)
 async def test_a_client_that_armed_before_a_flush_finds_the_new_number_of_shards(real: Store) -> None:
     """The same id in two places would be started twice."""
     client = TimerClient.over(other(real))
+    await declare(real, PREFIX)
     await client.create(PREFIX, "before", delay="1h")
     await real.connections.commands.flushdb()
     there = other(real, 16)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.members import declare
 from tests.servers import Kind, start_kind
 from timers.client import TimerClient, open_store
 from timers.core.spec import NewTimer
@@ -22,6 +23,8 @@ from timers.store.store import Store
 async def store(request: pytest.FixtureRequest, kind: Kind, tmp_path: Path) -> AsyncIterator[Store]:
     server = await start_kind(kind, tmp_path)
     store = await open_store(connect(server.url), shards=request.param)
+    numbered = (f"{letter}{n}" for letter in "ap" for n in range(10))
+    await declare(store, "a", "ab", "b", "bc", "other", *numbered)
     yield store
     await store.connections.close()
     await server.stop()
