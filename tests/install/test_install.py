@@ -62,7 +62,6 @@ def test_the_metadata_say_what_it_is(environment: Environment) -> None:
     assert (read["Name"], read["License-Expression"], read["License-File"]) == ("redis-timers", "MIT", "LICENSE")
     assert read["Description-Content-Type"] == "text/markdown"
     assert "Typing :: Typed" in read.get_all("Classifier", [])
-    assert read["Project-URL"]
     assert read["Provides-Extra"] == "embedded"
     required = [line for line in read.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert len(required) == len(project_metadata()["dependencies"])
