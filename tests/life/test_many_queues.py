@@ -1,0 +1,58 @@
+"""Thousands of prefixes: what may not run hides nothing, and each queue has its turn."""
+
+from tests.engine.fleet import Calls, Fleet, until
+from tests.waiting import eventually
+from timers.store.store import TOUCH_LIMIT, Arming
+
+MANY = 2 * TOUCH_LIMIT
+MINUTE_MS = 60_000
+
+
+async def arm_in_many(fleet: Fleet, count: int, due: str = "+0") -> None:
+    """A timer in each of so many prefixes."""
+    news = [Arming(f"note-{number}", "x", due, {}) for number in range(count)]
+    for start in range(0, count, 250):
+        await fleet.store.arm(news[start : start + 250])
+
+
+async def test_a_thousand_paused_queues_hid_all_timers_from_a_deaf_pod(fleet: Fleet) -> None:
+    for number in range(MANY):
+        await fleet.store.pause(f"note-{number}", paused=True)
+    await arm_in_many(fleet, MANY, f"@{await fleet.store.now_ms() - MINUTE_MS}")
+    calls = Calls()
+    pod = await fleet.pod(calls)
+    await fleet.redis.config_set("notify-keyspace-events", "")
+    await until(pod.worker._canary.is_deaf, "the pod is deaf")
+    for number in range(50):
+        await fleet.client.create("note", str(number), delay="50ms")
+    await until(lambda: len(calls) == 50, "all that may run has run")
+    assert {timer.prefix for timer in calls.timers} == {"note"}
+
+
+async def test_a_thousand_queues_at_their_rate_hid_all_later_ones(fleet: Fleet) -> None:
+    limited, others = Calls("note", rate="1/h"), Calls("mail")
+    await arm_in_many(fleet, 300)
+    for number in range(300):
+        await fleet.client.create(f"note-{number}", "y", delay=0)
+    await fleet.pod(limited, others)
+    await until(lambda: len(limited) == 300, "each of the limited has had its start of the hour")
+    await fleet.client.create("mail", "x", delay="10ms")
+    await fleet.completed("x", "mail")
+    assert len(limited) == 300
+
+    async def are_left_alone() -> bool:
+        return int(await fleet.redis.zcard("timers:{0}:held")) == 300
+
+    await eventually(are_left_alone, "those at their limit leave what is looked at")
+
+
+async def test_a_probe_ran_after_twenty_thousand_others_that_were_due_before_it(fleet: Fleet) -> None:
+    """Each queue had a claim of its own, in the order of the marks."""
+    calls = Calls()
+    pod = await fleet.pod(calls, concurrency=200)
+    due_ms = await fleet.store.now_ms() + 5_000
+    await arm_in_many(fleet, 3_000, f"@{due_ms}")
+    await fleet.client.create("note-probe", "probe", due_at=due_ms + 1)
+    await until(lambda: len(calls) == 3_001, "all have run")
+    assert calls.ids.index("probe") < 2_500
+    assert pod.worker.runner.executing == 0
