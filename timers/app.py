@@ -8,15 +8,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from aiohttp import web
 
-from timers.api.assembly import all_routes
+from timers.api.assembly import all_routes, probe_application
 from timers.api.auth import Auth
+from timers.api.connection_limit import ConnectionLimit
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.api.waiting import waiting_application
@@ -43,17 +44,21 @@ _LATER: Final = ("redis+sentinel://", "redis+cluster://")
 TRY_AGAIN_SECONDS: Final = 0.2
 """Between two tries to reach Redis while a pod starts."""
 
+PROBE_CONNECTIONS: Final = 64
+"""On the probe port: kubelets and scrapers, which are few."""
+
 _log = get_logger("timers.app")
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A pod that is up: where its API listens (None without that role), its Redis as it may be shown, and the embedded
-    server if that is what it is."""
+    """A pod that is up: where its API listens (None without that role), its Redis as it may be shown, the embedded
+    server if that is what it is, and where its probe port is, if it has one."""
 
     api_url: str | None
     redis: str
     embedded: EmbeddedServer | None = None
+    probe_url: str | None = None
 
 
 Announce = Callable[[Started], None]
@@ -118,8 +123,8 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
 async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | None:
     """As `open_redis`, tried for TIMERS_START_TIMEOUT while the server is away; meanwhile the pod lives and is not
     ready. None where it is stopped before."""
-    began, waiting = time.monotonic(), None
-    try:
+    began, waiting = time.monotonic(), False
+    async with AsyncExitStack() as ends:
         while not stopping.asked.is_set():
             try:
                 return await open_redis(url, settings, joins="worker" in settings.roles)
@@ -130,14 +135,14 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
                 if waited >= settings.start_timeout_ms / 1000:
                     tried = f"; tried for {waited:.0f} s (TIMERS_START_TIMEOUT)" if waiting else ""
                     raise ConfigurationError(f"{error}{tried}") from error
-            if waiting is None and "api" in settings.roles:
-                waiting = await ApiServer.start(waiting_application(), settings.http_host, settings.http_port)
+            if not waiting:
+                waiting = True
+                if "api" in settings.roles:
+                    await _api(settings, waiting_application(), ends)
+                await _probes(settings, waiting_application(), ends)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.asked.wait(), TRY_AGAIN_SECONDS)
         return None
-    finally:
-        if waiting is not None:
-            await waiting.stop()
 
 
 def client_over(store: Store, settings: Settings) -> TimerClient:
@@ -182,9 +187,10 @@ async def _serve(
         callers = Callers(store)
         auth = _auth(settings, callers)
         routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
-        api = await _api(settings, routes, auth)
-        if api is not None:
-            ends.push_async_callback(api.stop)
+        probes = await _probes(settings, probe_application(client, health, metrics, worker), ends)
+        api = None
+        if "api" in settings.roles:
+            api = await _api(settings, application(routes, auth, Guard().check), ends)
             # Before it, because an API waits for its answers, and event streams have no end of their own.
             ends.push_async_callback(client.end_events)
         if worker is not None:
@@ -197,7 +203,7 @@ async def _serve(
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()
-        announce(Started(api.url if api is not None else None, redacted(url), embedded))
+        announce(Started(api.url if api is not None else None, redacted(url), embedded, probes and probes.url))
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")
@@ -246,11 +252,21 @@ def _roles(settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(settings.roles))
 
 
-async def _api(settings: Settings, routes: Sequence[web.RouteDef], auth: Auth) -> ApiServer | None:
-    if "api" not in settings.roles:
+async def _api(settings: Settings, app: web.Application, ends: AsyncExitStack) -> ApiServer:
+    server = await ApiServer.start(app, settings.http_host, settings.http_port)
+    ends.push_async_callback(server.stop)
+    return server
+
+
+async def _probes(settings: Settings, app: web.Application, ends: AsyncExitStack) -> ApiServer | None:
+    if settings.probe_port is None:
         return None
-    app = application(routes, auth, Guard().check)
-    return await ApiServer.start(app, settings.http_host, settings.http_port)
+    limit = ConnectionLimit(PROBE_CONNECTIONS)
+    server = await ApiServer.start(
+        app, settings.http_host, settings.probe_port, setting="TIMERS_PROBE_PORT", limit=limit
+    )
+    ends.push_async_callback(server.stop)
+    return server
 
 
 def _auth(settings: Settings, callers: Callers) -> Auth:

@@ -149,6 +149,8 @@ class Settings(BaseSettings):
         default="127.0.0.1", pattern=r"^[A-Za-z0-9.:_%-]+$", description="an address or name to listen on"
     )
     http_port: int = Field(default=8080, ge=0, le=65_535, description="a port from 0 (any free one) to 65535")
+    probe_port: int | None = Field(default=None, ge=0, le=65_535, description="a port from 0 (any free one) to 65535")
+    """None: health, readiness and metrics only where the API is."""
     processors: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
         BeforeValidator(listed),

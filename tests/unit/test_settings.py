@@ -28,7 +28,7 @@ def refusal(**environ: str) -> str:
 
 def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
-        *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
+        *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROBE_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
         *("SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "START_TIMEOUT", "ADOPT_EVERY"),
         *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
@@ -47,6 +47,7 @@ def test_defaults() -> None:
         "roles": frozenset({"api", "worker"}),
         "http_host": "127.0.0.1",
         "http_port": 8080,
+        "probe_port": None,
         "processors": (),
         "builtin": None,
         "prefixes": (),
@@ -137,6 +138,7 @@ def test_bare_keys_are_switched_off_by_a_word() -> None:
         ("HTTP_HOST", "a b", "address or name"),
         ("HTTP_PORT", "65536", "a port from 0"),
         ("HTTP_PORT", "http", "a port from 0"),
+        ("PROBE_PORT", "-1", "a port from 0"),
         ("PROCESSORS", "shop/timers.py", "package.module:object"),
         ("PREFIXES", "send-message,Wrong", "a prefix like"),
         ("PREFIXES", "timers", "a prefix like"),

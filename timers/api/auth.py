@@ -44,6 +44,13 @@ _WITHOUT_REDIS: Final = frozenset({"getMetrics", "getDashboard", *(page.id for p
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
 
 
+@web.middleware
+async def as_stranger(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Ask nobody for a key, and show nobody the prefixes of others."""
+    scope.limit(request, _STRANGER)
+    return await handler(request)
+
+
 class Auth:
     """Lets requests through to the calls of the table. Without keys and secrets it lets everybody do everything."""
 

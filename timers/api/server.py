@@ -73,8 +73,17 @@ class ApiServer:
         self._runner, self._listener, self._host = runner, listener, host
 
     @classmethod
-    async def start(cls, app: web.Application, host: str, port: int) -> Self:
-        """Listen. ConfigurationError where the address cannot be used; it names the setting."""
+    async def start(
+        cls,
+        app: web.Application,
+        host: str,
+        port: int,
+        *,
+        setting: str = "TIMERS_HTTP_PORT",
+        limit: ConnectionLimit | None = None,
+    ) -> Self:
+        """Listen. ConfigurationError where the address cannot be used; it names the `setting` that the port is from.
+        No `limit`: as many connections as this process can hold."""
         # No access log: at a thousand requests a second it would be the busiest part.
         runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
         await runner.setup()
@@ -83,7 +92,7 @@ class ApiServer:
         connect = partial(
             _Connection,
             server,
-            limit=ConnectionLimit.as_wide_as_possible(),
+            limit=limit or ConnectionLimit.as_wide_as_possible(),
             loop=asyncio.get_running_loop(),
             access_log=None,  # this is how aiohttp turns it off
             auto_decompress=False,  # unpacking a small body could fill the memory
@@ -92,7 +101,7 @@ class ApiServer:
             listener = await asyncio.get_running_loop().create_server(connect, host, port)
         except (OSError, UnicodeError) as error:
             await runner.cleanup()
-            raise _unusable(host, port, error) from None
+            raise _unusable(host, setting, port, error) from None
         return cls(runner, listener, host)
 
     @property
@@ -111,11 +120,11 @@ class ApiServer:
         await self._runner.cleanup()
 
 
-def _unusable(host: str, port: int, error: Exception) -> ConfigurationError:
+def _unusable(host: str, setting: str, port: int, error: Exception) -> ConfigurationError:
     """Says which of the two settings is wrong, as far as the system told."""
     reason = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
-        wrong = FieldError("TIMERS_HTTP_PORT", str(port), f"a port of {host} that is free to use ({reason})")
+        wrong = FieldError(setting, str(port), f"a port of {host} that is free to use ({reason})")
     else:
         wrong = FieldError("TIMERS_HTTP_HOST", shown(host), f"an address of this machine ({reason})")
     return ConfigurationError(str(wrong))

@@ -57,7 +57,7 @@ def _settings(environ: Mapping[str, str]) -> Settings:
 
 
 def _log_ready(started: Started) -> None:
-    get_logger("timers").info("ready", api=started.api_url, redis=started.redis)
+    get_logger("timers").info("ready", api=started.api_url, probes=started.probe_url, redis=started.redis)
 
 
 def _welcome(settings: Settings) -> Announce:
