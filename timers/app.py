@@ -203,7 +203,14 @@ async def _serve(
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()
-        announce(Started(api.url if api is not None else None, redacted(url), embedded, probes and probes.url))
+        announce(
+            Started(
+                api.url if api is not None else None,
+                redacted(url),
+                embedded,
+                probes.url if probes is not None else None,
+            )
+        )
         await stopping.asked.wait()
         health.drain()
         _log.info("stopping; a second signal hands running timers back at once")

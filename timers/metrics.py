@@ -46,6 +46,9 @@ class Metrics(Observer):
         self._losses = Gauge(
             "timers_data_losses", "Losses of data that nobody has acknowledged", registry=self._registry
         )
+        self._overdue = Gauge(
+            "timers_overdue_seconds", "How long the oldest due timer has waited for a pod", registry=self._registry
+        )
         self._running = Gauge("timers_running", "Processors being run on this pod", registry=self._registry)
         self._abandoned = Gauge(
             "timers_abandoned", "Plain functions that go on in their threads without a run", registry=self._registry
@@ -82,13 +85,16 @@ class Metrics(Observer):
         counts: Mapping[str, Mapping[Status, int]],
         uncovered: Mapping[str, int],
         shards: Sequence[int],
+        overdue_ms: float,
         health: Health | None,
         *,
         losses: int,
     ) -> bytes:
         """The exposition text. `counts` and `uncovered` have declared prefixes: the timers of each by status, and of
-        how many of its prefixes timers are due that no pod takes; `shards` are those that none takes."""
+        how many of its prefixes timers are due that no pod takes; `shards` are those that none takes; `overdue_ms` is
+        NaN where it is not known."""
         self._losses.set(losses)
+        self._overdue.set(overdue_ms / 1000)
         for gauge in (self._timers, self._shards, self._prefixes):
             gauge.clear()
         for prefix, statuses in counts.items():

@@ -80,12 +80,26 @@ async def test_metrics_come_as_the_text_that_prometheus_knows(api: Api) -> None:
         assert "# TYPE timers_lateness_seconds histogram" in await answer.text()
 
 
+async def test_metrics_tell_how_long_the_oldest_due_timer_has_waited(api: Api) -> None:
+    await api.create(delay="1h")
+    assert "timers_overdue_seconds 0.0" in await api.text("/metrics")
+    await api.create("due", delay="0s")
+
+    async def waits() -> bool:
+        found = re.search(r"^timers_overdue_seconds (\S+)", await api.text("/metrics"), re.MULTILINE)
+        return found is not None and float(found[1]) > 0
+
+    await eventually(waits, "the due timer is seen to wait")
+
+
 async def test_metrics_answer_while_redis_is_away(server: EmbeddedServer, redis: Redis, api: Api) -> None:
     await api.text("/metrics")
     await redis.config_set("maxclients", 1)
     try:
         await api.store.connections.commands.connection_pool.disconnect()
-        assert "timers_subscriptions_total" in await api.text("/metrics")
+        metrics = await api.text("/metrics")
+        assert "timers_subscriptions_total" in metrics
+        assert "timers_overdue_seconds NaN" in metrics
     finally:
         await redis.config_set("maxclients", 10_000)
 

@@ -1,6 +1,7 @@
 """Owns the calls for whoever keeps the service running: stats, prefixes, pods, pause, resume and forget, metrics."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -111,19 +112,21 @@ class OperatingRoutes:
         text = self._metrics.render(*await self._db(), health, losses=len(self._client.losses))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
-    async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Mapping[str, int], Sequence[int]]:
-        """The timers by declared prefix and status, of how many prefixes of each timers are due that no pod takes, and
-        the shards that none takes; nothing while Redis is away or stands still: a pod is looked at most then."""
+    async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Mapping[str, int], Sequence[int], float]:
+        """The timers by declared prefix and status, of how many prefixes of each timers are due that no pod takes, the
+        shards that none takes, and how many milliseconds the oldest has waited; nothing while Redis is away or stands
+        still: a pod is looked at most then."""
         found: dict[str, Counter[Status]] = {}
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
                 uncovered, counts = await self._client.uncovered(), await self._client.counts()
                 async for prefix, counted in by_turns(counts.items()):
                     found.setdefault(await self._label(prefix), Counter()).update(counted)
+                overdue_ms = await self._client.overdue_ms()
                 missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
         except (Unavailable, TimeoutError):
-            return {}, {}, ()
-        return found, missing, uncovered.shards
+            return {}, {}, (), math.nan
+        return found, missing, uncovered.shards, overdue_ms
 
     async def _label(self, prefix: str) -> str:
         return await self._client.owner(prefix) or UNDECLARED

@@ -10,7 +10,7 @@ from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.declared import Declared
 from timers.client.feed import Event, Feed
-from timers.client.fleet import PrefixView, Stats, forget_prefix, read_pods, read_prefixes, read_stats
+from timers.client.fleet import PrefixView, Stats, forget_prefix, read_overdue_ms, read_pods, read_prefixes, read_stats
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
 from timers.core.calls import Timers
@@ -311,6 +311,10 @@ class TimerClient(Timers):
     async def counts(self) -> Mapping[str, Mapping[Status, int]]:
         """How many timers of each prefix are in each status; zeros left out."""
         return await Queries(await self._open()).counts()
+
+    async def overdue_ms(self) -> int:
+        """How long the oldest due timer has waited to be claimed."""
+        return await read_overdue_ms(await self._open())
 
     async def uncovered(self) -> Uncovered:
         """The shards and due prefixes that no live pod takes."""

@@ -107,9 +107,17 @@ async def read_stats(store: Store, visible: Callable[[str], bool] | None = None)
         counts = {prefix: counted for prefix, counted in counts.items() if visible(prefix)}
         heads = await queries.heads()
         oldest_ms = min((due_ms for prefix, due_ms in heads.items() if visible(prefix)), default=None)
-    overdue_ms = 0 if oldest_ms is None else max(0, round(store.clock.now_ms()) - oldest_ms)
     await store.identity.look()
-    return Stats(counts, overdue_ms, pods, list(store.identity.losses.values()))
+    return Stats(counts, _waited_ms(store, oldest_ms), pods, list(store.identity.losses.values()))
+
+
+async def read_overdue_ms(store: Store) -> int:
+    """How long the oldest due timer has waited to be claimed. Raises Unavailable."""
+    return _waited_ms(store, await Queries(store).oldest_due_ms())
+
+
+def _waited_ms(store: Store, due_ms: int | None) -> int:
+    return 0 if due_ms is None else max(0, round(store.clock.now_ms()) - due_ms)
 
 
 async def read_prefixes(store: Store) -> list[PrefixView]:
