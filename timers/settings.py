@@ -296,8 +296,7 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     environment, so that it is checked the same way. Raises ConfigurationError: one line that names each bad setting,
     its value unless it is confidential, and what would be accepted.
     """
-    environment = _Environment(os.environ if environ is None else environ)
-    file = _open_env_file(env_file)
+    environment, file = _sources(environ, env_file)
     given = {**file.env_vars, **environment.env_vars}
     _refuse_later(name for name, value in given.items() if value)
     _refuse_unknown(given)
@@ -306,6 +305,20 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     except ValidationError as error:
         # Without its cause, which holds the values.
         raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, given)))) from None
+
+
+def setting_origins(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> dict[str, str]:
+    """Where `load_settings` takes each setting from, by its name: `environment`, the file's path, or `default`."""
+    environment, file = _sources(environ, env_file)
+    in_file = {name for name, value in file.env_vars.items() if value}
+    return {
+        name: "environment" if name in environment.env_vars else str(env_file) if name in in_file else "default"
+        for name in SETTING_NAMES
+    }
+
+
+def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Environment, DotEnvSettingsSource]:
+    return _Environment(os.environ if environ is None else environ), _open_env_file(env_file)
 
 
 def load_worker_settings(**options: str) -> Settings:

@@ -33,6 +33,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     for name in os.environ:
         if name.startswith("TIMERS_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("TIMERS_REDIS_URL", "")  # so that what --url sets there ends with the test
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "200")

@@ -6,7 +6,8 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import keys, many, operating, pods, replaying, single
+from timers.cli import config, keys, many, operating, pods, replaying, single
+from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
 
@@ -47,6 +48,7 @@ many.add_to(app)
 replaying.add_to(app)
 operating.add_to(app)
 keys.add_to(app)
+config.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -67,7 +69,7 @@ def _common(
 def main() -> None:
     """Run the command line of this process and exit."""
     try:
-        app()
+        add_url(typer.main.get_command(app))()
     except InvalidInput as error:
         _fail("; ".join(str(_as_option(field)) for field in error.errors), 2)
     except TimersError as error:

@@ -1,9 +1,14 @@
-"""Owns reaching the timers from a command: the configured Redis, or the embedded server of a running `timers dev`."""
+"""Owns reaching the timers from a command: the Redis of `--url` or of the settings, or the embedded server of a running
+`timers dev`."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from typer.core import TyperGroup
 
 from timers.app import client_over, open_redis
 from timers.client import TimerClient, reachable_url
@@ -11,6 +16,41 @@ from timers.settings import load_worker_settings
 from timers.store.store import Store
 
 T = TypeVar("T")
+
+URL_NAME: Final = "TIMERS_REDIS_URL"
+
+
+def _use_url(context: typer.Context, url: str | None) -> None:
+    """Whatever reads settings, in this process or one that it starts, is to find it."""
+    if url is not None:
+        os.environ[URL_NAME] = url
+        context.meta[URL_NAME] = "--url"
+
+
+def _with_url(
+    _url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help=f"Which Redis; else {URL_NAME}.", callback=_use_url, expose_value=False
+        ),
+    ] = None,
+) -> None:
+    """A command of which only the option is used."""
+
+
+def add_url(command: Any) -> Any:
+    """Give a command, and those below it, the option `--url`."""
+    source = typer.Typer(add_completion=False)
+    source.command()(_with_url)
+    (option,) = typer.main.get_command(source).params
+    return _add(option, command)
+
+
+def _add(option: Any, command: Any) -> Any:
+    command.params.append(option)
+    for below in command.commands.values() if isinstance(command, TyperGroup) else ():
+        _add(option, below)
+    return command
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""`timers config`, and `--url`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import CommandLine
+from timers.embedded import EmbeddedServer
+
+SECRETS = {
+    "TIMERS_REDIS_URL": "redis://shop:hidden-one@127.0.0.1:6379/5?ssl_password=hidden-two",
+    "TIMERS_SMTP_URL": "smtp://shop:hidden-three@127.0.0.1:587",
+    "TIMERS_MAIL_FROM": "shop@example.org",
+    "TIMERS_SMS_URL": "https://hidden-four@example.org/",
+    "TIMERS_USER_URL": "https://hidden-five@example.org/{user}",
+    "TIMERS_WEBHOOK_TARGETS": "trial=https://example.org/hidden-six",
+    "TIMERS_WEBHOOK_SECRETS": "trial=whsec_aGlkZGVuLXNldmVuLWhpZGRlbi1zZXZlbg==",
+    "TIMERS_SIGNING_SECRETS": "whsec_aGlkZGVuLWVpZ2h0LWhpZGRlbi1laWdodA==",
+}
+
+
+def settings_of(timers: CommandLine) -> dict[str, tuple[Any, str]]:
+    shown = timers("config", "-o", "json")
+    assert shown.code == 0, shown
+    return {row["name"]: (row["value"], row["from"]) for row in shown.json["settings"]}
+
+
+def test_each_setting_says_where_it_comes_from(bare: CommandLine) -> None:
+    bare.monkeypatch.setenv("TIMERS_LEASE", "45s")
+    Path(".env").write_text("TIMERS_LEASE=1m\nTIMERS_CONCURRENCY=7\nTIMERS_SHARDS=\n")
+    settings = settings_of(bare)
+    assert settings["TIMERS_LEASE"] == ("45s", "environment")
+    assert settings["TIMERS_CONCURRENCY"] == ("7", ".env")
+    assert settings["TIMERS_SHARDS"] == (None, "default")
+    assert settings["TIMERS_RETENTION"] == ("14d", "default")
+    assert settings["TIMERS_ROLES"] == ("api,worker", "default")
+    assert settings["TIMERS_BUILTIN"] == ("all", "default")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "jsonl"])
+def test_no_secret_is_shown(bare: CommandLine, form: str) -> None:
+    for name, value in SECRETS.items():
+        bare.monkeypatch.setenv(name, value)
+    shown = bare("config", "-o", form)
+    assert shown.code == 0
+    for secret in ("hidden", "aGlkZGVu"):
+        assert secret not in shown.out + shown.err
+    assert "trial=***" in shown.out
+    assert "redis://shop:***@127.0.0.1:6379/5" in shown.out
+
+
+def test_a_url_on_the_command_line_goes_before_the_environment(bare: CommandLine) -> None:
+    bare.monkeypatch.setenv("TIMERS_REDIS_URL", "redis://127.0.0.1:1/0")
+    shown = bare("config", "--url", "redis://127.0.0.1:2/0", "-o", "json").json["settings"][0]
+    assert shown == {"name": "TIMERS_REDIS_URL", "value": "redis://127.0.0.1:2/0", "from": "--url"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("--url", "{}", "ls"), ("ls", "--url", "{}"), ("prefixes", "--url", "{}"), ("keys", "ls", "--url", "{}")],
+)
+def test_every_command_takes_a_url(timers: CommandLine, server: EmbeddedServer, command: tuple[str, ...]) -> None:
+    timers.monkeypatch.setenv("TIMERS_REDIS_URL", "redis://127.0.0.1:1/0")
+    shown = timers(*(part.format(server.url) for part in command))
+    assert (shown.code, shown.err) == (0, "")
+
+
+def test_a_bad_url_is_told_without_its_password(bare: CommandLine) -> None:
+    told = bare("ls", "--url", "http://shop:hidden@127.0.0.1/").refusal()
+    assert "TIMERS_REDIS_URL" in told
+    assert "hidden" not in told
+
+
+def test_the_processors_are_shown_with_where_they_were_found(bare: CommandLine) -> None:
+    Path("mine_for_config.py").write_text(
+        "from timers import Context, Timer, processor\n"
+        "@processor('log')\nasync def other_log(timer: Timer, context: Context) -> None: ...\n"
+    )
+    bare.monkeypatch.syspath_prepend(".")
+    bare.monkeypatch.setenv("TIMERS_PROCESSORS", "mine_for_config")
+    found = {row["prefix"]: row for row in bare("config", "-o", "json").json["processors"]}
+    assert found["log"] == {
+        "prefix": "log",
+        "function": "mine_for_config:other_log",
+        "from": "TIMERS_PROCESSORS=mine_for_config",
+    }
+    assert found["webhook"]["from"] == "built in"
+
+
+def test_settings_are_shown_also_where_a_processor_cannot_be_loaded(bare: CommandLine) -> None:
+    bare.monkeypatch.setenv("TIMERS_PROCESSORS", "is_not_there")
+    shown = bare("config")
+    assert shown.code == 1
+    assert "TIMERS_LEASE" in shown.out
+    assert "is_not_there" in shown.err.splitlines()[-1]
