@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from tests.bench.pods import Pods, pods
 from tests.bench.starts import Start, read_starts
 from tests.chaos.pods import until
+from tests.members import declare
 from tests.servers import start_server
 from timers import NewTimer, TimerClient
 from timers.client import BATCH_LIMIT, open_store
@@ -137,5 +138,6 @@ async def stage(folder: Path, family: Family, seed: int, options: Sequence[str] 
         Redis.from_url(server.url, decode_responses=True) as redis,
     ):
         store = await open_store(connect(server.url))
+        await declare(store, "bench-noop", "bench-timed", "bench-hang")
         async with TimerClient.over(store) as client:
             yield Stage(server, redis, store, client, folder, Random(seed))
