@@ -16,11 +16,11 @@ from timers.store.connect import connect
 
 _COUNTS: Final = "timers:{0}:counts"
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{pods\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|bare|paused|rec:..|finished:.:.+))"
+    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|bare|paused|blocked|rec:..|finished:.:.+))"
 )
 """Keys of one shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 
-_PASSING: Final = re.compile(r"timers:(rate:.+|\{0\}:answered:.+)")
+_PASSING: Final = re.compile(r"timers:(\{limits:.+\}:.+|\{0\}:answered:.+)")
 """Keys that may be there as long as they go by themselves."""
 
 _READ_AT_ONCE: Final = 250

@@ -112,6 +112,17 @@ async def test_timers_are_late_until_a_dead_pod_that_touched_is_forgotten(
     assert sweep._look_ms - sweep._looked_ms <= 50 * rank
 
 
+class _Subscriptions(Observer):
+    """Tells when the pod has heard that its subscription stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.confirmed = asyncio.Event()
+
+    def resubscribed(self) -> None:
+        self.confirmed.set()
+
+
 @pytest.fixture(params=FAMILIES)
 async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TimerClient]:
     async with await start_server(request.param, tmp_path) as server, TimerClient(server.url) as client:
@@ -124,12 +135,15 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3_600.0)
     connections = connections_of(client)
     options = WorkerOptions(pod="a", concurrency=1, lease_ms=30_000, retention_ms=0, drain_timeout_ms=0)
-    worker = Worker(await open_store(connections), Registry([_note]), client, options)
+    subscriptions = _Subscriptions()
+    worker = Worker(await open_store(connections), Registry([_note]), client, options, subscriptions)
     await worker.start()
 
     async def cut() -> bool:
         return bool(await connections.commands.client_kill_filter(_type="pubsub"))
 
     for number in range(5):
+        await subscriptions.confirmed.wait()  # a subscription that is cut sooner is no sign of a server to go back to
+        subscriptions.confirmed.clear()
         await eventually(cut, f"subscription {number} is there to be cut")
     await worker.drain()

@@ -58,7 +58,7 @@ async def test_the_value_is_the_payload_parsed_where_it_is_json(
     await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
     await send("SET", "note:x", value, "PX", HOUR)
     assert (await adopted(fleet, "x")).payload == payload
-    await send("PEXPIRE", "note:x", SOON)
+    await fleet.client.fire("note", "x")
     await fleet.completed("x")
     assert [timer.payload for timer in calls.timers] == [payload]
 
@@ -88,7 +88,7 @@ async def test_setting_it_again_moves_it_with_its_new_payload(fleet: Fleet, send
     assert timer is not None
     assert (timer.payload, timer.occurrence) == (2, 1)
     assert timer.due_ms >= first.due_ms + HOUR_MS
-    await send("PEXPIRE", "note:x", SOON)
+    await fleet.client.fire("note", "x")
     await fleet.completed("x")
     assert [seen.payload for seen in calls.timers] == [2]
 

@@ -43,7 +43,7 @@ PROGRESS = st.builds(
 
 def clean_text(text: str) -> str:
     """A text as a history line keeps it."""
-    return codec.encode_said("x", text).removeprefix("x").removeprefix(" ") or "-"
+    return codec.encode_said("", text).removeprefix(" ") or "-"
 
 
 PODS = st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(lambda pod: pod != "-")

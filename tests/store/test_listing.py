@@ -92,4 +92,4 @@ async def test_a_list_reads_only_where_timers_are_counted(real: Store, monkeypat
 
     monkeypatch.setattr(real, "run_all", listen)
     await all_pages(real, Filter())
-    assert asked == [("adopted", ""), ("due", "other"), ("c", "reminder")]
+    assert asked == [("due", "other"), ("c", "reminder")]
