@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import config, keys, many, operating, pods, replaying, single
+from timers.cli import config, keys, many, operating, plugins, pods, replaying, single
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -49,6 +49,7 @@ replaying.add_to(app)
 operating.add_to(app)
 keys.add_to(app)
 config.add_to(app)
+plugins.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
