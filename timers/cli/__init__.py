@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import config, keys, many, operating, plugins, pods, replaying, single
+from timers.cli import acting, config, keys, many, operating, plugins, pods, replaying, single
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 pods.add_to(app)
 single.add_to(app)
+acting.add_to(app)
 many.add_to(app)
 replaying.add_to(app)
 operating.add_to(app)
@@ -78,7 +79,7 @@ def main() -> None:
 
 
 def _as_option(error: FieldError) -> FieldError:
-    field, dot, rest = error.field.partition(".")
+    field, dot, rest = error.field.removeprefix("filter.").partition(".")
     return FieldError(_OPTIONS.get(field, field) + dot + rest, error.value, error.accepted)
 
 

@@ -1,4 +1,4 @@
-"""Owns the commands on one timer: create, get, cancel, reschedule, retry, fire."""
+"""Owns the commands on one timer only: create, get, fire."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -6,22 +6,21 @@ from typing import Annotated, Any
 import typer
 
 from timers.api import strictjson
+from timers.cli.acting import At, In, due_of
 from timers.cli.output import Format, Output, show_lines, show_timer
 from timers.cli.session import Session, run
 from timers.core.explain import explain as tell
 from timers.core.model import Timer
-from timers.core.spec import NewTimer, TimerChange
+from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
 
 Prefix = Annotated[str, typer.Argument(help="What kind of timer it is; finds the processor.", show_default=False)]
 Id = Annotated[str, typer.Argument(help="Which one.", show_default=False)]
-In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due after 90s, 15m, 24h, 7d, P1M …")]
-At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Due at 2026-11-21T20:00:00Z, or epoch ms.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (create, get, cancel, reschedule, retry, fire):
+    for command in (create, get, fire):
         app.command()(command)
 
 
@@ -36,7 +35,7 @@ def create(
     output: Output = Format.TABLE,
 ) -> None:
     """Arm a timer."""
-    given = {"prefix": prefix, "id": id, "payload": _json(payload), "if_exists": if_exists, **_due(after, at)}
+    given = {"prefix": prefix, "id": id, "payload": _json(payload), "if_exists": if_exists, **due_of(after, at)}
     new = NewTimer.parse(given)
 
     async def arm(session: Session) -> Timer:
@@ -64,27 +63,6 @@ def get(
     show_lines(lines, output)
 
 
-def cancel(
-    prefix: Prefix,
-    id: Id,
-    purge: Annotated[bool, typer.Option("--purge", help="Remove its record too.")] = False,
-    output: Output = Format.TABLE,
-) -> None:
-    """Cancel a scheduled timer: no run of it starts afterwards."""
-    _show(lambda session: session.client.cancel(prefix, id, purge=purge), output)
-
-
-def reschedule(prefix: Prefix, id: Id, after: In = None, at: At = None, output: Output = Format.TABLE) -> None:
-    """Move the due time of a scheduled timer."""
-    change = TimerChange.parse(_due(after, at))
-    _show(lambda session: session.client.change(prefix, id, change), output)
-
-
-def retry(prefix: Prefix, id: Id, output: Output = Format.TABLE) -> None:
-    """Arm a failed, unhandled or cancelled timer again, now."""
-    _show(lambda session: session.client.retry(prefix, id), output)
-
-
 def fire(prefix: Prefix, id: Id, output: Output = Format.TABLE) -> None:
     """Make a scheduled timer due now."""
     _show(lambda session: session.client.fire(prefix, id), output)
@@ -103,11 +81,3 @@ def _json(text: str | None) -> Any:
         raise error.under("payload") from None
     except ValueError as error:
         raise InvalidInput.of("payload", text, f"JSON ({error})") from None
-
-
-def _due(after: str | None, at: str | None) -> dict[str, str]:
-    if after is not None and at is None:
-        return {"delay": after}
-    if at is not None and after is None:
-        return {"due_at": at}
-    raise InvalidInput.of("delay", after, "exactly one of --in and --at")

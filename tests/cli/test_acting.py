@@ -1,0 +1,89 @@
+"""One action on many timers: counted first, asked for, told as it is."""
+
+import pytest
+from redis import Redis
+
+from tests.cli.commands import CommandLine
+from tests.cli.test_many import create
+from timers.client import actions
+
+ACTIONS = ("cancel", "retry", "purge", "reschedule")
+
+
+def in_status(timers: CommandLine, status: str) -> list[str]:
+    return [timer["id"] for timer in timers("ls", "--status", status, "-o", "json").json["items"]]
+
+
+def test_all_that_pass_are_done_page_after_page(timers: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "PAGE", 2)
+    create(timers, 5)
+    done = timers("cancel", "--prefix", "log", "--yes", "-o", "json")
+    assert done.json == {"action": "cancel", "dry_run": False, "matched": 5, "done": 5, "refused": {}}
+    assert (done.code, done.err) == (0, "")
+    assert len(in_status(timers, "cancelled")) == 5
+    assert timers("retry", "--status", "cancelled", "--yes", "-o", "json").json["done"] == 5
+    assert timers("reschedule", "--prefix", "log", "--in", "2d", "-y", "-o", "json").json["done"] == 5
+    assert timers("purge", "--prefix", "log", "--yes", "-o", "json").json["done"] == 5
+    assert timers("ls", "-o", "json").json["items"] == []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_dry_run_counts_and_changes_nothing(timers: CommandLine, action: str) -> None:
+    create(timers, 2)
+    due = ["--in", "1d"] if action == "reschedule" else []
+    before = timers("ls", "-o", "json").json
+    counted = timers(action, "--prefix", "log", "--dry-run", *due, "-o", "json").json
+    assert counted == {
+        "action": action,
+        "dry_run": True,
+        "matched": 0 if action == "retry" else 2,
+        "done": 0,
+        "refused": {},
+    }
+    assert timers("ls", "-o", "json").json == before
+
+
+def test_without_a_terminal_nothing_is_done_unasked(timers: CommandLine) -> None:
+    create(timers, 2)
+    told = timers("cancel", "--prefix", "log").refusal()
+    assert "2 timers" in told
+    assert "--yes" in told
+    assert len(in_status(timers, "scheduled")) == 2
+
+
+def test_only_what_passes_every_condition_is_touched(timers: CommandLine) -> None:
+    create(timers, 3)
+    due = timers("get", "log", "t1", "-o", "json").json["due_at"]
+    assert timers("cancel", "--prefix", "log", "--due-after", due, "--yes", "-o", "json").json["done"] == 2
+    assert in_status(timers, "scheduled") == ["t0"]
+
+
+def test_some_refused_is_told_and_exits_1(timers: CommandLine, redis: Redis) -> None:
+    create(timers, 2)
+    timers.monkeypatch.setenv("TIMERS_EDIT_LOCK", "90m")
+    done = timers("cancel", "--prefix", "log", "--yes", "-o", "json")
+    assert done.code == 1
+    assert (done.json["done"], done.json["refused"]) == (1, {"edit-locked": 1})
+
+
+def test_purge_of_one_timer_removes_its_record(timers: CommandLine) -> None:
+    create(timers, 1)
+    assert timers("purge", "log", "t0").code == 0
+    assert "does not exist" in timers("get", "log", "t0").refusal()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("cancel",), "PREFIX"),
+        (("cancel", "log"), "ID"),
+        (("cancel", "log", "--status", "failed"), "PREFIX"),
+        (("cancel", "log", "t0", "--prefix", "log"), "PREFIX"),
+        (("retry", "--status", "scheduled", "--yes"), "--status"),
+        (("cancel", "--due-before", "soon", "--yes"), "--due-before"),
+        (("reschedule", "--prefix", "log", "--yes"), "--in"),
+        (("cancel", "--purge", "--prefix", "log"), "--purge"),
+    ],
+)
+def test_wrong_usage_names_what_is_wrong(timers: CommandLine, arguments: tuple[str, ...], named: str) -> None:
+    assert named in timers(*arguments).refusal(2)
