@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import acting, config, keys, many, operating, plugins, pods, replaying, single
+from timers.cli import acting, config, creating, keys, many, operating, plugins, pods, replaying, single
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -17,6 +17,13 @@ _OPTIONS: Final = {
     "delay": "--in",
     "due_at": "--at",
     "payload": "--payload",
+    "repeat": "--repeat",
+    "retry": "--retry",
+    "missed": "--missed",
+    "timeout": "--timeout",
+    "tags": "--tag",
+    "metadata": "--metadata",
+    "batch": "--batch",
     "if_exists": "--if-exists",
     "prefixes": "--prefix",
     "rights": "--right",
@@ -43,6 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 pods.add_to(app)
+creating.add_to(app)
 single.add_to(app)
 acting.add_to(app)
 many.add_to(app)

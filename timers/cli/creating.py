@@ -1,0 +1,175 @@
+"""Owns the command that arms timers: one by its options, or many from a file."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from timers.api import strictjson
+from timers.cli.acting import At, Id, In, Prefix, due_of
+from timers.cli.output import Format, Output, show_records, show_timer
+from timers.cli.session import Session, run
+from timers.client import BATCH_LIMIT, Armed
+from timers.core.spec import NewTimer
+from timers.errors import InvalidInput, TimersError
+
+Read = NewTimer | InvalidInput
+"""A timer of a file, or why it is none."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(create)
+
+
+def create(
+    prefix: Prefix = None,
+    id: Id = None,
+    *,
+    after: In = None,
+    at: At = None,
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="What the processor is given.")] = None,
+    repeat: Annotated[
+        str | None, typer.Option(metavar="1d|CRON|JSON", help="Again each 1d, at '0 9 * * MON-FRI', or as in the API.")
+    ] = None,
+    retry: Annotated[
+        str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most tries, the waits between them, or as in the API.")
+    ] = None,
+    missed: Annotated[
+        str | None, typer.Option(metavar="fire|skip|latest|all|JSON", help="If it cannot run in time.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Longest run.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Several.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Several.")] = None,
+    if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If it is there.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Arm all in a file of the API's JSON, or one timer a line.")
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Arm a timer, or with --batch many; exit 1 where one was refused."""
+    given = {
+        "prefix": prefix,
+        "id": id,
+        "payload": _json(payload, "payload"),
+        "repeat": None if repeat is None else _repeat(repeat),
+        "retry": None if retry is None else _retry(retry),
+        "missed": _json(missed, "missed") if (missed or "").startswith("{") else missed,
+        "timeout": timeout,
+        "tags": tag,
+        "metadata": None if metadata is None else dict(map(_pair, metadata)),
+        "if_exists": if_exists,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if after is not None or at is not None or not (batch or "repeat" in given or "retry" in given):
+        given |= due_of(after, at)
+    if batch is None:
+        _create_one(given, output)
+    elif given:
+        raise InvalidInput.of(
+            next(iter(given)), next(iter(given.values())), "nothing beside --batch; put it into the file"
+        )
+    else:
+        _create_all(_read(batch), output)
+
+
+def _create_one(given: Mapping[str, Any], output: Format) -> None:
+    if "prefix" not in given:
+        raise InvalidInput.of("prefix", None, "PREFIX, or --batch FILE")
+    new = NewTimer.parse(given)
+    show_timer(run(lambda session: session.client.arm(new)).timer.to_json(), output)
+
+
+def _create_all(timers: Sequence[Read], output: Format) -> None:
+    async def arm(session: Session) -> list[dict[str, Any]]:
+        shown: list[dict[str, Any]] = []
+        hidden = not sys.stderr.isatty()
+        with typer.progressbar(length=len(timers), label="create", file=sys.stderr, hidden=hidden) as bar:
+            for start in range(0, len(timers), BATCH_LIMIT):
+                some = timers[start : start + BATCH_LIMIT]
+                came = iter(await session.client.batch([each for each in some if isinstance(each, NewTimer)]))
+                for each in some:
+                    result = next(came) if isinstance(each, NewTimer) else each
+                    shown.append({"number": len(shown) + 1, **_result(each, result)})
+                bar.update(len(some))
+        return shown
+
+    results = run(arm)
+    show_records(results, output)
+    refused = sum(each["error"] is not None for each in results)
+    typer.echo(f"timers: {len(results) - refused} of {len(results)} armed", err=True)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _result(asked: Read, came: Armed | TimersError) -> dict[str, Any]:
+    if isinstance(came, Armed):
+        return {"prefix": came.timer.prefix, "id": came.timer.id, "result": came.how, "error": None}
+    known = asked if isinstance(asked, NewTimer) else None
+    names = {"prefix": known and known.prefix, "id": known and known.id}
+    return {**names, "result": "refused", "error": str(came)}
+
+
+def _read(path: str) -> list[Read]:
+    """The timers of a JSON array, of the API's `{"timers": […]}`, or of a JSON object a line."""
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput.of("batch", path, f"a file that can be read ({error.strerror})") from None
+    try:
+        whole = strictjson.parse(raw.strip())
+    except ValueError:  # InvalidInput too: in lines, only one of them is wrong
+        return [_timer(line) for line in raw.split(b"\n") if line.strip()]
+    if isinstance(whole, dict) and whole.keys() == {"timers"}:
+        whole = whole["timers"]
+    return [_checked(value) for value in (whole if isinstance(whole, list) else [whole])]
+
+
+def _timer(line: bytes) -> Read:
+    try:
+        return _checked(strictjson.parse(line))
+    except InvalidInput as error:
+        return error
+    except ValueError as error:
+        return InvalidInput.of("", line.decode(errors="replace"), f"one JSON object a line ({error})")
+
+
+def _checked(value: object) -> Read:
+    if not isinstance(value, dict):
+        return InvalidInput.of("", value, "a JSON object, as POST /v1/timers takes it")
+    try:
+        return NewTimer.parse(value)
+    except InvalidInput as error:
+        return error
+
+
+def _repeat(text: str) -> Any:
+    if text.startswith("{"):
+        return _json(text, "repeat")
+    return {"cron" if " " in text.strip() else "every": text}
+
+
+def _retry(text: str) -> Any:
+    if text.startswith("{"):
+        return _json(text, "retry")
+    return {"max_attempts": int(text)} if text.isdecimal() else {"backoff": text.split(",")}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInput.of("metadata", text, "NAME=VALUE")
+    return name, value
+
+
+def _json(text: str | None, field: str) -> Any:
+    if text is None:
+        return None
+    try:
+        return strictjson.parse(text.encode(errors="surrogateescape"))
+    except InvalidInput as error:
+        raise error.under(field) from None
+    except ValueError as error:
+        raise InvalidInput.of(field, text, f"JSON ({error})") from None
