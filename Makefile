@@ -1,6 +1,6 @@
 # What to type: `make run` to use it, `make test` to test it, `make check` before a commit. All set up what they need.
 .POSIX:
-.PHONY: run setup test check format bench chaos lock
+.PHONY: run up down setup test check format bench chaos lock
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once.
@@ -8,6 +8,13 @@ PYTEST_SPREAD = -n 2 --dist loadfile
 
 run: setup
 	@exec $(BIN)/timers dev
+
+# API and worker pods, Redis, a balancer, Prometheus and Grafana in containers.
+up: setup
+	@docker/stack up
+
+down: setup
+	@docker/stack down
 
 setup:
 	@PYTHON='$(PYTHON)' scripts/setup

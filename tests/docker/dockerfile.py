@@ -1,0 +1,74 @@
+"""Owns reading the Dockerfile and doing its build stage without an engine, in a folder instead of an image."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.install.environment import ROOT
+
+FOLDER: Final = ROOT / "docker"
+VENV: Final = "/opt/timers"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a Dockerfile, its lines joined."""
+
+    name: str
+    rest: str
+
+
+def stages() -> list[list[Instruction]]:
+    """The instructions by stage, each stage beginning with its FROM."""
+    text = "\n".join(line for line in (FOLDER / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
+    found: list[list[Instruction]] = []
+    for line in text.replace("\\\n", "").splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if name == "FROM":
+            found.append([])
+        if name and found:
+            found[-1].append(Instruction(name, " ".join(rest.split())))
+    return found
+
+
+def environment_of(stage: list[Instruction]) -> dict[str, str]:
+    """What a stage's ENV sets."""
+    words = [word for each in stage if each.name == "ENV" for word in each.rest.split()]
+    return dict(word.split("=", 1) for word in words)
+
+
+def build(folder: Path) -> Path:
+    """Do what the build stage does, with the interpreter that runs the tests, below a folder; answers the venv. Skips
+    the test, or fails it in CI, where the locked dependencies cannot be fetched."""
+    source, venv = folder / "src", folder / "opt"
+    source.mkdir()
+    for instruction in stages()[0]:
+        if instruction.name == "COPY":
+            *copied, target = instruction.rest.split()
+            for name in copied:
+                _copy(ROOT / name, source / (name if target == "./" else target))
+        if instruction.name == "RUN":
+            _run(
+                instruction.rest.replace(VENV, str(venv)).replace("python -m venv", f"{sys.executable} -m venv"), source
+            )
+    return venv
+
+
+def _copy(origin: Path, target: Path) -> None:
+    if origin.is_dir():
+        shutil.copytree(origin, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(origin, target)
+
+
+def _run(line: str, cwd: Path) -> None:
+    done = subprocess.run(["/bin/sh", "-c", line], cwd=cwd, env=os.environ, capture_output=True, text=True, check=False)
+    if "--require-hashes" in line and done.returncode and not os.environ.get("CI"):
+        pytest.skip(f"the locked dependencies cannot be fetched: {done.stderr[-200:]}")
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"

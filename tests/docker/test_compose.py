@@ -1,0 +1,172 @@
+"""The compose file and what it mounts: valid, and enough for a pod, without an engine."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cli.commands import Process
+from tests.docker.dockerfile import FOLDER
+from tests.install.environment import ROOT
+from tests.rights import documented
+from tests.servers import start_server
+from tests.waiting import eventually
+from timers import TimerClient
+from timers.metrics import Metrics
+from timers.settings import load_settings
+
+
+def compose() -> Any:
+    return yaml.safe_load((FOLDER / "compose.yaml").read_text())
+
+
+def stack(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`docker/stack` of a copy of the repository's files that it reads."""
+    if not (folder / "docker").exists():
+        shutil.copytree(FOLDER, folder / "docker", ignore=shutil.ignore_patterns("secrets"))
+        (folder / "timers" / "store").mkdir(parents=True)
+        shutil.copy(ROOT / "timers" / "store" / "PROTOCOL.md", folder / "timers" / "store")
+        (folder / ".venv").symlink_to(sys.prefix)
+    return subprocess.run(
+        [folder / "docker" / "stack", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def metric_names() -> set[str]:
+    """The names of all samples that /metrics can have."""
+    metrics = Metrics()
+    metrics.started("a", 1)
+    metrics.ended("a", "done", 1.0)
+    text = metrics.render({}, {}, (), 0.0, None, losses=0).decode()
+    found = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE):
+        found |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
+    return found
+
+
+def used_names(text: str) -> set[str]:
+    return set(re.findall(r"\btimers_[a-z_]+", text))
+
+
+def test_the_compose_file_fits_its_schema() -> None:
+    program = Path(sysconfig.get_path("scripts")) / "check-jsonschema"
+    words = [str(program), "--builtin-schema", "vendor.compose-spec", str(FOLDER / "compose.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_file_that_is_mounted_is_there_or_is_a_secret_that_the_stack_makes(tmp_path: Path) -> None:
+    made = stack(tmp_path, "secrets")
+    assert made.returncode == 0, made.stderr
+    given = compose()
+    mounted = [volume.split(":")[0] for service in given["services"].values() for volume in service.get("volumes", ())]
+    files = [path for path in mounted if path.startswith(".")] + [each["file"] for each in given["secrets"].values()]
+    assert files
+    assert [path for path in files if not (tmp_path / "docker" / path).exists()] == []
+
+
+def test_no_password_is_in_the_compose_file_and_all_images_are_pinned() -> None:
+    services = compose()["services"].values()
+    assert all(re.fullmatch(r"timers:local|\S+:v?\d+\.\d+\.\d+(-alpine)?", each["image"]) for each in services)
+    assert "PASSWORD:" not in (FOLDER / "compose.yaml").read_text()
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    stack(tmp_path, "secrets")
+    folder = tmp_path / "docker" / "secrets"
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(before) == {"api-key", "grafana", "pods.env", "redis.acl"}
+    assert folder.stat().st_mode & 0o077 == 0
+    assert stack(tmp_path, "secrets").returncode == 0
+    assert before == {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_without_an_engine_there_is_one_clear_line(tmp_path: Path, verb: str) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "docker").chmod(0o755)
+    done = stack(tmp_path, verb, PATH=f"{programs}:{os.environ['PATH']}")
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith(f"make {verb}: no container engine with compose answers here")
+    assert not (tmp_path / "docker" / "secrets").exists()
+
+
+async def test_a_pod_with_the_made_secrets_runs_a_timer_on_the_redis_of_the_compose_file(tmp_path: Path) -> None:
+    stack(tmp_path, "secrets")
+    secrets = tmp_path / "docker" / "secrets"
+    options = compose()["services"]["redis"]["command"][1:]
+    options[options.index("--aclfile") + 1] = str(secrets / "redis.acl")
+    server = await start_server("redis", tmp_path / "server", *options)
+    (tmp_path / "pod").mkdir()
+    settings = load_settings({}, secrets / "pods.env")
+    assert settings.api_keys is not None
+    key_id = (secrets / "api-key").read_text().split("_")[1]
+    assert settings.api_keys.get_secret_value().startswith(f"{key_id}:")
+    password = re.fullmatch(r"redis://timers:(\w+)@redis:6379/5", settings.redis_url or "")
+    assert password is not None
+    url = f"{server.url.partition('?')[0]}?db=5&username=timers&password={password[1]}"
+    pod = Process(tmp_path / "pod", "serve", "--roles", "worker", TIMERS_REDIS_URL=url)
+    try:
+        async with TimerClient(url) as client:
+
+            async def declared() -> str | None:
+                assert pod.alive, pod.err
+                return await client.owner("log")
+
+            await eventually(declared, "the pod has declared its processors")
+            await client.create("log", "a", delay=0)
+
+            async def completed() -> bool:
+                return (await client.get("log", "a")).status == "completed"
+
+            await eventually(completed, "the timer has run")
+    finally:
+        pod.kill()
+        await server.stop()
+
+
+def test_the_users_rights_are_the_documented_ones(tmp_path: Path) -> None:
+    stack(tmp_path, "secrets")
+    line = (tmp_path / "docker" / "secrets" / "redis.acl").read_text().splitlines()[1].split()
+    assert {word for word in line if word[0] in "+-&"} == {word for word in documented() if word[0] in "+-&"}
+
+
+def test_the_board_and_the_alerts_ask_only_for_metrics_that_there_are() -> None:
+    board = json.loads((FOLDER / "grafana" / "boards" / "timers.json").read_text())
+    rules = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    for expression in asked:
+        names = used_names(expression)
+        assert names <= metric_names(), expression
+        assert names or "up{" in expression
+
+
+def test_every_alert_has_a_line_that_says_what_to_do() -> None:
+    rules = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())
+    text = (FOLDER / "README.md").read_text()
+    for rule in rules["groups"][0]["rules"]:
+        assert f"**{rule['alert']}**" in text
+        assert {"expr", "labels", "annotations"} <= set(rule)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
+def test_promtool_accepts_configuration_and_rules() -> None:
+    words = ["promtool", "check", "config", str(FOLDER / "prometheus" / "prometheus.yml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
