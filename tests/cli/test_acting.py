@@ -1,5 +1,7 @@
 """One action on many timers: counted first, asked for, told as it is."""
 
+import io
+
 import pytest
 from redis import Redis
 
@@ -49,6 +51,24 @@ def test_without_a_terminal_nothing_is_done_unasked(timers: CommandLine) -> None
     assert "2 timers" in told
     assert "--yes" in told
     assert len(in_status(timers, "scheduled")) == 2
+
+
+class Terminal(io.StringIO):
+    """A terminal at which this is typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "code", "left"), [("n\n", 1, 2), ("\n", 1, 2), ("y\n", 0, 0)])
+def test_a_terminal_is_asked_with_the_count(timers: CommandLine, typed: str, code: int, left: int) -> None:
+    create(timers, 2)
+    timers.monkeypatch.setattr("sys.stdin", Terminal(typed))
+    asked = timers("cancel", "--prefix", "log", "-o", "json")
+    assert asked.code == code
+    assert "cancel 2 timers?" in asked.err
+    assert "timers?" not in asked.out
+    assert len(in_status(timers, "scheduled")) == left
 
 
 def test_only_what_passes_every_condition_is_touched(timers: CommandLine) -> None:

@@ -166,28 +166,27 @@ def _do_all(
             return found
         if not yes:
             _ask(action, found.matched)
-        hidden = not sys.stderr.isatty()
-        with typer.progressbar(length=found.matched, label=action, file=sys.stderr, hidden=hidden) as bar:
-
-            def show(counts: Counts) -> bool:
-                bar.update(counts.matched - bar.pos)
-                return False
-
-            return await session.client.act(action, chosen, stop=show, **due)
+        return await _act(session, action, chosen, found.matched, due)
 
     came = run(act)
-    show_record(
-        {
-            "action": action,
-            "dry_run": dry_run,
-            "matched": came.matched,
-            "done": came.done,
-            "refused": dict(came.refused),
-        },
-        output,
-    )
+    counts = {"matched": came.matched, "done": came.done, "refused": dict(came.refused)}
+    show_record({"action": action, "dry_run": dry_run, **counts}, output)
     if came.refused:
         raise typer.Exit(1)
+
+
+async def _act(session: Session, action: Action, chosen: Filter, number: int, due: Mapping[str, Any]) -> Counts:
+    """Act on all that pass, about so many, and show a terminal how far it has come."""
+    hidden = not sys.stderr.isatty()
+    with typer.progressbar(length=number, label=action, file=sys.stderr, hidden=hidden) as bar:
+
+        def show(counts: Counts) -> bool:
+            bar.update(counts.matched - bar.pos)
+            return False
+
+        counts = await session.client.act(action, chosen, stop=show, **due)
+        show(counts)
+        return counts
 
 
 def _ask(action: str, number: int) -> None:
