@@ -47,7 +47,7 @@ class Metrics(Observer):
             "timers_data_losses", "Losses of data that nobody has acknowledged", registry=self._registry
         )
         self._overdue = Gauge(
-            "timers_overdue_seconds", "How long the oldest due timer has waited for a pod", registry=self._registry
+            "timers_overdue_seconds", "How long the oldest due timer that may run waits", registry=self._registry
         )
         self._running = Gauge("timers_running", "Processors being run on this pod", registry=self._registry)
         self._abandoned = Gauge(

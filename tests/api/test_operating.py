@@ -46,6 +46,11 @@ async def test_a_paused_prefix_starts_nothing_until_it_is_resumed(server: Embedd
 
         await eventually(lambda: ended("test-other"), "the prefix that is not paused runs")
         assert (await api.call("GET", "/v1/timers/test/held")).body["status"] == "scheduled"
+
+        async def nothing_is_overdue() -> bool:
+            return "timers_overdue_seconds 0.0" in await api.text("/metrics")
+
+        await eventually(nothing_is_overdue, "what is paused calls for no more pods")
         assert (await api.call("POST", "/v1/prefixes/test/resume")).body["paused"] is False
         await eventually(lambda: ended("test"), "the resumed prefix runs")
         stats = (await api.call("GET", "/v1/stats")).body

@@ -313,7 +313,7 @@ class TimerClient(Timers):
         return await Queries(await self._open()).counts()
 
     async def overdue_ms(self) -> int:
-        """How long the oldest due timer has waited to be claimed."""
+        """How long the oldest due timer that is neither paused nor at a limit has waited to be claimed."""
         return await read_overdue_ms(await self._open())
 
     async def uncovered(self) -> Uncovered:

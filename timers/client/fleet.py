@@ -112,8 +112,8 @@ async def read_stats(store: Store, visible: Callable[[str], bool] | None = None)
 
 
 async def read_overdue_ms(store: Store) -> int:
-    """How long the oldest due timer has waited to be claimed. Raises Unavailable."""
-    return _waited_ms(store, await Queries(store).oldest_due_ms())
+    """How long the oldest due timer that may run has waited to be claimed. Raises Unavailable."""
+    return _waited_ms(store, await Queries(store).oldest_due_ms(held=False))
 
 
 def _waited_ms(store: Store, due_ms: int | None) -> int:

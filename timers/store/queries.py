@@ -97,14 +97,15 @@ class Queries:
         found = {(n // 3, keys.text(m.partition(b":")[0])) for n, members in enumerate(wanting) for m in members}
         return sorted(found)
 
-    async def oldest_due_ms(self) -> int | None:
-        """The earliest due time of all that is scheduled; None where nothing is."""
-        firsts = await self._of_shards(
-            lambda asked, root: asked.zrange(f"{root}heads", 0, 0, withscores=True).zrange(
-                f"{root}held", 0, 0, withscores=True
-            ),
-            [],
-        )
+    async def oldest_due_ms(self, *, held: bool = True) -> int | None:
+        """The earliest due time of all that is scheduled; None where nothing is. Without `held`, only of prefixes that
+        may run now: neither paused nor at a limit."""
+
+        def first_of(asked: Any, root: str) -> Any:
+            asked.zrange(f"{root}heads", 0, 0, withscores=True)
+            return asked.zrange(f"{root}held", 0, 0, withscores=True) if held else asked
+
+        firsts = await self._of_shards(first_of, [])
         return min((int(score) for first in firsts for _, score in first if _is_time(score)), default=None)
 
     async def heads(self) -> dict[str, int]:
