@@ -15,12 +15,12 @@ import yaml
 
 from tests.cli.commands import Process
 from tests.docker.dockerfile import FOLDER
+from tests.docker.metric_names import metric_names
 from tests.install.environment import ROOT
 from tests.rights import documented
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers import TimerClient
-from timers.metrics import Metrics
 from timers.settings import load_settings
 
 
@@ -42,18 +42,6 @@ def stack(folder: Path, *arguments: str, **variables: str) -> subprocess.Complet
         text=True,
         check=False,
     )
-
-
-def metric_names() -> set[str]:
-    """The names of all samples that /metrics can have."""
-    metrics = Metrics()
-    metrics.started("a", 1)
-    metrics.ended("a", "done", 1.0)
-    text = metrics.render({}, {}, (), 0.0, None, losses=0).decode()
-    found = set()
-    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE):
-        found |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
-    return found
 
 
 def used_names(text: str) -> set[str]:
