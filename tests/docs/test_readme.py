@@ -27,6 +27,7 @@ from tests.cli.commands import Process, clean_environment
 from tests.waiting import eventually
 from timers import Status, TimerClient
 from timers.embedded import running_url
+from timers.settings import SETTING_NAMES
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "127.0.0.1:8080"
@@ -178,6 +179,11 @@ async def test_a_block_that_fails_is_told_with_its_line() -> None:
     async with reader() as user:
         with pytest.raises(AssertionError, match="line 7 failed:\nno such luck"):
             await user.follow(Block(7, "sh", "echo no such luck; false\n"))
+
+
+def test_the_reference_has_every_setting() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text("utf-8")
+    assert [name for name in SETTING_NAMES if f"`{name}`" not in text] == []
 
 
 def anchors_of(document: Path) -> set[str]:
