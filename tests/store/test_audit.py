@@ -42,6 +42,8 @@ async def test_an_intact_db_is_left_alone(store: Store) -> None:
     before = await state_of(store)
     assert await mended(store) == {}
     before.now_ms = (after := await state_of(store)).now_ms
+    for state in (before, after):  # a trigger that has come due goes by itself
+        state.triggers = {name for name in state.triggers if state.due[name] > after.now_ms}
     assert after == before
 
 
@@ -155,6 +157,8 @@ async def test_a_quick_look_tells_of_it_and_changes_nothing(store: Store, key: s
     before = await state_of(store)
     assert [found async for found in compare(store, 0) if found] != []
     before.now_ms = (after := await state_of(store)).now_ms
+    for state in (before, after):  # a trigger that has come due goes by itself
+        state.triggers = {name for name in state.triggers if state.due[name] > after.now_ms}
     assert after == before
     await mended(store)
 
