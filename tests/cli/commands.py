@@ -57,6 +57,19 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith("TIMERS_")}, **extra}
 
 
+def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`python -m` in a folder, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=cwd,
+        env=clean_environment({"PYTHONPATH": str(Path(__file__).parents[2])}),
+        capture_output=True,
+        text=True,
+        timeout=2 * END_SECONDS,
+        check=False,
+    )
+
+
 class Process:
     """The `timers` command in a process of its own; its output goes to files that may be read while it runs."""
 

@@ -1,29 +1,15 @@
 """`timers new-processor`: what it writes is tested, builds, and is found once it is installed."""
 
 import os
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import END_SECONDS, CommandLine, clean_environment
+from tests.cli.commands import CommandLine, run_python
 
 NAME = "invoice-reminder"
-
-
-def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=cwd,
-        env=clean_environment({"PYTHONPATH": str(Path(__file__).parents[2])}),
-        capture_output=True,
-        text=True,
-        timeout=2 * END_SECONDS,
-        check=False,
-    )
 
 
 def test_what_it_writes_passes_its_own_tests(bare: CommandLine) -> None:

@@ -196,6 +196,7 @@ def anchors_of(document: Path) -> set[str]:
     [
         ROOT / "README.md",
         *(ROOT / "docs").glob("*.md"),
+        ROOT / "examples" / "README.md",
         ROOT / "processors" / "README.md",
         ROOT / "timers" / "ARCHITECTURE.md",
     ],

@@ -1,4 +1,4 @@
-"""Owns a clean environment: the wheel of this project and that of a plugin, built here and installed into a venv.
+"""Owns a clean environment: the wheels of this project and of the example of a plugin, built here and installed.
 
 What they depend on is not fetched again: the venv sees the packages of the environment that runs the tests, but not
 what that one finds by `.pth` files, so neither this repository nor its editable install.
@@ -15,29 +15,6 @@ from typing import Any, Final
 from tests.cli.commands import END_SECONDS, clean_environment
 
 ROOT: Final = Path(__file__).parents[2]
-
-PLUGIN: Final = {
-    "pyproject.toml": """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "knock"
-version = "1.0"
-dependencies = ["redis-timers"]
-[project.entry-points."timers.processors"]
-knock = "knock:knock"
-[tool.hatch.build.targets.wheel]
-only-include = ["knock.py"]
-""",
-    "knock.py": """
-from timers import Context, Done, Timer, processor
-
-@processor("knock")
-async def knock(timer: Timer, context: Context) -> Done:
-    return Done("the plugin was here")
-""",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +52,7 @@ class Environment:
 
 def make_environment(folder: Path) -> Environment:
     """Build both wheels and install them. Takes some ten seconds, so one serves a whole file of tests."""
-    plugin = write(folder / "plugin", PLUGIN)
-    wheels = build(ROOT, folder / "wheels"), build(plugin, folder / "wheels")
+    wheels = tuple(build(project, folder / "wheels") for project in (ROOT, ROOT / "examples" / "invoice-reminder"))
     venv = folder / "venv"
     _run(sys.executable, "-m", "venv", "--without-pip", venv)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))

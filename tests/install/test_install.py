@@ -95,10 +95,10 @@ async def test_a_project_with_its_own_processors_package_and_a_plugin_run_beside
     environment: Environment, project: Path
 ) -> None:
     variables = {"PYTHONPATH": ".", "TIMERS_PROCESSORS": "processors.greetings"}
-    told = {"greet": "the project's own was here", "knock": "the plugin was here", "log": "completed"}
+    told = {"greet": "the project's own was here", "invoice-reminder": "nothing to do: paid", "log": "completed"}
     async with running(environment, project, **variables):
         for prefix in told:
-            made = environment.timers("create", prefix, "a", "--in", "0s", cwd=project)
+            made = environment.timers("create", prefix, "a", "--in", "0s", "--payload", '{"paid": true}', cwd=project)
             assert made.returncode == 0, made.stderr
         for prefix, note in told.items():
 
