@@ -13,8 +13,8 @@ EVERY_SECONDS: Final = 60.0
 SHORTEST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
 REST_PER_WORK: Final = 300
-"""After each step the audit pauses 300 times as long as the step took, so that it uses a third of a percent of a core. The
-longest pause bounds that: a step also seems long when the pod itself stalls, and the audit must still come to its end."""
+"""After each step the audit pauses 300 times as long as the step took, so that it uses a third of a percent of a core.
+The longest pause bounds that: a step also seems long when the pod itself stalls, and the audit must still end."""
 
 _log = get_logger("timers.auditor")
 
