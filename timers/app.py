@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 from aiohttp import web
@@ -31,7 +32,7 @@ from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
 from timers.metrics import Metrics
-from timers.processor import Registry, load
+from timers.processor import DISTRIBUTION, Registry, load
 from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.callers import Callers
@@ -199,7 +200,8 @@ async def _serve(
                 await worker.start()
         else:
             watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
-            peers = Peers(store, Member(settings.pod, roles=_roles(settings)), look=watch.look)
+            me = Member(settings.pod, roles=_roles(settings), settings=_of_fleet(settings))
+            peers = Peers(store, me, look=watch.look)
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()
@@ -243,6 +245,7 @@ def _worker(
         drain_timeout_ms=settings.drain_timeout_ms,
         shard_subset=settings.shard_subset or None,
         adopt_every_ms=settings.adopt_every_ms,
+        settings=_of_fleet(settings),
     )
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 
@@ -253,6 +256,10 @@ def _starting() -> Iterator[None]:
         yield
     except Unavailable as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the pod started: {error}") from error
+
+
+def _of_fleet(settings: Settings) -> dict[str, str]:
+    return {"version": version(DISTRIBUTION), **settings.of_fleet}
 
 
 def _roles(settings: Settings) -> tuple[str, ...]:

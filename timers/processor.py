@@ -110,6 +110,11 @@ class Limits:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InvalidInput.of(name, value, "a whole number from 1")
 
+    def __str__(self) -> str:
+        """Those that all pods share."""
+        concurrency = "any number at once" if self.concurrency is None else f"{self.concurrency} at once"
+        return concurrency if self.rate is None else f"{concurrency}, one every {self.rate.interval_us / 1e6:g} s"
+
     @property
     def bounds_concurrency(self) -> bool:
         """True where the end of a run makes room for another."""

@@ -270,6 +270,13 @@ class Settings(BaseSettings):
             )
         return self
 
+    @property
+    def of_fleet(self) -> dict[str, str]:
+        """Those that should be the same on all pods, by name."""
+        fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
+        values = {_setting_name(field): getattr(self, field) for field in fields}
+        return {name: "off" if value is None else f"{value}ms" for name, value in values.items()}
+
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}
 SETTING_NAMES: Final = tuple(_FIELDS)

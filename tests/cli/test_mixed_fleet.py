@@ -37,7 +37,12 @@ async def test_a_pod_with_the_built_in_processors_ran_what_was_for_longer_ones(
 ) -> None:
     redis.ping()
     settings = {"TIMERS_REDIS_URL": server.url, "TIMERS_LOG_FORMAT": "json"}
-    longer = {**settings, "TIMERS_PROCESSORS": "tests.cli.processors_for_pods", "TIMERS_BUILTIN": "none"}
+    longer = {
+        **settings,
+        "TIMERS_RETENTION": "1d",
+        "TIMERS_PROCESSORS": "tests.cli.processors_for_pods",
+        "TIMERS_BUILTIN": "none",
+    }
 
     def prefixes() -> dict[str, Any]:
         return {view["prefix"]: view for view in start("prefixes", "-o", "json", **settings).end().json}
@@ -63,6 +68,8 @@ async def test_a_pod_with_the_built_in_processors_ran_what_was_for_longer_ones(
         shown = prefixes()
         assert {name: shown[name]["processor"] for name in WHOSE} == WHOSE
         assert (shown["send-message-vip-24h"]["pods"], shown["log-x"]["pods"]) == (["two"], ["one"])
+        checks = {check["check"]: check for check in start("doctor", "-o", "json", **settings).end().json}
+        assert checks["settings"]["said"] == "TIMERS_RETENTION: 1209600000ms on one and 86400000ms on two"
         refused = start("prefixes", "forget", "send-message-vip", **settings).end().refusal()
         assert "declared by the live pods two" in refused
 

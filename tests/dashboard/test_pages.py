@@ -307,6 +307,7 @@ async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> No
     for check in ("eviction", "persistence", "flags", "delivery", "strangers", "clock"):
         assert f"<strong>{check}</strong>" in text
     assert "noeviction" in text
+    assert "Mend: <code>start one: timers serve</code>" in text
 
 
 async def test_pods_tell_what_they_are_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
+from timers.client.doctor import examine
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
 from timers.processor import BURST_US, Context
@@ -49,6 +50,13 @@ async def arm(fleet: Fleet, timer_ids: Iterable[str], prefix: str = "note", **fi
 async def ended(fleet: Fleet, timer_ids: Sequence[str], prefix: str = "note") -> list[Timer]:
     """All of them, once each is completed."""
     return [await fleet.completed(timer_id, prefix) for timer_id in timer_ids]
+
+
+async def test_the_doctor_names_limits_that_differ_between_pods(fleet: Fleet) -> None:
+    await fleet.pod(Busy(concurrency=3), Busy("mail", rate="10/s"), name="a")
+    await fleet.pod(Busy(concurrency=5), Busy("mail", rate="10/s"), name="b")
+    (check,) = [check for check in await examine(fleet.store) if check.name == "settings"]
+    assert (check.level, check.said) == ("warn", "limits of note: 3 at once on a and 5 at once on b")
 
 
 class TestConcurrency:

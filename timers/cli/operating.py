@@ -1,15 +1,23 @@
 """Owns the commands for whoever keeps the service running: init, prefixes, pause, resume, pods, doctor."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
-from timers.cli.output import Format, Output, show_record, show_records
+from timers.cli.output import Format, Output, cell, show_record, show_records
 from timers.cli.session import Session, run
+from timers.client import reachable_url
 from timers.client.doctor import examine
+from timers.settings import load_worker_settings
+from timers.store.checkup import Check
+from timers.store.connect import connect
+from timers.store.store import Store
 
 PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", show_default=False)]
+
+_COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -80,8 +88,32 @@ def doctor(
     acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings of lost data.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check the server and prove that notifications arrive; exit 1 if something fails."""
-    checks = run(lambda session: examine(session.store, fix=fix, acknowledge=acknowledge))
-    show_records([check.to_json() for check in checks], output)
+    """Check the server, the data and the pods, and say what to do; exit 1 if something fails."""
+    checks = asyncio.run(_examined(fix=fix, acknowledge=acknowledge))
+    if output is Format.TABLE:
+        _show_checks(checks)
+    else:
+        show_records([check.to_json() for check in checks], output)
     if any(check.level == "fail" for check in checks):
         raise typer.Exit(1)
+
+
+async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
+    """Also of a db that no other command would open."""
+    settings = load_worker_settings()
+    connections = connect(await reachable_url(settings))
+    try:
+        return await examine(Store(connections, shards=settings.shards), fix=fix, acknowledge=acknowledge)
+    finally:
+        await connections.close()
+
+
+def _show_checks(checks: Sequence[Check]) -> None:
+    """A line each; under what is not fine what it means and what mends it. Colours only on a terminal."""
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        level = typer.style(f"{check.level:<4}", fg=_COLOURS[check.level], bold=check.level == "fail")
+        typer.echo(f"{level}  {check.name:<{width}}  {cell(check.said)}")
+        for heading, text in (("means", check.means), ("mend", check.mend)):
+            if text:
+                typer.echo(f"{'':<{width + 6}}  {heading + ':':<6} {text}")

@@ -14,7 +14,7 @@ from timers.dashboard.render import redirect
 from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store.callers import REVOKED
-from timers.store.facts import server_facts
+from timers.store.checkup import server_facts
 
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from timers.bare.adopter import Adopter
@@ -49,7 +49,7 @@ _log = get_logger("timers.worker")
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a pod is set to. `shard_subset` None means all shards."""
+    """What a pod is set to. `shard_subset` None means all shards; `settings` are told to whoever compares the pods."""
 
     pod: str
     concurrency: int
@@ -59,6 +59,7 @@ class WorkerOptions:
     roles: tuple[str, ...] = ("worker",)
     shard_subset: tuple[int, ...] | None = None
     adopt_every_ms: int | None = 10_000
+    settings: Mapping[str, str] = field(default_factory=dict)
     unhandled_after_ms: int = PATIENCE_MS
     audit_every_seconds: float = AUDIT_SECONDS
     beat_ms: int = BEAT_MS
@@ -115,6 +116,7 @@ class Worker:
             only=registry.only,
             shards=options.shard_subset,
             concurrency=options.concurrency,
+            settings={**options.settings, **{f"limits of {p.prefix}": str(p.limits) for p in registry.processors}},
         )
         timings = {"beat_ms": options.beat_ms, "forget_after_ms": options.forget_after_ms}
         return Peers(store, me, self._state, self._watch.look, **timings)

@@ -1,182 +1,190 @@
-"""Owns asking a server whether timers are safe on it. Reads, proves with one short key, and changes only on demand."""
+"""Owns judging a server by what it says of itself (INFO and CONFIG GET): whether timers are safe on it."""
 
-import asyncio
 import re
-import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
-from timers.store import keys, server
-from timers.store.scripts import reachable
+from timers.store.scripts import FULL, reachable
+from timers.store.server import FLAGS, memory_used
 from timers.store.store import Store
-from timers.store.subscription import Subscription
 
 Level = Literal["ok", "warn", "fail"]
 
 OLDEST_MAJOR: Final = 7
-SCAN_LIMIT: Final = 100_000
-"""Keys looked at for strangers: a sample of a large db."""
+NEARLY: Final = 0.9
+"""Share of a limit from which it is warned of."""
 
-DELIVERY_SECONDS: Final = 3.0
-CANARY_MS: Final = 50
-SKEW_WARN_MS: Final = 1_000
+LAG_SECONDS: Final = 10
+HARD_BYTES: Final = 32 * 2**20
+SOFT_BYTES: Final = 8 * 2**20
+"""The server's own limits for a subscriber's buffer: some 160,000 events."""
 
-_TRIGGER: Final = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}:\{\d+\}:.*", re.DOTALL)
+_CONFIG: Final = ("save", "appendfsync", "client-output-buffer-limit", "min-replicas-to-write", FLAGS)
+_PUBSUB: Final = re.compile(r"pubsub (\d+) (\d+) \d+")
+
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it is, and what to do where it is not fine."""
+    """What was looked at and how it is; where that is not fine, what it means for timers, and what mends it."""
 
     name: str
     level: Level
     said: str
+    means: str = ""
+    mend: str = ""
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, str | None]:
         """As it is shown."""
-        return {"check": self.name, "level": self.level, "said": self.said}
+        said = {"check": self.name, "level": self.level, "said": self.said}
+        return {**said, "means": self.means or None, "mend": self.mend or None}
 
 
-async def check_server(store: Store, *, fix: bool, served: Callable[[str], bool]) -> list[Check]:
-    """Every check of the server, in order. `fix` turns missing notification flags on; `served` tells whether a bare key
-    of a prefix may be a client's timer. Raises Unavailable."""
+async def server_facts(store: Store) -> Facts:
+    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable."""
+    redis: Any = store.connections.commands
     with reachable():
-        info: dict[str, Any] = await store.connections.commands.info()
+        info: dict[str, Any] = await redis.info()
+        try:
+            return {**info, **(await redis.execute_command("CLUSTER INFO"))} if info.get("cluster_enabled") else info
+        except ResponseError:  # denied
+            return info
+
+
+async def configured(store: Store) -> Mapping[str, str] | None:
+    """The settings of the server that matter to timers; None where it denies CONFIG. Raises Unavailable."""
+    try:
+        with reachable():
+            answer: dict[Any, Any] = await store.connections.commands.config_get(*_CONFIG)
+    except ResponseError:
+        return None
+    return {_text(name): _text(value) for name, value in answer.items()}
+
+
+def judge(info: Facts, config: Mapping[str, str] | None) -> list[Check]:
+    """Every check of what the server says of itself, in order."""
+    known = config or {}
     return [
         _version(info),
+        _role(info),
+        _persistence(info, config),
         _eviction(info),
-        await _persistence(store, info),
-        await _flags(store, fix=fix),
-        await _delivery(store),
-        await _strangers(store, served),
-        await _skew(store),
+        _memory(info),
+        _replicas(info, known),
+        _buffers(known),
+        _clients(info),
     ]
 
 
-def _version(info: dict[str, Any]) -> Check:
-    family = "valkey" if "valkey_version" in info else "redis"
+def _version(info: Facts) -> Check:
+    family = next((name for name in ("valkey", "dragonfly") if f"{name}_version" in info), "redis")
     version = str(info.get(f"{family}_version", "unknown"))
-    major = version.partition(".")[0]
+    said, major = f"{family} {version}", version.lstrip("dfv-").partition(".")[0]
+    if family == "dragonfly":
+        return Check("server", "warn", said, "nobody has tested timers on it", "use Redis or Valkey")
     if major.isdigit() and int(major) >= OLDEST_MAJOR:
-        return Check("server", "ok", f"{family} {version}")
-    return Check("server", "fail", f"{family} {version}; {OLDEST_MAJOR} or newer is needed")
+        return Check("server", "ok", said)
+    means = "the scripts need what it lacks: nothing is armed or run"
+    return Check("server", "fail", said, means, f"upgrade to version {OLDEST_MAJOR} or newer")
 
 
-def _eviction(info: dict[str, Any]) -> Check:
+def _role(info: Facts) -> Check:
+    if info.get("role") == "slave":
+        master = f"{info.get('master_host')}:{info.get('master_port')}"
+        means = "it takes no timers and announces none that expire"
+        mend = f"give TIMERS_REDIS_URL the address of the master, {master}"
+        return Check("role", "fail", f"a replica of {master}", means, mend)
+    if (state := info.get("cluster_state", "ok")) != "ok":
+        mend = "give every hash slot a node: redis-cli --cluster fix HOST:PORT"
+        return Check("role", "fail", f"a node of a cluster whose state is {state}", "nothing is armed or run", mend)
+    if (nodes := int(info.get("cluster_size", 1))) > 1:
+        means = "a pod reaches only the shards of this node"
+        mend = "use a single node: this version does not spread over a cluster"
+        return Check("role", "fail", f"one of {nodes} masters of a cluster", means, mend)
+    return Check("role", "ok", "a master")
+
+
+def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
+    mend = "redis-cli CONFIG SET appendonly yes, then redis-cli CONFIG REWRITE"
+    if not int(info.get("aof_enabled", 0)):
+        if save := (config or {}).get("save"):
+            means = "a crash loses what was armed or ended since the last snapshot"
+            return Check("persistence", "warn", f"appendonly is off; snapshots are taken ({save})", means, mend)
+        seen = " and no snapshots are taken" if config is not None else "; CONFIG is denied, so snapshots are not seen"
+        return Check("persistence", "fail", f"appendonly is off{seen}", "a restart loses every timer", mend)
+    if (status := info.get("aof_last_write_status", "ok")) != "ok":
+        means = "new timers are refused, and what ended is not kept"
+        return Check("persistence", "fail", f"the last write of the append-only file: {status}", means, "free its disk")
+    if (config or {}).get("appendfsync") == "no":
+        means = "a crash of the machine loses the last half minute or so"
+        mend = "redis-cli CONFIG SET appendfsync everysec, then redis-cli CONFIG REWRITE"
+        return Check("persistence", "warn", "appendonly is on, but appendfsync is no", means, mend)
+    return Check("persistence", "ok", "appendonly is on")
+
+
+def _eviction(info: Facts) -> Check:
     policy, limit = info.get("maxmemory_policy", "unknown"), int(info.get("maxmemory", 0))
+    said = f"maxmemory-policy is {policy}"
     if policy == "noeviction":
-        return Check("eviction", "ok", "maxmemory-policy is noeviction")
+        return Check("eviction", "ok", said)
+    mend = "redis-cli CONFIG SET maxmemory-policy noeviction, then redis-cli CONFIG REWRITE"
     if limit == 0:
-        return Check("eviction", "warn", f"maxmemory-policy is {policy}, harmless only while maxmemory is 0")
-    return Check("eviction", "fail", f"maxmemory-policy is {policy}: timers may be evicted; set it to noeviction")
+        means = "it deletes timers as soon as somebody sets maxmemory"
+        return Check("eviction", "warn", said, means, mend)
+    return Check("eviction", "fail", said, "the server deletes timers when memory runs short", mend)
 
 
-async def _persistence(store: Store, info: dict[str, Any]) -> Check:
-    if int(info.get("aof_enabled", 0)):
-        return Check("persistence", "ok", "appendonly is on")
-    try:
-        with reachable():
-            save = (await store.connections.commands.config_get("save")).get("save", "")
-    except ResponseError:
-        save = ""
-    if save:
-        return Check("persistence", "warn", f"appendonly is off: a crash loses what came after the snapshot ({save})")
-    return Check("persistence", "fail", "appendonly is off: a restart loses every timer; set appendonly yes")
+def _memory(info: Facts) -> Check:
+    limit, used = int(info.get("maxmemory", 0)), memory_used(info)
+    said = f"{used / 2**20:.0f} MiB used of {limit / 2**20:.0f}" if limit else f"{used / 2**20:.0f} MiB used, no limit"
+    mend = "raise maxmemory, shorten TIMERS_RETENTION, or purge finished timers: timers purge --status completed"
+    if 0 < limit < used:
+        return Check("memory", "fail", said, FULL, mend)
+    if 0 < limit * NEARLY < used:
+        return Check("memory", "warn", said, "at the limit new timers are refused", mend)
+    return Check("memory", "ok", said)
 
 
-async def _flags(store: Store, *, fix: bool) -> Check:
-    redis = store.connections.commands
-    if fix:
-        found = await server.ensure_notifications(redis)
-        return Check("flags", "ok" if found.ok else "warn", found.said)
-    try:
-        with reachable():
-            answer: dict[Any, Any] = await redis.config_get(server.FLAGS)
-    except ResponseError as error:
-        return Check("flags", "warn", f"the server denies CONFIG ({error}); delivery below tells more")
-    current = next((value.decode() if isinstance(value, bytes) else value for value in answer.values()), "")
-    if missing := server.missing_flags(current):
-        said = f"{server.FLAGS} is {current!r} and lacks {missing!r}; a worker adds it, and so does --fix"
-        return Check("flags", "fail", said)
-    return Check("flags", "ok", f"{server.FLAGS} is {current!r}")
+def _replicas(info: Facts, config: Mapping[str, str]) -> Check:
+    wanted, good = int(config.get("min-replicas-to-write", 1)), info.get("min_slaves_good_slaves")
+    if good is not None and int(good) < wanted:
+        means = "the server refuses to write: nothing is armed, no run ends"
+        mend = "bring the replicas back, or redis-cli CONFIG SET min-replicas-to-write 0"
+        return Check("replicas", "fail", f"{good} of {wanted} that min-replicas-to-write asks for", means, mend)
+    replicas = [info.get(f"slave{n}", {}) for n in range(int(info.get("connected_slaves", 0)))]
+    for each in replicas:
+        if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS:
+            said = f"{each.get('ip')}:{each.get('port')} is {each.get('state')}, {each.get('lag')} s behind"
+            means = "a failover to it loses what was armed or ended in that time"
+            return Check("replicas", "warn", said, means, "see its log, and the network between the two")
+    return Check("replicas", "ok", f"{len(replicas)} in step" if replicas else "none")
 
 
-async def _delivery(store: Store) -> Check:
-    """Arm a short key and wait for its event."""
-    name, heard, ready = f"doctor-{secrets.token_hex(4)}", asyncio.Event(), asyncio.Event()
-
-    def take(_channel: bytes, data: bytes | None) -> None:
-        if data is None:
-            ready.set()
-        elif data == keys.canary_key(name).encode():
-            heard.set()
-
-    channel = keys.expired_channel(store.connections.db).encode()
-    listening = asyncio.create_task(Subscription(store.connections, (channel,)).stream(take))
-    try:
-        async with asyncio.timeout(DELIVERY_SECONDS):
-            await ready.wait()
-            began = time.monotonic()
-            await server.set_canary(store.connections.commands, name, CANARY_MS)
-            while not heard.is_set():
-                await server.touch_canary(store.connections.commands, name)
-                await _wait_a_little(heard)
-    except TimeoutError:
-        said = f"no `expired` event of a key came within {DELIVERY_SECONDS:g} s; timers are found by sweeps alone"
-        return Check("delivery", "fail", said)
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-    late_ms = (time.monotonic() - began) * 1000 - CANARY_MS
-    return Check("delivery", "ok", f"the event of a key came {max(0, late_ms):.0f} ms after it was due")
+def _buffers(config: Mapping[str, str]) -> Check:
+    found = _PUBSUB.search(config.get("client-output-buffer-limit", ""))
+    if found is None:
+        return Check("buffers", "ok", "not to be seen without CONFIG")
+    hard, soft = int(found[1]), int(found[2])
+    said = f"a subscriber is cut off at {hard} bytes, or {soft} for a while (0: never)"
+    if 0 < hard < HARD_BYTES or 0 < soft < SOFT_BYTES:
+        means = "a burst of due timers cuts pods off; until they hear again, timers wait for the sweep"
+        mend = 'redis-cli CONFIG SET client-output-buffer-limit "pubsub 32mb 8mb 60"'
+        return Check("buffers", "warn", said, means, mend)
+    return Check("buffers", "ok", said)
 
 
-async def _wait_a_little(heard: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(CANARY_MS / 1000 / 5):
-            await heard.wait()
-    except TimeoutError:
-        return
+def _clients(info: Facts) -> Check:
+    clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    said = f"{clients} connections of at most {most or 'an unknown number'}"
+    if 0 < most * NEARLY <= clients:
+        means = "at the limit pods cannot connect, and one that was cut off stays away"
+        return Check("clients", "warn", said, means, f"redis-cli CONFIG SET maxclients {most * 2}")
+    return Check("clients", "ok", said)
 
 
-async def _strangers(store: Store, served: Callable[[str], bool]) -> Check:
-    strangers: list[bytes] = []
-    seen = 0
-    try:
-        with reachable():
-            async for key in store.connections.commands.scan_iter(count=1000):
-                seen += 1
-                if _is_strange(key, served):
-                    strangers.append(key)
-                if seen >= SCAN_LIMIT:
-                    break
-    except NoPermissionError as error:
-        return Check("strangers", "warn", f"the server denies SCAN ({error}); bare keys are not adopted")
-    return _said_of(strangers, seen)
-
-
-def _is_strange(key: bytes, served: Callable[[str], bool]) -> bool:
-    if key.startswith(b"timers:") or _TRIGGER.fullmatch(key):
-        return False
-    bare = keys.BARE.fullmatch(key)
-    return bare is None or not served(bare[1].decode())
-
-
-def _said_of(strangers: Sequence[bytes], seen: int) -> Check:
-    if not strangers:
-        return Check("strangers", "ok", f"the db has no keys of others ({seen} looked at)")
-    shown = ", ".join(repr(key.decode(errors="replace")[:60]) for key in strangers[:3])
-    said = f"{len(strangers)} of {seen} keys are none of the service's, as {shown}; give it a db of its own"
-    return Check("strangers", "warn", said)
-
-
-async def _skew(store: Store) -> Check:
-    skew_ms = abs(await store.now_ms() - time.time() * 1000)
-    said = f"the server's clock and this machine's differ by {skew_ms:.0f} ms"
-    if skew_ms > SKEW_WARN_MS:
-        return Check("clock", "warn", f"{said}; timers follow the server's")
-    return Check("clock", "ok", said)
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""

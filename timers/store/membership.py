@@ -28,7 +28,7 @@ FORGET_AFTER_MS: Final = 4000
 HEARINGS: Final = ("ok", "late", "deaf")
 """How notifications arrive at a pod, the worst last."""
 
-_CARD: Final = ("roles", "processors", "only", "shards", "concurrency")
+_CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings")
 _STATE: Final = ("running", "notifications", "lateness", "epoch", "marks")
 _VERSION: Final = f"{keys.PODS_ROOT}version"
 _DECLARED: Final = f"{keys.PODS_ROOT}declared"
@@ -40,7 +40,8 @@ _Bucket = Annotated[int, Field(ge=0, le=1000)]
 @dataclass(frozen=True, slots=True)
 class Member:
     """A live pod. `processors` are the prefixes of the processors that it can run; `only` and `shards` are what it is
-    limited to (no `only`: any prefix; None: all shards). `lateness` counts its starts of the last minutes by bucket;
+    limited to (no `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as
+    text. `lateness` counts its starts of the last minutes by bucket;
     `epoch` and `marks` are what it knows of the db.
     `trouble` says what of its sign cannot be read; that part is as if it had not been said."""
 
@@ -51,6 +52,7 @@ class Member:
     only: tuple[str, ...] = ()
     shards: tuple[_Count, ...] | None = None
     concurrency: _Count = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
     running: _Count = 0
     notifications: str = HEARINGS[-1]
     lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)

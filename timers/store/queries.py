@@ -83,18 +83,20 @@ class Queries:
         members = await self._of_shards(lambda asked, root: asked.zrange(f"{root}leases", 0, -1), [], shards=shards)
         return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
 
-    async def due_queues(self) -> list[Queue]:
-        """The queues with timers that are due or to be rescued."""
-        now_ms = await self._store.now_ms()
-        wanting = await self._of_shards(
-            lambda asked, root: (
-                asked.zrangebyscore(f"{root}heads", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
-                .zrangebyscore(f"{root}held", "-inf", f"({now_ms + 1}", start=0, num=WANTING_LIMIT)
-                .zrangebyscore(f"{root}leases", "-inf", now_ms, start=0, num=WANTING_LIMIT)
-            ),
-            [],
-        )
-        found = {(n // 3, keys.text(m.partition(b":")[0])) for n, members in enumerate(wanting) for m in members}
+    async def due_queues(self, *, for_ms: int = 0, held: bool = True) -> list[Queue]:
+        """The queues with timers that have been due, or to be rescued, for so long. Without `held` none that may not
+        run now: paused or at a limit."""
+        until_ms = await self._store.now_ms() - for_ms
+        indexes = ("heads", "leases", *(["held"] if held else []))
+
+        def ask(asked: Any, root: str) -> None:
+            for index in indexes:
+                asked.zrangebyscore(f"{root}{index}", "-inf", f"({until_ms + 1}", start=0, num=WANTING_LIMIT)
+
+        wanting = await self._of_shards(ask, [])
+        found = {
+            (n // len(indexes), keys.text(m.partition(b":")[0])) for n, members in enumerate(wanting) for m in members
+        }
         return sorted(found)
 
     async def oldest_due_ms(self, *, held: bool = True) -> int | None:

@@ -1,5 +1,6 @@
 """Owns what the service needs from the server itself: notifications on, a dedicated db's fixed facts, a canary key."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,13 +48,16 @@ async def ensure_notifications(redis: Redis) -> FlagCheck:
     return FlagCheck(True, f"added {missing!r} to notify-keyspace-events {current!r}")
 
 
+def memory_used(info: Mapping[str, Any]) -> int:
+    """Bytes that count against `maxmemory`."""
+    return int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
+
+
 async def is_full(redis: Redis) -> bool:
     """Whether the server has reached `maxmemory`, so that it takes no new timers."""
     with reachable():
         memory: dict[str, Any] = await redis.info("memory")
-    limit = int(memory.get("maxmemory", 0))
-    counted = int(memory.get("used_memory", 0)) - int(memory.get("mem_not_counted_for_evict", 0))
-    return 0 < limit < counted
+    return 0 < int(memory.get("maxmemory", 0)) < memory_used(memory)
 
 
 async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:

@@ -1,0 +1,220 @@
+"""Owns proving what a server's own words do not tell: a user's rights, events, speed, clock, and whose keys there are.
+
+Writes nothing but one key that lives for 50 ms.
+"""
+
+import asyncio
+import re
+import secrets
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from timers.errors import Unavailable
+from timers.store import keys, server
+from timers.store.checkup import Check, configured, judge, server_facts
+from timers.store.scripts import reachable
+from timers.store.store import Store
+from timers.store.subscription import Subscription
+
+SCAN_LIMIT: Final = 100_000
+"""Keys looked at for strangers: a sample of a large db."""
+
+PREFIXES_LIMIT: Final = 1000
+"""Prefixes whose keys the user's rights are compared with."""
+
+DELIVERY_SECONDS: Final = 3.0
+CALLS: Final = 15
+SLOW_MS: Final = 20
+CANARY_MS: Final = 50
+SKEW_WARN_MS: Final = 1_000
+
+_ON_KEYS: Final = (
+    *("get", "set", "del", "exists", "pttl", "pexpire", "pexpiretime", "incrby"),
+    *("hget", "hmget", "hgetall", "hset", "hsetnx", "hdel", "hincrby", "hkeys", "hlen", "hscan", "hexists"),
+    *("sadd", "srem", "smembers", "sismember", "zadd", "zrem", "zremrangebyscore", "zscore", "zcount", "zcard"),
+    *("zrange", "zrangebyscore", "zrevrangebyscore", "zscan"),
+)
+_TRIGGER: Final = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}:\{\d+\}:.*", re.DOTALL)
+
+Refusal = ResponseError
+"""The server refuses a command: its user may not give it, or there is a stranger's value of another type."""
+
+
+async def check_server(
+    store: Store, *, fix: bool, wait_seconds: float, prefixes: Iterable[str], served: Callable[[str], bool]
+) -> list[Check]:
+    """Every check of the server, in order. `fix` turns missing notification flags on; `prefixes` are the declared ones;
+    `served` tells whether a bare key of a prefix may be a client's timer. Raises Unavailable where the server does not
+    answer at all."""
+    if fix:
+        await server.ensure_notifications(store.connections.commands)
+    config = await configured(store)
+    try:
+        told = judge(await server_facts(store), config)
+    except NoPermissionError:  # as the check of the rights tells
+        told = []
+    heard = await _tried("delivery", delivery(store, wait_seconds))
+    current = None if config is None else config.get(server.FLAGS, "")
+    return [
+        *told,
+        await _tried("rights", rights(store, prefixes)),
+        flags(current, heard=heard.level == "ok"),
+        heard,
+        await _tried("strangers", strangers(store, served)),
+        await _tried("latency", latency(store)),
+        await _tried("clock", skew(store)),
+    ]
+
+
+async def _tried(name: str, checking: Awaitable[Check]) -> Check:
+    try:
+        return await checking
+    except (Unavailable, Refusal) as error:
+        return Check(name, "fail", f"the server refuses: {error}", "nothing is armed or run", "see the other findings")
+
+
+def needed_rights(db: int, prefixes: Iterable[str]) -> list[str]:
+    """The commands of a pod, with the keys and channels of this db and of some prefixes, as PROTOCOL.md has them."""
+    channels = (keys.expired_channel(db), keys.wake_channel(db), keys.events_channel(db))
+    return [
+        *("ping", "select", "time", "info", "unsubscribe", "scan 0", "eval - 1 timers:x", "evalsha - 1 timers:x"),
+        *(f"{command} timers:x" for command in _ON_KEYS),
+        "rename timers:x timers:y",
+        *(f"subscribe {channel}" for channel in channels),
+        *(f"publish {channel} -" for channel in channels[1:]),
+        *(f"set {prefix}:x -" for prefix in prefixes),
+    ]
+
+
+async def rights(store: Store, prefixes: Iterable[str]) -> Check:
+    """Whether the user may do what a pod does."""
+    wanted = needed_rights(store.connections.db, sorted(prefixes)[:PREFIXES_LIMIT])
+    mend = "give it the rights that timers/store/PROTOCOL.md lists under Rights"
+    try:
+        (found,) = await store.run("rights", 0, wanted)
+    except NoPermissionError as error:
+        return Check("rights", "fail", f"the user may run no scripts ({error})", "nothing is armed or run", mend)
+    denied = [command.decode() for command in found]
+    if denied == ["scan 0"]:
+        means = "bare keys are not adopted: they fire with payload null"
+        return Check("rights", "warn", "the user may not SCAN", means, mend)
+    if denied:
+        means = "whatever needs them fails: timers are not armed, heard of, run or ended"
+        return Check("rights", "fail", f"the user may not: {', '.join(denied)}", means, mend)
+    return Check("rights", "ok", "the user may do what a pod does")
+
+
+def flags(current: str | None, *, heard: bool) -> Check:
+    """Whether the server announces expired keys; `current` is None where it denies CONFIG, so that only a key tells."""
+    means = "pods are not told of due timers; the sweep finds them later"
+    mend = f"timers doctor --fix, or redis-cli CONFIG SET {server.FLAGS} {(current or '') + 'Ex'}"
+    if current is None and heard:
+        return Check("flags", "ok", "the server denies CONFIG, but the event of a key came")
+    if current is None:
+        mend = f"redis-cli CONFIG SET {server.FLAGS} Ex, as a user who may"
+        return Check("flags", "fail", "the server denies CONFIG, and no event of a key came", means, mend)
+    if missing := server.missing_flags(current):
+        return Check("flags", "fail", f"{server.FLAGS} is {current!r} and lacks {missing!r}", means, mend)
+    return Check("flags", "ok", f"{server.FLAGS} is {current!r}")
+
+
+async def delivery(store: Store, wait_seconds: float) -> Check:
+    """Arm a short key and wait for its event."""
+    name, heard, ready = f"doctor-{secrets.token_hex(4)}", asyncio.Event(), asyncio.Event()
+
+    def take(_channel: bytes, data: bytes | None) -> None:
+        if data is None:
+            ready.set()
+        elif data == keys.canary_key(name).encode():
+            heard.set()
+
+    channel = keys.expired_channel(store.connections.db).encode()
+    listening = asyncio.create_task(Subscription(store.connections, (channel,)).stream(take))
+    means = "timers are found by sweeps alone, late by up to a second"
+    try:
+        async with asyncio.timeout(wait_seconds):
+            await ready.wait()
+            began = time.monotonic()
+            await server.set_canary(store.connections.commands, name, CANARY_MS)
+            while not heard.is_set():
+                await server.touch_canary(store.connections.commands, name)
+                await _wait_a_little(heard)
+    except TimeoutError:
+        said = f"no `expired` event of a key came within {wait_seconds:g} s"
+        return Check("delivery", "fail", said, means, "see the checks `flags` and `rights`")
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+    late_ms = (time.monotonic() - began) * 1000 - CANARY_MS
+    return Check("delivery", "ok", f"the event of a key came {max(0, late_ms):.0f} ms after it was due")
+
+
+async def _wait_a_little(heard: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(CANARY_MS / 1000 / 5):
+            await heard.wait()
+    except TimeoutError:
+        return
+
+
+async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
+    """Whether the db has keys of others."""
+    found: list[bytes] = []
+    seen = 0
+    try:
+        with reachable():
+            async for key in store.connections.commands.scan_iter(count=1000):
+                seen += 1
+                if _is_strange(key, served):
+                    found.append(key)
+                if seen >= SCAN_LIMIT:
+                    break
+    except NoPermissionError as error:
+        return Check("strangers", "ok", f"not to be seen: the server denies SCAN ({error})")
+    return _said_of(found, seen)
+
+
+def _is_strange(key: bytes, served: Callable[[str], bool]) -> bool:
+    if key.startswith(b"timers:") or _TRIGGER.fullmatch(key):
+        return False
+    bare = keys.BARE.fullmatch(key)
+    return bare is None or not served(bare[1].decode())
+
+
+def _said_of(found: Sequence[bytes], seen: int) -> Check:
+    if not found:
+        return Check("strangers", "ok", f"the db has no keys of others ({seen} looked at)")
+    shown = ", ".join(repr(key.decode(errors="replace")[:60]) for key in found[:3])
+    said = f"{len(found)} of {seen} keys are none of the service's, as {shown}"
+    means = "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods"
+    mend = "give the service a db number of its own at the end of TIMERS_REDIS_URL"
+    return Check("strangers", "warn", said, means, mend)
+
+
+async def latency(store: Store) -> Check:
+    """How long a call takes."""
+    took: list[float] = []
+    for _ in range(CALLS):
+        began = time.monotonic()
+        await store.now_ms()
+        took.append((time.monotonic() - began) * 1000)
+    median_ms = statistics.median(took)
+    said = f"a call takes {median_ms:.1f} ms"
+    if median_ms < SLOW_MS:
+        return Check("latency", "ok", said)
+    means = "a timer starts after three or four calls, so it is late by that much"
+    return Check("latency", "warn", said, means, "run the pods near the server; see redis-cli SLOWLOG GET")
+
+
+async def skew(store: Store) -> Check:
+    """How far the server's clock and this machine's differ."""
+    skew_ms = abs(await store.now_ms() - time.time() * 1000)
+    said = f"the server's clock and this machine's differ by {skew_ms:.0f} ms"
+    if skew_ms <= SKEW_WARN_MS:
+        return Check("clock", "ok", said)
+    means = "timers follow the server's: an absolute due time is met by its clock"
+    return Check("clock", "warn", said, means, "run chrony or another NTP client on both; timedatectl shows the state")
