@@ -1,6 +1,6 @@
 # What to type: `make run` to use it, `make test` to test it, `make check` before a commit. All set up what they need.
 .POSIX:
-.PHONY: run up down setup test check format bench chaos lock
+.PHONY: run up down setup test check format bench chaos dist lock
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once.
@@ -40,6 +40,10 @@ bench: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos
 
-# Renews the versions and hashes of both lock files from pyproject.toml.
+# What is released: wheel, sdist and bill of materials in dist/, checked and tried.
+dist: setup
+	scripts/dist
+
+# Renews the versions and hashes of the lock files.
 lock:
-	scripts/lock
+	scripts/lock --upgrade

@@ -194,7 +194,7 @@ def anchors_of(document: Path) -> set[str]:
 @pytest.mark.parametrize(
     "document",
     [
-        ROOT / "README.md",
+        *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
         ROOT / "examples" / "README.md",
         ROOT / "processors" / "README.md",

@@ -1,16 +1,19 @@
-"""Owns a clean environment: the wheels of this project and of the example of a plugin, built here and installed.
+"""Owns clean environments: this project, from its wheel or its sdist, and the example of a plugin, installed in a venv.
 
-What they depend on is not fetched again: the venv sees the packages of the environment that runs the tests, but not
-what that one finds by `.pth` files, so neither this repository nor its editable install.
+They are built here, and what they depend on is not fetched again: the venv sees the packages of the environment that
+runs the tests, but not what that one finds by `.pth` files, so neither this repository nor its editable install.
+
+`make dist` sets `DIST`: the folder with what it has built. That is tried instead, with the locked dependencies.
 """
 
+import os
 import subprocess
 import sys
 import sysconfig
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tests.cli.commands import END_SECONDS, clean_environment
 
@@ -19,10 +22,9 @@ ROOT: Final = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A venv, and the wheel of this project that is installed in it."""
+    """A venv in which this project is installed."""
 
     venv: Path
-    wheel: Path
 
     def timers(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """The installed command, run to its end in a folder."""
@@ -50,25 +52,31 @@ class Environment:
             )
 
 
-def make_environment(folder: Path) -> Environment:
-    """Build both wheels and install them. Takes some ten seconds, so one serves a whole file of tests."""
-    wheels = tuple(build(project, folder / "wheels") for project in (ROOT, ROOT / "examples" / "invoice-reminder"))
+def make_environment(folder: Path, packed: Path) -> Environment:
+    """Install a wheel or an sdist of this project, and the plugin. Takes some ten seconds, so one serves many tests."""
+    plugin = build(ROOT / "examples" / "invoice-reminder", folder / "plugin", "wheel")
     venv = folder / "venv"
     _run(sys.executable, "-m", "venv", "--without-pip", venv)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
-    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", venv / "bin" / "python")
-    # Offline, so without an index: only the plugin's requirement of us is not met by what the tests' environment has.
-    _run(*pip, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", *wheels)
-    return Environment(venv, wheels[0])
+    if "DIST" in os.environ:
+        _run(*pip, "install", "--quiet", "--require-hashes", "-r", ROOT / "requirements.lock")
+    else:
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
+        (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    # Without an index: only the plugin's requirement of us is not met by what is there.
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall")
+    _run(*pip, "install", "--quiet", *offline, packed, plugin)
+    return Environment(venv)
 
 
-def build(project: Path, into: Path) -> Path:
-    """The wheel of a project."""
-    before = set(into.glob("*"))
-    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", into, cwd=project)
-    (wheel,) = set(into.glob("*.whl")) - before
-    return wheel
+def build(project: Path, into: Path, target: Literal["wheel", "sdist"]) -> Path:
+    """The wheel or sdist of a project; of this one what `make dist` has built, if it asks."""
+    if project == ROOT and "DIST" in os.environ:
+        into = Path(os.environ["DIST"])
+    else:
+        _run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", into, cwd=project)
+    (packed,) = into.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return packed
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

@@ -4,16 +4,18 @@ import asyncio
 import json
 import signal
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
+from trove_classifiers import classifiers
 
-from tests.cli.commands import END_SECONDS
-from tests.install.environment import ROOT, Environment, make_environment, project_metadata, write
+from tests.cli.commands import END_SECONDS, run_python
+from tests.install.environment import ROOT, Environment, build, make_environment, project_metadata, write
 from tests.waiting import eventually
 
 PROJECT = {
@@ -29,9 +31,28 @@ async def greet(timer: Timer, context: Context) -> Done:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("sdist"), "sdist")
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     pytest.importorskip("pip", reason="the environment of the tests has no pip to install a wheel with")
-    return make_environment(tmp_path_factory.mktemp("clean"))
+    return make_environment(tmp_path_factory.mktemp("clean"), wheel)
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in the sdist."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "redis_timers-0.1.0"
 
 
 @pytest.fixture
@@ -44,26 +65,54 @@ def names_in(wheel: Path) -> list[str]:
         return archive.namelist()
 
 
-def test_the_wheel_has_two_names_at_its_top_level(environment: Environment) -> None:
-    tops = {name.partition("/")[0] for name in names_in(environment.wheel)}
+def metadata_of(packed: Path, unpacked: Path) -> bytes:
+    if packed.suffix != ".whl":
+        return (unpacked / "PKG-INFO").read_bytes()
+    with zipfile.ZipFile(packed) as archive:
+        return archive.read("redis_timers-0.1.0.dist-info/METADATA")
+
+
+def test_the_wheel_has_two_names_at_its_top_level(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in names_in(wheel)}
     assert tops == {"timers", "timers_processors", "redis_timers-0.1.0.dist-info"}
 
 
-def test_the_wheel_has_all_that_is_not_python(environment: Environment) -> None:
-    names = names_in(environment.wheel)
+def test_the_wheel_has_all_that_is_not_python(wheel: Path) -> None:
+    names = names_in(wheel)
     files = [path for path in (ROOT / "timers").rglob("*.*") if path.suffix not in (".py", ".pyc")]
     assert {str(path.relative_to(ROOT)) for path in files} <= set(names)
     assert {"timers/py.typed", "timers/store/lua/claim.lua", "timers_processors/log.py"} <= set(names)
 
 
-def test_the_metadata_say_what_it_is(environment: Environment) -> None:
-    with zipfile.ZipFile(environment.wheel) as archive:
-        read = message_from_bytes(archive.read("redis_timers-0.1.0.dist-info/METADATA"))
-    assert (read["Name"], read["License-Expression"], read["License-File"]) == ("redis-timers", "MIT", "LICENSE")
-    assert read["Description-Content-Type"] == "text/markdown"
-    assert "Typing :: Typed" in read.get_all("Classifier", [])
-    assert read["Provides-Extra"] == "embedded"
-    required = [line for line in read.get_all("Requires-Dist", []) if "extra ==" not in line]
+def test_the_sdist_has_what_git_has(unpacked: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone, so nothing tells which files belong to it")
+    asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    kept = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert files == {"PKG-INFO", *(name for name in kept if name and (ROOT / name).exists())}
+    assert {"scripts/setup", "requirements-dev.lock", ".ci/run", "tests/conftest.py", "Makefile"} <= files
+
+
+def test_the_sdist_makes_the_same_wheel(unpacked: Path, wheel: Path, tmp_path: Path) -> None:
+    assert build(unpacked, tmp_path, "wheel").read_bytes() == wheel.read_bytes()
+
+
+def test_the_sdist_can_run_its_tests(unpacked: Path) -> None:
+    ended = run_python("pytest", "-q", "-p", "no:cacheprovider", "tests/unit/test_durations.py", cwd=unpacked)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_metadata_say_what_it_is(wheel: Path, sdist: Path, unpacked: Path) -> None:
+    texts = {metadata_of(packed, unpacked) for packed in (wheel, sdist)}
+    (text,) = texts
+    read = Metadata.from_email(text)  # raises where a field has no valid value
+    assert (read.name, read.license_expression, read.license_files) == ("redis-timers", "MIT", ["LICENSE"])
+    assert read.description_content_type == "text/markdown"
+    assert "Typing :: Typed" in (read.classifiers or [])
+    assert set(read.classifiers or []) <= classifiers
+    assert read.provides_extra == list(project_metadata()["optional-dependencies"])
+    required = [each for each in read.requires_dist or [] if "extra ==" not in str(each)]
     assert len(required) == len(project_metadata()["dependencies"])
 
 
@@ -108,6 +157,20 @@ async def test_a_project_with_its_own_processors_package_and_a_plugin_run_beside
                 return timer["history"][-1]["note"] if timer["status"] == "completed" else None
 
             assert await eventually(look, f"{prefix} has completed") == note
+
+
+async def test_installed_from_its_sdist_it_runs_a_timer(sdist: Path, project: Path, tmp_path: Path) -> None:
+    installed = make_environment(tmp_path / "clean", sdist)
+    assert installed.timers("--version", cwd=project).stdout == "timers 0.1.0\n"
+    async with running(installed, project):
+        made = installed.timers("create", "log", "a", "--in", "0s", cwd=project)
+        assert made.returncode == 0, made.stderr
+
+        async def look() -> bool:
+            got = installed.timers("get", "log", "a", "-o", "json", cwd=project)
+            return bool(json.loads(got.stdout)["status"] == "completed")
+
+        await eventually(look, "the timer has completed")
 
 
 @pytest.mark.parametrize("own", ["timers.py", "timers/__init__.py"])
