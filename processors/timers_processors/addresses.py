@@ -129,6 +129,6 @@ def is_public(address: Address) -> bool:
     """Whether anybody on the internet could have the address. IPv6 around an IPv4 address is judged by that one."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC)
-    if address in _NAT64 or address.ipv4_mapped:
+    if address in _NAT64 or address.ipv4_mapped or address.sixtofour:
         return True
     return address in _GLOBAL_UNICAST and address.is_global

@@ -13,7 +13,7 @@ from typing import Any, cast
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 
-@dataclass(slots=True)
+@dataclass
 class Mailbox:
     """A server's mail. `refusals` are answers by address, or by the commands `MAIL` and `DATA`."""
 

@@ -11,8 +11,10 @@ from timers.store.audit import audit
 
 EVERY_SECONDS: Final = 60.0
 SHORTEST_PAUSE_SECONDS: Final = 0.02
+LONGEST_PAUSE_SECONDS: Final = 2.0
 REST_PER_WORK: Final = 300
-"""A step is followed by a pause so many times as long as it took: the audit takes a third of a percent of a core."""
+"""After each step the audit pauses 300 times as long as the step took, so that it uses a third of a percent of a core.
+The longest pause bounds that: a step also seems long when the pod itself stalls, and the audit must still end."""
 
 _log = get_logger("timers.auditor")
 
@@ -38,5 +40,10 @@ class Auditor:
         async for found in audit(self._pod.store, shard):
             if found:
                 _log.error("the books disagreed and were mended", shard=shard, **found)
-            await asyncio.sleep(max(SHORTEST_PAUSE_SECONDS, (time.monotonic() - began) * REST_PER_WORK))
+            await asyncio.sleep(pause_after(time.monotonic() - began))
             began = time.monotonic()
+
+
+def pause_after(step_seconds: float) -> float:
+    """Seconds to rest after a step that took so long."""
+    return min(max(SHORTEST_PAUSE_SECONDS, step_seconds * REST_PER_WORK), LONGEST_PAUSE_SECONDS)
