@@ -22,7 +22,7 @@ def documented() -> list[str]:
 async def grant(redis: Redis, db: int, prefixes: Iterable[str] = ("",), *, without: Iterable[str] = ()) -> None:
     """Give the user these rights in a db, for some prefixes, and forget what was refused before."""
     patterns = [f"~{prefix}*" for prefix in prefixes]
-    rules = [_rule(word, db) for word in documented() if not word.startswith("~") or word == "~timers:*"]
+    rules = [_rule(word, db) for word in documented() if not word.startswith("~") or word.startswith("~timers")]
     rules = [rule for rule in rules if rule not in {f"+{name}" for name in without}]
     server: Any = redis
     await server.execute_command("ACL", "SETUSER", USER, *rules, *patterns)

@@ -175,7 +175,7 @@ async def dev(settings: Settings, announce: Announce) -> int:
 async def _serve(
     settings: Settings, url: str, embedded: EmbeddedServer | None, announce: Announce, stopping: Stopping
 ) -> int:
-    registry = load(settings.processors, only=settings.prefixes, builtin=settings.builtin)
+    registry = load(settings.processors, only=settings.served, builtin=settings.loaded)
     async with AsyncExitStack() as ends:
         store = await _reached(url, settings, stopping)
         if store is None:
@@ -246,6 +246,8 @@ def _worker(
         shard_subset=settings.shard_subset or None,
         adopt_every_ms=settings.adopt_every_ms,
         settings=_of_fleet(settings),
+        hooks=settings.asked,
+        public_url=settings.public_url,
     )
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 

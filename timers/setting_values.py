@@ -13,11 +13,15 @@ from pydantic import SecretStr
 from timers.access import read_entries
 from timers.core.durations import parse_ms
 from timers.core.fields import check_prefix
+from timers.core.hooks import Hook
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 STARTTLS: Final = ("require", "if-offered", "never")
 PLACES_RULE: Final = "networks (10.0.0.0/8), host names and *.suffix, several with commas"
+HOOKS_LIMIT: Final = 100
+"""Each change of a timer is compared with each hook."""
+
 _HOST: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -140,12 +144,31 @@ def prefixed_urls(value: object) -> object:
     return [(prefix, SecretStr(url)) for prefix, url in pairs]
 
 
+def asked_urls(value: object) -> object:
+    """`events@prefix=https://…` as pairs of what is asked for and the URL."""
+    if not isinstance(value, str):
+        return value
+    pairs = []
+    for text in _parts(value):
+        asked, _, url = text.partition("=")
+        Hook.of(asked, url)
+        pairs.append((asked, check_url(SecretStr(url))))
+    if len(pairs) > HOOKS_LIMIT:
+        raise ValueError("too many")
+    return pairs
+
+
 def check_url(given: SecretStr) -> SecretStr:
     """An address to call."""
     parts = urlsplit(given.get_secret_value())
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
         raise ValueError(parts.scheme)
     return given
+
+
+def check_public_url(given: str) -> str:
+    """An address to show."""
+    return check_url(SecretStr(given)).get_secret_value()
 
 
 def check_user_url(given: SecretStr) -> SecretStr:

@@ -35,17 +35,21 @@ from pydantic_settings import (
 from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, parse_ms
 from timers.core.fields import PREFIX_RULE
+from timers.core.hooks import EVENTS, HOOK, Hook
 from timers.core.prefixes import owner
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 from timers.setting_values import (
+    HOOKS_LIMIT,
     MAX_SHARDS,
     PLACES_RULE,
     REDIS_SCHEMES,
+    asked_urls,
     builtin_names,
     check_api_keys,
     check_folder,
     check_mail_from,
     check_prefixes,
+    check_public_url,
     check_redis_url,
     check_signing_secrets,
     check_smtp_url,
@@ -80,6 +84,7 @@ _CONFIDENTIAL: Final = frozenset(
         "api_keys",
         "signing_secrets",
         "webhook_targets",
+        "hooks",
         "webhook_secrets",
         "smtp_url",
         "sms_url",
@@ -188,6 +193,15 @@ class Settings(BaseSettings):
         default=(), description="prefix=https://host/path, several with commas, each prefix once"
     )
     """URLs by prefix. Confidential, because a URL may hold a password or a token."""
+    hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(asked_urls)] = Field(
+        default=(),
+        description=f"event@prefix=https://host/path, at most {HOOKS_LIMIT} with commas; several events with +: "
+        f"{', '.join(EVENTS)}, all, and payload to send payloads; * stands for any prefix or its end",
+    )
+    """What is asked for, and the URL to call; `asked` reads them."""
+    public_url: Annotated[str, AfterValidator(check_public_url)] | None = Field(
+        default=None, description="where people reach the dashboard, such as https://timers.example.org"
+    )
     webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_secrets)] = Field(
         default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, several with commas"
     )
@@ -245,6 +259,21 @@ class Settings(BaseSettings):
         those without one."""
         chosen = owner(prefix, {given for given, _ in self.webhook_secrets}) or ""
         return [signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
+
+    @property
+    def asked(self) -> tuple[Hook, ...]:
+        """What this pod asks to hear of."""
+        return tuple(Hook.of(asked, url.get_secret_value()) for asked, url in self.hooks)
+
+    @property
+    def loaded(self) -> tuple[str, ...] | None:
+        """The built-in processors to load; the calls of hooks are made whatever TIMERS_BUILTIN says."""
+        return self.builtin if self.builtin is None or not self.asked else (*self.builtin, HOOK)
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The prefixes to run; the calls of hooks are made whatever TIMERS_PREFIXES says."""
+        return (*self.prefixes, HOOK) if self.prefixes and self.asked else self.prefixes
 
     @property
     def redacted_redis_url(self) -> str | None:

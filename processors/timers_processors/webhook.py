@@ -67,38 +67,37 @@ class WebHooks:
 
         @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
         async def webhook(timer: Timer, context: Context[Caller]) -> Done:
-            call = asked(timer.payload) if url is None else Call("POST", url, _JSON, _encoded(timer.payload))
-            return await self._send(call, timer, context)
+            call = asked(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
+            identified = Call(call.method, call.url, {**call.headers, **_identified(timer, context)}, call.body)
+            seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
+            return await self.send(identified, timer.prefix, context, seconds)
 
         return webhook
 
-    async def _send(self, call: Call, timer: Timer, context: Context[Caller]) -> Done:
-        seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
-        headers = {**call.headers, **self._identified(call, timer, context)}
-        complete = Call(call.method, call.url, headers, call.body)
-        answer = await context.state.call(complete, seconds)
+    async def send(self, call: Call, prefix: str, context: Context[Caller], seconds: float = CALL_SECONDS) -> Done:
+        """Make the call, signed with the keys of the prefix. Its id is the same on every try of an occurrence."""
+        digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
+        keys = self._settings.webhook_keys(prefix)
+        headers = {**call.headers, **signature(keys, f"msg_{digest[:32]}", int(time.time()), call.body)}
+        answer = await context.state.call(Call(call.method, call.url, headers, call.body), seconds)
         return Done(accepted(call, answer, fails_on_4xx=self._settings.webhook_4xx == "fail"))
 
-    def _identified(self, call: Call, timer: Timer, context: Context[Caller]) -> dict[str, str]:
-        """Which timer it is, in which try, and that it is us. The id is the same on every try of an occurrence."""
-        digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
-        keys = self._settings.webhook_keys(timer.prefix)
-        return {
-            "Timers-Prefix": timer.prefix,
-            "Timers-Id": timer.id,
-            "Timers-Occurrence": str(timer.occurrence),
-            "Timers-Attempt": str(timer.attempt),
-            "Timers-Token": str(timer.token),
-            **({} if context.traceparent is None else {"traceparent": context.traceparent}),
-            **signature(keys, f"msg_{digest[:32]}", int(time.time()), call.body),
-        }
+
+def _identified(timer: Timer, context: Context[Caller]) -> dict[str, str]:
+    """Which timer it is, and in which try."""
+    return {
+        "Timers-Prefix": timer.prefix,
+        "Timers-Id": timer.id,
+        "Timers-Occurrence": str(timer.occurrence),
+        "Timers-Attempt": str(timer.attempt),
+        "Timers-Token": str(timer.token),
+        **({} if context.traceparent is None else {"traceparent": context.traceparent}),
+    }
 
 
-_JSON: Final = {"Content-Type": "application/json"}
-
-
-def _encoded(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+def as_json(value: Any) -> tuple[dict[str, str], bytes]:
+    """A JSON body with its type."""
+    return {"Content-Type": "application/json"}, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def asked(payload: object) -> Call:
@@ -144,4 +143,4 @@ def _body(payload: Mapping[str, Any]) -> tuple[Mapping[str, str], bytes]:
     body = payload["body"]
     if isinstance(body, str):
         return {"Content-Type": "text/plain; charset=utf-8"}, body.encode()
-    return _JSON, _encoded(body)
+    return as_json(body)

@@ -339,7 +339,7 @@ class TestLoad:
             load(builtin=["log", "mail"])
         assert str(caught.value) == (
             "TIMERS_BUILTIN: 'mail' is not accepted; "
-            "expected all, none, or some of log, send-message, webhook with commas"
+            "expected all, none, or some of log, send-message, timers.hook, webhook with commas"
         )
 
     def test_passes_the_limit_on(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from timers.core.hooks import Hook
 from timers.errors import ConfigurationError
 from timers.settings import SETTING_NAMES, Settings, load_settings, service_links
 
@@ -32,6 +33,7 @@ def test_the_names_are_those_of_the_public_contract() -> None:
         *("SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "START_TIMEOUT", "ADOPT_EVERY"),
         *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
+        *("HOOKS", "PUBLIC_URL"),
         *("SMTP_URL", "MAIL_FROM", "SMS_URL", "USER_URL", "TEMPLATES"),
         *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
@@ -63,6 +65,8 @@ def test_defaults() -> None:
         "api_keys": None,
         "signing_secrets": (),
         "webhook_targets": (),
+        "hooks": (),
+        "public_url": None,
         "webhook_secrets": (),
         "webhook_allow": (),
         "webhook_deny": (),
@@ -461,6 +465,43 @@ def test_a_bad_setting_of_web_hooks_is_named_without_its_secrets(name: str, valu
     assert line.startswith(f"TIMERS_{name}: ")
     if name in ("WEBHOOK_TARGETS", "WEBHOOK_SECRETS"):
         assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
+
+
+def test_hooks_say_which_events_of_which_timers_they_are_about_and_whom_to_call() -> None:
+    settings = load(
+        HOOKS="failed+armed@send-*=https://e.org/x?a=b@c, all+payload@*=http://i:80, started@a=https://e.org/x?a=b@c"
+    )
+    first, second, third = settings.asked
+    assert [(hook.letters, hook.pattern, hook.with_payload) for hook in settings.asked] == [
+        ("af", "send-*", False),
+        ("arctfux", "*", True),
+        ("r", "a", False),
+    ]
+    assert first.prefix == third.prefix != second.prefix
+    assert [Hook.parse(str(hook)) for hook in settings.asked] == [first, second, third]
+    assert "e.org" not in repr(settings)
+    assert [hook.hears("send-mail") for hook in settings.asked] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("https://e.org", "failed=https://e.org", "failed@a", "fialed@a=https://e.org", "@a=https://e.org"),
+        *("payload@a=https://e.org", "failed@A=https://e.org", "failed@a*b=https://e.org", "failed@a=ftp://e.org"),
+        ",".join(["failed@a=https://e.org"] * 101),
+    ],
+)
+def test_a_bad_hook_is_told_what_one_looks_like(value: str) -> None:
+    line = refusal(HOOKS=value)
+    assert line.startswith("TIMERS_HOOKS: the given value is not accepted; expected event@prefix=https://host/path")
+    assert "armed, started, completed, retried, failed, unhandled, cancelled" in line
+
+
+def test_hooks_are_called_whatever_a_pod_is_limited_to() -> None:
+    limited = load(HOOKS="failed@a=https://e.org", BUILTIN="none", PREFIXES="a")
+    assert limited.loaded == ("timers.hook",)
+    assert limited.served == ("a", "timers.hook")
+    assert load(BUILTIN="none", PREFIXES="a").served == ("a",)
 
 
 def test_what_we_sign_with_must_not_open_our_own_api() -> None:

@@ -39,8 +39,8 @@ def config(context: typer.Context, output: Output = Format.TABLE) -> None:
 
 
 def _processors(settings: Settings) -> list[dict[str, Any]]:
-    found = find(settings.processors, settings.builtin)
-    registry = Registry([each.processor for each in found], settings.prefixes)
+    found = find(settings.processors, settings.loaded)
+    registry = Registry([each.processor for each in found], settings.served)
     registry.check_only()
     sources = {each.processor.prefix: each.source for each in found}
     return [

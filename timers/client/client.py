@@ -14,7 +14,7 @@ from timers.client.fleet import PrefixView, Stats, forget_prefix, read_overdue_m
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
 from timers.core.calls import Timers
-from timers.core.fields import check_id, check_prefix, check_traceparent
+from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent
 from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
@@ -180,6 +180,7 @@ class TimerClient(Timers):
         change = change or TimerChange.parse(fields)
         if not change.model_fields_set:
             raise InvalidInput.of("", {}, f"at least one of {', '.join(TimerChange.model_fields)}")
+        check_callers_prefix(prefix)
         store = await self._open()
         answer = await self._change(store, await self.get(prefix, id), change, version)
         for _ in range(_CHANGE_TRIES):

@@ -10,6 +10,9 @@ from timers.core.durations import Duration, parse_ms, parse_time
 from timers.core.shapes import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
 from timers.errors import InvalidInput
 
+OWN_PREFIXES: Final = "timers."
+"""What the prefixes of the service's own timers begin with."""
+
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 
@@ -32,6 +35,16 @@ def check_prefix(value: object, field: str = "prefix") -> str:
     if isinstance(value, str) and is_prefix(value):
         return value
     raise InvalidInput.of(field, value, PREFIX_RULE)
+
+
+def check_callers_prefix(value: object, field: str = "prefix") -> str:
+    """As `check_prefix`; refuses the service's own, whose timers nobody else makes or changes."""
+    prefix = check_prefix(value, field)
+    if prefix.startswith(OWN_PREFIXES):
+        raise InvalidInput.of(
+            field, prefix, f"a prefix that does not begin with {OWN_PREFIXES!r}, which is the service's"
+        )
+    return prefix
 
 
 def check_id(value: object, field: str = "id") -> str:
@@ -71,6 +84,11 @@ Prefix = Annotated[
     str,
     PlainValidator(lambda value: check_prefix(value, "")),
     WithJsonSchema(shapes.PREFIX),
+]
+CallersPrefix = Annotated[
+    str,
+    PlainValidator(lambda value: check_callers_prefix(value, "")),
+    WithJsonSchema({**shapes.PREFIX, "not": {"pattern": r"^timers(\.|$)"}}),
 ]
 Id = Annotated[
     str,

@@ -16,7 +16,7 @@ from pydantic import (
 
 from timers.core import shapes
 from timers.core.compactjson import encode_with
-from timers.core.fields import AnyDuration, Id, Prefix, Time, Timeout
+from timers.core.fields import AnyDuration, CallersPrefix, Id, Time, Timeout
 from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
 from timers.core.strict import StrictModel
 from timers.errors import FieldError, InvalidInput, shown
@@ -103,7 +103,7 @@ class NewTimer(Spec):
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
 
-    prefix: Prefix
+    prefix: CallersPrefix
     id: Id | None = None
     missed: MissedInput = "fire"
     timeout: Timeout | None = None

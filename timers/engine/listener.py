@@ -5,6 +5,7 @@ from typing import Final, assert_never
 
 from timers.bare.announcer import Announcer
 from timers.engine.canary import Canary
+from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
@@ -19,6 +20,7 @@ from timers.store.notifications import (
     LeaseExpired,
     Notification,
     Notifications,
+    Posted,
     TriggerExpired,
     Wake,
 )
@@ -36,10 +38,18 @@ class Listener:
     name = "listener"
 
     def __init__(
-        self, pod: Pod, intake: Intake, sweeper: Sweeper, *, peers: Peers, canary: Canary, announcer: Announcer | None
+        self,
+        pod: Pod,
+        intake: Intake,
+        sweeper: Sweeper,
+        *,
+        peers: Peers,
+        canary: Canary,
+        hooks: Hooks,
+        announcer: Announcer | None,
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
-        self._peers, self._canary, self._announcer = peers, canary, announcer
+        self._peers, self._canary, self._hooks, self._announcer = peers, canary, hooks, announcer
         self.flags = server.FlagCheck(None, "not asked yet")
         self._confirmed = False
 
@@ -92,6 +102,8 @@ class Listener:
                     self._intake.mark_orphan(shard, (prefix, timer_id))
             case Wake(shard, due_ms):
                 self._sweeper.wake(shard, due_ms)
+            case Posted(shard):
+                self._hooks.posted(shard)
             case CanaryExpired(pod):
                 self._canary.heard(pod)
             case Gap():

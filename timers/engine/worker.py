@@ -9,11 +9,13 @@ from timers.bare.adopter import Adopter
 from timers.bare.announcer import Announcer
 from timers.bare.keys import BareKeys
 from timers.core.calls import Timers
+from timers.core.hooks import Hook
 from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
 from timers.engine.auditor import Auditor
 from timers.engine.canary import Canary
 from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
+from timers.engine.hooks import FORGET_MS, Hooks
 from timers.engine.identity_watch import IdentityWatch
 from timers.engine.intake import Intake
 from timers.engine.janitor import Janitor
@@ -64,6 +66,9 @@ class WorkerOptions:
     audit_every_seconds: float = AUDIT_SECONDS
     beat_ms: int = BEAT_MS
     forget_after_ms: int = FORGET_AFTER_MS
+    hooks: tuple[Hook, ...] = ()
+    forget_hooks_ms: int = FORGET_MS
+    public_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +140,22 @@ class Worker:
         pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
         self._sweeper = Sweeper(pod, intake, peers, canary)
         bare, announcer = self._build_bare()
-        self._listener = Listener(pod, intake, self._sweeper, peers=peers, canary=canary, announcer=announcer)
+        self._hooks = Hooks(
+            pod,
+            peers,
+            self._options.hooks,
+            public_url=self._options.public_url,
+            forget_ms=self._options.forget_hooks_ms,
+        )
+        self._listener = Listener(
+            pod, intake, self._sweeper, peers=peers, canary=canary, hooks=self._hooks, announcer=announcer
+        )
         self._claimer = Claimer(pod, intake, self.runner)
         janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
         unserved = Unserved(pod, peers, patience_ms=self._options.unhandled_after_ms)
         auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(
-            [self._listener, self._sweeper, self._claimer, canary, *bare, janitor, unserved, auditor]
+            [self._listener, self._sweeper, self._claimer, canary, *bare, janitor, unserved, auditor, self._hooks]
         )
 
     def _build_bare(self) -> tuple[Sequence[Service], Announcer | None]:
@@ -164,6 +178,7 @@ class Worker:
         ConfigurationError where a processor cannot open what it needs."""
         await self._lifespans.open()
         await self.peers.start()
+        await self._hooks.start()
         self._ending.start()
         self._taking.start()
         _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))

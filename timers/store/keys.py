@@ -10,6 +10,9 @@ META: Final = "timers:meta"
 PODS_ROOT: Final = "timers:{pods}:"
 """Root of the registry of live pods."""
 
+HOOKS: Final = f"{PODS_ROOT}hooks"
+"""Hash: what pods ask to hear of → when one last said so, ms."""
+
 API_KEYS: Final = "timers:keys"
 """Hash: id of an API key → its entry, or `revoked`."""
 

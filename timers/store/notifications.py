@@ -45,6 +45,13 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class Posted:
+    """A change waits in an outbox that was empty."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
 class CanaryExpired:
     """A pod's canary key expired."""
 
@@ -56,14 +63,14 @@ class Gap:
     """A (re)subscription was confirmed: events before it may be lost."""
 
 
-Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | CanaryExpired | Gap
+Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | CanaryExpired | Gap
 Sink = Callable[[Notification], None]
 
 GAP: Final = Gap()
 
 _TRIGGER = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):\{(\d+)\}:([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 _LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
-_WAKE = re.compile(rb"\{(\d+)\} (\d+)")
+_WAKE = re.compile(rb"\{(\d+)\} (?:(\d+)|outbox)")
 _CANARY: Final = keys.canary_key("").encode()
 
 
@@ -105,4 +112,6 @@ class Notifications:
         if channel == self._expired:
             return parse_expired(data)
         wake = _WAKE.fullmatch(data)
-        return Wake(int(wake[1]), int(wake[2])) if wake else None
+        if wake is None:
+            return None
+        return Posted(int(wake[1])) if wake[2] is None else Wake(int(wake[1]), int(wake[2]))

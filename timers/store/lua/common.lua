@@ -88,19 +88,59 @@ local function read(member)
   return r, trouble, raw
 end
 
+local function encode(r)
+  return string.format('1 %s %s %s %s %s %s %s %s %s\n%s',
+    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
+end
+
+-- What somebody asked to be told of, as letters, by prefix: `hooks` has a field `<letters> <prefix, or its beginning and *> …`
+-- for each who asked. Where nobody did, that is one look in a script. The service's own timers tell of nothing: they are the calls.
+local asked, asked_of = nil, {}
+local function letters_of(prefix)
+  if not asked_of[prefix] then
+    local letters = ''
+    for _, line in ipairs(string.sub(prefix, 1, 7) == 'timers.' and {} or asked) do
+      local some, pattern = string.match(line, '^(%a+) (%S+)')
+      local beginning = pattern and string.match(pattern, '^(.*)%*$')
+      if pattern == prefix or beginning and string.sub(prefix, 1, #beginning) == beginning then letters = letters .. some end
+    end
+    asked_of[prefix] = letters
+  end
+  return asked_of[prefix]
+end
+
+-- What a change tells, where neither its status does nor that the timer was armed: `` is nothing.
+local TELLS = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '', ['bare-due'] = '',
+               purged = ''}
+local OUTBOX_LIMIT = 1000000     -- entries of a shard that nobody has taken: later ones are only counted
+
+-- Into the outbox, with the record as it is now. A pod is woken where it was empty, and looks now and then besides.
+local function post(member, r, said)
+  asked = asked or redis.call('HKEYS', root .. 'hooks')
+  if #asked == 0 then return end
+  local letters = letters_of(string.match(member, '^[^:]*'))
+  local letter = TELLS[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
+  if letter == '' or not string.find(letters, letter, 1, true) then return end
+  local outbox = root .. 'outbox'
+  local waiting = redis.call('XLEN', outbox)
+  if waiting >= OUTBOX_LIMIT then return redis.call('INCRBY', root .. 'unposted', 1) end
+  redis.call('XADD', outbox, '*', 'event', letter, 'timer', member, 'record', encode(r))
+  if waiting == 0 then redis.call('PUBLISH', ARGV[1], tag .. ' outbox') end
+end
+
 -- Whoever watches hears of every change. The first PUBLISH of a script tells whether anybody does; if not, it is the last.
 local EVENTS = string.gsub(ARGV[1], 'wake', 'events', 1)
 local watched = true
 
 local function tell(member, r, said)
+  post(member, r, said)
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), r.processor or '-', said}, '\n')
   watched = redis.call('PUBLISH', EVENTS, event) > 0
 end
 
 local function write(member, r)
-  local raw = string.format('1 %s %s %s %s %s %s %s %s %s\n%s',
-    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
+  local raw = encode(r)
   redis.call('HSET', r.bucket or record_key(member), member, raw)
   tell(member, r, r.said or 'created')
   return raw

@@ -1,14 +1,18 @@
 #!lua flags=allow-oom
--- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`.
+-- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`. The service's own
+-- timers, `timers.…`, stay for CALLS_MS at most once they are completed: there may be several for each timer of a caller.
 --
 -- ARGV[2]  retention, ms
 -- ARGV[3]  most records to remove
 -- Answer   {now, removed}
 
-local oldest, left, removed = now - tonumber(ARGV[2]), tonumber(ARGV[3]), 0
+local CALLS_MS = 3600000
+local retention_ms, left, removed = tonumber(ARGV[2]), tonumber(ARGV[3]), 0
 
 local function prune(status, prefix)
   local index = finished_key(status, prefix)
+  local is_call = status == 'c' and string.sub(prefix, 1, 7) == 'timers.'
+  local oldest = now - (is_call and math.min(retention_ms, CALLS_MS) or retention_ms)
   local ids = redis.call('ZRANGEBYSCORE', index, '-inf', '(' .. text(oldest), 'LIMIT', 0, left)
   if #ids == 0 then return end
   for _, id in ipairs(ids) do

@@ -1,0 +1,5 @@
+"""The fixtures of the engine's tests: servers of both families, and a fleet whose books must balance after a test."""
+
+from tests.engine.conftest import _short_logs, family, fleet, server
+
+__all__ = ["_short_logs", "family", "fleet", "server"]

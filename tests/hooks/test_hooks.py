@@ -1,0 +1,293 @@
+"""Lifecycle hooks of real pods: what a receiver is told of each change, in which order, and through which deaths."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from aiohttp import web
+from standardwebhooks import Webhook
+
+from tests.engine.fleet import Calls, Fleet, Pod, until
+from tests.servers import ServerHandle
+from tests.waiting import eventually
+from tests.webhooks.receivers import Received, hang, receiving, settings, speaking
+from timers import Fail, InvalidInput, Rearm, Retry
+from timers.core.hooks import EVENTS, NAMES, letter_of
+from timers.core.model import Timer
+from timers.processor import Context
+from timers.settings import Settings
+from timers.store import keys
+from timers.store.membership import Membership
+from timers.store.outbox import Outbox
+from timers_processors.hooks import made_for
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -> Pod:
+    """A pod with what these settings ask for."""
+    return await fleet.pod(*calls, *made_for(given), hooks=given.asked, public_url=given.public_url, **options)
+
+
+async def posting(fleet: Fleet, given: Settings) -> None:
+    """From now on what these settings ask for is posted, and no pod is there to take it."""
+    pod = await pod_of(fleet, given, name="dying")
+    await fleet.kill(pod)
+    await pod.worker._lifespans.close()
+    await Membership(fleet.store).leave("dying")  # nobody waits for it
+
+
+def told(received: Sequence[Received], timer_id: str = "a") -> list[str]:
+    """What was told of a timer, in the order of arrival."""
+    bodies = [json.loads(request.body) for request in received]
+    return [body["type"] for body in bodies if body["data"]["id"] == timer_id]
+
+
+async def all_calls_made(fleet: Fleet) -> None:
+    """Nothing waits in the outbox, and no call is to be made."""
+
+    async def look() -> bool:
+        if await Outbox(fleet.store).first(0, 1):
+            return False
+        pending = [t async for t in fleet.client.iterate(status="scheduled") if t.prefix.startswith("timers.")]
+        return not pending and not [t async for t in fleet.client.iterate(status="running")]
+
+    await eventually(look, "all calls are made")
+
+
+async def test_every_event_of_a_life_is_told_in_its_order_and_signed(fleet: Fleet) -> None:
+    async def once_failing(timer: Timer, _context: Context) -> None:
+        if timer.attempt == 1:
+            raise Retry("not yet", after=0)
+
+    async with receiving() as receiver:
+        given = settings(
+            hooks=f"all@note*={receiver.url}", webhook_secrets=SECRET, public_url="https://timers.example/"
+        )
+        await pod_of(fleet, given, Calls(act=once_failing))
+        await fleet.client.create("note", "a", delay=0, payload={"secret": 1}, metadata={"order": "7"})
+        await until(lambda: len(receiver.received) == 5, "all is told")
+    names = ["armed", "started", "retried", "started", "completed"]
+    assert told(receiver.received) == [f"timer.{name}" for name in names]
+    bodies = [Webhook(SECRET).verify(r.body, dict(r.headers)) for r in receiver.received]
+    assert [body["data"]["version"] for body in bodies] == [1, 2, 3, 4, 5]
+    assert [body["data"]["attempt"] for body in bodies] == [0, 1, 1, 2, 2]
+    retried = bodies[2]["data"]
+    assert (retried["prefix"], retried["id"], retried["status"]) == ("note", "a", "scheduled")
+    assert retried["last_error"]["reason"] == "not yet"
+    assert retried["metadata"] == {"order": "7"}
+    assert retried["url"] == "https://timers.example/ui/timers/note/a"
+    assert not any("payload" in body["data"] or "secret" in str(body) for body in bodies)
+
+
+async def test_failed_cancelled_and_unhandled_are_told_and_the_payload_where_it_was_asked_for(fleet: Fleet) -> None:
+    async def give_up(_timer: Timer, _context: Context) -> None:
+        raise Fail("no")
+
+    async with receiving() as receiver:
+        given = settings(hooks=f"failed+cancelled+unhandled+payload@*={receiver.url}")
+        away = await fleet.pod(Calls("away"), name="away")
+        await fleet.drain(away)
+        await pod_of(fleet, given, Calls(act=give_up), unhandled_after_ms=200)
+        await fleet.client.create("note", "a", delay=0, payload=1)
+        await fleet.client.create("note", "b", delay="1h", payload=2)
+        await fleet.client.create("away", "c", delay=0, payload=3)
+        await fleet.client.cancel("note", "b")
+        await until(lambda: len(receiver.received) == 3, "all is told")
+    bodies = [json.loads(request.body) for request in receiver.received]
+    assert {(body["type"], body["data"]["id"], body["data"]["payload"]) for body in bodies} == {
+        ("timer.failed", "a", 1),
+        ("timer.cancelled", "b", 2),
+        ("timer.unhandled", "c", 3),
+    }
+
+
+async def test_a_call_that_fails_holds_up_the_later_ones_of_its_timer_and_no_other(fleet: Fleet) -> None:
+    down = [web.Response(status=503, headers={"Retry-After": "1"}), web.Response()]
+    async with receiving(*down) as receiver:
+        await pod_of(fleet, settings(hooks=f"armed+cancelled@note={receiver.url}"), Calls())
+        await fleet.client.create("note", "a", delay="1h")
+        await until(lambda: receiver.received, "the first try has been made")
+        await fleet.client.cancel("note", "a")
+        await fleet.client.create("note", "b", delay="1h")
+        await until(lambda: len(receiver.received) == 4, "all is told")
+    assert told(receiver.received) == ["timer.armed", "timer.armed", "timer.cancelled"]
+    first, second = (r for r in receiver.received if b"timer.armed" in r.body and b'"id":"a"' in r.body)
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert told(receiver.received, "b") == ["timer.armed"]
+
+
+async def test_what_was_posted_while_no_pod_lived_is_told_by_the_next(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        given = settings(hooks=f"armed+cancelled@note={receiver.url}")
+        await posting(fleet, given)
+        for number in range(20):
+            await fleet.client.create("note", f"n-{number}", delay="1h")
+            await fleet.client.cancel("note", f"n-{number}")
+        assert len(await Outbox(fleet.store).first(0, 100)) == 40
+        await pod_of(fleet, given, name="heir")
+        await until(lambda: len(receiver.received) == 40, "all is told")
+        await all_calls_made(fleet)
+    for number in range(20):
+        assert told(receiver.received, f"n-{number}") == ["timer.armed", "timer.cancelled"]
+
+
+async def test_a_pod_killed_between_arming_the_calls_and_emptying_the_outbox_doubles_none(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        given = settings(hooks=f"armed+cancelled@note={receiver.url}")
+        await posting(fleet, given)
+        await fleet.client.create("note", "a", delay="1h")
+        await fleet.client.cancel("note", "a")
+        outbox = f"{keys.root(0)}outbox"
+        entries: Any = await fleet.redis.xrange(outbox)
+        await pod_of(fleet, given, name="heir")
+        await all_calls_made(fleet)
+        for _, fields in entries:  # as they lie there where nobody has taken them out
+            await fleet.redis.xadd(outbox, fields)
+        await all_calls_made(fleet)
+    assert told(receiver.received) == ["timer.armed", "timer.cancelled"]
+
+
+async def test_pods_with_other_settings_neither_lose_nor_double_calls(fleet: Fleet) -> None:
+    async with receiving() as first, receiving() as second:
+        both = f"completed@note={first.url}"
+        await pod_of(fleet, settings(hooks=f"{both},failed+completed@note={second.url}"), Calls(), name="a")
+        await pod_of(fleet, settings(hooks=both), name="b")
+        await fleet.pod(name="c")
+        for number in range(30):
+            await fleet.client.create("note", f"n-{number}", delay=0)
+        await until(lambda: min(len(first.received), len(second.received)) >= 30, "all is told")
+        await all_calls_made(fleet)
+    for receiver in (first, second):
+        assert sorted(json.loads(r.body)["data"]["id"] for r in receiver.received) == sorted(
+            f"n-{number}" for number in range(30)
+        )
+
+
+async def test_each_timers_calls_come_in_order_also_where_they_lie_in_several_shards(server: ServerHandle) -> None:
+    fleet = await Fleet.over(server.url, shards=4)
+    async with receiving() as receiver:
+        given = settings(hooks=f"armed+started+completed@note={receiver.url}")
+        await pod_of(fleet, given, Calls(), name="a")
+        await pod_of(fleet, given, Calls(), name="b")
+        for number in range(20):
+            await fleet.client.create("note", f"n-{number}", delay=0)
+        await until(lambda: len(receiver.received) >= 60, "all is told")
+        await fleet.close()
+    for number in range(20):
+        assert told(receiver.received, f"n-{number}") == ["timer.armed", "timer.started", "timer.completed"]
+
+
+async def test_a_hook_outlives_its_pods_beside_others_until_it_is_taken_back(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        given = settings(hooks=f"armed@note={receiver.url}")
+        asking = await pod_of(fleet, given, name="asking")
+        other = await fleet.pod(name="other")
+        await fleet.drain(asking)
+        await fleet.client.create("note", "a", delay="1h")
+        asking = await pod_of(fleet, given, name="asking again")
+        await until(lambda: receiver.received, "it is told")
+        await fleet.drain(asking)
+        await fleet.drain(other)
+        await fleet.pod(name="forgetful", forget_hooks_ms=1)
+
+        async def taken_back() -> bool:
+            return not await fleet.redis.exists(f"{keys.root(0)}hooks", keys.HOOKS)
+
+        await eventually(taken_back, "the hook is taken back")
+        await fleet.client.create("note", "b", delay="1h")
+        assert await Outbox(fleet.store).first(0, 1) == []
+
+
+async def test_lost_hooks_of_a_db_that_was_emptied_are_asked_for_again(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        await pod_of(fleet, settings(hooks=f"armed@note={receiver.url}"), Calls())
+        await fleet.redis.flushdb()
+
+        async def asked_again() -> bool:
+            return bool(await fleet.redis.exists(f"{keys.root(0)}hooks"))
+
+        await eventually(asked_again, "the hook is asked for again")
+        await fleet.client.create("note", "a", delay="1h")
+        await until(lambda: receiver.received, "it is told")
+
+
+async def test_a_receiver_that_hangs_delays_no_other_and_no_timer(fleet: Fleet) -> None:
+    async with receiving() as quick, speaking(hang) as hangs:
+        asked = f"armed+completed@note={hangs},armed+completed@note={quick.url}"
+        pod = await pod_of(fleet, settings(hooks=asked), Calls())
+        for number in range(10):
+            await fleet.client.create("note", f"n-{number}", delay=0)
+        for number in range(10):
+            await fleet.completed(f"n-{number}")
+        await until(lambda: len(quick.received) == 20, "the other is told all")
+        pod.worker.hurry()
+        await fleet.drain(pod)
+
+
+async def test_calls_to_private_addresses_are_refused_and_seen(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        await pod_of(fleet, settings(hooks=f"armed@note={receiver.url}", webhook_allow="10.0.0.0/8"))
+        await fleet.client.create("note", "a", delay="1h")
+
+        async def refused() -> Timer | None:
+            return next(iter([timer async for timer in fleet.client.iterate(status="failed")]), None)
+
+        call = await eventually(refused, "the call has failed")
+    assert call is not None
+    assert "only for what TIMERS_WEBHOOK_ALLOW names" in call.last_error["reason"] if call.last_error else False
+    assert receiver.received == []
+
+
+async def test_scripts_and_records_agree_on_what_a_change_tells(fleet: Fleet) -> None:
+    async def by_id(timer: Timer, _context: Context) -> Rearm | None:
+        match timer.id, timer.attempt:
+            case ("retries" | "snoozes") as kind, 1:
+                raise Retry("again", after=0, snooze=kind == "snoozes")
+            case "fails", _:
+                raise Fail("no")
+            case "re-arms", _ if timer.occurrence == 1:
+                return Rearm(after=0)
+        return None
+
+    names = ("retries", "snoozes", "fails", "re-arms", "repeats", "cancelled")
+    async with receiving() as receiver:
+        await pod_of(fleet, settings(hooks=f"all@note={receiver.url}"), Calls(act=by_id))
+        for name in names:
+            repeat: dict[str, Any] = {"repeat": {"every": "1h", "count": 2}} if name == "repeats" else {}
+            await fleet.client.create("note", name, delay="1h", **repeat)
+            await (fleet.client.cancel if name == "cancelled" else fleet.client.fire)("note", name)
+        await until(lambda: told(receiver.received, "repeats")[-1:] == ["timer.completed"], "one of a repeat is done")
+        await fleet.client.cancel("note", "repeats")
+        for name in names:
+            await eventually(partial(ended, fleet, name), f"{name} has ended")
+        await all_calls_made(fleet)
+        for name in names:
+            timer = await fleet.client.get("note", name)
+            letters = [letter_of(entry) for entry in timer.history]
+            assert told(receiver.received, name) == [f"timer.{NAMES[letter]}" for letter in letters if letter]
+    events = {kind for name in names for kind in told(receiver.received, name)}
+    assert events == {f"timer.{name}" for name in EVENTS if name != "unhandled"}
+
+
+async def ended(fleet: Fleet, timer_id: str) -> bool:
+    """Whether nothing more happens to a timer."""
+    return (await fleet.client.get("note", timer_id)).status.finished
+
+
+async def test_nobody_else_makes_or_changes_the_services_own_timers(fleet: Fleet) -> None:
+    with pytest.raises(InvalidInput, match=r"does not begin with 'timers\.'"):
+        await fleet.client.create("timers.hook-1", "a", delay=0)
+    with pytest.raises(InvalidInput, match=r"does not begin with 'timers\.'"):
+        await fleet.client.change("timers.hook-1", "a", payload=1)
+
+
+async def test_without_retention_the_end_is_told_all_the_same(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        given = settings(hooks=f"completed+cancelled@note={receiver.url}")
+        await pod_of(fleet, given, Calls(), retention_ms=0)
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: receiver.received, "it is told")
+    assert told(receiver.received) == ["timer.completed"]

@@ -1,0 +1,127 @@
+"""Owns lifecycle hooks: which changes of which timers somebody asked to hear of, and what a call says of one."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from timers.core.durations import format_time
+from timers.core.fields import OWN_PREFIXES, check_prefix
+from timers.core.model import HistoryEntry, Status, Timer
+
+EVENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "armed": "a",
+        "started": "r",
+        "completed": "c",
+        "retried": "t",
+        "failed": "f",
+        "unhandled": "u",
+        "cancelled": "x",
+    }
+)
+"""What a hook may ask for, and its letter in Redis."""
+
+NAMES: Final[Mapping[str, str]] = MappingProxyType({letter: name for name, letter in EVENTS.items()})
+
+HOOK: Final = f"{OWN_PREFIXES}hook"
+ALARM: Final = f"{OWN_PREFIXES}alarm"
+"""Prefixes of the service's own timers, each followed by `-` and a digest of whom they call."""
+
+_BY_CAUSE: Final = MappingProxyType(
+    {"completed": "c", "skipped": "c", "failed": "f", "retry": "t", "snoozed": "", "handed-back": "", "bare-due": ""}
+)
+_BY_STATUS: Final = MappingProxyType({Status.SCHEDULED: "armed", Status.RUNNING: "started"})
+_LONGEST_NAME: Final = 160
+_LEFT_OUT: Final = ("payload", "lease", "history", "updated_at")
+
+
+class Hook(NamedTuple):
+    """Somebody who asked: for these events, as letters, of the timers of a prefix (or of all that begin with what is
+    before a `*`). `prefix` is that of the timers that make the calls: it names the target without telling its URL."""
+
+    letters: str
+    pattern: str
+    prefix: str
+    with_payload: bool = False
+
+    @classmethod
+    def of(cls, asked: str, url: str) -> "Hook":
+        """From `event[+event…][+payload]@prefix`, as in TIMERS_HOOKS. Raises ValueError."""
+        events, _, pattern = asked.partition("@")
+        names = set(events.split("+"))
+        if pattern != "*":
+            check_prefix(pattern.removesuffix("*"))
+        wanted = set(EVENTS) if "all" in names else names - {"payload"}
+        if not wanted or not names <= {*EVENTS, "all", "payload"}:
+            raise ValueError("no such event")
+        letters = "".join(letter for name, letter in EVENTS.items() if name in wanted)
+        return cls(letters, pattern, prefix_of(HOOK, url), "payload" in names)
+
+    @classmethod
+    def parse(cls, line: str) -> "Hook | None":
+        """From its text in Redis; None for what is none."""
+        match line.split(" "):
+            case [letters, pattern, prefix, *rest] if set(letters) <= set(NAMES):
+                return cls(letters, pattern, prefix, rest == ["payload"])
+        return None
+
+    def __str__(self) -> str:
+        return " ".join((self.letters, self.pattern, self.prefix, *(["payload"] if self.with_payload else [])))
+
+    def hears(self, prefix: str) -> bool:
+        """Whether it is about timers of the prefix; as in lua/common.lua."""
+        return prefix.startswith(self.pattern[:-1]) if self.pattern.endswith("*") else prefix == self.pattern
+
+
+def prefix_of(kind: str, target: str) -> str:
+    """The prefix of the timers that call a target."""
+    return f"{kind}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+
+
+def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], page: str | None) -> tuple[str, dict[str, Any]]:
+    """The id and the payload of the timer that makes a call: its `body`, the timer's prefix, and the id of the call
+    that has to come before it, if any. All hooks are of one target. The same change always makes the same call."""
+    before = _version_before(timer, "".join(hook.letters for hook in hooks))
+    with_payload = any(hook.with_payload for hook in hooks if letter in hook.letters)
+    payload = {
+        "prefix": timer.prefix,
+        "body": _body(timer, letter, with_payload=with_payload, page=page),
+        **({} if before is None else {"after": _call_id(timer, before)}),
+    }
+    return _call_id(timer, timer.version), payload
+
+
+def _call_id(timer: Timer, version: int) -> str:
+    """Named after the timer, whose name may be longer than an id. Another life of it was created at another time."""
+    name = timer.key if len(timer.key) <= _LONGEST_NAME else hashlib.sha256(timer.key.encode()).hexdigest()
+    return f"{name}:{timer.created_ms}:{version}"
+
+
+def _version_before(timer: Timer, letters: str) -> int | None:
+    """The newest version, before this one, that the hooks heard of too: each history entry is one version."""
+    for back, entry in enumerate(islice(reversed(timer.history), 1, None), 1):
+        if entry.cause == "dropped":
+            return None
+        if letter_of(entry) in set(letters):
+            return timer.version - back
+    return None
+
+
+def letter_of(entry: HistoryEntry) -> str:
+    """The event that a history entry is, empty for none; as in lua/common.lua."""
+    return _BY_CAUSE.get(entry.cause, EVENTS[_BY_STATUS.get(entry.status, entry.status.value)])
+
+
+def _body(timer: Timer, letter: str, *, with_payload: bool, page: str | None) -> dict[str, Any]:
+    """What the receiver gets: the timer as the API shows it, without its payload unless that was asked for."""
+    data = {name: value for name, value in timer.to_json().items() if name not in _LEFT_OUT}
+    if with_payload:
+        data["payload"] = timer.payload
+    if data["last_error"] is not None:
+        data["last_error"] = {name: value for name, value in data["last_error"].items() if name != "detail"}
+    if page is not None:
+        data["url"] = page
+    data["note"] = timer.history[-1].note
+    return {"type": f"timer.{NAMES[letter]}", "timestamp": format_time(timer.updated_ms), "data": data}

@@ -1,0 +1,143 @@
+"""Owns lifecycle hooks: tells the shards what to post, and turns what they posted into timers that make the calls.
+
+A change leaves the outbox only after its calls were armed, and a change always makes the same calls: whoever dies in
+between, or does the same beside another, neither loses nor doubles one.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from timers.core.hooks import ALARM, Hook, call_of
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.logs import get_logger
+from timers.store.outbox import Asked, Entry, Outbox
+from timers.store.store import Arming
+
+FORGET_MS: Final = 600_000
+"""What no pod has asked for in so long is taken back: a deploy takes less, and so does a fleet that starts again."""
+
+LOOK_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 5.0
+"""Between two looks, and where nobody asks for anything."""
+
+BATCH: Final = 250
+STEP_MS: Final = 50
+"""Calls about one timer that are armed together are due so far apart: usually the one before has been made by then."""
+
+_log = get_logger("timers.hooks")
+
+
+class Hooks:
+    """Drains the shards of which this pod has rank 0, whether it has hooks itself or not."""
+
+    name = "hooks"
+
+    def __init__(
+        self,
+        pod: Pod,
+        peers: Peers,
+        hooks: Collection[Hook],
+        *,
+        public_url: str | None = None,
+        forget_ms: int = FORGET_MS,
+    ) -> None:
+        self._pod, self._peers, self._public_url, self._forget_ms = pod, peers, public_url, forget_ms
+        self._mine = frozenset(map(str, hooks))
+        self._outbox = Outbox(pod.store)
+        self._asked: Asked = frozenset()
+        self._doubtful: dict[int, Asked] = {}
+        self._posted: set[int] = set()
+        self._something = asyncio.Event()
+
+    async def start(self) -> None:
+        """Ask. Every shard of this pod posts from then on what it asks for. Raises Unavailable."""
+        if self._mine:
+            self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
+            for shard in self._pod.shards:
+                await self._outbox.tell(shard, self._mine, ())
+
+    async def run(self) -> None:
+        """Look at all shards now and then, and at one whenever it has posted something."""
+        while True:
+            self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
+            await self._look(self._pod.shards)
+            is_idle = not self._asked and not any(self._doubtful.values())
+            look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
+            while await self._something_before(look_at):
+                shards, self._posted = self._posted, set()
+                await self._look([shard for shard in self._pod.shards if shard in shards])
+
+    def posted(self, shard: int) -> None:
+        """The shard has posted something, and had nothing posted before."""
+        self._posted.add(shard)
+        self._something.set()
+
+    async def _something_before(self, look_at: float) -> bool:
+        """Whether something was posted before it was time to look at everything."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(look_at - time.monotonic(), 0)):
+                await self._something.wait()
+                self._something.clear()
+        return time.monotonic() < look_at
+
+    async def _look(self, all_shards: Sequence[int]) -> None:
+        """Of those of which this pod has rank 0."""
+        shards = [shard for shard in all_shards if self._peers.rank(shard) == 0]
+        for shard, (known, waiting) in zip(shards, await self._outbox.look(shards), strict=True):
+            await self._equip(shard, known)
+            if waiting:
+                await self._drain(shard, known | self._asked)
+
+    async def _equip(self, shard: int, known: Asked) -> None:
+        """Let a shard know what is asked for. Another pod may have told it of more than this one had read before: so
+        what is too much goes only if it was too much at the last look already."""
+        too_much = known - self._asked
+        taken_back = too_much & self._doubtful.get(shard, frozenset())
+        self._doubtful[shard] = too_much
+        if self._asked - known or taken_back:
+            await self._outbox.tell(shard, self._asked - known, taken_back)
+
+    async def _drain(self, shard: int, asked: Asked) -> None:
+        """Batch after batch. The calls about one timer are armed one after the other, because the later look for the
+        earlier; all others together."""
+        hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
+        while entries := await self._outbox.first(shard, BATCH):
+            for armings in self._steps(entries, hooks):
+                await self._pod.store.arm(armings)
+            unposted = await self._outbox.drop(shard, entries)
+            if unposted:
+                _log.error("changes that nobody hears of: the outbox was full", shard=shard, count=unposted)
+
+    def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook]) -> list[list[Arming]]:
+        steps: list[list[Arming]] = []
+        of_timer: dict[tuple[str, str], int] = {}
+        for entry in entries:
+            for target, those in _by_target(entry, hooks).items():
+                if entry.timer is None or target.startswith(ALARM):
+                    continue
+                place = of_timer[target, entry.timer.key] = of_timer.get((target, entry.timer.key), -1) + 1
+                call_id, payload = call_of(entry.timer, entry.letter, those, self._page(entry))
+                if place == len(steps):
+                    steps.append([])
+                due = f"+{place * STEP_MS}"
+                steps[place].append(Arming(target, call_id, due, {"payload": payload}, if_exists="keep"))
+        return steps
+
+    def _page(self, entry: Entry) -> str | None:
+        """Where people see the timer."""
+        if self._public_url is None or entry.timer is None:
+            return None
+        return f"{self._public_url.rstrip('/')}/ui/timers/{entry.timer.prefix}/{entry.timer.id}"
+
+
+def _by_target(entry: Entry, hooks: Sequence[Hook]) -> Mapping[str, Sequence[Hook]]:
+    """The hooks about the timer by whom they call, of those who hear this change."""
+    found: dict[str, list[Hook]] = {}
+    for hook in hooks:
+        if entry.timer is not None and hook.hears(entry.timer.prefix):
+            found.setdefault(hook.prefix, []).append(hook)
+    return {target: those for target, those in found.items() if any(entry.letter in hook.letters for hook in those)}

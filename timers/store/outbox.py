@@ -1,0 +1,93 @@
+"""Owns the outbox: who asked to hear of which changes, fleet-wide and by shard, and what waits there to be told."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from timers.core.hooks import NAMES
+from timers.core.model import Timer
+from timers.store import codec, keys
+from timers.store.scripts import reachable, read
+from timers.store.store import Store, identity_of
+
+Asked = frozenset[str]
+"""What was asked for, each as the text of a `core.hooks.Hook`."""
+
+
+class Entry(NamedTuple):
+    """An entry of the outbox: what happened, as a letter, and the timer as it was then. None where that cannot be
+    read."""
+
+    id: bytes
+    letter: str
+    timer: Timer | None
+
+
+class Outbox:
+    """The outboxes of one db. Methods raise Unavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._redis = store, store.connections.commands
+
+    async def ask(self, mine: Collection[str], *, forget_ms: int) -> Asked:
+        """Say what this pod asks for, and answer what all pods ask for. What none has said for so long is taken
+        back."""
+        now_ms = round(self._store.clock.now_ms())
+        async with self._redis.pipeline(transaction=False) as asked:
+            if mine:
+                asked.hset(keys.HOOKS, mapping=dict.fromkeys(mine, now_ms))
+            asked.hgetall(keys.HOOKS)
+            *_, said = await read(asked, {})
+        old = [line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms]
+        if old:
+            with reachable():
+                await self._redis.hdel(keys.HOOKS, *old)
+        return frozenset(keys.text(line) for line in said.keys() - set(old))
+
+    async def look(self, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
+        """What the scripts of each shard know to be asked for, and how many entries wait there."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            for shard in shards:
+                asked.hkeys(_hooks(shard))
+                asked.xlen(_outbox(shard))
+            answers = await read(asked, [], 0)
+        return [
+            (frozenset(map(keys.text, lines)), waiting)
+            for lines, waiting in zip(answers[::2], answers[1::2], strict=True)
+        ]
+
+    async def tell(self, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
+        """Let the scripts of a shard know."""
+        with reachable():
+            if new:
+                await self._redis.hset(_hooks(shard), mapping=dict.fromkeys(new, 1))
+            if taken_back:
+                await self._redis.hdel(_hooks(shard), *taken_back)
+
+    async def first(self, shard: int, most: int) -> Sequence[Entry]:
+        """The changes that have waited longest."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            asked.xrange(_outbox(shard), count=most)
+            (entries,) = await read(asked, [])
+        return [_entry(entry_id, fields) for entry_id, fields in entries]
+
+    async def drop(self, shard: int, entries: Collection[Entry]) -> int:
+        """Take them out. Answers how many the outbox, being full, has not taken since the last time."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            asked.xdel(_outbox(shard), *(entry.id for entry in entries))
+            asked.getdel(f"{keys.root(shard)}unposted")
+            _, unposted = await read(asked, 0, b"0")
+        return int(unposted or 0)
+
+
+def _hooks(shard: int) -> str:
+    return f"{keys.root(shard)}hooks"
+
+
+def _outbox(shard: int) -> str:
+    return f"{keys.root(shard)}outbox"
+
+
+def _entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Entry:
+    prefix, timer_id = identity_of(keys.text(fields.get(b"timer", b"")))
+    letter, timer = keys.text(fields.get(b"event", b"")), codec.readable(prefix, timer_id, fields.get(b"record", b""))
+    return Entry(entry_id, letter, timer if letter in NAMES else None)
