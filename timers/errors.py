@@ -26,7 +26,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 Value = TypeVar("Value")
 Checked = TypeVar("Checked")
@@ -86,13 +86,13 @@ class Checks:
     def __init__(self) -> None:
         self._errors: list[FieldError] = []
 
-    def of(self, check: Callable[[Value], Checked], value: Value) -> Checked | None:
-        """What the check makes of the value; None where it raises InvalidInput."""
+    def of(self, check: Callable[[Value], Checked], value: Value) -> Checked:
+        """What the check makes of the value. Where it raises InvalidInput this is nothing to use: `end` will raise."""
         try:
             return check(value)
         except InvalidInput as error:
             self._errors += error.errors
-            return None
+            return cast("Checked", None)
 
     def end(self) -> None:
         """Raises InvalidInput where one of the values was wrong."""

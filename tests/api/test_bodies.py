@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 
 from tests.api.harness import PROBLEM, Api, Reply
 from timers.api.body import BODY_LIMIT_BYTES
-from timers.api.strictjson import DEPTH_LIMIT
 from timers.core.spec import PAYLOAD_LIMIT_BYTES
 
 JSON = {"Content-Type": "application/json"}
@@ -40,7 +39,6 @@ async def nothing_armed(redis: Redis) -> AsyncIterator[None]:
         b"prefix=test&delay=1h",
         timer("NaN"),
         timer("-Infinity"),
-        timer("1e999"),
         timer("9" * 5000),
         timer("'single'"),
         timer("[1,]"),
@@ -56,35 +54,37 @@ async def test_what_is_not_json_is_malformed(api: Api, raw: bytes) -> None:
 
 
 @pytest.mark.usefixtures("nothing_armed")
-@pytest.mark.parametrize("sign", ["", "-"])
-async def test_a_number_of_too_many_digits_is_told_so_in_words_of_our_own(api: Api, sign: str) -> None:
-    detail = (await post(api, timer(f"[{sign}{'9' * 4301}]"))).problem(400, "malformed-request")["detail"]
-    assert detail.endswith(" has more than 4300 digits")
-    assert detail.startswith(f"the body is not JSON: the number '{sign}999")
+@pytest.mark.parametrize(
+    "raw",
+    [
+        timer('"\\ud800"'),
+        timer('["a", {"\\udfff": 1}]'),
+        b'{"prefix": "test", "delay": "1h", "metadata": {"a": "\\ud800"}}',
+        timer("[" * 210 + "]" * 210),
+        timer("[" * 40_000 + "]" * 40_000),
+    ],
+)
+async def test_half_characters_and_endless_nesting_are_malformed(api: Api, raw: bytes) -> None:
+    detail = (await post(api, raw)).problem(400, "malformed-request")["detail"]
+    assert detail.startswith("the body is not JSON: ")
     assert len(detail) < 200
 
 
 @pytest.mark.usefixtures("nothing_armed")
-@pytest.mark.parametrize(
-    ("raw", "fields"),
-    [
-        (b'{"prefix": "test", "delay": "1h", "delay": "2h", "id": "a", "id": "a"}', ["delay", "id"]),
-        (timer('{"a": {"b": 1, "b": 2}}'), ["b"]),
-        (timer('"\\ud800"'), ["payload"]),
-        (timer('["a", {"\\udfff": 1}]'), ["payload.1"]),
-        (b'{"prefix": "test", "delay": "1h", "metadata": {"a": "\\ud800"}}', ["metadata.a"]),
-        (timer("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT), [""]),
-        (timer("[" * 40_000 + "]" * 40_000), [""]),
-    ],
-)
-async def test_json_that_programs_read_differently_is_refused(api: Api, raw: bytes, fields: list[str]) -> None:
-    assert (await post(api, raw)).bad_fields() == fields
+async def test_a_number_out_of_range_is_told_by_field(api: Api) -> None:
+    assert (await post(api, timer("[1e999]"))).bad_fields() == ["payload"]
 
 
-async def test_the_deepest_payload_is_read_back(api: Api) -> None:
-    payload = "[" * (DEPTH_LIMIT - 1) + "]" * (DEPTH_LIMIT - 1)
+async def test_of_a_name_that_comes_twice_the_last_value_counts(api: Api) -> None:
+    reply = await post(api, b'{"prefix": "test", "delay": "1h", "id": "a", "id": "b"}')
+    assert (reply.status, reply.body["id"]) == (201, "b")
+
+
+async def test_the_deepest_payload_is_read_back_and_listed(api: Api) -> None:
+    payload = "[" * 199 + "]" * 199
     assert (await post(api, timer(payload))).status == 201
     assert (await api.call("GET", "/v1/timers/test/one")).body["payload"] == json.loads(payload)
+    assert (await api.call("GET", "/v1/timers")).body["items"][0]["payload"] == json.loads(payload)
 
 
 async def test_a_whole_character_in_two_escapes_and_a_huge_number_are_kept(api: Api) -> None:
@@ -190,5 +190,5 @@ async def test_a_client_that_leaves_in_mid_body_arms_nothing_and_harms_nobody(ap
 
 async def test_a_body_that_is_wrong_as_a_whole_is_told_without_the_name_of_a_field(api: Api) -> None:
     told = (await post(api, b"[]")).problem(422, "invalid-input")
-    assert told["detail"] == "[] is not accepted; expected a JSON object with the fields of a timer"
+    assert told["detail"] == "[] is not accepted; expected an object"
     assert [error["field"] for error in told["errors"]] == [""]

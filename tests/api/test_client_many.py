@@ -119,7 +119,7 @@ async def test_a_dry_run_counts_and_changes_nothing(client: TimerClient) -> None
 async def test_an_action_reaches_all_that_pass_over_many_pages(client: TimerClient) -> None:
     await arm(client, 600)
     await client.create("other", "x", delay="1h")
-    assert (await client.act("cancel", Filter(prefix="test", tag="even"))).to_json() == {
+    assert (await client.act("cancel", Filter(prefix="test", tag=("even",)))).to_json() == {
         "matched": 300,
         "done": 300,
         "refused": {},
@@ -133,7 +133,7 @@ async def test_an_action_reaches_all_that_pass_over_many_pages(client: TimerClie
 async def test_retrying_a_whole_status_arms_each_once(client: TimerClient) -> None:
     await arm(client, 30)
     await client.act("cancel", Filter(prefix="test"))
-    assert (await client.act("retry", Filter(prefix="test", status=Status.CANCELLED))).done == 30
+    assert (await client.act("retry", Filter(prefix="test", status=(Status.CANCELLED,)))).done == 30
     assert [timer.version async for timer in client.iterate(prefix="test")] == [3] * 30
 
 
@@ -148,7 +148,7 @@ async def test_a_rescheduled_timer_is_not_found_again_at_its_new_time(client: Ti
 
 async def test_purge_leaves_nothing(client: TimerClient, redis: Redis) -> None:
     await arm(client, 40)
-    await client.act("cancel", Filter(prefix="test", tag="even"))
+    await client.act("cancel", Filter(prefix="test", tag=("even",)))
     assert (await client.act("purge", Filter(prefix="test"))).done == 40
     assert [timer async for timer in client.iterate()] == []
     assert await redis.keys("test:*") == []
@@ -169,7 +169,7 @@ async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServ
     [
         ("explode", Filter(prefix="test"), {}, "action"),
         ("cancel", Filter(), {}, "filter"),
-        ("retry", Filter(status=Status.COMPLETED), {}, "filter.status"),
+        ("retry", Filter(status=(Status.COMPLETED,)), {}, "filter.status"),
         ("reschedule", Filter(prefix="test"), {}, "delay"),
         ("cancel", Filter(prefix="test"), {"delay": "1h"}, "delay"),
     ],

@@ -93,7 +93,7 @@ def test_every_example_of_a_new_timer_is_taken() -> None:
 def test_every_example_of_a_model_is_one() -> None:
     components = document()["components"]
     shown = [name for name, schema in components["schemas"].items() if "examples" in schema]
-    assert {"NewTimer", "PutTimer", "TimerChange", "TimerAnswer", "PageAnswer", "Batch", "Action"} <= set(shown)
+    assert {"NewTimer", "PutTimer", "TimerChange", "TimerAnswer", "PageAnswer", "Batch", "BulkAction"} <= set(shown)
     for name in shown:
         validator = jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", "components": components})
         for example in components["schemas"][name]["examples"]:

@@ -111,6 +111,18 @@ async def test_metrics_are_answered_while_redis_is_away(tmp_path: Path) -> None:
             assert response.status == 401
 
 
+async def test_metrics_are_answered_while_redis_stands_still(own_server: EmbeddedServer) -> None:
+    async with running_api(own_server.url, [done]) as api:
+        await api.create()
+        assert 'timers_timers{prefix="test",status="scheduled"} 1.0' in await api.text("/metrics")
+        os.kill(own_server.pid, signal.SIGSTOP)
+        metrics = await api.text("/metrics")
+        assert "timers_subscriptions_total" in metrics
+        assert "timers_overdue_seconds NaN" in metrics
+        assert "timers_timers{" not in metrics
+        os.kill(own_server.pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -51,7 +51,13 @@ def test_ls_says_on_stderr_that_there_is_more(timers: CommandLine) -> None:
 def test_ls_filters(timers: CommandLine) -> None:
     create(timers, 3)
     timers("cancel", "log", "t1")
-    for options, ids in ((("--status", "cancelled"), ["t1"]), (("--prefix", "other"), [])):
+    for options, ids in (
+        (("--status", "cancelled"), ["t1"]),
+        (("--status", "cancelled,failed"), ["t1"]),
+        (("--status", "cancelled", "--status", "scheduled", "--due-before", "150m"), ["t0", "t1"]),
+        (("--prefix", "l*", "--due-after", "-1d", "--due-before", "90m"), ["t0"]),
+        (("--prefix", "other"), []),
+    ):
         assert [timer["id"] for timer in timers("ls", *options, "-o", "json").json["items"]] == ids
 
 

@@ -50,10 +50,10 @@ for name, values in {
     "timer-interval": _lengths,
     "timer-timeout": _lengths,
     "timer-time": _times,
-    "timer-time-text": _times | st.integers(0, 2_000_000_000_000).map(str),
+    "timer-bound": _times | st.builds("{}{}".format, st.sampled_from(["", "-"]), _lengths),
     "timer-cron": _crons,
     "timer-cursor": _cursors,
-    "timer-action-cursor": st.builds("{}.{}.".format, st.integers(0, 2_000_000_000_000), st.integers(0, 5)),
+    "timer-action-cursor": st.builds("{}.{}".format, st.integers(0, 2_000_000_000_000), _cursors),
     "timer-zone": st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Pacific/Apia"]),
     "timer-tag": st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=64),
 }.items():

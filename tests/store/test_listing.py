@@ -58,8 +58,8 @@ async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
     sent = count_sent(sharded, monkeypatch)
     for wanted, found, most in (
         (Filter(), PREFIXES + 1, 3),
-        (Filter(tag="vip"), 1, 8),
-        (Filter(status=Status.FAILED), 0, 1),
+        (Filter(tag=("vip",)), 1, 8),
+        (Filter(status=(Status.FAILED,)), 0, 1),
         (Filter(prefix="p7"), 2, 2),
     ):
         sent.clear()

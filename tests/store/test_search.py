@@ -11,9 +11,10 @@ from tests.store.backends import open_store
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store.coming import Coming
+from timers.store.filters import Filter
 from timers.store.fired import FiredRing, total
-from timers.store.listing import Page
-from timers.store.search import Search, Searching
+from timers.store.listing import Listing, Page
+from timers.store.search import Searching
 from timers.store.store import Arming, Store
 
 Turn = Callable[[str | None], Awaitable[Page]]
@@ -39,17 +40,17 @@ async def test_several_statuses_are_one_list(store: Store, limit: int) -> None:
         await finished(store, name, status=Status.FAILED)
     await finished(store, "done")
     await cancelled(store, "off")
-    statuses = [Status.CANCELLED, Status.FAILED, Status.RUNNING]
-    found = await all_of(lambda at: Searching(store).page(Search(), statuses, limit=limit, cursor=at))
+    wanted = Filter(status=(Status.CANCELLED, Status.FAILED, Status.RUNNING))
+    found = await all_of(lambda at: Listing(store).page(wanted, limit=limit, cursor=at))
     assert [timer.id for timer in found] == ["runs", "broke", "broke2", "off"]
-    everything = await all_of(lambda at: Searching(store).page(Search(), [], limit=limit, cursor=at))
+    everything = await all_of(lambda at: Listing(store).page(Filter(), limit=limit, cursor=at))
     assert len(everything) == 6
 
 
 async def test_a_condition_that_no_index_knows(store: Store) -> None:
     await store.arm([Arming(PREFIX, f"user-{i}", f"+{60_000 + i}", {}) for i in range(30)])
-    search = Search(passes=lambda timer: timer.id.endswith("7"))
-    found = await all_of(lambda at: Searching(store).page(search, [Status.SCHEDULED], limit=2, cursor=at))
+    wanted = Filter(status=(Status.SCHEDULED,)).where(lambda timer: timer.id.endswith("7"))
+    found = await all_of(lambda at: Listing(store).page(wanted, limit=2, cursor=at))
     assert [timer.id for timer in found] == ["user-7", "user-17", "user-27"]
 
 
@@ -58,8 +59,8 @@ async def test_newest_first_is_the_list_turned_round_over_all_shards(servers: Sh
     rng = random.Random(limit)
     async with open_store(servers, "redis", shards=4) as store:
         await store.arm([Arming(PREFIX, f"t{i}", f"@{1_900_000_000_000 + rng.randrange(20)}", {}) for i in range(60)])
-        search = Search(prefix=PREFIX, status=Status.SCHEDULED)
-        forward = await all_of(lambda at: Searching(store).page(search, [], limit=50, cursor=at))
+        search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
+        forward = await all_of(lambda at: Listing(store).page(search, limit=50, cursor=at))
         turned = await all_of(lambda at: Searching(store).newest(search, limit=limit, cursor=at))
         assert [timer.id for timer in turned] == [timer.id for timer in reversed(forward)]
 
@@ -79,7 +80,7 @@ async def test_scores_that_nobody_of_ours_wrote_stop_nothing(real: Store) -> Non
     redis = real.connections.commands
     await redis.zadd(f"timers:{{0}}:due:{PREFIX}", {"odd": "inf"})
     await redis.zadd(f"timers:{{0}}:finished:f:{PREFIX}", {"odd": "inf"})
-    search = Search(prefix=PREFIX, status=Status.SCHEDULED)
+    search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
     found = await all_of(lambda at: Searching(real).newest(search, limit=1, cursor=at))
     assert [timer.id for timer in found] == ["good"]
     assert [ending.id for ending in await Searching(real).endings(PREFIX, Status.FAILED, 5)] == ["broke", "odd"]
@@ -97,12 +98,10 @@ async def test_a_stranger_in_the_place_of_a_ring_is_moved_aside(real: Store) -> 
     assert await redis.delete("timers:{fired}:displaced:timers:{fired}:hour") == 1
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "completed.", "failed.x", '["nan","a"]', '["(1","a"]', "[1]"])
+@pytest.mark.parametrize("cursor", ["", "x", '["nan","a"]', '["(1","a"]', "[1]"])
 async def test_a_cursor_of_nobody_is_refused(store: Store, cursor: str) -> None:
-    search = Search(prefix=PREFIX, status=Status.FAILED)
-    if cursor.startswith(("[", "x")) or not cursor:
-        with pytest.raises(InvalidInput):
-            await Searching(store).newest(search, limit=5, cursor=cursor)
-    if not cursor.startswith("["):
-        with pytest.raises(InvalidInput):
-            await Searching(store).page(search, [Status.FAILED, Status.RUNNING], limit=5, cursor=cursor)
+    search = Filter(prefix=PREFIX, status=(Status.FAILED,))
+    with pytest.raises(InvalidInput):
+        await Searching(store).newest(search, limit=5, cursor=cursor)
+    with pytest.raises(InvalidInput):
+        await Listing(store).page(search, limit=5, cursor=cursor)

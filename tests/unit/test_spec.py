@@ -127,7 +127,7 @@ BAD = [
         *("retry.max_attempts", "3", "nothing beside a ladder: its number of steps is the maximum"),
     ),
     ({"retry": {"cap": -1}}, "retry.cap", "-1", DURATION),
-    ({"retry": {"jitter": 1}}, "retry.jitter", "1", "a valid boolean"),
+    ({"retry": {"jitter": 1}}, "retry.jitter", "1", "true or false"),
     ({"retry": {"delay": 1}}, "retry.delay", "1", "no field of that name"),
     # missed, timeout, if_exists
     ({"missed": "never"}, "missed", "'never'", MISSED),
@@ -191,7 +191,7 @@ def test_every_bad_field_is_named_at_once() -> None:
 
 
 def test_the_text_of_an_error_can_be_acted_on() -> None:
-    with pytest.raises(InvalidInput, match=r"^retry\.jitter: 1 is not accepted; expected a valid boolean$"):
+    with pytest.raises(InvalidInput, match=r"^retry\.jitter: 1 is not accepted; expected true or false$"):
         NewTimer.parse({**LEAST, "retry": {"jitter": 1}})
 
 

@@ -17,7 +17,7 @@ from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
 from timers.api.session import Sessions, is_read_only
 from timers.api.tracing import Handler
-from timers.core.fields import check_id, check_prefix
+from timers.core.fields import check_id, is_prefix
 from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
 from timers.logs import get_logger
 from timers.store.callers import Callers
@@ -195,9 +195,10 @@ def _token(request: web.Request) -> bytes:
 
 
 def _check_prefix(caller: Caller, request: web.Request) -> None:
-    """Raises NotFound for another's prefix in the address, in the words for a timer that does not exist."""
+    """Raises NotFound for another's prefix in the address, in the words for a timer that does not exist. What is no
+    prefix is refused by the call itself, with all else that is wrong."""
     prefix, timer_id = request.match_info.get("prefix"), request.match_info.get("id")
-    if prefix is None or caller.scope.covers(check_prefix(prefix)):
+    if prefix is None or not is_prefix(prefix) or caller.scope.covers(prefix):
         return
     if timer_id is None:
         raise scope.nothing_of(prefix)

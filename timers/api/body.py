@@ -1,16 +1,20 @@
-"""Owns reading requests: JSON bodies within limits and without ambiguity, and query parameters."""
+"""Owns reading requests: JSON bodies within limits, and query parameters."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
-from timers.api import strictjson
 from timers.api.deadlines import not_counting
-from timers.errors import Busy, FieldError, InvalidInput, shown
+from timers.core.compactjson import decode
+from timers.core.strict import StrictModel
+from timers.errors import Busy, Checks, FieldError, InvalidInput, shown
+
+Query = TypeVar("Query", bound=StrictModel)
+Spec = TypeVar("Spec")
 
 BODY_LIMIT_BYTES: Final = 256 * 1024
 """One timer: a payload of 64 KiB, which is three times as long where each character beyond ASCII is escaped."""
@@ -28,8 +32,6 @@ nobody keeps those out by sending large ones."""
 
 READ_SECONDS: Final = 20.0
 """How long a body may take to arrive."""
-
-_NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 
 _KEPT: Final = web.RequestKey("body", bytes)
 
@@ -86,14 +88,10 @@ _READING: Final = web.RequestKey("reading", _Reading)
 async def read_json(
     request: web.Request, *, types: tuple[str, ...] = _JSON, limit_bytes: int = BODY_LIMIT_BYTES
 ) -> Any:
-    """The body as JSON. HTTP 400, 408, 413 or 415 for what is not JSON in time and size; InvalidInput for JSON that
-    programs read differently."""
+    """The body as JSON. HTTP 400, 408, 413 or 415 for what is not JSON in time and size."""
     media_type(request, types)
-    raw = await read_bytes(request, limit_bytes)
     try:
-        return strictjson.parse(raw)
-    except InvalidInput:
-        raise
+        return decode(await read_bytes(request, limit_bytes))
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from None
 
@@ -106,9 +104,7 @@ async def read_lines(request: web.Request, limit_bytes: int) -> list[Any]:
 
 def _line(raw: bytes) -> Any:
     try:
-        return strictjson.parse(raw)
-    except InvalidInput as error:
-        return error
+        return decode(raw)
     except ValueError as error:
         return InvalidInput.of("", raw.decode(errors="replace"), f"one JSON object a line ({error})")
 
@@ -184,26 +180,35 @@ def media_type(request: web.Request, types: tuple[str, ...]) -> str:
     return request.content_type
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """The value if it is a JSON object, else InvalidInput."""
-    if not isinstance(value, dict):
-        raise InvalidInput.of("", value, "a JSON object with the fields of a timer")
-    return value
+def read_query(request: web.Request, model: type[Query]) -> Query:
+    """The query parameters as a model, those that come several times as lists. InvalidInput names all that are not
+    accepted."""
+    query = request.rel_url.query
+    given = {name: values if len(values := query.getall(name)) > 1 else values[0] for name in query}
+    checks = Checks()
+    checks.of(partial(_refuse_unknown, tuple(model.model_fields)), given)
+    known = {name: value for name, value in given.items() if name in model.model_fields}
+    parsed = checks.of(model.parse, known)
+    checks.end()
+    return parsed
 
 
-def read_query(request: web.Request, known: Iterable[str] = ()) -> Mapping[str, str]:
-    """The query parameters, each once. Raises InvalidInput for unknown ones: a misspelt wish must not go unheard."""
-    if not request.rel_url.raw_query_string:
-        return _NO_QUERY
-    known = tuple(known)
-    errors = [
-        FieldError(name, shown(request.query[name]), _known(known)) for name in request.query if name not in known
-    ]
-    errors += [strictjson.given_twice(name) for name in known if len(request.query.getall(name, [])) > 1]
-    if errors:
+def refuse_query(request: web.Request) -> None:
+    """For calls without query parameters: a misspelt wish must not go unheard. Raises InvalidInput."""
+    if request.rel_url.raw_query_string:
+        _refuse_unknown((), request.rel_url.query)
+
+
+def _refuse_unknown(known: tuple[str, ...], given: Mapping[str, object]) -> None:
+    rule = f"only the query parameters {', '.join(known)}" if known else "no query parameters at all"
+    if errors := [FieldError(name, shown(value), rule) for name, value in given.items() if name not in known]:
         raise InvalidInput(errors)
-    return request.query
 
 
-def _known(names: tuple[str, ...]) -> str:
-    return f"only the query parameters {', '.join(names)}" if names else "no query parameters at all"
+def parsed(request: web.Request, parse: Callable[[Any], Spec], body: Any) -> Spec:
+    """What a body asks for, as `parse` reads it. InvalidInput tells of all that is wrong with query and body."""
+    checks = Checks()
+    checks.of(refuse_query, request)
+    spec = checks.of(parse, body)
+    checks.end()
+    return spec

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from timers.api.body import read_query
+from timers.api.body import refuse_query
 from timers.api.openapi import document
 from timers.api.operations import CSS, HTML, JAVASCRIPT, route
 
@@ -62,7 +62,7 @@ class DocsRoutes:
 
     async def document(self, request: web.Request) -> web.Response:
         """200 OpenAPI 3.1."""
-        read_query(request)
+        refuse_query(request)
         return web.Response(body=_document(), content_type="application/json")
 
     async def page(self, request: web.Request) -> web.Response:
@@ -93,5 +93,5 @@ def _vendored(name: str) -> str:
 
 
 def _text(request: web.Request, text: str, media_type: str) -> web.Response:
-    read_query(request)
+    refuse_query(request)
     return web.Response(text=text, content_type=media_type, charset="utf-8", headers=_HEADERS)

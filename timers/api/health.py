@@ -10,12 +10,13 @@ from aiohttp import web
 from timers.api.answer import answer
 from timers.api.operations import route
 from timers.api.problems import HTTP_KINDS, problem
-from timers.api.scope import Visible, visible_to
+from timers.api.scope import visible_to
 from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.doctor import full, unacknowledged
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.logs import get_logger
+from timers.store.filters import Visible
 from timers.store.store import Store
 
 ANSWER_SECONDS: Final = 0.6

@@ -152,7 +152,7 @@ def _operation(operation: Operation) -> Json:
         "summary": operation.summary,
         "tags": [operation.tag],
         "security": _security(operation),
-        "parameters": [_parameter(parameter) for parameter in operation.parameters],
+        "parameters": [*map(_parameter, operation.parameters), *_query(operation.query)],
         "responses": {**_answers(operation.answers), **_problems(operation)},
     }
     if operation.right:
@@ -179,6 +179,21 @@ def _parameter(parameter: Parameter) -> Json:
         "schema": parameter.schema,
         "example": parameter.example,
     }
+
+
+def _query(model: type[BaseModel] | None) -> Iterable[Json]:
+    """The parameters of a query; one that may be a list is one, so that it may come several times."""
+    for name, schema in model.model_json_schema()["properties"].items() if model is not None else ():
+        whole = next((part for part in schema.get("anyOf", ()) if part.get("type") != "null"), schema)
+        several = next((part for part in whole.get("anyOf", ()) if part.get("type") == "array"), whole)
+        yield {
+            "name": name,
+            "in": "query",
+            "description": whole["description"],
+            "required": False,
+            "schema": several,
+            "example": whole["examples"][-1],
+        }
 
 
 def _content(media_type: str, model: type[BaseModel] | None) -> Json:

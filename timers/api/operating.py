@@ -10,16 +10,18 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.answer import answer, encoded, joined, of_bytes
-from timers.api.body import read_query, refuse_body
+from timers.api.body import parsed, refuse_body, refuse_query
 from timers.api.operations import route
-from timers.api.scope import Visible, require_visible, visible_to
+from timers.api.scope import require_visible, visible_to
 from timers.client import TimerClient
 from timers.client.fleet import by_name
+from timers.core.fields import check_prefix
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Metrics
+from timers.store.filters import Visible
 from timers.store.turns import by_turns
 
 COUNTS_SECONDS: Final = 0.7
@@ -53,7 +55,7 @@ class OperatingRoutes:
 
     async def stats(self, request: web.Request) -> web.Response:
         """200 the state of the whole service; of timers only what the asker may see."""
-        read_query(request)
+        refuse_query(request)
         visible = visible_to(request)
         stats = await self._client.stats(visible)
         counts, whole = stats.counts, replace(stats, counts={}).to_json()
@@ -71,7 +73,7 @@ class OperatingRoutes:
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """200 the prefixes that the asker may see."""
-        read_query(request)
+        refuse_query(request)
         visible = visible_to(request)
         views = [view for view in await self._client.prefixes() if visible is None or visible(view.prefix)]
         return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
@@ -95,19 +97,19 @@ class OperatingRoutes:
 
     async def pods(self, request: web.Request) -> web.Response:
         """200 the live pods; of what they serve only what the asker may see."""
-        read_query(request)
+        refuse_query(request)
         visible = visible_to(request)
         return answer({"items": [_seen(pod.to_json(), visible) for pod in await self._client.pods()]})
 
     async def acknowledge_losses(self, request: web.Request) -> web.Response:
         """200 the losses that nobody is warned of any more."""
-        read_query(request)
+        refuse_query(request)
         await refuse_body(request)
         return answer({"items": [loss.to_json() for loss in await self._client.acknowledge_losses()]})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """200 the exposition text."""
-        read_query(request)
+        refuse_query(request)
         health = None if self._worker is None else self._worker.health()
         text = self._metrics.render(*await self._db(), health, losses=len(self._client.losses))
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
@@ -141,8 +143,7 @@ def _seen(pod: dict[str, Any], visible: Visible | None) -> dict[str, Any]:
 
 
 async def _prefix(request: web.Request) -> str:
-    read_query(request)
     await refuse_body(request)
-    prefix = request.match_info["prefix"]
+    prefix = parsed(request, check_prefix, request.match_info["prefix"])
     require_visible(request, prefix)
     return prefix

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from timers.api import parameters as given
 from timers.api import schemas
 from timers.api.tracing import Handler
-from timers.core.spec import NewTimer, TimerChange
+from timers.client.actions import BulkAction
+from timers.core.spec import NewTimer, PutTimer, TimerChange
+from timers.store.listing import PageRequest
 
 Right = Literal["read", "write", "operate"]
 
@@ -56,6 +58,7 @@ class Operation:
     parameters: tuple[given.Parameter, ...] = ()
     body: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    query: type[BaseModel] | None = None
 
 
 _TAGGED: Final = ("ETag",)
@@ -90,7 +93,7 @@ TIMER_OPERATIONS: Final = (
             Answer(200, "The timer that replaced another.", schemas.TimerAnswer, ("ETag", "Location")),
         ),
         (*_IDENTITY, given.TRACEPARENT),
-        {JSON: schemas.PutTimer},
+        {JSON: PutTimer},
         ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending"),
     ),
     Operation(
@@ -124,7 +127,8 @@ TIMER_OPERATIONS: Final = (
         "timers",
         "Cancel a timer; with purge its record goes too",
         (Answer(200, "The cancelled timer.", schemas.TimerAnswer, _TAGGED),),
-        (*_IDENTITY, given.PURGE, given.IF_MATCH),
+        (*_IDENTITY, given.IF_MATCH),
+        query=schemas.CancelQuery,
         problems=("timer-not-found", "running", "not-scheduled", "edit-locked", "version-mismatch"),
     ),
     Operation(
@@ -160,7 +164,7 @@ MANY_OPERATIONS: Final = (
         "many timers",
         "List timers, page by page",
         (Answer(200, "A page.", schemas.PageAnswer),),
-        (given.PREFIX, given.STATUS, given.TAG, given.DUE_AFTER, given.DUE_BEFORE, given.LIMIT, given.CURSOR),
+        query=PageRequest,
     ),
     Operation(
         "createTimers",
@@ -182,7 +186,7 @@ MANY_OPERATIONS: Final = (
         "many timers",
         "Cancel, retry, reschedule or purge all timers that pass a filter, about 1,000 a call",
         (Answer(200, "How many were found, done and refused.", schemas.ActionAnswer),),
-        body={JSON: schemas.Action},
+        body={JSON: BulkAction},
     ),
     Operation(
         "streamEvents",
@@ -201,7 +205,7 @@ MANY_OPERATIONS: Final = (
                 media_type=EVENTS,
             ),
         ),
-        (given.PREFIX,),
+        query=schemas.EventsQuery,
     ),
 )
 

@@ -1,20 +1,23 @@
 """Owns the calls on single timers: from a request to a call of the client, from a timer to an answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 
 from timers.api import conditions
 from timers.api.answer import answer
-from timers.api.body import as_object, read_json, read_query, refuse_body
+from timers.api.body import parsed, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
+from timers.api.schemas import CancelQuery
 from timers.api.scope import quota_of, require_visible
 from timers.api.tracing import traceparent_of
 from timers.client import TimerClient
+from timers.core.fields import check_id, check_prefix
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.errors import FieldError, InvalidInput, shown
+from timers.errors import Checks, FieldError, InvalidInput, shown
 
 _PATCH_TYPES: Final = (JSON, MERGE_PATCH)
 _NO_VERSION: Final = -1
@@ -41,61 +44,54 @@ class TimerRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         """201 the new timer, 200 one that was kept or replaced."""
-        read_query(request)
-        return await self._arm(request, as_object(await read_json(request)))
+        return await self._arm(request, parsed(request, NewTimer.parse, await read_json(request)))
 
     async def put(self, request: web.Request) -> web.Response:
         """As create, with the identity from the address and whatever was there replaced."""
-        read_query(request)
-        spec = as_object(await read_json(request))
-        prefix, timer_id = _identity(request)
-        fixed = {"prefix": prefix, "id": timer_id, "if_exists": "replace"}
-        contradictions = [
-            FieldError(name, shown(spec[name]), f"{value!r}, or the field left out of a PUT to this address")
-            for name, value in fixed.items()
-            if spec.get(name, value) != value
-        ]
-        if contradictions:
-            raise InvalidInput(contradictions)
-        return await self._arm(request, {**spec, **fixed})
+        fixed = {**request.match_info, "if_exists": "replace"}
+        return await self._arm(request, parsed(request, partial(_named, fixed), await read_json(request)))
 
-    async def _arm(self, request: web.Request, spec: dict[str, Any]) -> web.Response:
-        new = NewTimer.parse(spec)
+    async def _arm(self, request: web.Request, new: NewTimer) -> web.Response:
         require_visible(request, new.prefix)
         armed = await self._client.arm(new, traceparent=traceparent_of(request), quota=quota_of(request))
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
     async def get(self, request: web.Request) -> web.Response:
         """200 the timer, 304 where the caller has it already."""
-        read_query(request)
-        timer = await self._client.get(*_identity(request))
+        timer = await self._client.get(*parsed(request, _identity, request))
         if conditions.is_known(request, timer):
             return web.Response(status=304, headers={"ETag": conditions.etag(timer)})
         return _shown(timer)
 
     async def patch(self, request: web.Request) -> web.Response:
         """200 the changed timer."""
-        read_query(request)
-        change = TimerChange.parse(as_object(await read_json(request, types=_PATCH_TYPES)))
+        body = await read_json(request, types=_PATCH_TYPES)
+        checks = Checks()
+        identity = checks.of(_identity, request)
+        change = checks.of(partial(parsed, request, TimerChange.parse), body)
+        checks.end()
         version = await self._expected_version(request)
-        return _shown(await self._client.change(*_identity(request), change, version=version))
+        return _shown(await self._client.change(*identity, change, version=version))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """200 the cancelled timer; with `?purge=true` its record is gone too."""
-        purge = _flag(read_query(request, ("purge",)).get("purge", "false"))
         await refuse_body(request)
+        checks = Checks()
+        query = checks.of(partial(read_query, request), CancelQuery)
+        identity = checks.of(_identity, request)
+        checks.end()
         version = await self._expected_version(request)
-        return _shown(await self._client.cancel(*_identity(request), version=version, purge=purge))
+        return _shown(await self._client.cancel(*identity, version=version, purge=query.purge))
 
     async def retry(self, request: web.Request) -> web.Response:
         """200 the timer, armed again for now."""
-        await _refuse_spec(request)
-        return _shown(await self._client.retry(*_identity(request)))
+        await refuse_body(request)
+        return _shown(await self._client.retry(*parsed(request, _identity, request)))
 
     async def fire(self, request: web.Request) -> web.Response:
         """200 the timer, due now."""
-        await _refuse_spec(request)
-        return _shown(await self._client.fire(*_identity(request)))
+        await refuse_body(request)
+        return _shown(await self._client.fire(*parsed(request, _identity, request)))
 
     async def _expected_version(self, request: web.Request) -> int | None:
         """The version that If-Match asks for; None where any will do."""
@@ -109,7 +105,30 @@ class TimerRoutes:
 
 
 def _identity(request: web.Request) -> tuple[str, str]:
-    return request.match_info["prefix"], request.match_info["id"]
+    """The prefix and id of the address. InvalidInput names each that is none."""
+    checks = Checks()
+    prefix = checks.of(check_prefix, request.match_info["prefix"])
+    timer_id = checks.of(check_id, request.match_info["id"])
+    checks.end()
+    return prefix, timer_id
+
+
+def _named(fixed: Mapping[str, str], body: Any) -> NewTimer:
+    """The timer of a PUT, whose body may repeat what the address says, but not contradict it."""
+    if not isinstance(body, dict):
+        return NewTimer.parse(body)
+    checks = Checks()
+    new = checks.of(NewTimer.parse, {**body, **fixed})
+    checks.of(_refuse_others, {name: (body[name], value) for name, value in fixed.items() if name in body})
+    checks.end()
+    return new
+
+
+def _refuse_others(pairs: Mapping[str, tuple[object, str]]) -> None:
+    rule = "{!r}, or the field left out of a PUT to this address"
+    wrong = [(name, given, value) for name, (given, value) in pairs.items() if given != value]
+    if wrong:
+        raise InvalidInput([FieldError(name, shown(given), rule.format(value)) for name, given, value in wrong])
 
 
 def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Response:
@@ -118,14 +137,3 @@ def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Res
         # Every character of a prefix and an id may stand in a path as it is (RFC 3986 §3.3).
         headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"
     return answer(timer.to_json(), status=status, headers=headers)
-
-
-def _flag(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise InvalidInput.of("purge", text, "true or false")
-    return text == "true"
-
-
-async def _refuse_spec(request: web.Request) -> None:
-    read_query(request)
-    await refuse_body(request)

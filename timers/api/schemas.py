@@ -1,14 +1,19 @@
 """Owns the shapes of the answers as models, for the OpenAPI document; the tests hold real answers against them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from timers.client import BATCH_LIMIT
 from timers.core import shapes
-from timers.core.fields import AnyDuration, Id, Prefix, Time, Timeout
+from timers.core.fields import Id, Prefix
 from timers.core.model import Status
 from timers.core.policies import MissedInput, Repeat, RetryPolicy
-from timers.core.spec import NewTimer, Spec
+from timers.core.spec import NewTimer
+from timers.core.strict import StrictModel
+from timers.errors import InvalidInput
+from timers.store.filters import PrefixPattern
 
 Instant = Annotated[
     str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})
@@ -200,12 +205,47 @@ class PageAnswer(_Shape):
     next_cursor: str | None
 
 
-class Batch(_Shape):
+def _checked_batch(value: object) -> Sequence[Any]:
+    if isinstance(value, list) and len(value) <= BATCH_LIMIT:
+        return value
+    given = f"{len(value)} timers" if isinstance(value, list) else value
+    raise InvalidInput.of("", given, f"a list of at most {BATCH_LIMIT} timers")
+
+
+_Timers = Annotated[list[NewTimer | Any], Field(max_length=BATCH_LIMIT)]
+
+
+class Batch(StrictModel):
     """Up to 1,000 timers to arm. Each is judged alone, so that a bad one spoils no other."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"timers": [shapes.NEW_TIMER_EXAMPLE]}]})
 
-    timers: Annotated[list[NewTimer | Any], Field(max_length=1000)]
+    timers: Annotated[Sequence[Any], PlainValidator(_checked_batch, json_schema_input_type=_Timers)]
+
+
+def _checked_flag(value: object) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidInput.of("", value, "true or false")
+    return value == "true"
+
+
+_PURGE: Final[dict[str, Any]] = {"type": "boolean", "description": "remove the record too", "examples": [True]}
+
+
+class CancelQuery(StrictModel):
+    """The parameters of a cancel."""
+
+    purge: Annotated[
+        bool,
+        PlainValidator(_checked_flag),
+        WithJsonSchema({"type": "boolean", "description": "remove the record too", "examples": [True]}),
+    ] = False
+
+
+class EventsQuery(StrictModel):
+    """Which changes a stream of events tells of."""
+
+    prefix: PrefixPattern | None = None
 
 
 class BatchArmed(_Shape):
@@ -263,41 +303,6 @@ class Document(BaseModel):
     )
 
     openapi: str
-
-
-class PutTimer(Spec):
-    """A timer to arm at an address: as NewTimer, with the identity from the address."""
-
-    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_PUT_TIMER)
-
-    missed: MissedInput = "fire"
-    timeout: Timeout | None = None
-
-
-class TimerFilter(_Shape):
-    """Which timers, as in a list: all that is given must hold, and something must be given."""
-
-    model_config = ConfigDict(json_schema_extra=shapes.SOME_FILTER)
-
-    prefix: Prefix | None = None
-    status: Status | None = None
-    tag: Tag | None = None
-    due_after: Time | None = None
-    due_before: Time | None = None
-
-
-class Action(_Shape):
-    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time. `cursor`
-    is the `next_cursor` of the call before, all else as in that call."""
-
-    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_ACTION)
-
-    action: Literal["cancel", "retry", "reschedule", "purge"]
-    filter: TimerFilter
-    dry_run: bool = False
-    delay: AnyDuration | None = None
-    due_at: Time | None = None
-    cursor: Annotated[str, WithJsonSchema({"type": "string", "format": "timer-action-cursor"})] | None = None
 
 
 class ActionAnswer(_Shape):

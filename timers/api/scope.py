@@ -1,17 +1,14 @@
 """Owns which prefixes a request may touch and how many timers it may leave there: `auth` says once who asks, and
 every call that takes or shows prefixes looks here."""
 
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 
 from timers.access import Caller
 from timers.errors import NotFound, shown
+from timers.store.filters import Visible
 from timers.store.quotas import Quota
-
-Visible = Callable[[str], bool]
-"""Whether a prefix may be touched."""
 
 _CALLER: Final = web.RequestKey("caller", Caller)
 

@@ -10,14 +10,14 @@ from aiohttp import web
 
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
-from timers.api.scope import Visible, visible_to
+from timers.api.schemas import EventsQuery
+from timers.api.scope import visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
 from timers.client.feed import QUEUE_LIMIT, Event, Listener, Wants, event_json
-from timers.core.fields import check_prefix
 from timers.errors import Busy
 from timers.logs import request_id
-from timers.store.queries import Change
+from timers.store.filters import Filter
 
 HEARTBEAT_SECONDS: Final = 15.0
 """Silence after which a comment is sent: it keeps proxies from closing, and finds listeners that are gone."""
@@ -44,7 +44,7 @@ class EventRoutes:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """200 events until one of the two sides closes."""
-        wants = _wants(read_query(request, ("prefix",)).get("prefix"), visible_to(request))
+        wants = _wants(request)
         if self._listening >= self._most:
             raise Busy(f"{self._most} listeners follow the events of this pod, as many as it takes; try again later")
         self._listening += 1
@@ -88,16 +88,12 @@ class EventRoutes:
             await asyncio.sleep(0)
 
 
-def _wants(prefix: str | None, visible: Visible | None) -> Wants | None:
-    if prefix is not None:
-        check_prefix(prefix)
-    if prefix is None and visible is None:
+def _wants(request: web.Request) -> Wants | None:
+    asked, visible = read_query(request, EventsQuery), visible_to(request)
+    if asked.prefix is None and visible is None:
         return None
-
-    def wants(change: Change) -> bool:
-        return (prefix is None or change.prefix == prefix) and (visible is None or visible(change.prefix))
-
-    return wants
+    wanted = Filter(prefix=asked.prefix).seen_by(visible)
+    return lambda change: wanted.covers(change.prefix)
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:

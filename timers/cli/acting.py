@@ -16,11 +16,15 @@ from timers.store.filters import Filter
 
 Prefix = Annotated[str | None, typer.Argument(help="What kind of timer it is.", show_default=False)]
 Id = Annotated[str | None, typer.Argument(help="Which one.", show_default=False)]
-Of = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="All timers of this prefix.")]
-WithStatus = Annotated[str | None, typer.Option("--status", metavar="STATUS", help="All in this status.")]
-WithTag = Annotated[str | None, typer.Option("--tag", metavar="TAG", help="All with this tag.")]
-DueAfter = Annotated[str | None, typer.Option("--due-after", metavar="TIME", help="All due then or later.")]
-DueBefore = Annotated[str | None, typer.Option("--due-before", metavar="TIME", help="All due earlier.")]
+Of = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="All of this prefix; login-* for several.")]
+WithStatus = Annotated[
+    list[str] | None, typer.Option("--status", metavar="STATUS", help="All in this status, or these.")
+]
+WithTag = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="All with this tag; repeat for several.")
+]
+DueAfter = Annotated[str | None, typer.Option("--due-after", metavar="TIME", help="All due then or later; 1h, -1d …")]
+DueBefore = Annotated[str | None, typer.Option("--due-before", metavar="TIME", help="All due earlier; 1h, -1d …")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="With a filter: only count.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: do not ask.")]
 In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due after 90s, 15m, 24h, 7d, P1M …")]
@@ -135,7 +139,7 @@ def due_of(after: str | None, at: str | None) -> dict[str, Any]:
     raise InvalidInput.of("delay", after, "exactly one of --in and --at")
 
 
-def _wanted(**given: str | None) -> dict[str, Any]:
+def _wanted(**given: str | list[str] | None) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -158,9 +162,10 @@ def _do_all(
     """Count first, ask, then act until the end; exit 1 where some were refused."""
     if argument is not None:
         raise InvalidInput.of("PREFIX", argument, "either PREFIX and ID, or a filter: --prefix instead")
-    chosen = Filter.parse(**wanted)
+    asked = Filter.parse(wanted)
 
     async def act(session: Session) -> Counts:
+        chosen = asked.at(await session.store.now_ms())
         found = await session.client.act(action, chosen, dry_run=True, **due)
         if dry_run or not found.matched:
             return found

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from timers.api import strictjson
 from timers.cli.acting import At, Id, In, Prefix, due_of
 from timers.cli.output import Format, Output, show_records, show_timer
 from timers.cli.session import Session, run
 from timers.client import BATCH_LIMIT, Armed
+from timers.core.compactjson import decode
 from timers.core.spec import NewTimer
 from timers.errors import InvalidInput, TimersError
 
@@ -119,8 +119,8 @@ def _read(path: str) -> list[Read]:
     except OSError as error:
         raise InvalidInput.of("batch", path, f"a file that can be read ({error.strerror})") from None
     try:
-        whole = strictjson.parse(raw.strip())
-    except ValueError:  # InvalidInput too: in lines, only one of them is wrong
+        whole = decode(raw.strip())
+    except ValueError:
         return [_timer(line) for line in raw.split(b"\n") if line.strip()]
     if isinstance(whole, dict) and whole.keys() == {"timers"}:
         whole = whole["timers"]
@@ -129,9 +129,7 @@ def _read(path: str) -> list[Read]:
 
 def _timer(line: bytes) -> Read:
     try:
-        return _checked(strictjson.parse(line))
-    except InvalidInput as error:
-        return error
+        return _checked(decode(line))
     except ValueError as error:
         return InvalidInput.of("", line.decode(errors="replace"), f"one JSON object a line ({error})")
 
@@ -168,8 +166,6 @@ def _json(text: str | None, field: str) -> Any:
     if text is None:
         return None
     try:
-        return strictjson.parse(text.encode(errors="surrogateescape"))
-    except InvalidInput as error:
-        raise error.under(field) from None
+        return decode(text.encode(errors="surrogateescape"))
     except ValueError as error:
         raise InvalidInput.of(field, text, f"JSON ({error})") from None

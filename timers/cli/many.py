@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from timers.cli.acting import DueAfter, DueBefore, Of, WithStatus, WithTag
 from timers.cli.output import Format, Output, cell, show_document, show_records
 from timers.cli.session import Session, run
 from timers.client.feed import Event, event_json
 from timers.core.model import Timer
-from timers.store.listing import Page
+from timers.store.listing import PageRequest
 
 PrefixOption = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.")]
 
@@ -26,23 +27,20 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ls(
-    prefix: PrefixOption = None,
+    prefix: Of = None,
     *,
-    status: Annotated[str | None, typer.Option(metavar="STATUS", help="scheduled, running, completed …")] = None,
-    tag: Annotated[str | None, typer.Option(metavar="TAG", help="Only timers with this tag.")] = None,
-    due_after: Annotated[str | None, typer.Option(metavar="TIME", help="Due then or later.")] = None,
-    due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due earlier.")] = None,
+    status: WithStatus = None,
+    tag: WithTag = None,
+    due_after: DueAfter = None,
+    due_before: DueBefore = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Timers on the page, up to 1000.")] = 100,
     cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """List timers, page by page: running ones first, then by due time."""
     wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
-
-    async def page(session: Session) -> Page:
-        return await session.client.page(wanted, limit=limit, cursor=cursor)
-
-    found = run(page)
+    asked = PageRequest.parse({**wanted, "limit": limit, "cursor": cursor})
+    found = run(lambda session: session.client.page(asked))
     if output is Format.JSON:
         show_document({"items": [timer.to_json() for timer in found.items], "next_cursor": found.next_cursor}, output)
         return

@@ -1,5 +1,6 @@
 """Owns the command that runs again what fell into a window of time."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -7,7 +8,6 @@ import typer
 from timers.cli.output import Format, Output, show_records
 from timers.cli.session import Session, run
 from timers.client.replay import Replayed, arm_again, preview
-from timers.core.durations import parse_time
 from timers.errors import InvalidInput
 from timers.processor import Rate
 from timers.store.filters import Filter
@@ -19,10 +19,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def replay(
-    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later.")],
-    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier.")],
+    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later; -1h, or a time.")],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier; 0s is now.")],
     *,
-    prefix: Annotated[str | None, typer.Option(metavar="PREFIX", help="Only timers of this prefix.")] = None,
+    prefix: Annotated[str | None, typer.Option(metavar="PREFIX", help="Only timers of this prefix; login-* …")] = None,
     completed: Annotated[bool, typer.Option("--completed", help="Run also what completed once more.")] = False,
     rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
@@ -33,7 +33,10 @@ def replay(
     pace = Rate.parse(rate)
 
     async def act(session: Session) -> list[Replayed]:
-        planned = await preview(session.store, window, pace, completed=completed)
+        fixed = window.at(await session.store.now_ms())
+        if (fixed.due_after or 0) >= (fixed.due_before or 0):
+            raise InvalidInput.of("to", until, "a time after --from")
+        planned = await preview(session.store, fixed, pace, completed=completed)
         return planned if dry_run else await arm_again(session.store, planned)
 
     found = run(act)
@@ -44,7 +47,8 @@ def replay(
 
 
 def _window(prefix: str | None, since: str, until: str) -> Filter:
-    after_ms, before_ms = parse_time(since, "from"), parse_time(until, "to")
-    if after_ms >= before_ms:
-        raise InvalidInput.of("to", until, "a time after --from")
-    return Filter.parse(prefix=prefix, due_after=after_ms, due_before=before_ms)
+    try:
+        return Filter.parse({"prefix": prefix, "due_after": since, "due_before": until})
+    except InvalidInput as error:
+        names = {"due_after": "from", "due_before": "to"}
+        raise InvalidInput([replace(each, field=names.get(each.field, each.field)) for each in error.errors]) from None

@@ -4,21 +4,29 @@ until it is stopped; a cursor goes on."""
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Annotated, Any, Final, NamedTuple, Self, cast
 
+from pydantic import ConfigDict, PlainValidator, StrictBool, WithJsonSchema
+
+from timers.core import shapes
+from timers.core.fields import AnyDuration, Time
 from timers.core.keywords import Action
 from timers.core.model import Status, Timer
+from timers.core.strict import StrictModel
 from timers.errors import (
     EditLocked,
+    FieldError,
     InvalidInput,
     NotFound,
     NotScheduled,
     Refused,
     Running,
     VersionMismatch,
+    shown,
 )
 from timers.store.filters import Filter
 from timers.store.listing import Listing, check_cursor
@@ -80,25 +88,62 @@ Stop = Callable[[Counts], bool]
 
 
 class Begun(NamedTuple):
-    """An action under way: when it began, by the server's clock, the place of the status it has come to among those it
-    looks at, and the cursor of its next page of them."""
+    """An action under way: when it began, by the server's clock, and the cursor of its next page."""
 
     since_ms: int
-    status: int = 0
     page: str | None = None
 
     @classmethod
-    def read(cls, cursor: str) -> Self:
+    def read(cls, cursor: object) -> Self:
         """From the cursor that an action answered. Raises InvalidInput."""
-        since, _, rest = cursor.partition(".")
-        status, _, page = rest.partition(".")
-        if not re.fullmatch(r"[0-9]{1,15}", since) or not re.fullmatch(r"[0-5]", status):
-            raise InvalidInput.of("cursor", cursor, "a next_cursor that an action has answered")
-        check_cursor(page or None)
-        return cls(int(since), int(status), page or None)
+        since, _, page = cursor.partition(".") if isinstance(cursor, str) else ("", "", "")
+        if not re.fullmatch(r"[0-9]{1,15}", since):
+            raise InvalidInput.of("", cursor, "a next_cursor that an action has answered")
+        return cls(int(since), check_cursor(page))
 
     def __str__(self) -> str:
-        return f"{self.since_ms}.{self.status}.{self.page or ''}"
+        return f"{self.since_ms}.{self.page}"
+
+
+class BulkAction(StrictModel):
+    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time. `cursor`
+    is the `next_cursor` of the call before, all else as in that call."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_ACTION)
+
+    action: Action
+    filter: Filter
+    dry_run: StrictBool = False
+    delay: AnyDuration | None = None
+    due_at: Time | None = None
+    cursor: Annotated[Begun, PlainValidator(Begun.read), WithJsonSchema(shapes.ACTION_CURSOR)] | None = None
+
+    @classmethod
+    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+        action, wanted = given.get("action"), given.get("filter")
+        if not isinstance(action, str) or action not in TAKES:
+            return
+        due = {name: given[name] for name in ("delay", "due_at") if given.get(name) is not None}
+        if len(due) != (action == "reschedule"):
+            one = action == "reschedule"
+            rule = "exactly one of delay and due_at" if one else "no due time; only reschedule has one"
+            yield FieldError("delay", shown(due or None), rule)
+        with suppress(InvalidInput):
+            yield from _not_taken(action, wanted if isinstance(wanted, Filter) else Filter.parse(wanted))
+
+    @property
+    def narrowed(self) -> Filter:
+        """The filter with the statuses that the action looks at."""
+        return self.filter.model_copy(update={"status": self.filter.status or tuple(TAKES[self.action])})
+
+
+def _not_taken(action: str, wanted: Filter) -> Iterator[FieldError]:
+    """A filter on everything, and a status that the action does not take."""
+    takes = TAKES[action]
+    if wanted.is_empty:
+        yield FieldError("filter", shown({}), f"at least one of {', '.join(Filter.model_fields)}")
+    if foreign := [status.value for status in wanted.status or () if status not in takes]:
+        yield FieldError("filter.status", shown(",".join(foreign)), f"{' or '.join(takes)} for {action}")
 
 
 def check_action(action: object) -> Action:
@@ -108,44 +153,21 @@ def check_action(action: object) -> Action:
     raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
 
 
-def statuses_of(action: str, wanted: Filter) -> Sequence[Status]:
-    """The statuses to look at. Raises InvalidInput for an unknown action, one on everything, and one on a status that
-    it does not take."""
-    takes = TAKES[check_action(action)]
-    if wanted.is_empty:
-        raise InvalidInput.of("filter", {}, "at least one of prefix, status, tag, due_after and due_before")
-    if wanted.status is None:
-        return takes
-    if wanted.status not in takes:
-        accepted = " or ".join(status.value for status in takes)
-        raise InvalidInput.of("filter.status", wanted.status.value, f"{accepted} for {action}")
-    return (wanted.status,)
-
-
 async def act_on_all(
-    listing: Listing,
-    wanted: Filter,
-    statuses: Sequence[Status],
-    begun: Begun,
-    *,
-    skip: Skip,
-    act: Act | None,
-    stop: Stop,
+    listing: Listing, wanted: Filter, begun: Begun, *, skip: Skip, act: Act | None, stop: Stop
 ) -> Counts:
-    """Act on every timer of these statuses that passes, None to count only, from where it has come to until `stop`.
-    `skip` tells those that have changed since the action began, by it or by others: else a timer that is retried and
-    fails again would be found for ever. Raises Unavailable; what was done before stays, and repeating goes on from
-    there."""
+    """Go on with what has begun until the end or until told to stop; without `act` only count. Raises what `act`
+    raises, other than Refused."""
     counts = Counts()
-    while begun.status < len(statuses):
-        some = replace(wanted, status=statuses[begun.status])
-        page = await listing.page(some, limit=PAGE, cursor=begun.page)
+    while True:
+        page = await listing.page(wanted, limit=PAGE, cursor=begun.page)
         await _act_on_some([timer for timer in page.items if not skip(timer)], act, counts)
-        begun = begun._replace(status=begun.status + (page.next_cursor is None), page=page.next_cursor)
-        if begun.status < len(statuses) and stop(counts):
+        if page.next_cursor is None:
+            return counts
+        begun = begun._replace(page=page.next_cursor)
+        if stop(counts):
             counts.next_cursor = str(begun)
-            break
-    return counts
+            return counts
 
 
 async def _act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from timers.client.actions import Counts
 from timers.client.answers import Results
-from timers.client.client import LIST_LIMIT, TimerClient
+from timers.client.client import TimerClient
 from timers.client.feed import Event
 from timers.client.fleet import PrefixView, Stats
 from timers.core.calls import BlockingTimers
@@ -20,7 +20,7 @@ from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, N
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.store.filters import Filter
-from timers.store.listing import Page
+from timers.store.listing import LIST_LIMIT, Page
 from timers.store.membership import Member
 
 T = TypeVar("T")

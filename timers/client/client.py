@@ -5,7 +5,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from timers.client.actions import Act, Begun, Counts, Stop, act_on_all, statuses_of
+from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.declared import Declared
@@ -19,12 +19,12 @@ from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, N
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import running_url
-from timers.errors import Checks, ConfigurationError, InvalidInput, NoProcessor
+from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.settings import Settings, load_worker_settings
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.identity import Loss
-from timers.store.listing import Listing, Page, check_cursor, check_limit
+from timers.store.listing import LIST_LIMIT, Listing, Page, PageRequest
 from timers.store.membership import Member
 from timers.store.queries import Change, Queries
 from timers.store.quotas import Quota
@@ -32,9 +32,6 @@ from timers.store.store import Answer, Arming, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
-
-LIST_LIMIT: Final = 100
-"""Timers on a page where nothing else is asked for."""
 
 _CHANGE_TRIES: Final = 10
 """A change reads, edits and compares versions; this many writers in a row would have to come between."""
@@ -123,7 +120,7 @@ class TimerClient(Timers):
         traceparent: str | None = None,
         quota: Quota | None = None,
     ) -> Results:
-        """Arm up to 1,000 timers, each given as a NewTimer or by its fields; each has its own result, in order. Raises
+        """Arm up to 1,000 timers, each given as a NewTimer or by its fields; each has its own result, in asked. Raises
         Unavailable for the whole batch: what was armed before stays, so repeat it with ids and `if_exists: keep`."""
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
@@ -239,20 +236,15 @@ class TimerClient(Timers):
         """A page of timers: by status (running first), then prefix, then due time or time of the end. `cursor` is the
         `next_cursor` of the page before. Pages cost the same however many timers there are, and neither skip nor repeat
         what stays where it is."""
-        return await self.page(wanted, limit=limit, cursor=cursor)
+        return await self.page(PageRequest.parse({**wanted, "limit": limit, "cursor": cursor}))
 
-    async def page(self, wanted: Mapping[str, Any], *, limit: int, cursor: str | None) -> Page:
-        """As `list`, of conditions, limit and cursor that are not checked yet; the error names each bad one."""
-        checks = Checks()
-        filter = checks.of(lambda given: Filter.parse(**given), wanted)  # noqa: A001
-        checks.of(check_limit, limit)
-        checks.of(check_cursor, cursor)
-        checks.end()
-        return await Listing(await self._open()).page(filter or Filter(), limit=limit, cursor=cursor)
+    async def page(self, asked: PageRequest) -> Page:
+        """As `list`, of a request that is checked already."""
+        return await Listing(await self._open()).page(asked, limit=asked.limit, cursor=asked.cursor)
 
     async def iterate(self, **wanted: Unpack[FilterFields]) -> AsyncIterator[Timer]:
         """All timers that pass, read page by page."""
-        async for timers in Listing(await self._open()).pages(Filter.parse(**wanted)):
+        async for timers in Listing(await self._open()).pages(Filter.parse(wanted)):
             for timer in timers:
                 yield timer
 
@@ -270,26 +262,22 @@ class TimerClient(Timers):
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
         `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone. `stop`
         is asked now and then; the same call with the `next_cursor` then goes on."""
-        filter = filter if isinstance(filter, Filter) else Filter.parse(**filter)  # noqa: A001
-        statuses = statuses_of(action, filter)
-        given = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
-        change = TimerChange.parse(given) if given else None
-        if (action == "reschedule") != (change is not None and change.moves_due):
-            rule = (
-                "exactly one of delay and due_at" if action == "reschedule" else "no due time; only reschedule has one"
-            )
-            raise InvalidInput.of("delay", given or None, rule)
-        begun = None if cursor is None else Begun.read(cursor)
+        due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
+        given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, **due}
+        return await self.carry_out(BulkAction.parse(given), stop)
+
+    async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False) -> Counts:
+        """As `act`, of an action that is checked already."""
         store = await self._open()
-        begun = begun or Begun(await store.now_ms())
-        due_ms = None if change is None else due_of_change(change, begun.since_ms)
+        begun = asked.cursor or Begun(await store.now_ms())
+        due = {name: value for name in ("delay", "due_at") if (value := getattr(asked, name)) is not None}
+        due_ms = due_of_change(TimerChange.parse(due), begun.since_ms)
         return await act_on_all(
             Listing(store),
-            filter,
-            statuses,
+            asked.narrowed.at(begun.since_ms),
             begun,
             skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,
-            act=None if dry_run else self._act_of(action, due_ms),
+            act=None if asked.dry_run else self._act_of(asked.action, due_ms),
             stop=stop,
         )
 

@@ -75,10 +75,9 @@ async def arm_again(store: Store, planned: Sequence[Replayed]) -> list[Replayed]
 
 
 async def _finished(listing: Listing, window: Filter) -> AsyncIterator[Timer]:
-    for status in _STATUSES:
-        async for timers in listing.pages(replace(window, status=status)):
-            for timer in timers:
-                yield timer
+    async for timers in listing.pages(window.model_copy(update={"status": _STATUSES})):
+        for timer in timers:
+            yield timer
 
 
 def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]:

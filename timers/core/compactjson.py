@@ -1,12 +1,23 @@
-"""Owns JSON as records hold it: one line, no spaces, any character as itself."""
+"""Owns reading a caller's JSON, and JSON as records hold it: one line, no spaces, any character as itself."""
 
 import json
 from collections.abc import Callable
 from json import encoder as _encoder
 from typing import Any
 
+from pydantic_core import from_json
+
 Encode = Callable[[Any], str]
 """From a JSON value to its text. TypeError or ValueError for what is none, RecursionError for too many levels."""
+
+
+def decode(raw: bytes | str) -> Any:
+    """The value: RFC 8259 without NaN, half characters and more than 200 levels. Raises ValueError.
+
+    Of a name that comes twice the last value counts, as with nearly every reader of JSON. To refuse it takes a decoder
+    that makes each object in Python, 5 µs a create instead of 1, and nothing reads a body before this service does.
+    """
+    return from_json(raw, allow_inf_nan=False)
 
 
 def encode_with(*, allow_nan: bool) -> Encode:

@@ -36,6 +36,7 @@ DURATION_FORMS: Final = f"{_LENGTHS}, zero or more and at most 10 years"
 TIME_FORMS: Final = (
     "an RFC 3339 time with an offset (2026-11-21T20:00:00Z) or epoch milliseconds, from 1970 to the end of 2200"
 )
+BOUND_FORMS: Final = f"{TIME_FORMS}, or a duration from now (1h, -1d)"
 OFFSET_FORMS: Final = "the same time with its offset, as in 2026-11-21T20:00:00Z or 2026-11-21T21:00:00+01:00"
 
 
@@ -61,6 +62,7 @@ _ISO = re.compile(
     f"(?:T(?=[0-9]){_iso_unit('hour')}{_iso_unit('minute')}{_iso_unit('second')})?",
     re.IGNORECASE,
 )
+_FROM_NOW = re.compile(r"(?P<sign>[+-]?)(?P<length>.*[A-Za-z])")
 _UNIT_MS = MappingProxyType(
     {
         "week": WEEK_MS,
@@ -170,6 +172,23 @@ def parse_time(value: object, field: str = "") -> int:
     if at_ms is None or not 0 <= at_ms <= MAX_TIME_MS:
         raise InvalidInput.of(field, value, TIME_FORMS)
     return at_ms
+
+
+class FromNow(int):
+    """Milliseconds from now, negative into the past."""
+
+
+def parse_bound(value: object) -> int:
+    """A bound of due times: a time as `parse_time` reads it, or a duration with a unit from now, `-1d` into the past,
+    which is a FromNow. Raises `InvalidInput`."""
+    match = _FROM_NOW.fullmatch(value) if isinstance(value, str) else None
+    length = _read_text(match["length"]) if match is not None and len(match["length"]) <= _MAX_CHARACTERS else None
+    if match is not None and length is not None:
+        return FromNow(-length.exact_ms if match["sign"] == "-" else length.exact_ms)
+    try:
+        return parse_time(value)
+    except InvalidInput:
+        raise InvalidInput.of("", value, BOUND_FORMS) from None
 
 
 def within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:

@@ -119,10 +119,11 @@ class ChangeFields(TypedDict, total=False):
 
 
 class FilterFields(TypedDict, total=False):
-    """Which timers are wanted; what is left out or None means any."""
+    """Which timers are wanted; what is left out or None means any. A prefix may end in `*`; a bound may be a duration
+    from now (`"1h"`, `"-1d"`)."""
 
     prefix: str | None
-    status: StatusName | None
-    tag: str | None
+    status: StatusName | Sequence[StatusName] | None
+    tag: str | Texts | None
     due_after: Time | None
     due_before: Time | None

@@ -15,11 +15,49 @@ RESERVED_PREFIX: Final = "timers"
 LADDER_LIMIT: Final = 50
 """Steps of a ladder: as many as the history can show."""
 
+STATUS: Final[Schema] = {
+    "type": "string",
+    "enum": ["scheduled", "running", "completed", "failed", "unhandled", "cancelled"],
+}
+STATUSES: Final[Schema] = {
+    "anyOf": [STATUS, {"type": "array", "minItems": 1, "items": STATUS}],
+    "description": "one status, or several of which a timer has one",
+    "examples": ["scheduled", ["failed", "unhandled"]],
+}
+
+PAGE_LIMIT: Final = 1000
+LIMIT: Final[Schema] = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": PAGE_LIMIT,
+    "description": "timers on the page; 100 by default",
+    "examples": [100],
+}
+CURSOR: Final[Schema] = {
+    "type": "string",
+    "format": "timer-cursor",
+    "description": "where to go on: the `next_cursor` of the page before",
+    "examples": ["WzEsInNlbmQtbWVzc2FnZSIsImR1ZSIsMCwiMTc5NTI5MTIwMDAwMCIsInVzZXItNDIiXQ"],
+}
+
+ACTION_CURSOR: Final[Schema] = {
+    "type": "string",
+    "format": "timer-action-cursor",
+    "description": "where to go on: the `next_cursor` of the call before",
+}
+
 PREFIX: Final[Schema] = {
     "type": "string",
     "pattern": f"^{PREFIX_PATTERN}$",
     "not": {"const": RESERVED_PREFIX},
     "examples": ["send-message-24h-after-signup"],
+}
+PREFIX_PATTERN_OR_GLOB: Final[Schema] = {
+    "type": "string",
+    "pattern": f"^{PREFIX_PATTERN}\\*?$",
+    "not": {"enum": [RESERVED_PREFIX, f"{RESERVED_PREFIX}*"]},
+    "description": "a prefix, or the beginning of prefixes and `*`",
+    "examples": ["send-message", "login-*"],
 }
 ID: Final[Schema] = {"type": "string", "pattern": f"^{ID_PATTERN}$", "examples": ["user-42"]}
 
@@ -49,6 +87,14 @@ TIME: Final[Schema] = {
     ],
     "description": "RFC 3339 with an offset, or epoch milliseconds; a due time at most 10 years ahead",
     "examples": ["2026-11-21T20:00:00.000Z"],
+}
+BOUND: Final[Schema] = {
+    "anyOf": [
+        {"type": "string", "format": "timer-bound"},
+        {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS},
+    ],
+    "description": "a time, or a duration from now with its unit: `1h`, `-1d`",
+    "examples": ["2026-11-21T20:00:00.000Z", "1h", "-1d"],
 }
 CRON: Final[Schema] = {
     "type": "string",
@@ -92,6 +138,11 @@ TAG: Final[Schema] = {
     "description": "printable characters",
 }
 TAGS: Final[Schema] = {"type": "array", "maxItems": 16, "items": TAG, "examples": [["vip"]]}
+ALL_OF_TAGS: Final[Schema] = {
+    "anyOf": [TAG, {"type": "array", "minItems": 1, "maxItems": 16, "items": TAG}],
+    "description": "one tag, or several that a timer must all have",
+    "examples": ["vip", ["vip", "trial"]],
+}
 METADATA: Final[Schema] = {
     "type": "object",
     "maxProperties": 32,
@@ -161,21 +212,18 @@ ALL_OF_PUT_TIMER: Final[Schema] = {
 ALL_OF_NEW_TIMER: Final[Schema] = {**ALL_OF_PUT_TIMER, "examples": [NEW_TIMER_EXAMPLE]}
 ALL_OF_CHANGE: Final[Schema] = {**NOT_TWO_DUE_TIMES, "minProperties": 1, "examples": [{"delay": "48h"}]}
 
-_FILTERS: Final[dict[str, Schema]] = {
-    "prefix": {"type": "string"},
-    "status": {"type": "string"},
-    "tag": {"type": "string"},
-    "due_after": _MOMENT,
-    "due_before": _MOMENT,
+_CONDITIONS: Final = ("prefix", "status", "tag", "due_after", "due_before")
+_SOME_FILTER: Final[Schema] = {
+    "anyOf": [{"required": [name], "properties": {name: {"not": _ABSENT}}} for name in _CONDITIONS]
 }
-SOME_FILTER: Final[Schema] = {"anyOf": [_only(**{name: schema}) for name, schema in _FILTERS.items()]}
 
 
 def _action(name: str, *statuses: str, **due: Schema) -> Schema:
     """An action, the statuses that its filter may ask for, and its due time."""
-    status: Schema = {"enum": [*statuses, None]} if statuses else {}
-    properties = {"status": status}
-    return _only(action={"const": name}, filter={"properties": properties}, **due)
+    one: Schema = {"enum": [*statuses, None]}
+    status = {"anyOf": [one, {"type": "array", "items": one}]} if statuses else {}
+    wanted = {"properties": {"status": status}, **_SOME_FILTER}
+    return _only(action={"const": name}, filter=wanted, **due)
 
 
 _NEVER_DUE: Final = {"delay": _ABSENT, "due_at": _ABSENT}

@@ -98,16 +98,13 @@ class Spec(StrictModel):
         return kept
 
 
-class NewTimer(Spec):
-    """A timer to arm, as `POST /v1/timers` takes it."""
+class PutTimer(Spec):
+    """A timer to arm at an address: as NewTimer, with the identity from the address."""
 
-    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_PUT_TIMER)
 
-    prefix: CallersPrefix
-    id: Id | None = None
     missed: MissedInput = "fire"
     timeout: Timeout | None = None
-    if_exists: Literal["error", "replace", "keep"] = "error"
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -136,6 +133,16 @@ class NewTimer(Spec):
         if self.starts_with_ladder:
             kept["ladder_first"] = True
         return kept
+
+
+class NewTimer(PutTimer):
+    """A timer to arm, as `POST /v1/timers` takes it."""
+
+    model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
+
+    prefix: CallersPrefix
+    id: Id | None = None
+    if_exists: Literal["error", "replace", "keep"] = "error"
 
 
 def _plans_itself(given: Mapping[str, Any]) -> bool:

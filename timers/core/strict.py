@@ -42,6 +42,7 @@ _ACCEPTED: Final = {
     "model_type": "an object",
     "dict_type": "an object",
     "tuple_type": "a list",
+    "bool_type": "true or false",
 }
 """In JSON's words what pydantic says in Python's."""
 

@@ -20,7 +20,8 @@ from timers.dashboard.site import Parts, pairs_of, show
 from timers.dashboard.timer import due_of
 from timers.dashboard.wanted import Wanted
 from timers.errors import InvalidInput, NotFound, Refused
-from timers.store.search import Searching
+from timers.store.filters import Filter
+from timers.store.listing import Listing
 from timers.store.store import identity_of
 
 SLICE: Final = 200
@@ -83,13 +84,18 @@ class Order:
         """Those to look at: what was asked for, as far as the action takes it."""
         return [s for s in TAKES[self.action] if not self.wanted.statuses or s in self.wanted.statuses]
 
+    @property
+    def filter(self) -> Filter:
+        """The conditions, with these statuses."""
+        return self.wanted.filter.model_copy(update={"status": tuple(self.statuses)})
+
 
 class BulkPages:
     """`/ui/bulk`."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts, self._client = parts, parts.client
-        self._searching = Searching(parts.store)
+        self._listing = Listing(parts.store)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -146,12 +152,12 @@ class BulkPages:
             return len(order.chosen), True
         if not order.statuses:
             return 0, True
-        search = order.wanted.search
+        found = order.filter
         if order.wanted.counts_alone:
             counts = await self._client.counts()
-            of_prefix = {p: n for p, n in counts.items() if search.prefix in (None, p) and search.sees(p)}
-            return sum(n.get(status, 0) for n in of_prefix.values() for status in order.statuses), True
-        page = await self._searching.page(search, order.statuses, limit=1000)
+            numbers = [n for prefix, of in counts.items() for status, n in of.items() if found.covers(prefix, status)]
+            return sum(numbers), True
+        page = await self._listing.page(found, limit=1000)
         return len(page.items), page.next_cursor is None
 
     async def _slice(self, request: web.Request, order: Order, progress: Progress) -> None:
@@ -175,7 +181,7 @@ class BulkPages:
         if not order.statuses:
             progress.ended = True
             return []
-        page = await self._searching.page(order.wanted.search, order.statuses, limit=SLICE, cursor=progress.cursor)
+        page = await self._listing.page(order.filter.at(progress.since_ms), limit=SLICE, cursor=progress.cursor)
         progress.cursor, progress.ended = page.next_cursor, page.next_cursor is None
         return page.items
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -13,8 +13,9 @@ from timers.core.model import Status
 from timers.dashboard.site import Parts, show
 from timers.dashboard.wanted import Wanted, error_group
 from timers.errors import InvalidInput
-from timers.store.listing import ORDER, Page
-from timers.store.search import Search, Searching
+from timers.store.filters import Filter
+from timers.store.listing import ORDER, Listing, Page
+from timers.store.search import Searching
 
 PAGE: Final = 50
 GROUPED: Final = 200
@@ -38,7 +39,9 @@ class TimersPage:
         """200 a page; 422 the form with what is wrong."""
         wanted, errors = _wanted(request)
         may_sort = (
-            wanted.search.prefix is not None and len(wanted.statuses) == 1 and Status.RUNNING not in wanted.statuses
+            wanted.filter.only_prefix is not None
+            and len(wanted.statuses) == 1
+            and Status.RUNNING not in wanted.statuses
         )
         newest = request.query.get("sort") == "newest" and may_sort
         cursor = request.query.get("cursor")
@@ -63,9 +66,8 @@ class TimersPage:
 
     async def _found(self, wanted: Wanted, cursor: str | None, *, newest: bool) -> Page:
         if newest:
-            search = replace(wanted.search, status=wanted.statuses[0])
-            return await self._searching.newest(search, limit=PAGE, cursor=cursor)
-        return await self._searching.page(wanted.search, wanted.statuses, limit=PAGE, cursor=cursor)
+            return await self._searching.newest(wanted.filter, limit=PAGE, cursor=cursor)
+        return await Listing(self._parts.store).page(wanted.filter, limit=PAGE, cursor=cursor)
 
 
 def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
@@ -74,7 +76,7 @@ def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
     try:
         return Wanted.parse(pairs, visible_to(request)), {}
     except InvalidInput as error:
-        return Wanted(pairs, [], Search()), {each.field: str(each) for each in error.errors}
+        return Wanted(pairs, Filter()), {each.field: str(each) for each in error.errors}
 
 
 @dataclass(frozen=True, slots=True)

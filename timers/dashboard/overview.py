@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.body import read_query
+from timers.api.body import refuse_query
 from timers.api.operations import route
-from timers.api.scope import Visible, visible_to
+from timers.api.scope import visible_to
 from timers.client.coverage import Uncovered
 from timers.client.fleet import Stats
 from timers.core.lateness import quantiles_ms
@@ -17,6 +17,7 @@ from timers.core.model import Status
 from timers.dashboard import charts, render
 from timers.dashboard.site import Fresh, Parts, show
 from timers.store.coming import Coming, Load
+from timers.store.filters import Visible
 from timers.store.fired import FiredRing, Slot, total
 
 HOUR_MS: Final = 3_600_000
@@ -88,7 +89,7 @@ class OverviewPage:
 
     async def page(self, request: web.Request) -> web.Response:
         """200 the page."""
-        read_query(request)
+        refuse_query(request)
         visible = visible_to(request)
         stats = await (self._stats.get() if visible is None else self._parts.client.stats(visible))
         by_status = dict.fromkeys(Status, 0)

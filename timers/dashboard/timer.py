@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api import strictjson
 from timers.api.operations import route
 from timers.api.scope import quota_of, require_visible
 from timers.core.calendar import next_occurrence
+from timers.core.compactjson import decode
 from timers.core.explain import explain
 from timers.core.model import HistoryEntry, Status, Timer
 from timers.core.spec import NewTimer, TimerChange
@@ -212,9 +212,7 @@ def _value(name: str, text: str) -> Any:
     if name not in _JSON_FIELDS and not text.startswith("{"):
         return text
     try:
-        return strictjson.parse(text.encode("utf-8", "replace"))
-    except InvalidInput as error:
-        raise error.under(name) from None
+        return decode(text.encode("utf-8", "replace"))
     except ValueError as error:
         raise InvalidInput([FieldError(name, shown(text), f"JSON ({error})")]) from None
 

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from timers.api.scope import Visible
 from timers.core.model import Status, Timer
-from timers.store.search import Search
+from timers.store.filters import Filter, Visible
 
 NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
 """Conditions that come once; `status` may come several times."""
@@ -29,26 +28,29 @@ def error_group(error: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The conditions as they were given, and the search that they make."""
+    """The conditions as they were given, and the filter that they make."""
 
     given: Sequence[tuple[str, str]]
-    statuses: Sequence[Status]
-    search: Search
+    filter: Filter
 
     @classmethod
     def parse(cls, pairs: Sequence[tuple[str, str]], visible: Visible | None) -> "Wanted":
-        """From the parameters of an address or the fields of a form; empty and unknown ones count as not given. A
-        prefix may end in `*`. Raises InvalidInput."""
+        """From the parameters of an address or the fields of a form; empty and unknown ones count as not given. Raises
+        InvalidInput."""
         given = [(name, value.strip()) for name, value in pairs if value.strip() and name in (*NAMES, "status")]
         one = dict(given)
-        statuses = [Status(value) for name, value in given if name == "status" and value in list(Status)]
-        pattern = one.get("prefix", "")
-        fields = {name: one[name] for name in ("prefix", "tag", "due_after", "due_before") if name in one}
-        if pattern.endswith("*"):
-            del fields["prefix"]
-            visible = _starting(pattern[:-1], visible)
-        search = Search.parse(**fields, visible=visible)
-        return cls(given, list(dict.fromkeys(statuses)), _with_words(search, one.get("q"), one.get("error")))
+        fields: dict[str, Any] = {name: one[name] for name in Filter.model_fields if name in one}
+        if statuses := [value for name, value in given if name == "status" and value in list(Status)]:
+            fields["status"] = statuses
+        else:
+            fields.pop("status", None)
+        found = Filter.parse(fields).seen_by(visible)
+        return cls(given, _with_words(found, one.get("q"), one.get("error")))
+
+    @property
+    def statuses(self) -> Sequence[Status]:
+        """The statuses that were asked for; none where any will do."""
+        return self.filter.status or ()
 
     @property
     def values(self) -> Mapping[str, str]:
@@ -70,15 +72,11 @@ class Wanted:
         return urlencode([*self.given, *more.items()])
 
 
-def _starting(beginning: str, visible: Visible | None) -> Visible:
-    return lambda prefix: prefix.startswith(beginning) and (visible is None or visible(prefix))
-
-
-def _with_words(search: Search, words: str | None, error: str | None) -> Search:
+def _with_words(found: Filter, words: str | None, error: str | None) -> Filter:
     if words is None and error is None:
-        return search
+        return found
 
     def passes(timer: Timer) -> bool:
         return (words is None or words in timer.key) and (error is None or error_group(timer.last_error) == error)
 
-    return replace(search, passes=passes)
+    return found.where(passes)

@@ -1,81 +1,121 @@
 """Owns which timers are wanted: the conditions of a list or an action, checked, and whether a timer meets them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Self
 
-from timers.core.durations import parse_time
-from timers.core.fields import TimeInput, check_prefix
+from pydantic import PlainValidator, PrivateAttr, WithJsonSchema
+
+from timers.core import shapes
+from timers.core.durations import FromNow, parse_bound
+from timers.core.fields import PREFIX_RULE, is_prefix
 from timers.core.model import Status, Timer
 from timers.core.spec import TAG_LIMIT_CHARACTERS
-from timers.errors import Checks, InvalidInput
+from timers.core.strict import StrictModel
+from timers.errors import InvalidInput
+
+Visible = Callable[[str], bool]
+"""Whether a prefix may be seen."""
+
+TAGS_LIMIT: Final = 16
+"""As many as a timer can have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which timers. None means any; `due_after_ms` is inclusive, `due_before_ms` exclusive. `visible` leaves out whole
-    prefixes that the asker is not to see."""
+def _checked_prefix(value: object) -> str:
+    if isinstance(value, str) and is_prefix(value.removesuffix("*")):
+        return value
+    raise InvalidInput.of("", value, f"{PREFIX_RULE}, or its beginning and *")
 
-    prefix: str | None = None
-    status: Status | None = None
-    tag: str | None = None
-    due_after_ms: int | None = None
-    due_before_ms: int | None = None
-    visible: Callable[[str], bool] | None = None
 
-    @classmethod
-    def parse(
-        cls,
-        *,
-        prefix: str | None = None,
-        status: str | None = None,
-        tag: str | None = None,
-        due_after: TimeInput | datetime | None = None,
-        due_before: TimeInput | datetime | None = None,
-        visible: Callable[[str], bool] | None = None,
-    ) -> Self:
-        """From what a caller gives. Raises InvalidInput."""
-        checks = Checks()
-        wanted = cls(
-            None if prefix is None else checks.of(check_prefix, prefix),
-            None if status is None else checks.of(_checked_status, status),
-            None if tag is None else checks.of(_checked_tag, tag),
-            None if due_after is None else checks.of(lambda given: parse_time(given, "due_after"), due_after),
-            None if due_before is None else checks.of(lambda given: parse_time(given, "due_before"), due_before),
-            visible,
-        )
-        checks.end()
-        return wanted
+def _checked_statuses(value: object) -> tuple[Status, ...]:
+    names = [name for given in _listed(value) for name in (given.split(",") if isinstance(given, str) else [given])]
+    if names and all(isinstance(name, str) and name in list(Status) for name in names):
+        return tuple(dict.fromkeys(map(Status, names)))
+    raise InvalidInput.of("", value, f"one or more of {', '.join(Status)}")
+
+
+def _checked_tags(value: object) -> tuple[str, ...]:
+    tags = _listed(value)
+    if 1 <= len(tags) <= TAGS_LIMIT and all(_is_tag(tag) for tag in tags):
+        return tuple(dict.fromkeys(tags))
+    rule = f"1 to {TAG_LIMIT_CHARACTERS} printable characters, or up to {TAGS_LIMIT} such tags"
+    raise InvalidInput.of("", value, rule)
+
+
+def _listed(value: object) -> Sequence[Any]:
+    """One or several, as several."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _is_tag(tag: object) -> bool:
+    return isinstance(tag, str) and 1 <= len(tag) <= TAG_LIMIT_CHARACTERS and tag.isprintable()
+
+
+PrefixPattern = Annotated[str, PlainValidator(_checked_prefix), WithJsonSchema(shapes.PREFIX_PATTERN_OR_GLOB)]
+Statuses = Annotated[tuple[Status, ...], PlainValidator(_checked_statuses), WithJsonSchema(shapes.STATUSES)]
+AllOfTags = Annotated[tuple[str, ...], PlainValidator(_checked_tags), WithJsonSchema(shapes.ALL_OF_TAGS)]
+Bound = Annotated[int, PlainValidator(parse_bound), WithJsonSchema(shapes.BOUND)]
+
+
+class Filter(StrictModel):
+    """Which timers. All that is given must hold; what is left out or null means any. A timer passes with one of the
+    statuses and all of the tags. `due_after` is inclusive, `due_before` exclusive; each is a time, or a duration from
+    now, with `-` into the past."""
+
+    prefix: PrefixPattern | None = None
+    status: Statuses | None = None
+    tag: AllOfTags | None = None
+    due_after: Bound | None = None
+    due_before: Bound | None = None
+
+    _visible: Visible | None = PrivateAttr(default=None)
+    _passes: Callable[[Timer], bool] | None = PrivateAttr(default=None)
+
+    def seen_by(self, visible: Visible | None) -> Self:
+        """The same without the prefixes that the asker may not see."""
+        return self._with(_visible=visible)
+
+    def where(self, passes: Callable[[Timer], bool]) -> Self:
+        """The same with a condition that no index knows; a page looks at a bounded number of timers for it."""
+        return self._with(_passes=passes)
+
+    def at(self, now_ms: float) -> Self:
+        """The same with its times fixed: what is relative counts from now."""
+        bounds = {"due_after": self.due_after, "due_before": self.due_before}
+        fixed = {name: bound + round(now_ms) for name, bound in bounds.items() if isinstance(bound, FromNow)}
+        return self.model_copy(update=fixed) if fixed else self
+
+    def _with(self, **private: Any) -> Self:
+        copy = self.model_copy()
+        for name, value in private.items():
+            setattr(copy, name, value)
+        return copy
 
     @property
     def is_empty(self) -> bool:
         """Whether every timer that the asker may see passes."""
-        return replace(self, visible=None) == Filter()
+        return not self.model_dump(exclude_none=True)
 
-    def sees(self, prefix: str) -> bool:
-        """Whether timers of a prefix may pass."""
-        return self.visible is None or self.visible(prefix)
+    @property
+    def only_prefix(self) -> str | None:
+        """The one prefix whose timers may pass; None where there may be several."""
+        return None if self.prefix is None or self.prefix.endswith("*") else self.prefix
 
-    def wants(self, timer: Timer) -> bool:
-        """Whether a timer passes."""
+    def covers(self, prefix: str, status: Status | None = None) -> bool:
+        """Whether timers of a prefix, and of a status if one is given, may pass."""
+        wanted = self.prefix
+        named = wanted is None or (prefix.startswith(wanted[:-1]) if wanted.endswith("*") else prefix == wanted)
         return (
-            (self.prefix is None or timer.prefix == self.prefix)
-            and self.sees(timer.prefix)
-            and (self.status is None or timer.status is self.status)
-            and (self.tag is None or self.tag in timer.tags)
-            and (self.due_after_ms is None or timer.due_ms >= self.due_after_ms)
-            and (self.due_before_ms is None or timer.due_ms < self.due_before_ms)
+            named
+            and (self._visible is None or self._visible(prefix))
+            and (not self.status or status is None or status in self.status)
         )
 
-
-def _checked_status(value: object) -> Status:
-    if isinstance(value, str) and value in list(Status):
-        return Status(value)
-    raise InvalidInput.of("status", value, "one of " + ", ".join(status.value for status in Status))
-
-
-def _checked_tag(value: object) -> str:
-    if isinstance(value, str) and 1 <= len(value) <= TAG_LIMIT_CHARACTERS and value.isprintable():
-        return value
-    raise InvalidInput.of("tag", value, f"1 to {TAG_LIMIT_CHARACTERS} printable characters")
+    def wants(self, timer: Timer) -> bool:
+        """Whether a timer passes. Ask a filter whose times are fixed."""
+        return (
+            self.covers(timer.prefix, timer.status)
+            and (not self.tag or set(self.tag) <= set(timer.tags))
+            and (self.due_after is None or timer.due_ms >= self.due_after)
+            and (self.due_before is None or timer.due_ms < self.due_before)
+            and (self._passes is None or self._passes(timer))
+        )

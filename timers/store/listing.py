@@ -9,8 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
+from pydantic import PlainValidator, WithJsonSchema
+
+from timers.core import shapes
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import codec, keys
@@ -20,7 +23,11 @@ from timers.store.scripts import Argument
 from timers.store.store import Store, identity_of
 from timers.store.turns import by_turns
 
-PAGE_LIMIT: Final = 1000
+PAGE_LIMIT: Final = shapes.PAGE_LIMIT
+
+LIST_LIMIT: Final = 100
+"""Timers on a page where nothing else is asked for."""
+
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """Bytes of records with which a page ends, however many timers more it was to have."""
 
@@ -148,8 +155,8 @@ class Listing:
     async def page(self, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
         """The next timers that pass: by status (running first), then prefix, then due time or time of the end. Pages
         cost the same however many timers there are. Raises InvalidInput for a cursor that this did not make."""
-        filling = _Filling(wanted, limit)
-        async with aclosing(self._items(filling, _read_cursor(cursor))) as items:
+        filling = _Filling(wanted.at(self._store.clock.now_ms()), limit)
+        async with aclosing(self._items(filling, None if cursor is None else _read_cursor(cursor))) as items:
             async for item in items:
                 if filling.take(item):
                     return Page(filling.items, _write_cursor(item.place))
@@ -180,8 +187,8 @@ class Listing:
     async def _sources(self, wanted: Filter, after: _Place | None) -> list[_Source]:
         """The indexes that hold something that may be wanted, in listing order, from that of the place on."""
         found: set[_Source] = set()
-        async for shard, prefix, status, n in self._queries.counted(wanted.prefix):
-            if not wanted.sees(prefix) or wanted.status not in (None, status):
+        async for shard, prefix, status, n in self._queries.counted(wanted.only_prefix):
+            if not wanted.covers(prefix, status):
                 continue
             place = _PLACES[status]
             if status is Status.RUNNING:
@@ -261,8 +268,8 @@ def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argum
     """The index, the scores and the place to read it from, as `list` takes them."""
     low, high = "-inf", "+inf"
     if source.place == _PLACES[Status.SCHEDULED]:
-        low = low if wanted.due_after_ms is None else str(wanted.due_after_ms)
-        high = high if wanted.due_before_ms is None else str(wanted.due_before_ms)
+        low = low if wanted.due_after is None else str(wanted.due_after)
+        high = high if wanted.due_before is None else str(wanted.due_before)
     return [source.name, source.prefix, low, high, *((after.score, after.member) if after else ("", ""))]
 
 
@@ -279,15 +286,10 @@ def _size_of(timer: Timer) -> int:
     return len(codec.encode_spec(timer.spec)) + sum(_ENTRY_BYTES + len(entry.text) for entry in timer.history)
 
 
-def check_limit(value: object) -> None:
-    """Raises InvalidInput for what is no length of a page."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PAGE_LIMIT:
-        raise InvalidInput.of("limit", value, f"a whole number from 1 to {PAGE_LIMIT}")
-
-
-def check_cursor(value: str | None) -> None:
-    """Raises InvalidInput for a cursor that no list has answered."""
+def check_cursor(value: object) -> str:
+    """The cursor. Raises InvalidInput for one that no list has answered."""
     _read_cursor(value)
+    return str(value)
 
 
 def _write_cursor(place: _Place) -> str:
@@ -295,16 +297,30 @@ def _write_cursor(place: _Place) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def _read_cursor(cursor: str | None) -> _Place | None:
-    if cursor is None:
-        return None
+def _read_cursor(cursor: object) -> _Place:
     try:
-        parts: Any = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        text = str(cursor)
+        parts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, RecursionError):
         parts = None
-    if not isinstance(parts, list) or [type(part) for part in parts] != [int, str, str, int, str, str]:
-        raise InvalidInput.of("cursor", cursor, "a next_cursor that a list has answered")
+    shape = [type(part) for part in parts] if isinstance(parts, list) else []
+    if shape != [int, str, str, int, str, str] or (parts[4] and not _SCORE.fullmatch(parts[4])):
+        raise InvalidInput.of("", cursor, "a next_cursor that a list has answered")
     *source, score, member = parts
-    if score and not _SCORE.fullmatch(score):
-        raise InvalidInput.of("cursor", cursor, "a next_cursor that a list has answered")
     return _Place(_Source(*source), score, member)
+
+
+def _checked_limit(value: object) -> int:
+    number = (
+        int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 9 else value
+    )
+    if isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= PAGE_LIMIT:
+        return number
+    raise InvalidInput.of("", value, f"a whole number from 1 to {PAGE_LIMIT}")
+
+
+class PageRequest(Filter):
+    """A page of a list: which timers, how many, and where to go on."""
+
+    limit: Annotated[int, PlainValidator(_checked_limit), WithJsonSchema(shapes.LIMIT)] = LIST_LIMIT
+    cursor: Annotated[str, PlainValidator(check_cursor), WithJsonSchema(shapes.CURSOR)] | None = None

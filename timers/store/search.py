@@ -1,17 +1,17 @@
-"""Owns looking for timers as people do: several statuses at once, conditions of any kind, the newest first."""
+"""Owns looking for timers as people do: the newest first, and why they ended."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import codec, keys
 from timers.store.filters import Filter
-from timers.store.listing import LOOKS_AT_LEAST, ORDER, Listing, Page
+from timers.store.listing import LOOKS_AT_LEAST, Page
 from timers.store.store import Store
 
 PROGRESS_BYTES: Final = 256 * 1024
@@ -19,17 +19,6 @@ PROGRESS_BYTES: Final = 256 * 1024
 
 
 _SCORE: Final = re.compile(r"(-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Search(Filter):
-    """As a filter, with a condition that no index knows; a page looks at a bounded number of timers for it."""
-
-    passes: Callable[[Timer], bool] | None = None
-
-    def wants(self, timer: Timer) -> bool:
-        """Whether a timer passes."""
-        return Filter.wants(self, timer) and (self.passes is None or self.passes(timer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +35,17 @@ class Searching:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._listing = Listing(store)
-
-    async def page(self, wanted: Filter, statuses: Sequence[Status], *, limit: int, cursor: str | None = None) -> Page:
-        """The next timers of these statuses, of all where none is given, in the order of every list."""
-        if not statuses:
-            return await self._listing.page(wanted, limit=limit, cursor=cursor)
-        chosen = [status for status in ORDER if status in statuses]
-        at, inner = _split(cursor, chosen)
-        items: list[Timer] = []
-        for status in chosen[chosen.index(at) :]:
-            page = await self._listing.page(replace(wanted, status=status), limit=limit - len(items), cursor=inner)
-            inner, items = None, items + page.items
-            if page.next_cursor is not None or len(items) == limit:
-                return Page(items, _onward(status, page.next_cursor, chosen))
-        return Page(items, None)
 
     async def newest(self, wanted: Filter, *, limit: int, cursor: str | None = None) -> Page:
         """The timers of one prefix and one status (not running) from the last due or ended on. Raises ValueError for
         a filter without both, which has no index for it."""
-        if wanted.prefix is None or wanted.status in (None, Status.RUNNING):
+        prefix, statuses = wanted.only_prefix, wanted.status or ()
+        if prefix is None or len(statuses) != 1 or Status.RUNNING in statuses:
             raise ValueError("newest first needs one prefix and one status")
+        wanted = wanted.at(self._store.clock.now_ms())
         place, items, looked = _read_place(cursor), list[Timer](), 0
         while looked < LOOKS_AT_LEAST:
-            found = await self._before(wanted.prefix, wanted.status, place, limit)
+            found = await self._before(prefix, statuses[0], place, limit)
             for score, timer_id, timer in found:
                 place, looked = (score, timer_id), looked + 1
                 if timer is not None and wanted.wants(timer):
@@ -81,10 +57,10 @@ class Searching:
         return Page(items, json.dumps(place))
 
     async def _before(
-        self, prefix: str, status: Status | None, place: tuple[str, str], most: int
+        self, prefix: str, status: Status, place: tuple[str, str], most: int
     ) -> list[tuple[str, str, Timer | None]]:
         """The next of all shards, the newest first."""
-        index = "due" if status is Status.SCHEDULED else codec.LETTERS[status or Status.FAILED]
+        index = "due" if status is Status.SCHEDULED else codec.LETTERS[status]
         arguments: list[str | int] = [index, prefix, *place, most]
         calls = [(keys.root(shard), arguments) for shard in range(self._store.shards)]
         found: list[tuple[str, str, Timer | None]] = []
@@ -118,23 +94,6 @@ def _error(progress: bytes) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {}
     return error if isinstance(error, dict) else {}
-
-
-def _onward(status: Status, cursor: str | None, chosen: Sequence[Status]) -> str | None:
-    """The cursor to go on with: within a status, or with the next."""
-    if cursor is not None:
-        return f"{status}.{cursor}"
-    following = chosen[chosen.index(status) + 1 :]
-    return f"{following[0]}." if following else None
-
-
-def _split(cursor: str | None, chosen: Sequence[Status]) -> tuple[Status, str | None]:
-    if cursor is None:
-        return chosen[0], None
-    name, _, inner = cursor.partition(".")
-    if name not in chosen:
-        raise InvalidInput.of("cursor", cursor, "the cursor of a page before")
-    return Status(name), inner or None
 
 
 def _read_place(cursor: str | None) -> tuple[str, str]:

@@ -215,7 +215,11 @@ class PodVerbs(World):
         listed: list[Timer] = []
         cursor: str | None = None
         while cursor is not None or not listed:
-            page = self.do(Listing(self.store).page(Filter(prefix=prefix, status=status), limit=3, cursor=cursor))
+            page = self.do(
+                Listing(self.store).page(
+                    Filter(prefix=prefix, status=None if status is None else (status,)), limit=3, cursor=cursor
+                )
+            )
             listed, cursor = [*listed, *page.items], page.next_cursor
             if cursor is None:
                 break
