@@ -183,6 +183,7 @@ async def _serve(
         ends.push_async_callback(store.connections.close)
         client = client_over(store, settings)
         metrics = Metrics()
+        store.called = metrics.called
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)
         health = HealthRoutes(store, worker)
         callers = Callers(store)

@@ -1,10 +1,12 @@
-"""Owns the Prometheus metrics of a pod: names, labels and buckets. No label holds what a caller has sent: neither an id
-nor a prefix, but the declared prefix that serves it."""
+"""Owns the Prometheus metrics of a pod: names, labels and buckets; docs/reference.md explains each.
+
+No label holds what a caller has sent: neither an id nor a prefix, but the declared prefix that serves it.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from timers.core.model import Status
@@ -15,6 +17,8 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """Of what `render` gives."""
 
 LATENESS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300)
+LOOP_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+CLAIM_SIZES: Final = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 RUN_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600)
 
 
@@ -24,39 +28,43 @@ class Metrics(Observer):
     def __init__(self) -> None:
         super().__init__()
         self._registry = CollectorRegistry()
+        self._make_counted()
+        self._make_read()
+
+    def _make_counted(self) -> None:
+        """What the engine reports as it happens."""
+        ours: dict[str, Any] = {"registry": self._registry}
+        prefix = ["prefix"]
         self._lateness = Histogram(
-            "timers_lateness_seconds",
-            "From due to start",
-            ["prefix"],
-            registry=self._registry,
-            buckets=LATENESS_SECONDS,
+            "timers_lateness_seconds", "From due to start", prefix, buckets=LATENESS_SECONDS, **ours
         )
-        self._runs = Histogram(
-            "timers_run_seconds", "From start to end", ["prefix"], registry=self._registry, buckets=RUN_SECONDS
-        )
-        self._ended = Counter("timers_runs_total", "Runs ended", ["prefix", "outcome"], registry=self._registry)
-        self._refused = Counter("timers_refused_total", "Late results refused", ["prefix"], registry=self._registry)
-        self._rescued = Counter("timers_rescued_total", "Runs rescued", ["prefix"], registry=self._registry)
-        self._subscribed = Counter("timers_subscriptions_total", "Subscriptions confirmed", registry=self._registry)
-        self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], registry=self._registry)
-        self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], registry=self._registry)
-        self._prefixes = Gauge(
-            "timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], registry=self._registry
-        )
-        self._losses = Gauge(
-            "timers_data_losses", "Losses of data that nobody has acknowledged", registry=self._registry
-        )
-        self._overdue = Gauge(
-            "timers_overdue_seconds", "How long the oldest due timer that may run waits", registry=self._registry
-        )
-        self._running = Gauge("timers_running", "Processors being run on this pod", registry=self._registry)
-        self._abandoned = Gauge(
-            "timers_abandoned", "Plain functions that go on in their threads without a run", registry=self._registry
-        )
-        self._ready = Gauge("timers_ready", "1 while this pod is ready", registry=self._registry)
-        self._hearing = Gauge(
-            "timers_notifications_ok", "1 while notifications arrive in time", registry=self._registry
-        )
+        self._runs = Histogram("timers_run_seconds", "From start to end", prefix, buckets=RUN_SECONDS, **ours)
+        self._ended = Counter("timers_runs_total", "Runs ended", ["prefix", "outcome"], **ours)
+        self._retried = Counter("timers_retries_total", "Runs that another try follows", prefix, **ours)
+        self._refused = Counter("timers_refused_total", "Late results refused", prefix, **ours)
+        self._rescued = Counter("timers_rescued_total", "Runs rescued", prefix, **ours)
+        self._claimed = Counter("timers_claimed_total", "Timers claimed, by what made the pod ask", ["cause"], **ours)
+        self._sizes = Histogram("timers_claim_size", "Timers that a claim brought", buckets=CLAIM_SIZES, **ours)
+        self._bare = Counter("timers_bare_keys_total", "Bare keys adopted, and what became of them", ["what"], **ours)
+        self._subscribed = Counter("timers_subscriptions_total", "Subscriptions confirmed", **ours)
+        self._calls = Summary("timers_redis_call_seconds", "Calls of scripts in Redis", ["script"], **ours)
+        self._loop = Histogram("timers_loop_lag_seconds", "Lateness of the event loop", buckets=LOOP_SECONDS, **ours)
+        self._dropped = Counter("timers_events_dropped_total", "Changes that slow listeners lost", **ours)
+        self._known_dropped = 0
+
+    def _make_read(self) -> None:
+        """What is read at a scrape."""
+        ours: dict[str, Any] = {"registry": self._registry}
+        self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], **ours)
+        self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], **ours)
+        self._prefixes = Gauge("timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], **ours)
+        self._losses = Gauge("timers_data_losses", "Losses of data that nobody has acknowledged", **ours)
+        self._overdue = Gauge("timers_overdue_seconds", "How long the oldest due timer that may run waits", **ours)
+        self._running = Gauge("timers_running", "Processors being run on this pod", **ours)
+        self._abandoned = Gauge("timers_abandoned", "Plain functions that go on in their threads without a run", **ours)
+        self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
+        self._hearing = Gauge("timers_notifications_ok", "1 while notifications arrive in time", **ours)
+        self._lag = Gauge("timers_notification_lag_seconds", "How late the newest notification came", **ours)
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """See Observer."""
@@ -68,6 +76,10 @@ class Metrics(Observer):
         self._runs.labels(prefix).observe(seconds)
         self._ended.labels(prefix, outcome).inc()
 
+    def retried(self, prefix: str) -> None:
+        """See Observer."""
+        self._retried.labels(prefix).inc()
+
     def refused(self, prefix: str) -> None:
         """See Observer."""
         self._refused.labels(prefix).inc()
@@ -75,6 +87,23 @@ class Metrics(Observer):
     def rescued(self, prefix: str) -> None:
         """See Observer."""
         self._rescued.labels(prefix).inc()
+
+    def claimed(self, cause: str, count: int) -> None:
+        """See Observer."""
+        self._claimed.labels(cause).inc(count)
+        self._sizes.observe(count)
+
+    def bare_key(self, what: str) -> None:
+        """See Observer."""
+        self._bare.labels(what).inc()
+
+    def loop_late(self, seconds: float) -> None:
+        """See Observer."""
+        self._loop.observe(seconds)
+
+    def called(self, script: str, seconds: float) -> None:
+        """See Observer."""
+        self._calls.labels(script).observe(seconds)
 
     def resubscribed(self) -> None:
         """See Observer."""
@@ -89,10 +118,13 @@ class Metrics(Observer):
         health: Health | None,
         *,
         losses: int,
+        dropped: int,
     ) -> bytes:
         """The exposition text. `counts` and `uncovered` have declared prefixes: the timers of each by status, and of
         how many of its prefixes timers are due that no pod takes; `shards` are those that none takes; `overdue_ms` is
-        NaN where it is not known."""
+        NaN where it is not known; `dropped` counts since the process began."""
+        self._dropped.inc(dropped - self._known_dropped)
+        self._known_dropped = dropped
         self._losses.set(losses)
         self._overdue.set(overdue_ms / 1000)
         for gauge in (self._timers, self._shards, self._prefixes):
@@ -109,4 +141,5 @@ class Metrics(Observer):
             self._abandoned.set(health.abandoned)
             self._ready.set(health.ready)
             self._hearing.set(health.notifications == "ok")
+            self._lag.set(health.lag_seconds)
         return generate_latest(self._registry)

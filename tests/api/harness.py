@@ -109,6 +109,7 @@ async def running_api(
         await declare(store, *registry.declared)
         client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
         metrics = Metrics()
+        store.called = metrics.called
         worker = await _worker(store, registry, client, metrics, ends) if works else None
         health = HealthRoutes(store, worker, fresh_seconds=0)
         callers = Callers(store)

@@ -335,6 +335,7 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_is_told_how_much_
     kept = [await listener.next() for _ in range(QUEUE_LIMIT)]
     assert kept == [change(version) for version in range(QUEUE_LIMIT)]
     assert await listener.next() == Dropped(None if filtered else 7)
+    assert feed.dropped == 7
     feed._take(change(5000))
     assert await listener.next() == change(5000)
     await feed.close()

@@ -2,17 +2,22 @@
 
 import asyncio
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
+from tests.docker.metric_names import kinds
 from tests.members import announce, sign_off
 from tests.store.acts import arming
 from tests.waiting import eventually
 from timers.core.model import Timer
+from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
+from timers.metrics import Metrics
 from timers.processor import Context, processor
 from timers.store import turns
 
@@ -83,6 +88,48 @@ async def test_metrics_come_as_the_text_that_prometheus_knows(api: Api) -> None:
     async with api.session.get(f"{api.server.url}/metrics") as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert "# TYPE timers_lateness_seconds histogram" in await answer.text()
+
+
+async def test_the_reference_explains_each_metric_and_its_labels(api: Api) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    rows = re.findall(r"^\| `(timers_\w+)`(?: †)? \|([^|]*)\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    documented = {name: re.findall(r"`(\w+)`", labels) for name, labels, *_ in rows}
+    collectors: dict[str, Any] = Metrics()._registry._names_to_collectors
+    assert documented == {name: list(collectors[name]._labelnames) for name in kinds(await api.text("/metrics"))}
+
+
+async def test_metrics_count_what_a_pod_does(server: EmbeddedServer, redis: Redis) -> None:
+    """Claims, retries, calls and the loop: of a pod that works."""
+    failing = iter((Retry(after=0), RuntimeError("again"), None))
+
+    @processor("test", retry={"max_attempts": 5, "backoff": "fixed", "base": "1ms"})
+    async def fails_first(_timer: Timer, _context: Context) -> None:
+        if (error := next(failing)) is not None:
+            raise error
+
+    await redis.ping()
+    async with running_api(server.url, [fails_first], works=True) as api:
+        await api.create("once", delay="0s")
+
+        async def completed() -> bool:
+            return bool((await api.call("GET", "/v1/timers/test/once")).body["status"] == "completed")
+
+        await eventually(completed, "it has run three times")
+
+        async def heard() -> bool:
+            text = await api.text("/metrics")
+            return "timers_notification_lag_seconds NaN" not in text and "timers_loop_lag_seconds_count 0.0" not in text
+
+        await eventually(heard, "a test notification and the loop were measured")
+        text = await api.text("/metrics")
+    samples = {name: float(value) for name, value in re.findall(r"^(timers_\S+) (\S+)$", text, re.MULTILINE)}
+    assert samples['timers_retries_total{prefix="test"}'] >= 1
+    assert sum(value for name, value in samples.items() if name.startswith("timers_claimed_total")) == 3
+    assert samples["timers_claim_size_sum"] == 3
+    for script in ("claim", "settle", "arm", "touch"):
+        assert samples[f'timers_redis_call_seconds_count{{script="{script}"}}'] >= 1
+    assert samples["timers_loop_lag_seconds_count"] > 0
+    assert samples["timers_notifications_ok"] in (0, 1)
 
 
 async def test_metrics_tell_how_long_the_oldest_due_timer_has_waited(api: Api) -> None:

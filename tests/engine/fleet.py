@@ -78,6 +78,7 @@ class Seen(Observer):
         super().__init__()
         self.refusals: list[str] = []
         self.rescues: list[str] = []
+        self.bare_keys: list[str] = []
         self.subscriptions = 0
 
     def refused(self, prefix: str) -> None:
@@ -85,6 +86,9 @@ class Seen(Observer):
 
     def rescued(self, prefix: str) -> None:
         self.rescues.append(prefix)
+
+    def bare_key(self, what: str) -> None:
+        self.bare_keys.append(what)
 
     def resubscribed(self) -> None:
         self.subscriptions += 1

@@ -1,6 +1,6 @@
 """Bare keys as scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
 
-from tests.engine.fleet import Calls, Fleet
+from tests.engine.fleet import Calls, Fleet, until
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
@@ -43,13 +43,14 @@ class TestChanges:
 
     async def test_an_adopted_timer_is_on_time_though_its_key_is_looked_at_first(self, fleet: Fleet) -> None:
         calls = Calls()
-        await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         await fleet.redis.set("note:x", "1", px=3_000)
         due_ms = (await adopted(fleet, "x")).due_ms
         timer = await fleet.completed("x")
         assert [entry.cause for entry in timer.history][:2] == ["created", "bare-due"]
         assert (timer.due_ms, calls.ids) == (due_ms, ["x"])
         assert not await fleet.redis.exists("note:x")
+        await until(lambda: pod.seen.bare_keys == ["adopted", "there"], "both are told")
 
     async def test_a_key_set_again_while_no_pod_was_there_does_not_fire_at_its_old_time(self, fleet: Fleet) -> None:
         """Its timer is overdue when pods come, and is not claimed before its key was looked at."""

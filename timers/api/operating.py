@@ -111,7 +111,8 @@ class OperatingRoutes:
         """200 the exposition text."""
         refuse_query(request)
         health = None if self._worker is None else self._worker.health()
-        text = self._metrics.render(*await self._db(), health, losses=len(self._client.losses))
+        losses, dropped = len(self._client.losses), self._client.events_dropped
+        text = self._metrics.render(*await self._db(), health, losses=losses, dropped=dropped)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Mapping[str, int], Sequence[int], float]:

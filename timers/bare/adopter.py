@@ -60,11 +60,12 @@ class Adopter:
         declared: Callable[[str], bool],
         every_ms: int | None,
         lead_ms: int = LEAD_MS,
+        told: Callable[[str], None] = lambda _what: None,
     ) -> None:
         """`declared` tells whether a processor was ever declared for a prefix; its pods may be away. With `every_ms`
-        None nothing new is adopted."""
+        None nothing new is adopted. `told` hears that a key was adopted, and what became of one."""
         self._keys, self._leads, self._declared = keys, leads, declared
-        self._every_ms, self._lead_ms = every_ms, lead_ms
+        self._every_ms, self._lead_ms, self._told = every_ms, lead_ms, told
         self._missing: dict[tuple[Identity, int], float] = {}
         self._rests = BUSY_RESTS
         self._noticed = asyncio.Event()
@@ -212,6 +213,8 @@ class Adopter:
         for shard, some in self._keys.by_shard(found).items():
             codes = await self._keys.resolve(shard, some, lead_ms=self._lead_ms)
             for (identity, key), code in zip(some.items(), codes, strict=True):
+                if code in ("due", "cancelled"):
+                    self._told(key.what)
                 if key.what == "there" and code in ("due", "spare"):
                     spare[identity] = key.known_ms
         if spare:
@@ -222,6 +225,7 @@ class Adopter:
         for shard, some in self._keys.by_shard(fresh).items():
             for identity, code in zip(some, await self._keys.adopt(shard, some), strict=True):
                 if code in ("adopted", "moved"):
+                    self._told("adopted")
                     _log.info("bare key adopted", timer=":".join(identity), how=code)
         if fresh:
             self.noticed()

@@ -354,6 +354,11 @@ class TimerClient(Timers):
         """The one subscription behind all `events` of this client."""
         return self._feed_of(await self._open())
 
+    @property
+    def events_dropped(self) -> int:
+        """Changes that listeners of this process took too slowly and lost."""
+        return 0 if self._feed is None else self._feed.dropped
+
     def _feed_of(self, store: Store) -> Feed:
         if self._feed is None:
             self._feed = Feed(Queries(store))

@@ -138,6 +138,8 @@ class Feed:
         self._listeners: set[Listener] = set()
         self._keeping_up: set[Listener] = set()
         self._changes = 0
+        self.dropped = 0
+        """Changes that listeners have lost because they took them too slowly, each counted for each of them."""
         self._subscribing: asyncio.Task[None] | None = None
         self._stands = False
         self._closed = False
@@ -211,4 +213,5 @@ class Feed:
         for listener in full:
             listener.fall_behind(self._changes)
         self._keeping_up.difference_update(full)
+        self.dropped += len(self._listeners) - len(self._keeping_up)
         self._changes += 1

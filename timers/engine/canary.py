@@ -1,6 +1,7 @@
 """Owns the proof that notifications arrive: a small key armed every few seconds, and how its event comes back."""
 
 import asyncio
+import math
 import time
 from enum import StrEnum
 from typing import Final
@@ -33,6 +34,8 @@ class Canary:
         self._resubscribe = asyncio.Event()
         self._silent = asyncio.Event()
         self.hearing = Hearing.OK
+        self.lag_seconds = math.nan
+        """From touching the newest canary to its event; infinite where that never came."""
         self._subscribed = False
         self.heard_until_ms = 0
         """The server's time before which whatever was announced has been heard, or never will be: that of the newest
@@ -88,11 +91,12 @@ class Canary:
             async with asyncio.timeout(DEAF_SECONDS):
                 await self._heard.wait()
         except TimeoutError:
-            self.hearing = Hearing.DEAF
+            self.hearing, self.lag_seconds = Hearing.DEAF, math.inf
             self._silent.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
-        self.hearing = Hearing.LATE if time.monotonic() - touched > LATE_SECONDS else Hearing.OK
+        self.lag_seconds = time.monotonic() - touched
+        self.hearing = Hearing.LATE if self.lag_seconds > LATE_SECONDS else Hearing.OK
 
     async def _pause(self) -> None:
         """Until the next round; a fresh subscription ends it early."""

@@ -153,6 +153,7 @@ class Claimer:
             processors=self._named(most),
         )
         _tell_quarantined(claimed)
+        self._pod.observer.claimed(cause, len(claimed.timers))
         self._runner.start(shard, claimed, asked_at, permits)
         return claimed
 
@@ -193,6 +194,7 @@ class Claimer:
             processors=processors,
         )
         _tell_quarantined(rescued)
+        self._pod.observer.claimed("rescue", len(rescued.timers))
         for timer in rescued.timers:
             self._pod.observer.rescued(processors[timer.prefix])
             _log.warning("run rescued from an expired lease", **named(timer, processors[timer.prefix]))

@@ -12,6 +12,7 @@ import traceback
 from types import FrameType
 from typing import Final
 
+from timers.engine.observer import Observer
 from timers.engine.runs import Runs
 from timers.logs import get_logger
 
@@ -27,8 +28,8 @@ class LoopWatchdog:
 
     name = "loop_watchdog"
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self, runs: Runs, observer: Observer) -> None:
+        self._runs, self._observer = runs, observer
         self._beat_at = time.monotonic()
         self._blocked_for = 0.0
         self._stopped = threading.Event()
@@ -49,13 +50,14 @@ class LoopWatchdog:
         watcher.start()
         try:
             while True:
-                self._take(time.monotonic() - self._beat_at)
                 self._beat_at = time.monotonic()
                 await asyncio.sleep(BEAT_SECONDS)
+                self._take(time.monotonic() - self._beat_at)
         finally:
             self._stopped.set()
 
     def _take(self, since: float) -> None:
+        self._observer.loop_late(max(0.0, since - BEAT_SECONDS))
         if since > BLOCKED_SECONDS:
             self._blocked_for = max(self._blocked_for, since)
             _log.error("event loop was blocked", seconds=round(since, 3))

@@ -56,11 +56,26 @@ class Observer:
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """A run ended after so many seconds; `outcome` is the kind of its end."""
 
+    def retried(self, prefix: str) -> None:
+        """A run failed, and another try follows."""
+
     def refused(self, prefix: str) -> None:
         """A late result was refused by its token."""
 
     def rescued(self, prefix: str) -> None:
         """A run was taken over from an expired lease."""
+
+    def claimed(self, cause: str, count: int) -> None:
+        """A claim or a rescue brought so many timers; the cause is what made this pod ask."""
+
+    def bare_key(self, what: str) -> None:
+        """A bare key was adopted, or what became of one that had been."""
+
+    def loop_late(self, seconds: float) -> None:
+        """A beat of the event loop came so late."""
+
+    def called(self, script: str, seconds: float) -> None:
+        """A call of a script was answered."""
 
     def resubscribed(self) -> None:
         """A subscription was confirmed."""

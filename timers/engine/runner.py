@@ -188,7 +188,10 @@ class Runner:
         if outcome is None:
             self._runs.drop(run)
         else:
-            self._settler.put(run, Settlement(run.timer, self._decided(run, outcome)))
+            transition = self._decided(run, outcome)
+            if transition.cause[0] == "retry":
+                self._observer.retried(run.processor.prefix)
+            self._settler.put(run, Settlement(run.timer, transition))
 
     def _decided(self, run: Run, outcome: Outcome) -> Transition:
         now_ms = round(self._clock.now_ms())

@@ -73,11 +73,12 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pod is. `abandoned` are plain functions that go on in their threads without a run; `problems` says why it
-    is not ready."""
+    """How a pod is. `lag_seconds` is how long the newest canary's event took; `abandoned` are plain functions that go
+    on in their threads without a run; `problems` says why it is not ready."""
 
     ready: bool
     notifications: str
+    lag_seconds: float
     services: Mapping[str, str]
     running: int
     abandoned: int
@@ -133,7 +134,9 @@ class Worker:
         self._lifespans = Lifespans(pod.registry.processors)
         self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
         reporter = Reporter(FiredRing(pod.store), pod.observer)
-        self._ending = Supervisor([Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs), reporter])
+        self._ending = Supervisor(
+            [Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs, pod.observer), reporter]
+        )
 
     def _build_taking(self) -> None:
         """What finds and claims timers; stopped first."""
@@ -166,6 +169,7 @@ class Worker:
             leads=lambda: peers.rank(0) == 0,
             declared=lambda prefix: peers.owner(prefix) is not None,
             every_ms=every_ms,
+            told=self._pod.observer.bare_key,
         )
         if every_ms is None:
             return [adopter], None
@@ -229,8 +233,15 @@ class Worker:
             problems.append(f"no room: {self.runner.abandoned} functions go on whose runs timed out or were lost")
         if self._draining:
             problems.append("draining")
-        hearing, running = self._canary.hearing.value, self.runner.executing
-        return Health(not problems, hearing, states, running, self.runner.abandoned, tuple(problems))
+        return Health(
+            ready=not problems,
+            notifications=self._canary.hearing.value,
+            lag_seconds=self._canary.lag_seconds,
+            services=states,
+            running=self.runner.executing,
+            abandoned=self.runner.abandoned,
+            problems=tuple(problems),
+        )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
         """There is room again: on this pod, and in queues that may run only so many at once, whatever their shard. A

@@ -1,7 +1,7 @@
 """Owns the calls to the scripts: typed arguments in, typed answers out, one method a script. Knows no policy."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -94,6 +94,8 @@ class Store:
         self.connections = connections
         self.clock = clock or ServerClock()
         self._wake = keys.wake_channel(connections.db)
+        self.called: Callable[[str, float], None] = lambda _script, _seconds: None
+        """Told of each script that was called, and after how many seconds the answer was there."""
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
 
     @property
@@ -370,7 +372,9 @@ class Store:
         sent = time.monotonic()
         client = redis or self.connections.commands
         reply: list[Any] = await scripts.run(client, name, root, [self._wake, *arguments])
-        self.clock.observe(int(reply[0]), sent, time.monotonic())
+        answered = time.monotonic()
+        self.clock.observe(int(reply[0]), sent, answered)
+        self.called(name, answered - sent)
         return reply[1:]
 
     async def run_all(
@@ -381,8 +385,10 @@ class Store:
         sent = time.monotonic()
         whole = [(root, [self._wake, *arguments]) for root, arguments in calls]
         replies = await scripts.run_all(redis or self.connections.commands, name, whole, line=line)
+        answered = time.monotonic()
         for reply in replies:
-            self.clock.observe(int(reply[0]), sent, time.monotonic())
+            self.clock.observe(int(reply[0]), sent, answered)
+        self.called(name, answered - sent)
         return replies
 
 
