@@ -8,8 +8,9 @@ import pytest
 
 from tests.engine.fleet import until
 from timers.engine import supervisor
-from timers.engine.supervisor import Supervisor, side_by_side
+from timers.engine.supervisor import Supervisor
 from timers.errors import Full, Unavailable
+from timers.store.turns import side_by_side
 
 
 class Part:

@@ -50,7 +50,7 @@ class TestChanges:
         assert [entry.cause for entry in timer.history][:2] == ["created", "bare-due"]
         assert (timer.due_ms, calls.ids) == (due_ms, ["x"])
         assert not await fleet.redis.exists("note:x")
-        await until(lambda: pod.seen.bare_keys == ["adopted", "there"], "both are told")
+        await until(lambda: pod.seen.bare_keys == ["adopted", "ending"], "both are told")
 
     async def test_a_key_set_again_while_no_pod_was_there_does_not_fire_at_its_old_time(self, fleet: Fleet) -> None:
         """Its timer is overdue when pods come, and is not claimed before its key was looked at."""
@@ -123,4 +123,4 @@ class TestOff:
         await fleet.client.create("note", "armed", delay="0s")
         await fleet.completed("armed")
         assert await fleet.store.get([("note", "long"), ("note", "short")]) == [None, None]
-        assert "announcer" not in pod.worker.health().services
+        assert "bare-expired" not in pod.worker.health().services

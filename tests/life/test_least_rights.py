@@ -110,7 +110,7 @@ async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_goes_on(f
     await fleet.client.create("note", "x", delay=0)
     await fleet.completed("x")
     health = pod.worker.health()
-    assert health.services["adopter"] == "running"
+    assert health.services["bare-scanner"] == "running"
     rights = next(check for check in await examine(pod.store) if check.name == "rights")
     assert (rights.level, rights.said) == ("warn", "the user may not SCAN")
     await fleet.drain(pod)  # it tries again and again

@@ -250,23 +250,23 @@ class Oracle:
             self._anew(identity, now_ms, {}, NO_PROGRESS, "its bare key expired")
         return "due"
 
-    def resolve(self, identity: Identity, what: str, now_ms: int, lead_ms: int) -> str:
+    def resolve(self, identity: Identity, what: str, now_ms: int) -> str:
         life, deadline_ms = self.lives.get(identity), self.known[identity]
         waits = life is not None and life.adopted
-        if what == "there" and not waits:
+        if what in ("there", "ending") and not waits:
             return "spare"
-        if what == "there" and deadline_ms - now_ms > lead_ms:
+        if what == "there":
             return "waits"
-        if what != "there":
+        if what != "ending":
             del self.known[identity]
         if what == "expired" and (waits or deadline_ms <= now_ms):
             self.answered[identity] = ALL
         if life is None or not waits:
             return "forgotten"
         life.adopted = False
-        if what in ("there", "expired"):
-            life.note("its bare key was there until its time" if what == "there" else "its bare key expired")
-            self._queue(life, deadline_ms if what == "there" else min(deadline_ms, now_ms))
+        if what in ("ending", "expired"):
+            life.note("its bare key was there until its time" if what == "ending" else "its bare key expired")
+            self._queue(life, deadline_ms if what == "ending" else min(deadline_ms, now_ms))
             return "due"
         life.status = Status.CANCELLED
         life.note("its bare key was deleted" if what == "deleted" else "its bare key lost its TTL")

@@ -65,7 +65,7 @@ VERBS: Final = frozenset(
         *("adopt: adopted", "adopt: moved", "adopt: stale", "adopt: running"),
         *("announce: due", "announce: known", "announce: running", "announce: look"),
         *("resolve: due", "resolve: waits", "resolve: spare", "resolve: forgotten", "resolve: cancelled"),
-        *("there", "expired", "deleted", "lost-ttl"),
+        *("there", "ending", "expired", "deleted", "lost-ttl"),
     }
 )
 """What must each have happened at least once over the whole test."""

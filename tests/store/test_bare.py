@@ -4,7 +4,7 @@ import pytest
 
 from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, armed, bucket_of, claim, finished, key_gone, read, running, settle
-from timers.bare.keys import GONE, BareKeys, Found, Fresh, Heard, payload_of
+from timers.bare.keys import GONE, BareKeys, Heard, Look, payload_of
 from timers.core.model import Status, Timer
 from timers.store.store import Store
 
@@ -18,30 +18,29 @@ async def put(store: Store, value: str = "1", *, ms: int | None = HOUR_MS) -> No
     await store.connections.commands.set(KEY, value, px=ms)
 
 
+async def look(store: Store) -> Look:
+    looks, _ = await BareKeys(store).look([A], LEAD_MS)
+    return looks[A]
+
+
 async def known(store: Store) -> int | None:
     """The key's deadline as the shard knows it."""
-    return (await BareKeys(store).known([A]))[A]
+    return (await look(store)).known_ms
 
 
 async def adopt(store: Store) -> str:
     """Adopt the key as it is."""
-    bare, known_ms = BareKeys(store), await known(store)
-    (deadlines, _), values = await bare.deadlines([A]), await bare.values([A])
-    (code,) = await bare.adopt(0, {A: Fresh(known_ms, deadlines[A], values[A])})
-    return code
+    return (await BareKeys(store).adopt({A: await look(store)}))[A]
 
 
-async def resolve(store: Store, what: str, *, known_ms: int | None = None, lead_ms: int = LEAD_MS) -> str:
+async def resolve(store: Store, what: str, *, known_ms: int | None = None) -> str:
     """Say what became of the key that the shard knows."""
-    at_ms = known_ms or await known(store)
-    assert at_ms is not None
-    (code,) = await BareKeys(store).resolve(0, {A: Found(at_ms, what)}, lead_ms=lead_ms)
-    return code
+    seen = Look(known_ms or await known(store), GONE)
+    return (await BareKeys(store).resolve(what, {A: seen}))[A]
 
 
 async def announce(store: Store, times: int = 1, *, until_ms: int = 0) -> str:
-    (code,) = await BareKeys(store).announce(0, {A: Heard(times, until_ms)})
-    return code
+    return (await BareKeys(store).announce({A: Heard(times, until_ms)}))[A]
 
 
 async def adopted(store: Store) -> Timer:
@@ -56,9 +55,7 @@ async def adopted_and_expired(store: Store) -> None:
     while code != "adopted":
         ms *= 2
         await put(store, ms=ms)
-        bare = BareKeys(store)
-        deadlines, _ = await bare.deadlines([A])
-        (code,) = await bare.adopt(0, {A: Fresh(await known(store), deadlines[A], b"1")})
+        code = await adopt(store)
     await key_gone(store, KEY)
 
 
@@ -82,7 +79,7 @@ async def test_an_adopted_timer_is_not_claimed_before_its_key_was_looked_at_once
 async def test_a_key_that_is_there_shortly_before_its_deadline_lets_its_timer_go(store: Store) -> None:
     timer = await adopted(store)
     assert await resolve(store, "there") == "waits"
-    assert await resolve(store, "there", lead_ms=2 * HOUR_MS) == "due"
+    assert await resolve(store, "ending") == "due"
     after = await read(store)
     assert (after.due_ms, after.history[-1].cause) == (timer.due_ms, "bare-due")
     assert await resolve(store, "there") == "spare"
@@ -110,14 +107,14 @@ async def test_a_key_that_is_set_again_moves_its_timer(store: Store) -> None:
 async def test_what_was_seen_of_a_key_is_nothing_once_the_shard_knows_more(store: Store) -> None:
     bare, timer = BareKeys(store), await adopted(store)
     for known_ms in (None, timer.due_ms - 1):
-        assert await bare.adopt(0, {A: Fresh(known_ms, timer.due_ms + 1, b"2")}) == ["stale"]
-    for what in ("there", "expired", "deleted"):
+        assert await bare.adopt({A: Look(known_ms, timer.due_ms + 1, b"2")}) == {A: "stale"}
+    for what in ("there", "ending", "expired", "deleted"):
         assert await resolve(store, what, known_ms=timer.due_ms - 1) == "stale"
     assert await read(store) == timer
 
 
 async def test_a_key_whose_time_is_over_is_not_adopted(store: Store) -> None:
-    assert await BareKeys(store).adopt(0, {A: Fresh(None, await store.now_ms(), b"1")}) == ["stale"]
+    assert await BareKeys(store).adopt({A: Look(None, await store.now_ms(), b"1")}) == {A: "stale"}
     assert await store.get([A]) == [None]
 
 
@@ -328,13 +325,14 @@ async def test_a_record_that_cannot_be_read_is_made_anew_from_its_key(store: Sto
 async def test_the_known_keys_come_in_the_order_of_their_deadlines(store: Store) -> None:
     redis, bare, now_ms = store.connections.commands, BareKeys(store), await store.now_ms()
     for timer_id, after_ms in (("b", 2000), ("a", 1000), ("c", 3000)):
-        key = Fresh(None, now_ms + after_ms * 1000, b"1")
-        assert await bare.adopt(0, {(PREFIX, timer_id): key}) == ["adopted"]
-    found, next_ms = await bare.first_known(now_ms + 2_000_000, 10)
-    assert ([timer_id for _, timer_id in found], next_ms) == (["a", "b"], now_ms + 3_000_000)
-    assert list(await bare.page_of_known(0, 1, 10)) == [(PREFIX, "b"), (PREFIX, "c")]
-    assert await bare.first_known(now_ms, 10) == ({}, now_ms + 1_000_000)
-    assert (await bare.deadlines([A]))[0] == {A: GONE}
+        key = Look(None, now_ms + after_ms * 1000, b"1")
+        assert await bare.adopt({(PREFIX, timer_id): key}) == {(PREFIX, timer_id): "adopted"}
+    found = await bare.first_known(now_ms + 2_000_000)
+    assert list(found.items()) == [(A, now_ms + 1_000_000), ((PREFIX, "b"), now_ms + 2_000_000)]
+    assert await bare.first_known(now_ms) == {}
+    cursor, page = await bare.scan_known(0, 0)
+    assert (cursor, sorted(page)) == (0, [A, (PREFIX, "b"), (PREFIX, "c")])
+    assert await look(store) == Look(now_ms + 1_000_000, GONE)
     assert not await redis.exists(KEY)
 
 
@@ -342,6 +340,7 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
     redis, bare = store.connections.commands, BareKeys(store)
     await redis.set("reminder:a", "1", px=HOUR_MS)
     await redis.hset("reminder:hash", "x", "1")
+    await redis.pexpire("reminder:hash", HOUR_MS)
     for stranger in ("UPPER:a", "no-colon", "timers:a", "a:b c"):
         await redis.set(stranger, "x")
     await armed(store, "service-made", due="+3600000")
@@ -350,7 +349,8 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
         cursor, some = await bare.scan(max(cursor, 0))
         found += some
     assert sorted(found) == [("reminder", "a"), ("reminder", "hash")]
-    assert await bare.values([*found, ("reminder", "missing")]) == {("reminder", "a"): b"1"}
+    looks, _ = await bare.look([*found, ("reminder", "missing")], LEAD_MS)
+    assert {timer_id: seen.value for (_, timer_id), seen in looks.items()} == {"a": b"1", "hash": None, "missing": None}
     for stranger in ("timers:a", "reminder:hash"):
         await redis.delete(stranger)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conservation import conserved
 from tests.store.acts import armed, bucket_of, cancelled, finished, running
-from timers.bare.keys import BareKeys, Fresh
+from timers.bare.keys import BareKeys, Look
 from timers.store.store import Store
 from timers.testing.fake import fake_connections
 
@@ -46,8 +46,8 @@ async def in_order() -> Store:
     await finished(store, "done")
     await cancelled(store, "off")
     await armed(store, "waits", due="+3600000")
-    later = Fresh(None, await store.now_ms() + 7_200_000, b"1")
-    assert await BareKeys(store).adopt(0, {("reminder", "adopted"): later}) == ["adopted"]
+    later, adopted = Look(None, await store.now_ms() + 7_200_000, b"1"), ("reminder", "adopted")
+    assert await BareKeys(store).adopt({adopted: later}) == {adopted: "adopted"}
     return store
 
 

@@ -12,12 +12,12 @@ from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Ask, Intake
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
-from timers.engine.supervisor import side_by_side
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Limits
 from timers.store.permits import Permit, Reservation
 from timers.store.store import Claimed, Identity
+from timers.store.turns import side_by_side
 
 _log = get_logger("timers.claimer")
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final, assert_never
 
-from timers.bare.announcer import Announcer
+from timers.bare.expired import ExpiredKeys
 from timers.engine.canary import Canary
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
@@ -46,10 +46,10 @@ class Listener:
         peers: Peers,
         canary: Canary,
         hooks: Hooks,
-        announcer: Announcer | None,
+        expired_keys: ExpiredKeys | None,
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
-        self._peers, self._canary, self._hooks, self._announcer = peers, canary, hooks, announcer
+        self._peers, self._canary, self._hooks, self._expired_keys = peers, canary, hooks, expired_keys
         self.flags = server.FlagCheck(None, "not asked yet")
         self._confirmed = False
 
@@ -121,8 +121,8 @@ class Listener:
         shard, prefix = self._pod.store.shard_of(*identity), identity[0]
         is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)
-        if self._announcer is not None and is_ours:
-            self._announcer.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
+        if self._expired_keys is not None and is_ours:
+            self._expired_keys.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:
         self._sweeper.heard(shard)

@@ -1,8 +1,8 @@
 """Owns the life of services: starts them, watches them, starts again the one that stopped, stops them all."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from timers.errors import Full, Unavailable
 from timers.logs import get_logger
@@ -79,18 +79,6 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
             return _told(service.name, _first(error))
         return _ended(service.name, "it ended")
-
-
-async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """The parts of a service, until one fails or is cancelled; then all end. A `TaskGroup` would go on without a part
-    that was cancelled."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for part in tasks:
-            part.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_cancelled() -> bool:

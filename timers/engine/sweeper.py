@@ -11,9 +11,9 @@ from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.supervisor import side_by_side
 from timers.errors import Unavailable
 from timers.store.store import Touched
+from timers.store.turns import side_by_side
 
 INTERVAL_MS: Final = 1000
 """Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from timers.bare.adopter import Adopter
-from timers.bare.announcer import Announcer
+from timers.bare.expired import ExpiredKeys
 from timers.bare.keys import BareKeys
+from timers.bare.scanner import Scanner
 from timers.core.calls import Timers
 from timers.core.hooks import Hook
 from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
@@ -142,7 +142,7 @@ class Worker:
         """What finds and claims timers; stopped first."""
         pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
         self._sweeper = Sweeper(pod, intake, peers, canary)
-        bare, announcer = self._build_bare()
+        bare, expired_keys = self._build_bare()
         self._hooks = Hooks(
             pod,
             peers,
@@ -151,7 +151,7 @@ class Worker:
             forget_ms=self._options.forget_hooks_ms,
         )
         self._listener = Listener(
-            pod, intake, self._sweeper, peers=peers, canary=canary, hooks=self._hooks, announcer=announcer
+            pod, intake, self._sweeper, peers=peers, canary=canary, hooks=self._hooks, expired_keys=expired_keys
         )
         self._claimer = Claimer(pod, intake, self.runner)
         janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
@@ -161,21 +161,21 @@ class Worker:
             [self._listener, self._sweeper, self._claimer, canary, *bare, janitor, unserved, auditor, self._hooks]
         )
 
-    def _build_bare(self) -> tuple[Sequence[Service], Announcer | None]:
+    def _build_bare(self) -> tuple[Sequence[Service], ExpiredKeys | None]:
         """What looks after bare keys. Where they are switched off, only after those that were adopted."""
-        bare, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
-        adopter = Adopter(
-            bare,
+        keys, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
+        scanner = Scanner(
+            keys,
             leads=lambda: peers.rank(0) == 0,
             declared=lambda prefix: peers.owner(prefix) is not None,
             every_ms=every_ms,
             told=self._pod.observer.bare_key,
         )
         if every_ms is None:
-            return [adopter], None
+            return [scanner], None
         canary = self._canary
-        announcer = Announcer(bare, adopter, mark=self._intake.mark, heard_until_ms=lambda: canary.heard_until_ms)
-        return [adopter, announcer], announcer
+        expired = ExpiredKeys(keys, scanner, mark=self._intake.mark, heard_until_ms=lambda: canary.heard_until_ms)
+        return [scanner, expired], expired
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for. Raises

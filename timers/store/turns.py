@@ -1,9 +1,10 @@
-"""Owns sharing the event loop while thousands of things are worked through."""
+"""Owns sharing the event loop: long work by turns, the parts of a service side by side, waiting for at most so long."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -19,3 +20,23 @@ async def by_turns(things: Iterable[T]) -> AsyncIterator[T]:
         if time.perf_counter() - began >= TURN_SECONDS:
             await asyncio.sleep(0)
             began = time.perf_counter()
+
+
+async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run the parts of a service until one fails or is cancelled; then end all. A `TaskGroup` would go on without a
+    part that was cancelled."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for part in tasks:
+            part.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until the event is set, for at most so many seconds (None: for ever). Answers whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

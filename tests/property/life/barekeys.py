@@ -6,8 +6,8 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, VALUES, World, identities, verb
-from timers.bare.keys import GONE, NO_TTL, Found, Fresh, Heard, payload_of
-from timers.core.durations import DAY_MS, HOUR_MS
+from timers.bare.keys import GONE, NO_TTL, Heard, Look, payload_of
+from timers.core.durations import HOUR_MS
 from timers.store.store import Identity
 
 LAST_MOMENT_MS: Final = 8
@@ -63,19 +63,17 @@ class BareVerbs(World):
         self.take_in(IDENTITIES, stale=stale)
 
     def take_in(self, some: Sequence[Identity], *, stale: bool = False) -> None:
-        known, values = self.do(self.bare.known(some)), self.do(self.bare.values(some))
-        deadlines, _ = self.do(self.bare.deadlines(some))
-        assert values == {i: self.oracle.bare[i][0] for i in some if i in self.oracle.bare}
-        for identity, value in values.items():
-            deadline_ms, known_ms = deadlines[identity], known[identity]
-            assert known_ms == self.oracle.known.get(identity)
-            if deadline_ms not in (NO_TTL, GONE, known_ms):
-                read_ms = (known_ms or 0) + 1 if stale else known_ms
-                self._adopt(identity, Fresh(read_ms, deadline_ms, value))
+        looks, _ = self.do(self.bare.look(some, 0))
+        for identity, look in looks.items():
+            assert look.known_ms == self.oracle.known.get(identity)
+            if look.deadline_ms not in (NO_TTL, GONE, look.known_ms):
+                assert look.value == self.oracle.bare[identity][0]
+                self._adopt(identity, look._replace(known_ms=(look.known_ms or 0) + 1) if stale else look)
 
-    def _adopt(self, identity: Identity, key: Fresh) -> str:
+    def _adopt(self, identity: Identity, key: Look) -> str:
+        assert key.value is not None
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.adopt(self.store.shard_of(*identity), {identity: key}))
+        (code,) = self.do(self.bare.adopt({identity: key})).values()
         payload = payload_of(key.value)
         spec = {} if payload is None else {"payload": payload}
         if code == "stale" and key.deadline_ms <= self.do(self.store.now_ms()):
@@ -96,7 +94,7 @@ class BareVerbs(World):
         if heard <= 0:
             return
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.announce(self.store.shard_of(*identity), {identity: Heard(heard, 0)}))
+        (code,) = self.do(self.bare.announce({identity: Heard(heard, 0)})).values()
         (timer,) = self.do(self.store.get([identity]))
         now_ms = timer.due_ms if timer is not None and timer.due_ms >= before_ms else before_ms
         assert code == self.oracle.announce(identity, heard, now_ms)
@@ -110,7 +108,7 @@ class BareVerbs(World):
         value = str(due_ms).encode()
         self.do(self.redis.set(":".join(identity), value, pxat=due_ms))
         self.oracle.bare[identity] = (value, due_ms)
-        code = self._adopt(identity, Fresh(self.oracle.known.get(identity), due_ms, value))
+        code = self._adopt(identity, Look(self.oracle.known.get(identity), due_ms, value))
         self._until_gone(identity)
         if code in ("adopted", "moved"):
             self._resolve(identity, "expired")
@@ -122,26 +120,26 @@ class BareVerbs(World):
         if not known:
             return
         identity = known[which % len(known)]
-        (deadline_ms,) = self.do(self.bare.deadlines([identity]))[0].values()
+        deadline_ms = self.do(self.bare.look([identity], 0))[0][identity].deadline_ms
         if deadline_ms == GONE:
             self._resolve(identity, "expired" if expired else "deleted")
         elif deadline_ms == NO_TTL:
             self._resolve(identity, "lost-ttl")
         elif deadline_ms == self.oracle.known[identity]:
-            code = self._resolve(identity, "there", DAY_MS if soon else 0)
+            code = self._resolve(identity, "ending" if soon else "there")
             if code in ("due", "spare"):
                 assert self.do(self.bare.take({identity: deadline_ms})) == [identity]
                 del self.oracle.bare[identity]
                 self._resolve(identity, "deleted")
 
-    def _resolve(self, identity: Identity, what: str, lead_ms: int = 0) -> str:
-        found = Found(self.oracle.known[identity], what)
+    def _resolve(self, identity: Identity, what: str) -> str:
+        seen = Look(self.oracle.known[identity], GONE)
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.resolve(self.store.shard_of(*identity), {identity: found}, lead_ms=lead_ms))
+        (code,) = self.do(self.bare.resolve(what, {identity: seen})).values()
         (timer,) = self.do(self.store.get([identity]))
         after_ms = self.do(self.store.now_ms())
         now_ms = timer.due_ms if timer is not None and before_ms <= timer.due_ms <= after_ms else before_ms
-        assert code == self.oracle.resolve(identity, what, now_ms, lead_ms)
+        assert code == self.oracle.resolve(identity, what, now_ms)
         self.happened(f"resolve: {code}")
         self.happened(what)
         return code

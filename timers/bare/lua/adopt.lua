@@ -2,8 +2,8 @@
 -- Take bare keys into durable records. Such a timer waits: no claim takes it before `resolve` has let it go.
 --
 -- ARGV[2]  the db's epoch
--- ARGV[3…] five for each key: prefix, id, the deadline under `R:bare` before the key was looked at ('' for none), its
---          deadline now, the spec made of its value
+-- ARGV[3…] one for each key, five lines: prefix, id, the deadline under `R:bare` before the key was looked at (empty for
+--          none), its deadline now, the spec made of its value
 -- Answer   {now, code, …}: `adopted`, `moved` (a timer that waits was SET again), `running` (try again after the run),
 --          `stale` (the shard knows more, or its time is over; look again). {now, `foreign`} as in arm.lua
 
@@ -36,8 +36,8 @@ local function adopt(prefix, id, known, deadline, spec)
   return moved and 'moved' or 'adopted'
 end
 
-for i = 3, #ARGV, 5 do
-  answer[#answer + 1] = adopt(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+for i = 3, #ARGV do
+  answer[#answer + 1] = adopt(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d*)\n(%S+)\n(.*)$'))
 end
 conclude()
 return answer

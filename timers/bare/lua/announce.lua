@@ -25,9 +25,9 @@ end
 local function is_news(member, heard, since, r)
   local lock = redis.call('GET', root .. 'answered:' .. member)
   local answered, at = string.match(lock or '', '^(%d+) (%d+)$')
-  if answered and answered ~= '0' and now - at < COUNTED_MS then return heard > tonumber(answered) end
+  if answered and answered ~= '0' and now - at < COUNTED_MS then return tonumber(heard) > tonumber(answered) end
   at = at or r and last_answer(r)
-  return not at or tonumber(at) <= since
+  return not at or tonumber(at) <= tonumber(since)
 end
 
 local function announce(prefix, id, heard, since)
@@ -47,8 +47,7 @@ local function announce(prefix, id, heard, since)
 end
 
 for i = 3, #ARGV do
-  local prefix, id, heard, since = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%d+)$')
-  answer[#answer + 1] = announce(prefix, id, tonumber(heard), tonumber(since))
+  answer[#answer + 1] = announce(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%d+)$'))
 end
 conclude()
 return answer

@@ -1,4 +1,4 @@
-"""The adopter alone: what it makes of keys that are there, changed or gone, and how often it looks for some."""
+"""The scanner alone: what it makes of keys that are there, changed or gone, and how often it looks for some."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from tests.engine.fleet import until
-from timers.bare import adopter as module
-from timers.bare.adopter import BUSY_RESTS, IDLE_RESTS, LEAD_MS, Adopter
-from timers.bare.keys import GONE, NO_TTL, BareKeys, Found, Fresh
+from timers.bare.keys import GONE, NO_TTL, BareKeys, Look
+from timers.bare.scanner import BUSY_RESTS, DOUBT_SECONDS, IDLE_RESTS, LEAD_MS, Scanner
 from timers.core.durations import HOUR_MS
 from timers.errors import NotPermitted
 from timers.store.connect import connect
@@ -26,7 +25,7 @@ class _Keys(BareKeys):
     def __init__(self) -> None:
         super().__init__(Store(connect("redis://nowhere.invalid")))
         self.shard: dict[Identity, int] = {}
-        self.there: dict[Identity, tuple[int, bytes]] = {}
+        self.there: dict[Identity, tuple[int, bytes | None]] = {}
         self.now_ms = NOW_MS
         self.told: list[object] = []
         self.taken: list[Identity] = []
@@ -39,31 +38,26 @@ class _Keys(BareKeys):
             raise NotPermitted("no SCAN")
         return 0, list(self.there)
 
-    async def known(self, identities: Collection[Identity]) -> dict[Identity, int | None]:
-        return {identity: self.shard.get(identity) for identity in identities}
+    async def scan_known(self, shard: int, cursor: int) -> tuple[int, list[Identity]]:
+        return 0, list(self.shard)
 
-    async def page_of_known(self, shard: int, start: int, most: int) -> dict[Identity, int]:
-        return dict(list(self.shard.items())[start : start + most])
+    async def first_known(self, until_ms: int) -> dict[Identity, int]:
+        return {}
 
-    async def first_known(self, until_ms: float, most: int) -> tuple[dict[Identity, int], int | None]:
-        return {}, None
+    async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
+        looks = {i: Look(self.shard.get(i), *self.there.get(i, (GONE, None))) for i in identities}
+        for identity, seen in looks.items():
+            far = seen.known_ms == seen.deadline_ms > self.now_ms + lead_ms
+            looks[identity] = seen._replace(value=None) if far or seen.deadline_ms < 0 else seen
+        return looks, self.now_ms
 
-    async def deadlines(self, identities: Collection[Identity]) -> tuple[dict[Identity, int], int]:
-        return {i: self.there.get(i, (GONE, b""))[0] for i in identities}, self.now_ms
+    async def adopt(self, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
+        self.told += looks.values()
+        return dict.fromkeys(looks, "adopted")
 
-    async def values(self, identities: Collection[Identity]) -> dict[Identity, bytes]:
-        return {i: self.there[i][1] for i in identities if i in self.there}
-
-    async def adopt(self, shard: int, fresh: Mapping[Identity, Fresh]) -> list[str]:
-        self.told += fresh.values()
-        return ["adopted"] * len(fresh)
-
-    async def resolve(self, shard: int, found: Mapping[Identity, Found], *, lead_ms: int) -> list[str]:
-        self.told += [(key.what, key.value) for key in found.values()]
-        return [
-            "forgotten" if key.what != "there" else "due" if key.known_ms - self.now_ms <= lead_ms else "waits"
-            for key in found.values()
-        ]
+    async def resolve(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
+        self.told += [(what, seen.value) for seen in looks.values()]
+        return dict.fromkeys(looks, {"there": "waits", "ending": "due"}.get(what, "forgotten"))
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         self.taken += deadlines
@@ -75,65 +69,70 @@ def keys() -> _Keys:
     return _Keys()
 
 
-def looking(keys: _Keys, *, every_ms: int | None = 0, leads: bool = True) -> Adopter:
-    return Adopter(keys, leads=lambda: leads, declared=lambda prefix: prefix == "note", every_ms=every_ms)
+def looking(
+    keys: _Keys, *, every_ms: int | None = 0, leads: bool = True, doubt_seconds: float = DOUBT_SECONDS
+) -> Scanner:
+    return Scanner(
+        keys,
+        leads=lambda: leads,
+        declared=lambda prefix: prefix == "note",
+        every_ms=every_ms,
+        doubt_seconds=doubt_seconds,
+    )
 
 
 async def test_a_key_that_nobody_knows_is_adopted_with_its_value(keys: _Keys) -> None:
     keys.there[X] = (DUE_MS, b"1")
-    await looking(keys)._round()
-    assert keys.told == [Fresh(None, DUE_MS, b"1")]
+    await looking(keys).round()
+    assert keys.told == [Look(None, DUE_MS, b"1")]
 
 
 async def test_keys_that_nobody_serves_or_that_never_expire_are_left_alone(keys: _Keys) -> None:
     keys.there = {("other", "x"): (DUE_MS, b"1"), X: (NO_TTL, b"1")}
-    await looking(keys)._round()
+    await looking(keys).round()
     assert keys.told == []
 
 
 async def test_a_key_that_was_set_again_is_told_with_what_was_known(keys: _Keys) -> None:
     keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, b"2")
-    await looking(keys)._round()
-    assert keys.told == [Fresh(DUE_MS, DUE_MS + 1, b"2")]
+    await looking(keys).round()
+    assert keys.told == [Look(DUE_MS, DUE_MS + 1, b"2")]
 
 
 async def test_a_key_that_is_there_to_its_end_goes_with_what_it_holds_now(keys: _Keys) -> None:
     """Its value may have changed without its deadline: SET … KEEPTTL."""
     keys.shard[X], keys.there[X], keys.now_ms = DUE_MS, (DUE_MS, b"2"), DUE_MS - LEAD_MS
-    await looking(keys)._round()
-    assert keys.told == [("there", b"2"), ("deleted", None)]
+    await looking(keys).round()
+    assert keys.told == [("ending", b"2"), ("deleted", b"2")]
     assert keys.taken == [X]
 
 
 @pytest.mark.parametrize(("left_ms", "what"), [(0, "expired"), (-1, "expired")])
 async def test_a_key_that_is_gone_after_its_deadline_has_expired(keys: _Keys, left_ms: int, what: str) -> None:
     keys.shard[X], keys.now_ms = DUE_MS, DUE_MS - left_ms
-    await looking(keys)._round()
+    await looking(keys).round()
     assert keys.told == [(what, None)]
 
 
-async def test_a_key_that_is_gone_before_its_deadline_was_deleted_if_nothing_is_heard_of_it(
-    keys: _Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_key_that_is_gone_before_its_deadline_was_deleted_if_nothing_is_heard_of_it(keys: _Keys) -> None:
     """One that was SET again and has expired since was announced by the look itself."""
     keys.shard[X] = DUE_MS
-    adopter = looking(keys)
-    await adopter._round()
+    hesitant = looking(keys, doubt_seconds=60)
+    for _ in range(2):
+        await hesitant.round()
+        assert keys.told == []
+    scanner = looking(keys, doubt_seconds=0)
+    await scanner.round()
     assert keys.told == []
-    monkeypatch.setattr(module, "DOUBT_SECONDS", 0.0)
-    await adopter._round()
+    await scanner.round()
     assert keys.told == [("deleted", None)]
-    assert adopter._missing == {}
 
 
-async def test_a_key_that_was_set_again_and_is_gone_again_is_doubted_anew(
-    keys: _Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "DOUBT_SECONDS", 0.0)
-    adopter = looking(keys)
+async def test_a_key_that_was_set_again_and_is_gone_again_is_doubted_anew(keys: _Keys) -> None:
+    scanner = looking(keys, doubt_seconds=0)
     for due_ms in (DUE_MS, DUE_MS + HOUR_MS):
         keys.shard[X] = due_ms
-        await adopter._round()
+        await scanner.round()
         assert keys.told == []
 
 
@@ -141,32 +140,27 @@ async def test_a_key_whose_expiry_was_heard_has_expired_at_once(keys: _Keys) -> 
     keys.shard[X] = DUE_MS
     keys.there["note", "y"] = (DUE_MS, b"1")
     keys.shard["note", "y"] = DUE_MS
-    gone = await looking(keys).expired([X, ("note", "y"), ("note", "forgotten")])
+    gone = await looking(keys).look([X, ("note", "y"), ("note", "forgotten")], heard=True)
     assert gone == [X, ("note", "forgotten")]
     assert keys.told == [("expired", None), ("there", None)]
 
 
-async def test_what_took_the_place_of_a_key_cancels_its_timer(keys: _Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_took_the_place_of_a_key_cancels_its_timer(keys: _Keys) -> None:
     """As a hash with a TTL."""
-    keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, b"")
-
-    async def nothing(_identities: object) -> dict[Identity, bytes]:
-        return {}
-
-    monkeypatch.setattr(keys, "values", nothing)
-    await looking(keys)._round()
+    keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, None)
+    await looking(keys).round()
     assert keys.told == [("deleted", None)]
 
 
 async def test_scans_that_find_nothing_take_less_and_less_until_a_key_is_heard(keys: _Keys) -> None:
-    adopter, rests = looking(keys), list[int]()
+    scanner, rests = looking(keys), list[int]()
     for _ in range(7):
-        await adopter._round()
-        rests.append(adopter._rests)
+        await scanner.round()
+        rests.append(scanner.rests)
     assert rests == [8, 16, 32, 64, 128, 128, 128]
     assert 1 / (1 + IDLE_RESTS) < 0.01
-    adopter.noticed()
-    assert adopter._rests == BUSY_RESTS
+    scanner.noticed()
+    assert scanner.rests == BUSY_RESTS
 
 
 @pytest.mark.parametrize("how", ["found", "known"])
@@ -174,9 +168,9 @@ async def test_scans_go_on_as_before_while_there_are_keys(keys: _Keys, how: str)
     keys.there[X] = (DUE_MS, b"1")
     if how == "known":
         keys.shard[X] = DUE_MS
-    adopter = looking(keys)
-    await adopter._round()
-    assert adopter._rests == BUSY_RESTS
+    scanner = looking(keys)
+    await scanner.round()
+    assert scanner.rests == BUSY_RESTS
 
 
 async def test_a_pod_that_does_not_lead_neither_scans_nor_looks(keys: _Keys) -> None:
@@ -195,8 +189,8 @@ async def test_without_the_right_to_scan_it_goes_on(keys: _Keys) -> None:
     assert keys.scans >= 3
 
 
-async def _run_until_scans(keys: _Keys, adopter: Adopter, scans: int) -> None:
-    running = asyncio.create_task(adopter.run())
+async def _run_until_scans(keys: _Keys, scanner: Scanner, scans: int) -> None:
+    running = asyncio.create_task(scanner.run())
     await until(lambda: keys.scans >= scans, "some scans")
     for _ in range(10):
         await asyncio.sleep(0)
