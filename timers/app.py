@@ -28,6 +28,7 @@ from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
 from timers.engine.identity_watch import IdentityWatch
 from timers.engine.peers import Peers
+from timers.engine.spans import Spans
 from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
@@ -249,6 +250,7 @@ def _worker(
         settings=_of_fleet(settings),
         hooks=settings.asked,
         public_url=settings.public_url,
+        spans=Spans.configured(settings.pod),
     )
     return Worker(store, registry, client, options, metrics, disagreed=stopping.disagreed)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from timers.engine.observer import Observer
+from timers.engine.spans import Spans
 from timers.processor import Registry
 from timers.store.permits import Permits
 from timers.store.store import Store
@@ -13,7 +14,7 @@ from timers.store.store import Store
 @dataclass(frozen=True)
 class Pod:
     """One pod. `shards` are those it takes; `lease_ms` is how long what it claims is its own unless it extends; `owner`
-    tells the processor, of whatever pod, that a prefix is for (None: this pod is alone)."""
+    tells the processor, of whatever pod, that a prefix is for (None: this pod is alone); `spans` traces the runs."""
 
     name: str
     store: Store
@@ -22,6 +23,7 @@ class Pod:
     lease_ms: int
     observer: Observer
     owner: Callable[[str], str | None] | None = None
+    spans: Spans | None = None
 
     @cached_property
     def permits(self) -> Permits:

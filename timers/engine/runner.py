@@ -25,6 +25,7 @@ from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
+from timers.engine.spans import end_span
 from timers.engine.threads import Threads
 from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Limits
@@ -192,6 +193,8 @@ class Runner:
             if transition.cause[0] == "retry":
                 self._observer.retried(run.processor.prefix)
             self._settler.put(run, Settlement(run.timer, transition))
+        if run.span is not None:
+            end_span(run.span, kind, outcome)
 
     def _decided(self, run: Run, outcome: Outcome) -> Transition:
         now_ms = round(self._clock.now_ms())
@@ -228,6 +231,8 @@ class Runner:
 
     async def _called(self, run: Run) -> Outcome:
         structlog.contextvars.bind_contextvars(**run.named)
+        if self._pod.spans is not None:
+            run.span = self._pod.spans.begin(run)
         try:
             return _meaning(await self._result(run))
         except Retry as asked:

@@ -11,6 +11,8 @@ from timers.processor import Processor
 from timers.store.permits import Permit
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from timers.core.clock import Cancellable
     from timers.engine.blocking import ThreadTimers
 
@@ -27,11 +29,11 @@ def named(timer: Timer, processor: str) -> dict[str, object]:
 class Run:
     """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain,
     `started` that of its claim and then of its start; `in_thread` is true as long as a thread is busy with it;
-    `timers` is what a plain function was given; `permit` is what it holds of a limited prefix."""
+    `timers` is what a plain function was given; `permit` is what it holds of a limited prefix; `span` traces it."""
 
     __slots__ = (
         *("coroutine", "ended", "in_thread", "lease_until", "processor"),
-        *("permit", "shard", "started", "stop", "timeout", "timer", "timers"),
+        *("permit", "shard", "span", "started", "stop", "timeout", "timer", "timers"),
     )
 
     def __init__(
@@ -43,6 +45,7 @@ class Run:
         self.timeout: Cancellable | None = None
         self.stop: StopReason | None = None
         self.timers: ThreadTimers | None = None
+        self.span: Span | None = None
         self.started = time.monotonic()
         self.ended = self.in_thread = False
 

@@ -29,6 +29,7 @@ from timers.engine.reporter import Reporter
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
+from timers.engine.spans import Spans
 from timers.engine.supervisor import Service, Supervisor
 from timers.engine.sweeper import Sweeper
 from timers.engine.unserved import PATIENCE_MS, Unserved
@@ -69,6 +70,7 @@ class WorkerOptions:
     hooks: tuple[Hook, ...] = ()
     forget_hooks_ms: int = FORGET_MS
     public_url: str | None = None
+    spans: Spans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,9 @@ class Worker:
         self.peers = self._build_peers(store, registry)
         shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
         self._pod = Pod(
-            options.pod, store, registry, shards, options.lease_ms, observer or Observer(), self.peers.owner
+            *(options.pod, store, registry, shards, options.lease_ms, observer or Observer()),
+            owner=self.peers.owner,
+            spans=options.spans,
         )
         self._canary = Canary(store, options.pod)
         self._intake = Intake()
@@ -203,6 +207,8 @@ class Worker:
             _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
         await self._ending.stop()
         await self._until_overdue(self._lifespans.close(), and_seconds=HAND_BACK_SECONDS)
+        if self._options.spans is not None:
+            await self._until_overdue(asyncio.to_thread(self._options.spans.close), and_seconds=HAND_BACK_SECONDS)
         self.runner.close()
         time_out.cancel()
         _log.info("worker drained", pod=self._options.pod)
