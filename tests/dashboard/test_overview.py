@@ -44,6 +44,17 @@ async def test_what_has_been_due_for_long_is_what_comes_first(visitor: Visitor) 
     assert sentence((await visitor.get("/")).text).startswith("Timers are late: the oldest has been due for ")
 
 
+async def test_what_may_not_run_now_is_not_called_late(visitor: Visitor) -> None:
+    """Paused, or at a limit: it stands apart from what is due."""
+    await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok")
+    await visitor.api.client.create("test", "held", due_at="2026-01-01T00:00:00Z")
+    await visitor.api.client.pause("test")
+    redis = visitor.api.store.connections.commands
+    await redis.zadd("timers:{0}:due:test", {"held": 1_700_000_000_000})
+    await redis.zadd("timers:{0}:held", {"test": 1_700_000_000_000})
+    assert sentence((await visitor.get("/")).text).startswith("All is well.")
+
+
 async def test_when_all_is_well_it_says_how_late_timers_start(working: Api) -> None:
     await working.create("one", delay="0s")
     visitor = Visitor(working)

@@ -6,7 +6,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import acting, config, creating, keys, many, operating, plugins, pods, replaying, single
+from timers.cli import acting, config, creating, keys, many, operating, plugins, pods, replaying, single, watching
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -54,6 +54,7 @@ creating.add_to(app)
 single.add_to(app)
 acting.add_to(app)
 many.add_to(app)
+watching.add_to(app)
 replaying.add_to(app)
 operating.add_to(app)
 keys.add_to(app)

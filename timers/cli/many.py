@@ -1,28 +1,22 @@
-"""Owns the commands on many timers: ls, stats, watch."""
+"""Owns the commands that show many timers: ls, stats."""
 
-import json
-import os
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
 
 from timers.cli.acting import DueAfter, DueBefore, Of, WithStatus, WithTag
-from timers.cli.output import Format, Output, cell, show_document, show_records
-from timers.cli.session import Session, run
-from timers.client.feed import Event, event_json
+from timers.cli.output import Format, Output, show_document, show_records
+from timers.cli.session import run
 from timers.core.model import Timer
 from timers.store.listing import PageRequest
-
-PrefixOption = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.")]
 
 _COLUMNS: Final = ("prefix", "id", "status", "due_at", "attempt", "failures", "version")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (ls, stats, watch):
+    for command in (ls, stats):
         app.command()(command)
 
 
@@ -66,34 +60,3 @@ def stats(output: Output = Format.TABLE) -> None:
     typer.echo()
     by_prefix = [{"prefix": prefix, **counts} for prefix, counts in found["by_prefix"].items()]
     show_records([*by_prefix, {"prefix": "all", **found["by_status"]}], output)
-
-
-def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Option("-o", "--output")] = None) -> None:
-    """Follow the timers' life until Ctrl-C: a line each, JSON where it is not for a terminal."""
-    as_table = output is Format.TABLE or (output is None and sys.stdout.isatty())
-
-    async def follow(session: Session) -> None:
-        async for event in session.client.events(prefix):
-            typer.echo(_told(event) if as_table else json.dumps(_as_object(event)))
-            sys.stdout.flush()
-
-    try:
-        run(follow)
-    except KeyboardInterrupt:
-        return
-    except BrokenPipeError:
-        # Whoever read has had enough. Python would complain of it once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _as_object(event: Event) -> dict[str, Any]:
-    name, data = event_json(event)
-    return {"event": name, **data}
-
-
-def _told(event: Event) -> str:
-    name, data = event_json(event)
-    if name != "change":
-        return f"-- {name} {data.get('count', '')}".rstrip()
-    key = f"{data['prefix']}:{data['id']}"
-    return f"{data['at']}  {data['status']:<9}  {key}  {cell(data['note'])}"

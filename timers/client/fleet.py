@@ -52,11 +52,13 @@ class PrefixView:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `losses`
-    what was lost and nobody has acknowledged."""
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `late_ms`
+    the same of those that may run now (neither paused nor at a limit), `losses` what was lost and nobody has
+    acknowledged."""
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
+    late_ms: int
     pods: Sequence[Member]
     losses: Sequence[Loss]
 
@@ -102,13 +104,19 @@ async def read_pods(store: Store) -> list[Member]:
 async def read_stats(store: Store, visible: Callable[[str], bool] | None = None) -> Stats:
     """The state now, without the timers of prefixes that are not to be seen. Raises Unavailable."""
     queries = Queries(store)
-    counts, oldest_ms, pods = await queries.counts(), await queries.oldest_due_ms(), await read_pods(store)
-    if visible is not None:
+    counts, pods = await queries.counts(), await read_pods(store)
+    if visible is None:
+        oldest_ms = await queries.oldest_due_ms()
+        late_ms = await queries.oldest_due_ms(held=False)
+    else:
         counts = {prefix: counted for prefix, counted in counts.items() if visible(prefix)}
-        heads = await queries.heads()
-        oldest_ms = min((due_ms for prefix, due_ms in heads.items() if visible(prefix)), default=None)
+        oldest_ms, late_ms = [
+            min((ms for prefix, ms in (await queries.heads(held=held)).items() if visible(prefix)), default=None)
+            for held in (True, False)
+        ]
     await store.identity.look()
-    return Stats(counts, _waited_ms(store, oldest_ms), pods, list(store.identity.losses.values()))
+    losses = list(store.identity.losses.values())
+    return Stats(counts, _waited_ms(store, oldest_ms), _waited_ms(store, late_ms), pods, losses)
 
 
 async def read_overdue_ms(store: Store) -> int:

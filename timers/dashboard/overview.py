@@ -55,8 +55,8 @@ def _bad(stats: Stats) -> Sequence[str]:
     found = [f"Data was lost: {loss}." for loss in stats.losses]
     if not any(pod.works for pod in stats.pods):
         found.append("No worker is alive: nothing fires until one starts.")
-    elif stats.overdue_ms > LATE_MS:
-        found.append(f"Timers are late: the oldest has been due for {render.duration(stats.overdue_ms)}.")
+    elif stats.late_ms > LATE_MS:
+        found.append(f"Timers are late: the oldest has been due for {render.duration(stats.late_ms)}.")
     return found
 
 

@@ -110,16 +110,15 @@ class Queries:
         firsts = await self._of_shards(first_of, [])
         return min((int(score) for first in firsts for _, score in first if _is_time(score)), default=None)
 
-    async def heads(self) -> dict[str, int]:
-        """The earliest due time of each prefix that has any scheduled."""
+    async def heads(self, *, held: bool = True) -> dict[str, int]:
+        """The earliest due time of each prefix that has any scheduled; `held` as above."""
         found: dict[str, int] = {}
-        answers = await self._of_shards(
-            lambda asked, root: asked.zrange(f"{root}heads", 0, -1, withscores=True).zrange(
-                f"{root}held", 0, -1, withscores=True
-            ),
-            [],
-        )
-        for heads in answers:
+
+        def ask(asked: Any, root: str) -> None:
+            for index in ("heads", "held") if held else ("heads",):
+                asked.zrange(f"{root}{index}", 0, -1, withscores=True)
+
+        for heads in await self._of_shards(ask, []):
             async for member, score in by_turns(heads):
                 if _is_time(score):
                     prefix = keys.text(member)

@@ -1,0 +1,227 @@
+"""Owns `timers watch`: a live view on a terminal, else a line for each change."""
+
+import asyncio
+import json
+import os
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from timers.cli.output import Format, cell
+from timers.cli.session import Session, run
+from timers.client.coverage import Uncovered
+from timers.client.feed import Event, event_json
+from timers.client.fleet import Stats
+from timers.core.fields import check_prefix
+from timers.core.lateness import quantiles_ms
+from timers.core.model import Status, Timer
+from timers.dashboard.overview import health
+from timers.dashboard.render import clock, duration
+from timers.errors import Unavailable
+from timers.store.coming import Coming
+from timers.store.fired import Fired, FiredRing, total
+from timers.store.search import Ending, Searching
+
+LOOK_SECONDS: Final = 1.0
+ROWS: Final = 8
+"""Timers due next, and failures, that are shown."""
+
+FAILING_PREFIXES: Final = 20
+"""Prefixes whose newest failures are looked at, those with most of them."""
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+_STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
+_QUIT, _PAUSE = "q", "p"
+
+PrefixOption = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(watch)
+
+
+def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Option("-o", "--output")] = None) -> None:
+    """Show on a terminal how timers fare, live: q quits, p pauses. Elsewhere, or with -o, follow the timers' life: a
+    line for each change, or JSON, until Ctrl-C."""
+    console = Console()
+    live = output is None and console.is_terminal and not console.is_dumb_terminal
+
+    async def follow(session: Session) -> None:
+        if live:
+            await _show(session, console, prefix if prefix is None else check_prefix(prefix))
+            return
+        async for event in session.client.events(prefix):
+            typer.echo(_told(event) if output is Format.TABLE or console.is_terminal else json.dumps(_as_object(event)))
+            sys.stdout.flush()
+
+    try:
+        run(follow)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # Whoever read has had enough. Python would complain of it once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _as_object(event: Event) -> dict[str, Any]:
+    name, data = event_json(event)
+    return {"event": name, **data}
+
+
+def _told(event: Event) -> str:
+    name, data = event_json(event)
+    if name != "change":
+        return f"-- {name} {data.get('count', '')}".rstrip()
+    key = f"{data['prefix']}:{data['id']}"
+    return f"{data['at']}  {data['status']:<9}  {key}  {cell(data['note'])}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one look has found."""
+
+    now_ms: int
+    stats: Stats
+    uncovered: Uncovered
+    fired: Fired
+    coming: Sequence[Timer]
+    failures: Sequence[tuple[str, Ending]]
+
+
+async def _show(session: Session, console: Console, prefix: str | None) -> None:
+    """Look every second until `q`. While Redis is away the last look stays."""
+    seen, trouble, paused = None, "", False
+    with Live(console=console, screen=True, auto_refresh=False) as view, _keystrokes() as pressed:
+        while True:
+            if not paused:
+                try:
+                    seen, trouble = await _look(session, prefix), ""
+                except Unavailable as error:
+                    trouble = str(error)
+            view.update(_page(seen, prefix, trouble, paused=paused), refresh=True)
+            key = await _next_key(pressed)
+            if key == _QUIT:
+                return
+            paused = paused != (key == _PAUSE)
+
+
+@contextmanager
+def _keystrokes() -> Iterator[asyncio.Queue[str]]:
+    """What is typed, key by key; nothing where the input is no terminal."""
+    pressed = asyncio.Queue[str]()
+    if not sys.stdin.isatty():
+        yield pressed
+        return
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def take() -> None:
+        for key in os.read(descriptor, 64).decode(errors="replace") or _QUIT:
+            pressed.put_nowait(key)
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, take)
+    try:
+        yield pressed
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
+    """None where nothing is typed until it is time for the next look."""
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await pressed.get()
+    except TimeoutError:
+        return None
+
+
+async def _look(session: Session, prefix: str | None) -> _Seen:
+    client, store = session.client, session.store
+    visible = None if prefix is None else prefix.__eq__
+    stats = await client.stats(visible)
+    failing = {name: n for name, counts in stats.counts.items() if (n := counts.get(Status.FAILED, 0))}
+    searching = Searching(store)
+    failures = [
+        (name, ending)
+        for name in sorted(failing, key=lambda name: -failing[name])[:FAILING_PREFIXES]
+        for ending in await searching.endings(name, Status.FAILED, ROWS)
+    ]
+    return _Seen(
+        now_ms=await store.now_ms(),
+        stats=stats,
+        uncovered=await client.uncovered(),
+        fired=await FiredRing(store).read(),
+        coming=await Coming(store).next(ROWS, visible),
+        failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
+    )
+
+
+def _page(seen: _Seen | None, prefix: str | None, trouble: str, *, paused: bool) -> RenderableType:
+    of = "" if prefix is None else f" of {prefix}"
+    keys = Text(f"timers{of}   q quits, p {'goes on' if paused else 'pauses'}", style="dim")
+    parts: list[RenderableType] = [keys]
+    if paused:
+        parts.append(Text("paused", style="bold yellow"))
+    if trouble:
+        parts.append(Text(cell(trouble), style=_STYLES["bad"]))
+    if seen is not None:
+        parts += [*_how_it_is(seen, prefix), Text(), _due_next(seen), Text(), _failed(seen)]
+    return Group(*parts)
+
+
+def _how_it_is(seen: _Seen, prefix: str | None) -> Sequence[RenderableType]:
+    by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
+    well = health(seen.stats, seen.uncovered, by_status, names_all=prefix is None)
+    counts = Table(*(status.value for status in Status), box=None, padding=(0, 3, 0, 0))
+    counts.add_row(*(f"{n:,}" for n in by_status.values()))
+    rate = [sum(slot.counts.values()) for slot in seen.fired.hour]
+    late = quantiles_ms(total(seen.fired.hour))
+    said = (
+        ", ".join(f"{name} {value} ms" for name, value in late.items()) if late["p50"] is not None else "nothing fired"
+    )
+    whole = "" if prefix is None else " (all prefixes)"
+    return [
+        Text(well.said, style=_STYLES[well.level]),
+        *(Text(f"  {cell(reason)}") for reason in well.reasons),
+        Text(),
+        counts,
+        Text(),
+        Text(f"fired a minute  {rate[-2]:,}; {rate[-1]:,} in this one{whole}   late in the last hour  {said}"),
+        Text(f"{_sparks(rate)}  the last hour", style="cyan"),
+        Text(f"overdue  {duration(seen.stats.overdue_ms)}   notifications  {seen.stats.notifications}"),
+    ]
+
+
+def _sparks(values: Sequence[int]) -> str:
+    top = max(1, *values)
+    return "".join(_BARS[-(-value * (len(_BARS) - 1) // top)] for value in values)
+
+
+def _due_next(seen: _Seen) -> Table:
+    table = Table("due next", "timer", box=None, padding=(0, 2, 0, 0))
+    for timer in seen.coming:
+        left_ms = timer.due_ms - seen.now_ms
+        when = f"in {duration(left_ms)}" if left_ms >= 0 else f"due for {duration(left_ms)}"
+        table.add_row(Text(when, style="" if left_ms >= 0 else "yellow"), Text(f"{timer.prefix}:{timer.id}"))
+    return table
+
+
+def _failed(seen: _Seen) -> Table:
+    table = Table("failed", "timer", "why", box=None, padding=(0, 2, 0, 0))
+    for prefix, ending in seen.failures:
+        why = cell(f"{ending.error.get('type', '')}: {ending.error.get('reason', '')}")
+        table.add_row(clock(ending.at_ms), Text(f"{prefix}:{ending.id}"), Text(why, overflow="ellipsis", no_wrap=True))
+    return table
