@@ -1,17 +1,18 @@
-"""Compact JSON: what `json` itself would write, with and without its encoder in C, and nothing that is no JSON."""
+"""Compact JSON: what a record keeps is read back as it was, on one line, and a payload that is no JSON is refused."""
 
 import json
 import math
-from json import encoder as json_encoder
 from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timers.core.compactjson import Encode, encode_with
+from timers.core.compactjson import decode, encode
+from timers.core.spec import encode_payload
+from timers.errors import InvalidInput
 
-KEYS: Final = st.text(max_size=10) | st.integers() | st.booleans() | st.none()
+KEYS: Final = st.text(max_size=10) | st.integers() | st.booleans()
 VALUES: Final = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.tuples(inner) | st.dictionaries(KEYS, inner, max_size=4),
@@ -19,46 +20,44 @@ VALUES: Final = st.recursive(
 )
 
 
-def without_c(*, allow_nan: bool) -> Encode:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_encoder, "c_make_encoder", None)
-        return encode_with(allow_nan=allow_nan)
-
-
-STRICT: Final = (encode_with(allow_nan=False), without_c(allow_nan=False))
-
-
 @given(VALUES)
-def test_it_writes_what_json_writes(value: Any) -> None:
-    expected = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    assert [encode(value) for encode in STRICT] == [expected, expected]
+def test_it_is_read_back_as_json_would_write_it(value: Any) -> None:
+    text = encode_payload(value)
+    assert text == encode(value)
+    assert json.loads(text) == decode(text) == json.loads(json.dumps(value))
+    assert "\n" not in text
 
 
-@pytest.mark.parametrize("encode", STRICT)
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_in_json_is_refused_where_it_is_told_to(encode: Encode, number: float) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        encode({"value": [number]})
+def test_it_has_no_spaces_and_every_character_as_itself() -> None:
+    assert encode({"é": ["“", 1.5, None]}) == '{"é":["“",1.5,null]}'
 
 
-def test_and_written_as_json_does_where_not() -> None:
-    numbers = [math.nan, math.inf, -math.inf]
-    for encode in (encode_with(allow_nan=True), without_c(allow_nan=True)):
-        assert encode(numbers) == "[NaN,Infinity,-Infinity]"
+def test_a_record_keeps_what_is_no_number_in_json() -> None:
+    assert encode([math.nan, math.inf, -math.inf]) == "[NaN,Infinity,-Infinity]"
 
 
-@pytest.mark.parametrize("encode", STRICT)
-def test_what_is_no_json_is_refused(encode: Encode) -> None:
-    for value in ({1, 2}, object(), b"bytes", {"deep": [{"value": object()}]}):
-        with pytest.raises(TypeError, match="not JSON serializable"):
-            encode(value)
-    with pytest.raises(TypeError, match="keys must be"):
-        encode({(1, 2): 3})
+LOOP: Final[list[Any]] = []
+LOOP.append(LOOP)
 
 
-@pytest.mark.parametrize("encode", STRICT)
-def test_a_value_within_itself_has_too_many_levels(encode: Encode) -> None:
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(RecursionError):
-        encode(value)
+def nested(levels: int) -> list[Any]:
+    return [nested(levels - 1)] if levels else []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, [math.inf], {1, 2}, object(), b"bytes", {"deep": [{"value": object()}]}, {(1, 2): 3}, "\ud800"],
+)
+def test_a_payload_that_is_no_json_is_refused(value: object) -> None:
+    with pytest.raises(InvalidInput, match="a JSON value"):
+        encode_payload(value)
+
+
+@pytest.mark.parametrize("value", [LOOP, nested(255), nested(900)], ids=["loop", "255", "900"])
+def test_a_payload_with_too_many_levels_is_refused(value: object) -> None:
+    with pytest.raises(InvalidInput):
+        encode_payload(value)
+
+
+def test_a_payload_of_many_levels_is_kept() -> None:
+    assert decode(encode_payload(nested(190))) == nested(190)

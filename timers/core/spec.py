@@ -1,5 +1,6 @@
 """Owns what a caller may ask for: a new timer and a change, field by field and as a whole."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +16,7 @@ from pydantic import (
 )
 
 from timers.core import shapes
-from timers.core.compactjson import encode_with
+from timers.core.compactjson import encode
 from timers.core.fields import AnyDuration, CallersPrefix, Id, Time, Timeout
 from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
 from timers.core.strict import StrictModel
@@ -24,7 +25,9 @@ from timers.errors import FieldError, InvalidInput, shown
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
 
-_ENCODE = encode_with(allow_nan=False)
+_STRICT: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+"""Refuses what is not JSON; a record's encoder would make text of a date or a set."""
+
 # What JSON can name and UTF-8 cannot hold.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -32,8 +35,8 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 def encode_payload(payload: object, field: str = "payload") -> str:
     """The payload as compact JSON; InvalidInput where it is not JSON or passes 64 KiB."""
     try:
-        text = _ENCODE(payload)
-        size = len(text.encode())
+        size = len(_STRICT.encode(payload).encode())
+        text = encode(payload)
     except RecursionError:
         raise InvalidInput.of(field, type(payload), "a JSON value of fewer levels") from None
     except (TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
-from timers.core.compactjson import encode_with
+from timers.core.compactjson import encode
 from timers.core.durations import parse_ms
 from timers.core.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
@@ -37,7 +37,7 @@ TIME_DIGITS: Final = 13
 """Of epoch ms, until the year 2286; as in lua/common.lua."""
 
 _DECODER: Final = json.JSONDecoder()
-_ENCODE: Final = encode_with(allow_nan=True)
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
 
@@ -53,7 +53,7 @@ class CorruptRecord(ValueError):
 
 def encode_spec(spec: Mapping[str, Any]) -> str:
     """One line of compact JSON."""
-    return _ENCODE(spec)
+    return encode(spec)
 
 
 def encode_progress(progress: Progress) -> str:
@@ -68,12 +68,8 @@ def encode_progress(progress: Progress) -> str:
         "occurrences": progress.occurrences,
     }
     kept = {k: v for k, v in fields.items() if v}
-    text = _ENCODE(kept) if kept else ""
-    return _encodable(text)
-
-
-def _encodable(text: str) -> str:
-    """Without half characters, which an exception of a processor may bring along and UTF-8 does not know."""
+    text = _ENCODER.encode(kept) if kept else ""
+    # An exception of a processor may bring half characters along, which UTF-8 does not know.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
