@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from whenever import Instant
+from whenever import Instant, OffsetDateTime
 
 from timers.errors import InvalidInput
 
@@ -302,9 +302,10 @@ def _iso_text(duration: Duration) -> str:
 
 
 _DATE_TIME = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
-    r"(?:(?P<utc>[Zz])|(?P<sign>[+-])(?P<hours>[01][0-9]|2[0-3]):(?P<minutes>[0-5][0-9]))?"
+    r"(?P<minute>[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}):(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]+))?"
+    r"(?P<offset>[Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
+"""The form of RFC 3339, of which ISO 8601 and `whenever` take more; `whenever` knows the calendar."""
 
 
 def _read_time(value: object) -> int | None:
@@ -326,7 +327,7 @@ def _lacks_offset(value: object) -> bool:
     if isinstance(value, datetime):
         return value.utcoffset() is None
     match = _DATE_TIME.fullmatch(value) if isinstance(value, str) and len(value) <= _MAX_CHARACTERS else None
-    return match is not None and not (match["utc"] or match["sign"])
+    return match is not None and not match["offset"]
 
 
 def _ceil_epoch_ms(moment: datetime) -> int:
@@ -335,22 +336,14 @@ def _ceil_epoch_ms(moment: datetime) -> int:
 
 def _from_rfc3339(text: str) -> int | None:
     match = _DATE_TIME.fullmatch(text)
-    if match is None or not (match["utc"] or match["sign"]):
+    if match is None or not match["offset"]:
         return None
-    year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
-    leap = second == 60
+    leap = match["second"] == "60"
     try:
-        whole = datetime(year, month, day, hour, minute, second - leap, tzinfo=_offset(match))
+        whole = OffsetDateTime.parse_iso(f"{match['minute']}:{59 if leap else match['second']}{match['offset']}")
     except ValueError:
         return None
-    at_ms = _ceil_epoch_ms(whole) + leap * SECOND_MS
+    at_ms = whole.timestamp(unit="millisecond") + leap * SECOND_MS
     if leap and at_ms % DAY_MS:
         return None
-    return at_ms + _ceil_fraction_ms(match[7] or "", SECOND_MS)
-
-
-def _offset(match: re.Match[str]) -> timezone:
-    if match["utc"]:
-        return UTC
-    offset = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"]))
-    return timezone(-offset if match["sign"] == "-" else offset)
+    return at_ms + _ceil_fraction_ms(match["fraction"] or "", SECOND_MS)
