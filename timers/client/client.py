@@ -50,19 +50,21 @@ class TimerClient(Timers):
         self._connections = None if url is None else connect(url)
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
-        self._feed: Feed | None = None
-        self._group_commit: GroupCommit | None = None
-        self._declared: Declared | None = None
 
     @classmethod
     def over(cls, store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> Self:
         """A client over a store that is open already; closing it closes the store's connections. Under a retention of
         0 it keeps no record of what it cancels."""
         client = cls.__new__(cls)
-        client._connections, client._store = store.connections, store
+        client._connections = store.connections
         client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
-        client._feed = client._group_commit = client._declared = None
+        client._use(store)
         return client
+
+    def _use(self, store: Store) -> Store:
+        self._store, self._feed, self._declared = store, Feed(Queries(store)), Declared(store)
+        self._group_commit = GroupCommit(store, edit_lock_ms=self._edit_lock_ms)
+        return store
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,7 +83,7 @@ class TimerClient(Timers):
     async def end_events(self) -> None:
         """End whoever listens to `events`, and take no more listeners."""
         if self._store is not None:
-            await self._feed_of(self._store).close()
+            await self._feed.close()
 
     async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         given = {"prefix": prefix, **({} if id is None else {"id": id}), **fields}
@@ -94,24 +96,14 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
-        for refused in (await self._declared_in(store).refusals([new.prefix])).values():
+        for refused in (await self._declared.refusals([new.prefix])).values():
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent)
-        answer = await self._group_commit_of(store).arm(arming, quota)
+        answer = await self._group_commit.arm(arming, quota)
         result = armed(answer, quota)
         if isinstance(result, Exception):
             raise result
         return result
-
-    def _declared_in(self, store: Store) -> Declared:
-        if self._declared is None:
-            self._declared = Declared(store)
-        return self._declared
-
-    def _group_commit_of(self, store: Store) -> GroupCommit:
-        if self._group_commit is None:
-            self._group_commit = GroupCommit(store, edit_lock_ms=self._edit_lock_ms)
-        return self._group_commit
 
     async def batch(
         self,
@@ -128,11 +120,11 @@ class TimerClient(Timers):
             check_traceparent(traceparent)
         store = await self._open()
         planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
-        refused = await self._declared_in(store).refusals({p.prefix for p in planned if isinstance(p, Arming)})
+        refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit_of(store).arm_all(armings, quota))
+        answers = iter(await self._group_commit.arm_all(armings, quota))
         return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
@@ -315,7 +307,8 @@ class TimerClient(Timers):
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that timers of the prefix are for, on a live pod or not; None where none was ever declared."""
-        return await self._declared_in(await self._open()).owner(prefix)
+        await self._open()
+        return await self._declared.owner(prefix)
 
     async def forget(self, prefix: str) -> None:
         """Take back the declaration of a prefix: from now on its timers are for the processor of a shorter one, if
@@ -352,29 +345,24 @@ class TimerClient(Timers):
 
     async def feed(self) -> Feed:
         """The one subscription behind all `events` of this client."""
-        return self._feed_of(await self._open())
+        await self._open()
+        return self._feed
 
     @property
     def events_dropped(self) -> int:
         """Changes that listeners of this process took too slowly and lost."""
-        return 0 if self._feed is None else self._feed.dropped
-
-    def _feed_of(self, store: Store) -> Feed:
-        if self._feed is None:
-            self._feed = Feed(Queries(store))
-        return self._feed
+        return 0 if self._store is None else self._feed.dropped
 
     async def _open(self) -> Store:
         """The store, which knows the db and its clock. As long as nothing was ever armed, whoever comes may still give
         the db another number of shards, so it is looked up again."""
-        if self._store is None:
-            if self._connections is None:
-                settings = load_worker_settings()
-                self._connections, self._edit_lock_ms = connect(await reachable_url(settings)), settings.edit_lock_ms
-            self._store = Store(self._connections)
-        if not (self._store.identity.armed and self._store.clock.known):
-            await self._store.identity.look()
-        return self._store
+        if self._connections is None:
+            settings = load_worker_settings()
+            self._connections, self._edit_lock_ms = connect(await reachable_url(settings)), settings.edit_lock_ms
+        store = self._store or self._use(Store(self._connections))
+        if not (store.identity.armed and store.clock.known):
+            await store.identity.look()
+        return store
 
 
 def _is_of(prefix: str, change: Change) -> bool:
