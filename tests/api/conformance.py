@@ -8,7 +8,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from timers.api.openapi import document
-from timers.api.problems import CONTENT_TYPE
+from timers.api.problems import CONTENT_TYPE, TYPE_ROOT
 
 Json = dict[str, Any]
 
@@ -38,6 +38,9 @@ def check(method: str, path: str, status: int, headers: Mapping[str, str], body:
     assert media_type in answer["content"], f"{told} as {media_type}"
     if method != "HEAD" and media_type.endswith("json"):
         _check_body(f"{call['operationId']} {status}", answer["content"][media_type]["schema"], body, told)
+        if media_type == CONTENT_TYPE:
+            assert body["status"] == status, told
+            assert body["type"].removeprefix(TYPE_ROOT) in answer["content"][media_type]["examples"], told
 
 
 @cache
@@ -61,11 +64,23 @@ def _check_body(name: str, schema: Json, body: Any, told: str) -> None:
     assert not errors, f"{told}: {'; '.join(errors)}"
 
 
+@cache
+def _closed() -> Json:
+    """The schemas without room for more: what the service answers, all of it, is in the document. A problem may have
+    members of its own (RFC 9457)."""
+    schemas: Json = document()["components"]["schemas"]
+    open_ones = ("Problem", "Document")
+    return {
+        name: {**schema, "additionalProperties": False} if "properties" in schema and name not in open_ones else schema
+        for name, schema in schemas.items()
+    }
+
+
 _validators: Final[dict[str, jsonschema_rs.Draft202012Validator]] = {}
 
 
 def _validator(name: str, schema: Json) -> jsonschema_rs.Draft202012Validator:
     if name not in _validators:
-        whole = {**schema, "components": document()["components"]}
+        whole = {**schema, "components": {"schemas": _closed()}}
         _validators[name] = jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
     return _validators[name]

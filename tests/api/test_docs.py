@@ -1,7 +1,10 @@
 """The page of the document: what it is made of, and that it asks no other host for anything."""
 
+import asyncio
 import hashlib
 import re
+import threading
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,6 +12,13 @@ import pytest
 
 import timers.api.docs
 from tests.api.harness import Api
+from tests.waiting import DEADLINE_SECONDS
+from timers.api.auth import Auth
+from timers.api.docs import DocsRoutes
+from timers.api.health import HealthRoutes
+from timers.api.openapi import document
+from timers.api.server import ApiServer, application
+from timers.store.callers import Callers
 
 VENDOR = Path(timers.api.docs.__file__).parent / "vendor"
 
@@ -72,3 +82,23 @@ def test_the_style_loads_nothing() -> None:
     text = (VENDOR / "swagger-ui.css").read_text()
     assert "@import" not in text
     assert re.findall(r"url\((?!['\"]?(?:data:|#))[^)]*\)", text) == []
+
+
+async def test_the_pod_goes_on_while_the_document_is_made_once(api: Api) -> None:
+    others_answered, made = threading.Event(), list[int]()
+
+    def slow() -> dict[str, object]:
+        assert others_answered.wait(DEADLINE_SECONDS)
+        made.append(1)
+        return document()
+
+    routes = (*DocsRoutes(slow).routes(), *HealthRoutes(api.store, None).routes())
+    server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
+    other = replace(api, server=server)
+    asking = [asyncio.create_task(other.call("GET", "/openapi.json")) for _ in range(3)]
+    for _ in range(3):
+        assert (await other.call("GET", "/healthz")).status == 200
+    others_answered.set()
+    assert [reply.body == document() for reply in await asyncio.gather(*asking)] == [True] * 3
+    assert made == [1]
+    await server.stop()

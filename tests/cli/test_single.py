@@ -88,7 +88,7 @@ def test_what_does_not_exist_is_one_line_and_exit_1(timers: CommandLine, argumen
         (("create", "Test", "one", "--in", "1h"), "PREFIX"),
         (("create", "test", "a b", "--in", "1h"), "ID"),
         (("create", "test", "one", "--in", "1h", "--payload", "{a: 1}"), "--payload"),
-        (("create", "test", "one", "--in", "1h", "--payload", '{"a": 1, "a": 2}'), "--payload"),
+        (("create", "test", "one", "--in", "1h", "--payload", '{"a": NaN}'), "--payload"),
         (("create", "test", "one", "--in", "1h", "--if-exists", "overwrite"), "--if-exists"),
         (("reschedule", "test", "one"), "--in"),
         (("reschedule", "test", "one", "--in", "11y"), "--in"),

@@ -7,7 +7,8 @@ from typing import Any
 
 from timers.core.causes import in_english
 from timers.core.decide import Transition
-from timers.core.model import HISTORY_LIMIT, NO_PROGRESS, Progress, Status, Timer
+from timers.core.model import NO_PROGRESS, Progress, Status, Timer
+from timers.core.shapes import HISTORY_LIMIT
 from timers.store.codec import encode_said
 from timers.store.store import Arming, Identity
 

@@ -1,7 +1,8 @@
 """History: every transition, bounded to the newest fifty with a marker in the oldest place."""
 
 from tests.store.acts import POD, PREFIX, an_end, armed, claim, read, running, settle
-from timers.core.model import HISTORY_LIMIT, Status
+from timers.core.model import Status
+from timers.core.shapes import HISTORY_LIMIT
 from timers.store.store import Store
 
 

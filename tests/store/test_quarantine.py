@@ -146,7 +146,9 @@ async def test_what_was_unreadable_is_shown_with_the_reason(store: Store) -> Non
     assert (timer.status, timer.version, timer.payload) == (Status.SCHEDULED, 1, None)
     assert timer.last_error is not None
     assert timer.last_error["type"] == "CorruptRecord"
-    assert timer.to_json()["last_error"]["reason"].startswith("unreadable record: ")
+    shown = timer.to_json()["last_error"]
+    assert shown is not None
+    assert shown["reason"].startswith("unreadable record: ")
     await store.cancel(PREFIX, "bad", purge=True)
 
 

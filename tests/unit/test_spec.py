@@ -258,7 +258,7 @@ def test_the_attributes_of_a_timer_are_the_values_of_its_json(given: dict[str, A
         progress=Progress(last_error=error),
         history=[HistoryEntry(START_MS, Status.RUNNING, 1, "pod-a", "event", lateness_ms=3)],
     )
-    assert as_attributes(timer, timer.to_json()) == timer.to_json()
+    assert as_attributes(timer, dict(timer.to_json())) == timer.to_json()
     assert type(timer.tags) is list
     assert type(timer.metadata) is dict
 

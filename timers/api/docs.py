@@ -1,7 +1,7 @@
 """Owns the document as served: `/openapi.json`, and a page of it that asks no other host for anything."""
 
-import json
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +9,9 @@ from typing import Final
 
 from aiohttp import web
 
+from timers.api.answer import encoded, of_bytes
 from timers.api.body import refuse_query
+from timers.api.components import Json
 from timers.api.openapi import document
 from timers.api.operations import CSS, HTML, JAVASCRIPT, route
 
@@ -50,6 +52,9 @@ SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, valida
 class DocsRoutes:
     """The document for programs and for people."""
 
+    def __init__(self, make: Callable[[], Json] = document) -> None:
+        self._make, self._making, self._made = make, asyncio.Lock(), b""
+
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
         return (
@@ -61,9 +66,11 @@ class DocsRoutes:
         )
 
     async def document(self, request: web.Request) -> web.Response:
-        """200 OpenAPI 3.1."""
+        """200 OpenAPI 3.1. It is made when it is first asked for, in a thread, because that takes a while."""
         refuse_query(request)
-        return web.Response(body=_document(), content_type="application/json")
+        async with self._making:
+            self._made = self._made or await asyncio.to_thread(lambda: encoded(self._make()))
+        return of_bytes(self._made)
 
     async def page(self, request: web.Request) -> web.Response:
         """200 the page."""
@@ -80,11 +87,6 @@ class DocsRoutes:
     async def start(self, request: web.Request) -> web.Response:
         """200 what sets the program going."""
         return _text(request, _START, JAVASCRIPT)
-
-
-@cache
-def _document() -> bytes:
-    return json.dumps(document(), separators=(",", ":")).encode()
 
 
 @cache

@@ -10,7 +10,7 @@ from timers.api.answer import answer, encoded, joined, of_bytes
 from timers.api.body import BATCH_LIMIT_BYTES, media_type, parsed, read_json, read_lines, read_query
 from timers.api.operations import JSON, NDJSON, route
 from timers.api.problems import problem_body
-from timers.api.schemas import Batch
+from timers.api.requests import Batch
 from timers.api.scope import nothing_of, quota_of, visible_to
 from timers.api.tracing import traceparent_of
 from timers.client import Armed, TimerClient

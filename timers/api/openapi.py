@@ -2,23 +2,21 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
-from timers.api import schemas
+from timers.api.components import Components, Json, reference
 from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation
-from timers.api.parameters import Parameter
 from timers.api.problem_types import KINDS_BY_SLUG, TOLD
 from timers.api.problems import CONTENT_TYPE, TYPE_ROOT, Kind
+from timers.api.requests import Parameter
+from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE
 from timers.processor import DISTRIBUTION
-
-Json = dict[str, Any]
 
 _ALWAYS: Final = ("malformed-request", "internal")
 _WITH_RIGHT: Final = ("unauthorized", "forbidden", "rate-limited", "invalid-input", "redis-unavailable", "busy")
@@ -83,84 +81,109 @@ _KEY: Final[Json] = {"key": []}
 _SIGNED: Final[Json] = {"signatureId": [], "signatureTime": [], "signature": []}
 
 
-_CHANGE: Final = {
-    "prefix": "send-message",
-    "id": "user-42",
-    "status": "completed",
-    "version": 3,
-    "attempt": 1,
-    "due_at": "2026-11-22T20:00:00.000Z",
-    "at": "2026-11-22T20:00:00.021Z",
-    "processor": None,
-    "cause": "completed",
-    "note": "completed",
+_TEXTS: Final[Mapping[str, Json]] = {
+    EVENTS: {"type": "string", "description": "The data of a `change` is a ChangeAnswer."},
+    NDJSON: {"description": "A NewTimer a line."},
 }
-_TEXTS: Final = {
-    EVENTS: f"event: open\ndata: {{}}\n\nevent: change\ndata: {json.dumps(_CHANGE)}\n\n",
-    NDJSON: "".join(f"{json.dumps({**NEW_TIMER_EXAMPLE, 'id': name})}\n" for name in ("user-42", "user-43")),
-    TEXT: 'timers_timers{prefix="send-message",status="scheduled"} 3.0\n',
-}
-"""Examples of what is no JSON."""
 
 
 @cache
 def document() -> Json:
     """The document. Treat it as read-only: it is made once."""
-    models = {model for operation in OPERATIONS for model in _models(operation)} | {schemas.Problem}
-    ordered = sorted(models, key=lambda model: model.__name__)
-    _, definitions = models_json_schema(
-        [(model, "validation") for model in ordered], ref_template="#/components/schemas/{model}"
-    )
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "timers",
-            "version": version(DISTRIBUTION),
-            "description": _DESCRIPTION,
-            "license": {"name": "MIT", "identifier": "MIT"},
-        },
-        "servers": [{"url": "/", "description": "This service."}],
-        "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": _paths(OPERATIONS),
-        "components": {
-            "schemas": definitions["$defs"],
-            "headers": {name: _header(*told) for name, told in _HEADERS.items()},
-            "securitySchemes": _SCHEMES,
-        },
-    }
+    return _Document().whole()
 
 
-def _models(operation: Operation) -> Iterable[type[BaseModel]]:
-    yield from (model for model in operation.body.values() if model is not None)
-    yield from (answer.body for answer in operation.answers if answer.body is not None)
+class _Document:
+    """The document while it is made."""
+
+    def __init__(self) -> None:
+        types = [body for operation in OPERATIONS for body in operation.body.values() if body is not None]
+        types += [answer.body for operation in OPERATIONS for answer in operation.answers if answer.body is not None]
+        self._components = Components([*types, ChangeAnswer, Problem])
+        change = json.dumps(self._components.example(reference("ChangeAnswer")))
+        lines = [json.dumps({**NEW_TIMER_EXAMPLE, "id": name}) for name in ("user-42", "user-43")]
+        self._texts = {
+            EVENTS: f"event: open\ndata: {{}}\n\nevent: change\ndata: {change}\n\n",
+            NDJSON: "".join(f"{line}\n" for line in lines),
+            TEXT: 'timers_timers{prefix="send-message",status="scheduled"} 3.0\n',
+        }
+
+    def whole(self) -> Json:
+        """All of it."""
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "timers",
+                "version": version(DISTRIBUTION),
+                "description": _DESCRIPTION,
+                "license": {"name": "MIT", "identifier": "MIT"},
+            },
+            "servers": [{"url": "/", "description": "This service."}],
+            "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
+            "paths": self._paths(OPERATIONS),
+            "components": {
+                "schemas": dict(sorted(self._components.schemas.items())),
+                "headers": {name: _header(*told) for name, told in _HEADERS.items()},
+                "securitySchemes": _SCHEMES,
+            },
+        }
+
+    def _paths(self, operations: Iterable[Operation]) -> Json:
+        paths: defaultdict[str, Json] = defaultdict(dict)
+        for operation in operations:
+            paths[operation.path][operation.method.lower()] = self._operation(operation)
+        return dict(paths)
+
+    def _operation(self, operation: Operation) -> Json:
+        told: Json = {
+            "operationId": operation.id,
+            "summary": operation.summary,
+            "tags": [operation.tag],
+            "security": _security(operation),
+            "parameters": [*map(_parameter, operation.parameters), *self._query(operation.query)],
+            "responses": {**self._answers(operation.answers), **_problems(operation)},
+        }
+        if operation.right:
+            told["description"] = f"Needs the right `{operation.right}`, where keys are in use."
+        if operation.body:
+            content = {media_type: self._content(media_type, body) for media_type, body in operation.body.items()}
+            told["requestBody"] = {"required": True, "content": content}
+        return told
+
+    def _query(self, model: type[BaseModel] | None) -> Iterable[Json]:
+        """The parameters of a query; one that may be a list is one, so that it may come several times."""
+        for name, schema in self._components.of_fields(model).items() if model is not None else ():
+            whole = schema["anyOf"][0] if {"type": "null"} in schema.get("anyOf", ()) else schema
+            told = self._components.resolved(whole)
+            several = next((part for part in told.get("anyOf", ()) if part.get("type") == "array"), whole)
+            yield {
+                "name": name,
+                "in": "query",
+                "description": told["description"],
+                "required": False,
+                "schema": several,
+                "example": told["examples"][-1],
+            }
+
+    def _answers(self, answers: Iterable[Answer]) -> Json:
+        told: Json = {}
+        for answer in answers:
+            one = told.setdefault(str(answer.status), {"description": answer.description})
+            one["headers"] = _header_references((*answer.headers, "X-Request-Id"), required=answer.headers)
+            if answer.media_type is not None:
+                one.setdefault("content", {})[answer.media_type] = self._content(answer.media_type, answer.body)
+        return told
+
+    def _content(self, media_type: str, body: type[Any] | None) -> Json:
+        if body is not None:
+            schema = reference(body.__name__)
+            return {"schema": schema, "example": self._components.example(schema)}
+        schema = _TEXTS.get(media_type, {"type": "string"})
+        return {"schema": schema, **({"example": self._texts[media_type]} if media_type in self._texts else {})}
 
 
 def _header(description: str, schema: Json, example: object) -> Json:
     return {"description": description, "schema": schema, "example": example}
-
-
-def _paths(operations: Iterable[Operation]) -> Json:
-    paths: defaultdict[str, Json] = defaultdict(dict)
-    for operation in operations:
-        paths[operation.path][operation.method.lower()] = _operation(operation)
-    return dict(paths)
-
-
-def _operation(operation: Operation) -> Json:
-    told: Json = {
-        "operationId": operation.id,
-        "summary": operation.summary,
-        "tags": [operation.tag],
-        "security": _security(operation),
-        "parameters": [*map(_parameter, operation.parameters), *_query(operation.query)],
-        "responses": {**_answers(operation.answers), **_problems(operation)},
-    }
-    if operation.right:
-        told["description"] = f"Needs the right `{operation.right}`, where keys are in use."
-    if operation.body:
-        content = {media_type: _content(media_type, model) for media_type, model in operation.body.items()}
-        told["requestBody"] = {"required": True, "content": content}
-    return told
 
 
 def _security(operation: Operation) -> list[Json]:
@@ -179,47 +202,6 @@ def _parameter(parameter: Parameter) -> Json:
         "schema": parameter.schema,
         "example": parameter.example,
     }
-
-
-def _query(model: type[BaseModel] | None) -> Iterable[Json]:
-    """The parameters of a query; one that may be a list is one, so that it may come several times."""
-    for name, schema in model.model_json_schema()["properties"].items() if model is not None else ():
-        whole = next((part for part in schema.get("anyOf", ()) if part.get("type") != "null"), schema)
-        several = next((part for part in whole.get("anyOf", ()) if part.get("type") == "array"), whole)
-        yield {
-            "name": name,
-            "in": "query",
-            "description": whole["description"],
-            "required": False,
-            "schema": several,
-            "example": whole["examples"][-1],
-        }
-
-
-def _content(media_type: str, model: type[BaseModel] | None) -> Json:
-    if model is not None:
-        return {"schema": _reference(model), "example": _example_of(model)}
-    text: Json = {"schema": {"description": "A NewTimer a line."} if media_type == NDJSON else {"type": "string"}}
-    return {**text, "example": _TEXTS[media_type]} if media_type in _TEXTS else text
-
-
-def _example_of(model: type[BaseModel]) -> Any:
-    """The first of those that its schema has: readers of the document look beside the schema."""
-    return model.model_json_schema()["examples"][0]
-
-
-def _reference(model: type[BaseModel]) -> Json:
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
-
-
-def _answers(answers: Iterable[Answer]) -> Json:
-    told: Json = {}
-    for answer in answers:
-        one = told.setdefault(str(answer.status), {"description": answer.description})
-        one["headers"] = _header_references((*answer.headers, "X-Request-Id"), required=answer.headers)
-        if answer.media_type is not None:
-            one.setdefault("content", {})[answer.media_type] = _content(answer.media_type, answer.body)
-    return told
 
 
 def _header_references(names: Iterable[str], required: Iterable[str]) -> Json:
@@ -253,14 +235,13 @@ def _slugs(operation: Operation) -> Iterable[str]:
 
 
 def _problem(status: int, kinds: Sequence[Kind]) -> Json:
-    types = {"properties": {"type": {"enum": [TYPE_ROOT + kind.slug for kind in kinds]}, "status": {"const": status}}}
     headers = _PROBLEM_HEADERS.get(status, ())
     return {
         "description": "; ".join(TOLD[kind.slug].when for kind in kinds),
         "headers": _header_references((*headers, "X-Request-Id"), required=headers),
         "content": {
             CONTENT_TYPE: {
-                "schema": {"allOf": [_reference(schemas.Problem), types]},
+                "schema": reference("Problem"),
                 "examples": {kind.slug: {"summary": kind.title, "value": _example(kind)} for kind in kinds},
             }
         },

@@ -15,6 +15,7 @@ from timers.api.operations import route
 from timers.api.scope import require_visible, visible_to
 from timers.client import TimerClient
 from timers.client.fleet import by_name
+from timers.core.answers import PodAnswer
 from timers.core.fields import check_prefix
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
@@ -58,7 +59,7 @@ class OperatingRoutes:
         refuse_query(request)
         visible = visible_to(request)
         stats = await self._client.stats(visible)
-        counts, whole = stats.counts, replace(stats, counts={}).to_json()
+        counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
         total: Counter[Status] = Counter()
         async for counted in by_turns(counts.values()):
             total.update(counted)
@@ -135,12 +136,12 @@ class OperatingRoutes:
         return await self._client.owner(prefix) or UNDECLARED
 
 
-def _seen(pod: dict[str, Any], visible: Visible | None) -> dict[str, Any]:
+def _seen(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
     """A pod as it is shown to who may see only some prefixes: with these alone, and without what tells of all."""
     if visible is None:
         return pod
-    named = {name: [prefix for prefix in pod[name] if visible(prefix)] for name in ("serves", "only")}
-    return {**pod, **named, "lateness_ms": _UNKNOWN_LATENESS}
+    serves, only = ([prefix for prefix in some if visible(prefix)] for some in (pod["serves"], pod["only"]))
+    return {**pod, "serves": serves, "only": only, "lateness_ms": _UNKNOWN_LATENESS}
 
 
 async def _prefix(request: web.Request) -> str:

@@ -4,16 +4,16 @@ Routes, rights and the OpenAPI document are all made from it, so that none of th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel
 
-from timers.api import parameters as given
-from timers.api import schemas
+from timers.api import requests as given
 from timers.api.tracing import Handler
 from timers.client.actions import BulkAction
+from timers.core import answers
 from timers.core.spec import NewTimer, PutTimer, TimerChange
 from timers.store.listing import PageRequest
 
@@ -38,7 +38,7 @@ class Answer:
 
     status: int
     description: str
-    body: type[BaseModel] | None
+    body: type[Any] | None
     headers: tuple[str, ...] = ()
     media_type: str | None = JSON
 
@@ -52,18 +52,34 @@ class Operation:
     method: str
     path: str
     right: Right | None
-    tag: str
     summary: str
     answers: tuple[Answer, ...]
     parameters: tuple[given.Parameter, ...] = ()
     body: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     query: type[BaseModel] | None = None
+    tag: str = ""
 
 
-_TAGGED: Final = ("ETag",)
+def _ok(description: str, body: type[Any] | None = None, media_type: str = JSON) -> tuple[Answer, ...]:
+    return (Answer(200, description, body, media_type=media_type),)
+
+
+def _timer(description: str) -> tuple[Answer, ...]:
+    return (Answer(200, description, answers.TimerAnswer, ("ETag",)),)
+
+
+def _armed(kept: str) -> tuple[Answer, ...]:
+    located = ("ETag", "Location")
+    made = Answer(201, "The new timer.", answers.TimerAnswer, located)
+    return made, Answer(200, kept, answers.TimerAnswer, located)
+
+
 _IDENTITY: Final = (given.PREFIX_IN_PATH, given.ID_IN_PATH)
-_SAME_TIMER: Final = (Answer(200, "The timer.", schemas.TimerAnswer, _TAGGED),)
+_OF_A_PREFIX: Final = (given.PREFIX_IN_PATH,)
+_ARMING: Final = ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending")
+_REARMING: Final = ("timer-not-found", "running", "not-scheduled")
+_CHANGING: Final = (*_REARMING, "edit-locked", "version-mismatch")
 
 TIMER_OPERATIONS: Final = (
     Operation(
@@ -71,39 +87,30 @@ TIMER_OPERATIONS: Final = (
         "POST",
         "/v1/timers",
         "write",
-        "timers",
         "Arm a timer",
-        (
-            Answer(201, "The new timer.", schemas.TimerAnswer, ("ETag", "Location")),
-            Answer(200, "The timer that was kept or replaced.", schemas.TimerAnswer, ("ETag", "Location")),
-        ),
+        _armed("The timer that was kept or replaced."),
         (given.TRACEPARENT,),
         {JSON: NewTimer},
-        ("no-processor", "already-exists", "running", "edit-locked", "timer-not-found", "too-many-pending"),
+        (*_ARMING, "already-exists"),
     ),
     Operation(
         "putTimer",
         "PUT",
         _ONE,
         "write",
-        "timers",
         "Arm a timer, or replace the one that is there",
-        (
-            Answer(201, "The new timer.", schemas.TimerAnswer, ("ETag", "Location")),
-            Answer(200, "The timer that replaced another.", schemas.TimerAnswer, ("ETag", "Location")),
-        ),
+        _armed("The timer that replaced another."),
         (*_IDENTITY, given.TRACEPARENT),
         {JSON: PutTimer},
-        ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending"),
+        _ARMING,
     ),
     Operation(
         "getTimer",
         "GET",
         _ONE,
         "read",
-        "timers",
         "Read a timer",
-        (*_SAME_TIMER, Answer(304, "The caller has this version already.", None, _TAGGED, None)),
+        (*_timer("The timer."), Answer(304, "The caller has this version already.", None, ("ETag",), None)),
         (*_IDENTITY, given.IF_NONE_MATCH),
         problems=("timer-not-found",),
     ),
@@ -112,48 +119,49 @@ TIMER_OPERATIONS: Final = (
         "PATCH",
         _ONE,
         "write",
-        "timers",
         "Change a scheduled timer",
-        (Answer(200, "The changed timer.", schemas.TimerAnswer, _TAGGED),),
+        _timer("The changed timer."),
         (*_IDENTITY, given.IF_MATCH),
         {JSON: TimerChange, MERGE_PATCH: TimerChange},
-        ("timer-not-found", "running", "not-scheduled", "edit-locked", "version-mismatch"),
+        _CHANGING,
     ),
     Operation(
         "cancelTimer",
         "DELETE",
         _ONE,
         "write",
-        "timers",
         "Cancel a timer; with purge its record goes too",
-        (Answer(200, "The cancelled timer.", schemas.TimerAnswer, _TAGGED),),
+        _timer("The cancelled timer."),
         (*_IDENTITY, given.IF_MATCH),
-        query=schemas.CancelQuery,
-        problems=("timer-not-found", "running", "not-scheduled", "edit-locked", "version-mismatch"),
+        problems=_CHANGING,
+        query=given.CancelQuery,
     ),
     Operation(
         "retryTimer",
         "POST",
         _ONE + "/retry",
         "write",
-        "timers",
         "Arm a failed, unhandled or cancelled timer again, now",
-        (Answer(200, "The armed timer.", schemas.TimerAnswer, _TAGGED),),
+        _timer("The armed timer."),
         _IDENTITY,
-        problems=("timer-not-found", "running", "not-scheduled"),
+        problems=_REARMING,
     ),
     Operation(
         "fireTimer",
         "POST",
         _ONE + "/fire",
         "write",
-        "timers",
         "Make a scheduled timer due now",
-        (Answer(200, "The timer, due now.", schemas.TimerAnswer, _TAGGED),),
+        _timer("The timer, due now."),
         _IDENTITY,
-        problems=("timer-not-found", "running", "not-scheduled"),
+        problems=_REARMING,
     ),
 )
+
+_EVENTS: Final = """\
+Events until one of the two sides closes: `open` once every change is heard, `change`, `gap` where some may be lost \
+because Redis was away, `dropped` with the `count` of what came too fast to be read, which is null where a listener \
+hears only some prefixes."""
 
 MANY_OPERATIONS: Final = (
     Operation(
@@ -161,9 +169,8 @@ MANY_OPERATIONS: Final = (
         "GET",
         "/v1/timers",
         "read",
-        "many timers",
         "List timers, page by page",
-        (Answer(200, "A page.", schemas.PageAnswer),),
+        _ok("A page.", answers.PageAnswer),
         query=PageRequest,
     ),
     Operation(
@@ -171,11 +178,10 @@ MANY_OPERATIONS: Final = (
         "POST",
         "/v1/timers/batch",
         "write",
-        "many timers",
         "Arm up to 1,000 timers; each has its own result",
-        (Answer(200, "A result for each timer, in order.", schemas.BatchAnswer),),
+        _ok("A result for each timer, in order.", answers.BatchAnswer),
         (given.TRACEPARENT,),
-        {JSON: schemas.Batch, NDJSON: None},
+        {JSON: given.Batch, NDJSON: None},
         ("too-many-pending",),
     ),
     Operation(
@@ -183,9 +189,8 @@ MANY_OPERATIONS: Final = (
         "POST",
         "/v1/timers/actions",
         "write",
-        "many timers",
         "Cancel, retry, reschedule or purge all timers that pass a filter, about 1,000 a call",
-        (Answer(200, "How many were found, done and refused.", schemas.ActionAnswer),),
+        _ok("How many were found, done and refused.", answers.ActionAnswer),
         body={JSON: BulkAction},
     ),
     Operation(
@@ -193,19 +198,9 @@ MANY_OPERATIONS: Final = (
         "GET",
         "/v1/events",
         "read",
-        "many timers",
         "Follow the timers' life as server-sent events",
-        (
-            Answer(
-                200,
-                "Events until one of the two sides closes: `open` once every change is heard, `change`, `gap` where "
-                "some may be lost because Redis was away, `dropped` with the `count` of what came too fast to be read, "
-                "which is null where a listener hears only some prefixes.",
-                None,
-                media_type=EVENTS,
-            ),
-        ),
-        query=schemas.EventsQuery,
+        _ok(_EVENTS, media_type=EVENTS),
+        query=given.EventsQuery,
     ),
 )
 
@@ -215,28 +210,25 @@ POD_OPERATIONS: Final = (
         "GET",
         "/v1/stats",
         "read",
-        "operations",
         "Counts, lateness, and whether notifications arrive",
-        (Answer(200, "The state of the whole service.", schemas.StatsAnswer),),
+        _ok("The state of the whole service.", answers.StatsAnswer),
     ),
     Operation(
         "listPrefixes",
         "GET",
         "/v1/prefixes",
         "read",
-        "operations",
         "The prefixes that have timers or a processor",
-        (Answer(200, "The prefixes.", schemas.PrefixesAnswer),),
+        _ok("The prefixes.", answers.PrefixesAnswer),
     ),
     Operation(
         "pausePrefix",
         "POST",
         "/v1/prefixes/{prefix}/pause",
         "operate",
-        "operations",
         "Start no more timers of a prefix",
-        (Answer(200, "The prefix, paused.", schemas.PausedAnswer),),
-        (given.PREFIX_IN_PATH,),
+        _ok("The prefix, paused.", answers.PausedAnswer),
+        _OF_A_PREFIX,
         problems=("timer-not-found",),
     ),
     Operation(
@@ -244,10 +236,9 @@ POD_OPERATIONS: Final = (
         "POST",
         "/v1/prefixes/{prefix}/resume",
         "operate",
-        "operations",
         "Start timers of a prefix again",
-        (Answer(200, "The prefix, no longer paused.", schemas.PausedAnswer),),
-        (given.PREFIX_IN_PATH,),
+        _ok("The prefix, no longer paused.", answers.PausedAnswer),
+        _OF_A_PREFIX,
         problems=("timer-not-found",),
     ),
     Operation(
@@ -255,106 +246,48 @@ POD_OPERATIONS: Final = (
         "DELETE",
         "/v1/prefixes/{prefix}",
         "operate",
-        "operations",
         "Take back the declaration of a prefix, once no live pod has its processor",
         (Answer(204, "Its timers are for the processor of a shorter prefix now, if there is one.", None, (), None),),
-        (given.PREFIX_IN_PATH,),
+        _OF_A_PREFIX,
         problems=("timer-not-found", "refused"),
     ),
-    Operation(
-        "listPods",
-        "GET",
-        "/v1/pods",
-        "read",
-        "operations",
-        "The pods that are alive",
-        (Answer(200, "The pods.", schemas.PodsAnswer),),
-    ),
+    Operation("listPods", "GET", "/v1/pods", "read", "The pods that are alive", _ok("The pods.", answers.PodsAnswer)),
     Operation(
         "acknowledgeLosses",
         "POST",
         "/v1/losses/acknowledge",
         "operate",
-        "operations",
         "End the warnings of lost data",
-        (Answer(200, "What was lost.", schemas.LossesAnswer),),
+        _ok("What was lost.", answers.LossesAnswer),
     ),
     Operation(
-        "getMetrics",
-        "GET",
-        "/metrics",
-        "read",
-        "operations",
-        "Metrics for Prometheus",
-        (Answer(200, "The exposition text.", None, media_type=TEXT),),
+        "getMetrics", "GET", "/metrics", "read", "Metrics for Prometheus", _ok("The exposition text.", media_type=TEXT)
     ),
 )
 
+
+def _file(operation_id: str, name: str, summary: str, description: str, media_type: str) -> Operation:
+    return Operation(operation_id, "GET", f"/docs{name}", None, summary, _ok(description, media_type=media_type))
+
+
 PROBE_OPERATIONS: Final = (
     Operation(
-        "getHealth",
-        "GET",
-        "/healthz",
-        None,
-        "probes",
-        "Whether the process lives",
-        (Answer(200, "It lives.", schemas.HealthAnswer),),
+        "getHealth", "GET", "/healthz", None, "Whether the process lives", _ok("It lives.", answers.HealthAnswer)
     ),
     Operation(
         "getReadiness",
         "GET",
         "/readyz",
         None,
-        "probes",
         "Whether the pod can do its work now",
-        (Answer(200, "It can.", schemas.ReadyAnswer),),
+        _ok("It can.", answers.ReadyAnswer),
         problems=("not-ready",),
     ),
-    Operation(
-        "getDocument",
-        "GET",
-        "/openapi.json",
-        None,
-        "probes",
-        "This document",
-        (Answer(200, "OpenAPI 3.1.", schemas.Document),),
-    ),
-    Operation(
-        "getDocs",
-        "GET",
-        "/docs",
-        None,
-        "probes",
-        "This document as a page",
-        (Answer(200, "The page.", None, media_type=HTML),),
-    ),
-    Operation(
-        "getDocsStyle",
-        "GET",
-        "/docs/swagger-ui.css",
-        None,
-        "probes",
-        "The page's style",
-        (Answer(200, "Swagger UI's.", None, media_type=CSS),),
-    ),
-    Operation(
-        "getDocsProgram",
-        "GET",
-        "/docs/swagger-ui-bundle.js",
-        None,
-        "probes",
-        "The page's program",
-        (Answer(200, "Swagger UI's.", None, media_type=JAVASCRIPT),),
-    ),
-    Operation(
-        "getDocsStart",
-        "GET",
-        "/docs/start.js",
-        None,
-        "probes",
-        "What sets the page's program going",
-        (Answer(200, "A call of the program.", None, media_type=JAVASCRIPT),),
-    ),
+    Operation("getDocument", "GET", "/openapi.json", None, "This document", _ok("OpenAPI 3.1.", answers.Document)),
+    _file("getDocs", "", "This document as a page", "The page.", HTML),
+    _file("getDocsStyle", "/swagger-ui.css", "The page's style", "Swagger UI's.", CSS),
+    _file("getDocsProgram", "/swagger-ui-bundle.js", "The page's program", "Swagger UI's.", JAVASCRIPT),
+    _file("getDocsStart", "/start.js", "What sets the page's program going", "A call of the program.", JAVASCRIPT),
 )
 
 DASHBOARD: Final = "dashboard"
@@ -366,10 +299,9 @@ DASHBOARD_OPERATIONS: Final = (
         "GET",
         "/",
         "read",
-        DASHBOARD,
         "The dashboard",
         (
-            Answer(200, "The first page.", None, media_type=HTML),
+            *_ok("The first page.", media_type=HTML),
             Answer(303, "To the page for signing in, where a browser has not.", None, media_type=None),
         ),
     ),
@@ -377,7 +309,7 @@ DASHBOARD_OPERATIONS: Final = (
 
 
 def _page(operation_id: str, method: str, path: str, right: Right | None) -> Operation:
-    return Operation(operation_id, method, f"/ui/{path}", right, DASHBOARD, "", ())
+    return Operation(operation_id, method, f"/ui/{path}", right, "", (), tag=DASHBOARD)
 
 
 _SINGLE: Final = "timers/{prefix}/{id}"
@@ -409,12 +341,16 @@ PAGES: Final = (
 )
 """The pages behind the first one, for people alone: not in the document, but each has its right here."""
 
-OPERATIONS: Final[Sequence[Operation]] = (
-    *TIMER_OPERATIONS,
-    *MANY_OPERATIONS,
-    *POD_OPERATIONS,
-    *PROBE_OPERATIONS,
-    *DASHBOARD_OPERATIONS,
+_BY_TAG: Final = {
+    "timers": TIMER_OPERATIONS,
+    "many timers": MANY_OPERATIONS,
+    "operations": POD_OPERATIONS,
+    "probes": PROBE_OPERATIONS,
+    DASHBOARD: DASHBOARD_OPERATIONS,
+}
+
+OPERATIONS: Final[Sequence[Operation]] = tuple(
+    replace(operation, tag=tag) for tag, operations in _BY_TAG.items() for operation in operations
 )
 """Every call, in the order of the document. A path without braces comes before one with them in an application."""
 

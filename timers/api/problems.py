@@ -10,6 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.tracing import Handler
+from timers.core.answers import BadField
 from timers.errors import (
     AlreadyExists,
     Busy,
@@ -122,7 +123,7 @@ def _response(body: dict[str, Any]) -> web.Response:
     return response
 
 
-def field_json(error: FieldError) -> dict[str, str]:
+def field_json(error: FieldError) -> BadField:
     """One entry of `errors[]`: dotted path, value as far as it is shown, what is accepted, and all that as a text."""
     return {"field": error.field, "value": error.value, "accepted": error.accepted, "message": str(error)}
 

@@ -10,7 +10,7 @@ from timers.api import conditions
 from timers.api.answer import answer
 from timers.api.body import parsed, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
-from timers.api.schemas import CancelQuery
+from timers.api.requests import CancelQuery
 from timers.api.scope import quota_of, require_visible
 from timers.api.tracing import traceparent_of
 from timers.client import TimerClient

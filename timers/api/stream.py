@@ -10,7 +10,7 @@ from aiohttp import web
 
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
-from timers.api.schemas import EventsQuery
+from timers.api.requests import EventsQuery
 from timers.api.scope import visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient

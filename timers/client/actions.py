@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple, Self, cast
 
-from pydantic import ConfigDict, PlainValidator, StrictBool, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, StrictBool, WithJsonSchema
 
 from timers.core import shapes
+from timers.core.answers import ActionAnswer
 from timers.core.fields import AnyDuration, Time
 from timers.core.keywords import Action
 from timers.core.model import Status, Timer
@@ -77,10 +78,14 @@ class Counts:
     refused: Counter[str] = field(default_factory=Counter)
     next_cursor: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ActionAnswer:
         """The counts as the API shows them."""
-        counts = {"matched": self.matched, "done": self.done, "refused": dict(self.refused)}
-        return {**counts, "next_cursor": self.next_cursor}
+        return {
+            "matched": self.matched,
+            "done": self.done,
+            "refused": dict(self.refused),
+            "next_cursor": self.next_cursor,
+        }
 
 
 Stop = Callable[[Counts], bool]
@@ -94,15 +99,19 @@ class Begun(NamedTuple):
     page: str | None = None
 
     @classmethod
-    def read(cls, cursor: object) -> Self:
+    def read(cls, cursor: str) -> Self:
         """From the cursor that an action answered. Raises InvalidInput."""
-        since, _, page = cursor.partition(".") if isinstance(cursor, str) else ("", "", "")
+        since, _, page = cursor.partition(".")
         if not re.fullmatch(r"[0-9]{1,15}", since):
             raise InvalidInput.of("", cursor, "a next_cursor that an action has answered")
         return cls(int(since), check_cursor(page))
 
     def __str__(self) -> str:
         return f"{self.since_ms}.{self.page}"
+
+
+def _checked_cursor(cursor: str) -> str:
+    return str(Begun.read(cursor))
 
 
 class BulkAction(StrictModel):
@@ -116,7 +125,7 @@ class BulkAction(StrictModel):
     dry_run: StrictBool = False
     delay: AnyDuration | None = None
     due_at: Time | None = None
-    cursor: Annotated[Begun, PlainValidator(Begun.read), WithJsonSchema(shapes.ACTION_CURSOR)] | None = None
+    cursor: Annotated[str, AfterValidator(_checked_cursor), WithJsonSchema(shapes.ACTION_CURSOR)] | None = None
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:

@@ -261,7 +261,7 @@ class TimerClient(Timers):
     async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False) -> Counts:
         """As `act`, of an action that is checked already."""
         store = await self._open()
-        begun = asked.cursor or Begun(await store.now_ms())
+        begun = Begun(await store.now_ms()) if asked.cursor is None else Begun.read(asked.cursor)
         due = {name: value for name in ("delay", "due_at") if (value := getattr(asked, name)) is not None}
         due_ms = due_of_change(TimerChange.parse(due), begun.since_ms)
         return await act_on_all(

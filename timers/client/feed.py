@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from timers.core.answers import ChangeAnswer
 from timers.core.durations import format_time
 from timers.errors import Unavailable
 from timers.store.queries import Change, Queries
@@ -46,7 +47,7 @@ Event = Change | Open | Gap | Dropped
 Wants = Callable[[Change], bool]
 
 
-def change_json(change: Change) -> dict[str, Any]:
+def change_json(change: Change) -> ChangeAnswer:
     """A change as the API shows it."""
     return {
         "prefix": change.prefix,
@@ -66,7 +67,7 @@ def event_json(event: Event) -> tuple[str, dict[str, Any]]:
     """An event's name and data as the API shows them."""
     match event:
         case Change():
-            return "change", change_json(event)
+            return "change", {**change_json(event)}
         case Dropped(count):
             return "dropped", {"count": count}
         case Gap():

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from timers.client.coverage import few
+from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
@@ -34,7 +35,7 @@ class PrefixView:
         """Whether its processor was declared, and no live pod has it now: its timers wait."""
         return self.processor is not None and not self.pods
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> PrefixAnswer:
         """The prefix as the API shows it."""
         declared = self.declaration
         return {
@@ -63,7 +64,7 @@ class Stats:
     losses: Sequence[Loss]
 
     @property
-    def lateness_ms(self) -> dict[str, int | None]:
+    def lateness_ms(self) -> Lateness:
         """`p50`, `p99` and `max` of all pods' starts of the last minutes; None without any."""
         total: Counter[int] = Counter()
         for pod in self.pods:
@@ -75,7 +76,7 @@ class Stats:
         """How they arrive at the pod where they arrive worst; `deaf` where no pod listens."""
         return max((pod.hearing for pod in self.pods if pod.works), key=HEARINGS.index, default=HEARINGS[-1])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> StatsAnswer:
         """The state as the API shows it."""
         total: Counter[Status] = Counter()
         for counted in self.counts.values():
@@ -91,9 +92,9 @@ class Stats:
         }
 
 
-def by_name(counts: Mapping[Status, int]) -> dict[str, int]:
+def by_name(counts: Mapping[Status, int]) -> ByStatus:
     """Every status with its count, also those without any timer."""
-    return {status.value: counts.get(status, 0) for status in Status}
+    return cast("ByStatus", {status.value: counts.get(status, 0) for status in Status})
 
 
 async def read_pods(store: Store) -> list[Member]:

@@ -116,11 +116,11 @@ def letter_of(entry: HistoryEntry) -> str:
 
 def _body(timer: Timer, letter: str, *, with_payload: bool, page: str | None) -> dict[str, Any]:
     """What the receiver gets: the timer as the API shows it, without its payload unless that was asked for."""
-    data = {name: value for name, value in timer.to_json().items() if name not in _LEFT_OUT}
+    data: dict[str, Any] = {name: value for name, value in timer.to_json().items() if name not in _LEFT_OUT}
     if with_payload:
         data["payload"] = timer.payload
-    if data["last_error"] is not None:
-        data["last_error"] = {name: value for name, value in data["last_error"].items() if name != "detail"}
+    if (error := data["last_error"]) is not None:
+        data["last_error"] = {name: value for name, value in error.items() if name != "detail"}
     if page is not None:
         data["url"] = page
     data["note"] = timer.history[-1].note

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from timers.core.answers import Lateness
+
 STEPS_PER_OCTAVE: Final = 4
 """Resolution of the lateness histogram: each doubling has four equal steps, so a bucket is at most 25 % wide."""
 
@@ -24,10 +26,10 @@ def bucket_ms(bucket: int) -> int:
     return -((-(1 << octave) * (STEPS_PER_OCTAVE + step + 1)) // STEPS_PER_OCTAVE) - 1
 
 
-def quantiles_ms(counts: Mapping[int, int]) -> dict[str, int | None]:
+def quantiles_ms(counts: Mapping[int, int]) -> Lateness:
     """`p50`, `p99` and `max` of counts by bucket, each as the upper end of its bucket; None without any start."""
     total, seen = sum(counts.values()), 0
-    found: dict[str, int | None] = {"p50": None, "p99": None, "max": None}
+    found: Lateness = {"p50": None, "p99": None, "max": None}
     for bucket in sorted(counts):
         seen += counts[bucket]
         if found["p50"] is None and seen * 100 >= total * 50:

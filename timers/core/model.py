@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from timers.core.answers import HistoryAnswer, LeaseAnswer, TimerAnswer
 from timers.core.causes import in_english
 from timers.core.durations import format_time, parse_ms, to_datetime
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
@@ -47,9 +48,6 @@ TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = MappingProxyType(
 """From a status to those it may change to. `running → running` is a rescue: another pod takes over a dead pod's run;
 `scheduled → scheduled` is a change by the caller."""
 
-HISTORY_LIMIT: Final = 50
-"""Entries a record keeps; older ones are dropped, and a marker in the oldest place says so."""
-
 
 class HistoryEntry(NamedTuple):
     """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's."""
@@ -73,7 +71,7 @@ class HistoryEntry(NamedTuple):
         """When, as an aware UTC datetime."""
         return to_datetime(self.at_ms)
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> HistoryAnswer:
         """The entry as the API shows it."""
         return {
             "at": format_time(self.at_ms),
@@ -99,7 +97,7 @@ class Lease:
         """The end of the lease as an aware UTC datetime."""
         return to_datetime(self.expires_ms)
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> LeaseAnswer:
         """The lease as the API shows it."""
         return {"pod": self.pod, "expires_at": format_time(self.expires_ms)}
 
@@ -234,11 +232,10 @@ class Timer(NamedTuple):
         """`prefix:id`, unambiguous because a prefix has no colon."""
         return f"{self.prefix}:{self.id}"
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> TimerAnswer:
         """The timer as the HTTP API shows it."""
         spec, retry, repeat = self.spec, self.retry, self.repeat
-        traced = {"traceparent": spec["traceparent"]} if "traceparent" in spec else {}
-        return {
+        shown: TimerAnswer = {
             "prefix": self.prefix,
             "id": self.id,
             "status": self.status.value,
@@ -260,5 +257,7 @@ class Timer(NamedTuple):
             "lease": None if self.lease is None else self.lease.to_json(),
             "last_error": None if self.last_error is None else dict(self.last_error),
             "history": [entry.to_json() for entry in self.history],
-            **traced,
         }
+        if "traceparent" in spec:
+            shown["traceparent"] = spec["traceparent"]
+        return shown

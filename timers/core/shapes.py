@@ -1,6 +1,8 @@
 """Owns the JSON Schemas of what callers write: the same rules as in the models, in words that other programs read.
 
-What JSON Schema cannot say is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, …
+What JSON Schema cannot say is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, … The rules
+between fields, which generators of clients stumble over, stand in `x-rules`. `x-name` makes a component of a schema, so
+that generators need not make names up; `x-ref` stands for one.
 """
 
 from typing import Any, Final
@@ -12,13 +14,29 @@ Schema = dict[str, Any]
 PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
 ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 RESERVED_PREFIX: Final = "timers"
-LADDER_LIMIT: Final = 50
+HISTORY_LIMIT: Final = 50
+"""Entries a record keeps; older ones are dropped, and a marker in the oldest place says so."""
+
+LADDER_LIMIT: Final = HISTORY_LIMIT
 """Steps of a ladder: as many as the history can show."""
 
-STATUS: Final[Schema] = {
-    "type": "string",
-    "enum": ["scheduled", "running", "completed", "failed", "unhandled", "cancelled"],
-}
+
+def named(name: str, schema: Schema) -> Schema:
+    """A schema that is a component of the document."""
+    return {"x-name": name, **schema}
+
+
+def choice(name: str, *values: str) -> Schema:
+    """A component: one of some words."""
+    return named(name, {"type": "string", "enum": [*values]})
+
+
+def reference(name: str) -> Schema:
+    """The component of that name."""
+    return {"x-ref": name}
+
+
+STATUS: Final = choice("Status", "scheduled", "running", "completed", "failed", "unhandled", "cancelled")
 STATUSES: Final[Schema] = {
     "anyOf": [STATUS, {"type": "array", "minItems": 1, "items": STATUS}],
     "description": "one status, or several of which a timer has one",
@@ -65,22 +83,24 @@ _SECONDS: Final = {"type": "number", "minimum": 0, "maximum": MAX_MS / 1000}
 _SOME_SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_MS / 1000}
 
 
-def _duration(kind: str, seconds: Schema, description: str) -> Schema:
+def _duration(name: str, kind: str, seconds: Schema, description: str) -> Schema:
     text = {"type": "string", "format": kind, "minLength": 1, "maxLength": 64}
-    return {"anyOf": [text, seconds], "description": description, "examples": ["24h"]}
+    return named(name, {"anyOf": [text, seconds], "description": description, "examples": ["24h"]})
 
 
 DURATION: Final = _duration(
+    "Duration",
     "timer-duration",
     _SECONDS,
     "`250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds, or ISO 8601 (`PT24H`, `P1M`); at most 10 years",
 )
-TIMEOUT: Final = _duration("timer-timeout", _SOME_SECONDS, "a duration above zero; a month counts 30 days")
-_NAMED: Final = {"type": "string", "enum": list(NAMED_INTERVALS)}
-INTERVAL: Final = _duration("timer-interval", _SOME_SECONDS, "a named interval or a duration above zero")
+TIMEOUT: Final = _duration("Timeout", "timer-timeout", _SOME_SECONDS, "a duration above zero; a month counts 30 days")
+_NAMED: Final = choice("NamedInterval", *NAMED_INTERVALS)
+INTERVAL: Final = _duration("Interval", "timer-interval", _SOME_SECONDS, "a named interval or a duration above zero")
 INTERVAL["anyOf"].insert(0, _NAMED)
 
 TIME: Final[Schema] = {
+    "x-name": "Time",
     "anyOf": [
         {"type": "string", "format": "timer-time"},
         {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS},
@@ -89,6 +109,7 @@ TIME: Final[Schema] = {
     "examples": ["2026-11-21T20:00:00.000Z"],
 }
 BOUND: Final[Schema] = {
+    "x-name": "Bound",
     "anyOf": [
         {"type": "string", "format": "timer-bound"},
         {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS},
@@ -110,27 +131,28 @@ ZONE: Final[Schema] = {
     "examples": ["Europe/Berlin"],
 }
 BACKOFF: Final[Schema] = {
+    "x-name": "Backoff",
     "anyOf": [
-        {"type": "string", "enum": ["exponential", "fixed"]},
+        choice("BackoffFormula", "exponential", "fixed"),
         {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": DURATION},
     ],
-    "default": "exponential",
     "description": "a formula, or a ladder: the waits before the tries, one after the other",
 }
+_GRACE: Final[Schema] = {
+    "x-name": "Grace",
+    "type": "object",
+    "properties": {"grace": DURATION},
+    "required": ["grace"],
+    "additionalProperties": False,
+}
 MISSED: Final[Schema] = {
-    "anyOf": [
-        {"type": "string", "enum": ["fire", "skip", "latest", "all"]},
-        {
-            "type": "object",
-            "properties": {"grace": DURATION},
-            "required": ["grace"],
-            "additionalProperties": False,
-        },
-    ],
-    "default": "fire",
+    "x-name": "Missed",
+    "anyOf": [choice("MissedPolicy", "fire", "skip", "latest", "all"), _GRACE],
+    "examples": ["fire"],
     "description": "what to do when it could not run in time; `latest` and `all` for repeats only",
 }
 TAG: Final[Schema] = {
+    "x-name": "Tag",
     "type": "string",
     "format": "timer-tag",
     "minLength": 1,
@@ -161,27 +183,24 @@ def _only(**properties: Schema) -> Schema:
     return {"required": [name for name, schema in properties.items() if schema != _ABSENT], "properties": properties}
 
 
+def _rules(*examples: Schema, **rules: Any) -> Schema:
+    """What holds between the fields of a model, and examples of it."""
+    return {"x-rules": rules, **({"examples": [*examples]} if examples else {})}
+
+
 PAYLOAD: Final[Schema] = {
     "description": "any JSON, at most 64 KiB encoded",
     "examples": [{"email": "ada@example.org"}],
 }
 
-LADDER_HAS_ITS_MAXIMUM: Final[Schema] = {
-    "anyOf": [
-        {"properties": {"backoff": {"type": "string"}}},
-        {"properties": {"max_attempts": False}},
-    ]
-}
+LADDER_HAS_ITS_MAXIMUM: Final = _rules(
+    anyOf=[{"properties": {"backoff": {"type": "string"}}}, {"properties": {"max_attempts": False}}]
+)
 """`max_attempts` only where `backoff` is a formula."""
 
-EVERY_OR_CRON: Final[Schema] = {
-    "oneOf": [
-        _only(every=_LENGTH, cron=_ABSENT),
-        _only(cron={"type": "string"}, every=_ABSENT),
-    ]
-}
-
-NOT_TWO_DUE_TIMES: Final[Schema] = {"anyOf": [{"properties": {"delay": False}}, {"properties": {"due_at": False}}]}
+EVERY_OR_CRON: Final = _rules(
+    oneOf=[_only(every=_LENGTH, cron=_ABSENT), _only(cron={"type": "string"}, every=_ABSENT)],
+)
 TAGS_OR_NONE: Final[Schema] = {"anyOf": [TAGS, _ABSENT]}
 METADATA_OR_NONE: Final[Schema] = {"anyOf": [METADATA, _ABSENT]}
 
@@ -205,12 +224,14 @@ LATEST_AND_ALL_ARE_FOR_REPEATS: Final[Schema] = {
 WISHES_EXAMPLE: Final[Schema] = {"delay": "24h", "payload": {"email": "ada@example.org"}, "tags": ["vip"]}
 NEW_TIMER_EXAMPLE: Final[Schema] = {"prefix": "send-message", "id": "user-42", **WISHES_EXAMPLE}
 
-ALL_OF_PUT_TIMER: Final[Schema] = {
-    "allOf": [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS],
-    "examples": [WISHES_EXAMPLE],
-}
-ALL_OF_NEW_TIMER: Final[Schema] = {**ALL_OF_PUT_TIMER, "examples": [NEW_TIMER_EXAMPLE]}
-ALL_OF_CHANGE: Final[Schema] = {**NOT_TWO_DUE_TIMES, "minProperties": 1, "examples": [{"delay": "48h"}]}
+_OF_A_TIMER: Final = [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS]
+ALL_OF_PUT_TIMER: Final = _rules(WISHES_EXAMPLE, allOf=_OF_A_TIMER)
+ALL_OF_NEW_TIMER: Final = _rules(NEW_TIMER_EXAMPLE, allOf=_OF_A_TIMER)
+ALL_OF_CHANGE: Final = _rules(
+    {"delay": "48h"},
+    anyOf=[{"properties": {"delay": False}}, {"properties": {"due_at": False}}],
+    minProperties=1,
+)
 
 _CONDITIONS: Final = ("prefix", "status", "tag", "due_after", "due_before")
 _SOME_FILTER: Final[Schema] = {
@@ -229,14 +250,14 @@ def _action(name: str, *statuses: str, **due: Schema) -> Schema:
 _NEVER_DUE: Final = {"delay": _ABSENT, "due_at": _ABSENT}
 _WAITING: Final = ("scheduled", "running")
 
-ALL_OF_ACTION: Final[Schema] = {
-    "oneOf": [
+ALL_OF_ACTION: Final = _rules(
+    {"action": "cancel", "filter": {"prefix": "send-message", "tag": "vip"}, "dry_run": True},
+    oneOf=[
         _action("cancel", *_WAITING, **_NEVER_DUE),
         _action("retry", "failed", "unhandled", "cancelled", **_NEVER_DUE),
         _action("purge", **_NEVER_DUE),
         _action("reschedule", *_WAITING, delay=_LENGTH, due_at=_ABSENT),
         _action("reschedule", *_WAITING, delay=_ABSENT, due_at=_MOMENT),
     ],
-    "examples": [{"action": "cancel", "filter": {"prefix": "send-message", "tag": "vip"}, "dry_run": True}],
-}
+)
 """Which statuses an action takes, and that only `reschedule` has a due time, exactly one."""

@@ -11,8 +11,9 @@ from typing import Any, Final, overload
 
 from timers.core.compactjson import encode
 from timers.core.durations import parse_ms
-from timers.core.model import HISTORY_LIMIT, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
+from timers.core.shapes import HISTORY_LIMIT
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",

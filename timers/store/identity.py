@@ -9,11 +9,12 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from timers.core.answers import LossAnswer
 from timers.core.clock import ServerClock
 from timers.core.durations import format_time
 from timers.errors import ConfigurationError, Unavailable
@@ -53,7 +54,7 @@ class Loss:
         since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"all before {until}"
         return f"shard {self.shard} lost what was written {since}; {self.timers} timers were known in it"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> LossAnswer:
         """As the API shows it."""
         since = format_time(self.from_ms) if self.from_ms else None
         return {"shard": self.shard, "from": since, "to": format_time(self.to_ms), "timers": self.timers}

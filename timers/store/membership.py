@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
+from timers.core.answers import PodAnswer
 from timers.core.durations import format_time
 from timers.core.fields import is_prefix
 from timers.core.lateness import quantiles_ms
@@ -74,7 +75,7 @@ class Member:
         """Whether it runs timers of the shard."""
         return self.works and (self.shards is None or shard in self.shards)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> PodAnswer:
         """The pod as the API shows it."""
         return {
             "pod": self.pod,

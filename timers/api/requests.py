@@ -1,0 +1,96 @@
+"""Owns what only HTTP takes: batches, and the parameters in addresses, queries and headers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from timers.client import BATCH_LIMIT
+from timers.core import shapes
+from timers.core.spec import NewTimer
+from timers.core.strict import StrictModel
+from timers.errors import InvalidInput
+from timers.store.filters import PrefixPattern
+
+
+def _checked_batch(value: object) -> Sequence[Any]:
+    if isinstance(value, list) and len(value) <= BATCH_LIMIT:
+        return value
+    given = f"{len(value)} timers" if isinstance(value, list) else value
+    raise InvalidInput.of("", given, f"a list of at most {BATCH_LIMIT} timers")
+
+
+_Timers = Annotated[list[NewTimer], Field(max_length=BATCH_LIMIT)]
+
+
+class Batch(StrictModel):
+    """Up to 1,000 timers to arm. Each is judged alone, so that a bad one spoils no other."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"timers": [shapes.NEW_TIMER_EXAMPLE]}]})
+
+    timers: Annotated[Sequence[Any], PlainValidator(_checked_batch, json_schema_input_type=_Timers)]
+
+
+def _checked_flag(value: object) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidInput.of("", value, "true or false")
+    return value == "true"
+
+
+class CancelQuery(StrictModel):
+    """The parameters of a cancel."""
+
+    purge: Annotated[
+        bool,
+        PlainValidator(_checked_flag),
+        WithJsonSchema({"type": "boolean", "description": "remove the record too", "examples": [True]}),
+    ] = False
+
+
+class EventsQuery(StrictModel):
+    """Which changes a stream of events tells of."""
+
+    prefix: PrefixPattern | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter, as OpenAPI describes it."""
+
+    name: str
+    where: Literal["path", "header"]
+    description: str
+    schema: Mapping[str, Any]
+    example: str | int
+
+    @property
+    def required(self) -> bool:
+        """A part of the address is, the rest is a wish."""
+        return self.where == "path"
+
+
+PREFIX_IN_PATH: Final = Parameter("prefix", "path", "The timer's prefix.", shapes.PREFIX, "send-message")
+ID_IN_PATH: Final = Parameter("id", "path", "The timer's id.", shapes.ID, "user-42")
+
+IF_MATCH: Final = Parameter(
+    "If-Match",
+    "header",
+    "Only if the timer's ETag is one of these; else 412. `*` is any.",
+    {"type": "string"},
+    '"3"',
+)
+IF_NONE_MATCH: Final = Parameter(
+    "If-None-Match",
+    "header",
+    "304 without a body if the timer's ETag is one of these. `*` is any.",
+    {"type": "string"},
+    '"3"',
+)
+TRACEPARENT: Final = Parameter(
+    "traceparent",
+    "header",
+    "The W3C trace that the run continues.",
+    {"type": "string"},
+    "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+)

@@ -1,0 +1,274 @@
+"""Owns the shapes of the answers: mypy checks each `to_json` against them, and the OpenAPI document describes them and
+makes its examples from them."""
+
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from timers.core import shapes
+from timers.core.shapes import HISTORY_LIMIT, named
+
+Instant = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]}),
+]
+"""RFC 3339 in UTC, with milliseconds."""
+
+Count = Annotated[int, Field(ge=0)]
+HttpStatus = Annotated[int, Field(ge=200, le=599)]
+StatusName = Annotated[str, WithJsonSchema(shapes.STATUS)]
+Hearing = Annotated[str, WithJsonSchema(named("Hearing", {"type": "string", "enum": ["ok", "late", "deaf"]}))]
+"""How notifications arrive."""
+
+RedisState = Annotated[str, WithJsonSchema(named("RedisState", {"type": "string", "enum": ["ok", "full"]}))]
+Prefix = Annotated[str, WithJsonSchema(shapes.PREFIX)]
+Id = Annotated[str, WithJsonSchema(shapes.ID)]
+PodName = Annotated[str, Field(examples=["worker-1"])]
+Cause = Annotated[str, Field(examples=["created"])]
+Cursor = Annotated[str, WithJsonSchema(shapes.CURSOR)]
+
+
+class LeaseAnswer(TypedDict):
+    """Who runs the timer, and until when if nothing extends it."""
+
+    pod: PodName
+    expires_at: Instant
+
+
+class HistoryAnswer(TypedDict):
+    """One transition. `pod` is null for a caller's; `processor` and `lateness_ms` are set where a run started. `cause`
+    is a code to compare, `note` says the same in English."""
+
+    at: Instant
+    status: StatusName
+    attempt: Count
+    pod: str | None
+    processor: str | None
+    cause: Cause
+    note: Cause
+    lateness_ms: int | None
+
+
+class TimerAnswer(TypedDict):
+    """A timer as it was when it was read. `version` is its ETag; `token` only ever grows for an identity."""
+
+    prefix: Prefix
+    id: Id
+    status: StatusName
+    due_at: Instant
+    payload: Annotated[Any, WithJsonSchema(shapes.PAYLOAD)]
+    repeat: Annotated[dict[str, Any], WithJsonSchema(shapes.reference("Repeat"))] | None
+    retry: Annotated[dict[str, Any], WithJsonSchema(shapes.reference("RetryPolicy"))] | None
+    missed: Annotated[str | dict[str, Any], WithJsonSchema(shapes.MISSED)]
+    timeout: Annotated[str | int | float, WithJsonSchema(shapes.TIMEOUT)] | None
+    tags: Annotated[list[str], Field(examples=[["vip"]])]
+    metadata: Annotated[dict[str, str], Field(examples=[{"campaign": "autumn"}])]
+    version: Count
+    token: Count
+    attempt: Count
+    failures: Count
+    occurrence: Count
+    created_at: Instant
+    updated_at: Instant
+    lease: LeaseAnswer | None
+    last_error: dict[str, Any] | None
+    history: Annotated[list[HistoryAnswer], Field(max_length=HISTORY_LIMIT)]
+    traceparent: NotRequired[str]
+
+
+class PageAnswer(TypedDict):
+    """Timers, and where to go on; null at the end. A page ends early at about 2 MiB, and where few timers pass the
+    filter; then it may be short or empty and still not be the last."""
+
+    items: list[TimerAnswer]
+    next_cursor: Cursor | None
+
+
+class ChangeAnswer(TypedDict):
+    """A timer has changed: what it is now, and why. The data of the event `change`."""
+
+    prefix: Prefix
+    id: Id
+    status: StatusName
+    version: Count
+    attempt: Count
+    due_at: Instant
+    at: Instant
+    processor: str | None
+    cause: Cause
+    note: Cause
+
+
+class BadField(TypedDict):
+    """One field that is not accepted: its path, what was given, what would be accepted, and all that as a text."""
+
+    field: str
+    value: str
+    accepted: str
+    message: str
+
+
+class Problem(TypedDict):
+    """RFC 9457. `type` is stable; `detail` says what to do; `errors` names each bad field."""
+
+    type: str
+    title: str
+    status: HttpStatus
+    detail: str
+    request_id: NotRequired[str]
+    errors: NotRequired[list[BadField]]
+
+
+class BatchArmed(TypedDict):
+    """A timer of a batch that is there now."""
+
+    status: Annotated[int, Field(ge=200, le=201, examples=[201])]
+    timer: TimerAnswer
+
+
+class BatchRefused(TypedDict):
+    """A timer of a batch that was refused, and why."""
+
+    status: Annotated[int, Field(ge=400, le=599, examples=[422])]
+    problem: Problem
+
+
+class BatchAnswer(TypedDict):
+    """One result for each timer, in order."""
+
+    results: list[BatchArmed | BatchRefused]
+
+
+class ActionAnswer(TypedDict):
+    """How many timers passed the filter, how many were acted on, and how many refused it, by reason; of this call
+    alone, which ends after about 1,000 timers. `next_cursor` goes on; null at the end."""
+
+    matched: Count
+    done: Count
+    refused: Annotated[dict[str, Count], Field(examples=[{"running": 1}])]
+    next_cursor: str | None
+
+
+class ByStatus(TypedDict):
+    """How many timers are in each status."""
+
+    scheduled: Count
+    running: Count
+    completed: Count
+    failed: Count
+    unhandled: Count
+    cancelled: Count
+
+
+class Lateness(TypedDict):
+    """From due to start, in milliseconds, over the last minutes; null where nothing started."""
+
+    p50: Count | None
+    p99: Count | None
+    max: Count | None
+
+
+class PodAnswer(TypedDict):
+    """A live pod. `serves` are the prefixes of the processors that it can run. `shards` is null where it takes all,
+    `notifications` where it runs no timers; `trouble` says what of its sign of life cannot be read."""
+
+    pod: PodName
+    seen_at: Instant
+    roles: Annotated[list[str], Field(examples=[["api", "worker"]])]
+    serves: Annotated[list[str], Field(examples=[["send-message"]])]
+    only: Annotated[list[str], Field(examples=[[]])]
+    shards: list[Count] | None
+    running: Count
+    concurrency: Count
+    notifications: Hearing | None
+    lateness_ms: Lateness
+    trouble: str | None
+
+
+class PodsAnswer(TypedDict):
+    """The pods that are alive, by name."""
+
+    items: list[PodAnswer]
+
+
+LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant, "timers": Count})
+LossAnswer.__doc__ = """Data that Redis lost: of one shard, or of the whole db (null). What was written between `from`
+(null: ever) and `to` is gone; `timers` is how many were known, not how many of them are lost."""
+
+
+class LossesAnswer(TypedDict):
+    """Losses of data."""
+
+    items: list[LossAnswer]
+
+
+class StatsAnswer(TypedDict):
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `losses`
+    what was lost and nobody has acknowledged yet."""
+
+    by_status: ByStatus
+    by_prefix: Annotated[dict[str, ByStatus], Field(examples=[{}])]
+    lateness_ms: Lateness
+    overdue_ms: Count
+    notifications: Hearing
+    pods: list[PodAnswer]
+    losses: list[LossAnswer]
+
+
+class PrefixAnswer(TypedDict):
+    """A prefix that has timers, was declared, or is paused. `processor` is what its timers are for: the longest that
+    was ever declared; `pods` are the live ones that run them; `away` says that there is none now. `declared_at` and
+    `declared_by` are set where a pod has declared this very prefix."""
+
+    prefix: Prefix
+    processor: str | None
+    pods: list[PodName]
+    away: bool
+    declared_at: Instant | None
+    declared_by: PodName | None
+    paused: bool
+    counts: ByStatus
+    next_due_at: Instant | None
+
+
+class PrefixesAnswer(TypedDict):
+    """The prefixes, by name."""
+
+    items: list[PrefixAnswer]
+
+
+class PausedAnswer(TypedDict):
+    """Whether a prefix is paused."""
+
+    prefix: Prefix
+    paused: bool
+
+
+class HealthAnswer(TypedDict):
+    """The process lives."""
+
+    status: Annotated[str, Field(pattern="^ok$", examples=["ok"])]
+
+
+class ReadyAnswer(TypedDict):
+    """Every part works; a Redis that is `full` takes no new timers, and all else goes on. The parts of a worker are
+    told only by a pod that is one; `warnings` say whether Redis is full, and name shards, and prefixes with timers due,
+    that no live pod takes."""
+
+    ready: bool
+    redis: RedisState
+    notifications: NotRequired[Hearing]
+    services: NotRequired[Annotated[dict[str, str], Field(examples=[{"sweeper": "running"}])]]
+    running: NotRequired[Count]
+    warnings: Annotated[list[str], Field(examples=[[]])]
+    problems: Annotated[list[str], Field(max_length=0, examples=[[]])]
+
+
+class Document(TypedDict):
+    """An OpenAPI document."""
+
+    openapi: Annotated[str, Field(examples=["3.1.0"])]
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
