@@ -9,6 +9,7 @@ import typer
 
 from timers import logs
 from timers.app import Announce, Started, dev, run, serve
+from timers.cli.reloading import folders_of, reloading
 from timers.logs import get_logger
 from timers.processor import DISTRIBUTION
 from timers.settings import Settings, load_settings, service_links
@@ -31,9 +32,13 @@ def add_to(app: typer.Typer) -> None:
     app.command("serve")(run_serve)
 
 
-def run_dev() -> None:
+def run_dev(
+    reload: Annotated[bool, typer.Option("--reload", help="Start anew when processors' files change.")] = False,
+) -> None:
     """Run everything in one process: API, worker and, where no Redis is configured, a server of its own."""
     settings = _settings(os.environ)
+    if reload:
+        raise typer.Exit(reloading(folders_of(settings.processors)))
     raise typer.Exit(run(dev(settings, _welcome(settings))))
 
 

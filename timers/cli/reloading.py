@@ -1,0 +1,90 @@
+"""Owns `timers dev --reload`: a pod as a child, ended in order and started anew when processors' files change."""
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import typer
+
+from timers.errors import ConfigurationError
+from timers.processor import ENTRY_POINT_GROUP
+
+LOOK_MS: Final = 100
+"""How often the child is looked after."""
+
+
+def folders_of(modules: Iterable[str]) -> set[Path]:
+    """The working directory, and where these processors' modules and the plugins lie that are not simply installed."""
+    found = {Path.cwd()}
+    for name in (*modules, *(point.value for point in entry_points(group=ENTRY_POINT_GROUP))):
+        try:
+            spec = find_spec(name.partition(":")[0])
+        except Exception:  # noqa: BLE001, S112 (of a package's own code; the pod will say what is wrong with it)
+            continue
+        if spec is not None and spec.origin is not None and "site-packages" not in spec.origin:
+            found.add(Path(spec.origin).parent)
+    return found
+
+
+def reloading(folders: Iterable[Path]) -> int:
+    """Run this command without `--reload` until a signal ends it, and anew after each change; answers its exit code."""
+    try:
+        from watchfiles import PythonFilter, watch  # noqa: PLC0415 (the extra `reload`)
+    except ImportError:
+        raise ConfigurationError("--reload needs watchfiles: pip install 'redis-timers[reload]'") from None
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes; here they are named
+    stop = threading.Event()
+    pod = _Pod(stop)
+    looks = watch(*folders, watch_filter=PythonFilter(), rust_timeout=LOOK_MS, yield_on_timeout=True, stop_event=stop)
+    for changes in looks:  # the first look comes when the folders are watched
+        pod.look({Path(path).name for _, path in changes})
+    return pod.end()
+
+
+class _Pod:
+    """The child. It has a session of its own, so that Ctrl-C reaches it through this process alone, once."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._signalled)
+
+    def look(self, changed: set[str]) -> None:
+        """Start it at the first look, and anew when files have changed. One that has ended by itself, because its code
+        is broken, waits for the next change."""
+        if self._process is None:
+            self._start()
+        elif changed:
+            typer.echo(f"timers: {', '.join(sorted(changed))} changed; starting anew", err=True)
+            if self._process.poll() is None:
+                self._process.terminate()
+            self._process.wait()
+            if not self._stop.is_set():
+                self._start()
+        elif self._process.poll() is not None and not self._told:
+            typer.echo("timers: the pod has ended; waiting for a change", err=True)
+            self._told = True
+
+    def end(self) -> int:
+        """Its exit code, when it has ended."""
+        return 0 if self._process is None else self._process.wait()
+
+    def _start(self) -> None:
+        command = [sys.executable, *(word for word in sys.orig_argv[1:] if word != "--reload")]
+        self._process, self._told = subprocess.Popen(command, start_new_session=True), False
+
+    def _signalled(self, _number: int, _frame: FrameType | None) -> None:
+        """Hand it on: the first ends the pod in order, the second faster."""
+        self._stop.set()
+        if self._process is not None:
+            self._process.terminate()
