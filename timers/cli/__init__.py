@@ -6,7 +6,20 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import acting, config, creating, keys, many, operating, plugins, pods, replaying, single, watching
+from timers.cli import (
+    acting,
+    benching,
+    config,
+    creating,
+    keys,
+    many,
+    operating,
+    plugins,
+    pods,
+    replaying,
+    single,
+    watching,
+)
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -58,6 +71,7 @@ watching.add_to(app)
 replaying.add_to(app)
 operating.add_to(app)
 keys.add_to(app)
+benching.add_to(app)
 config.add_to(app)
 plugins.add_to(app)
 

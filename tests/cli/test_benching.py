@@ -1,0 +1,61 @@
+"""`timers bench`: what it shows, and that nothing of it stays."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+
+from tests.cli.commands import CommandLine, Process
+from tests.waiting import eventually
+from timers.embedded import EmbeddedServer
+
+Start = Callable[..., Process]
+
+FEW = ("--timers", "10", "--seconds", "0.1")
+COUNTERS = {"timers:{0}:token", "timers:{0}:mark", "timers:{pods}:version"}
+
+
+def test_bench_prints_tables_and_leaves_nothing_behind(
+    start: Start, timers: CommandLine, server: EmbeddedServer, redis: Redis
+) -> None:
+    assert timers("create", "log", "kept", "--in", "1h").code == 0
+    before = {key: redis.type(key) for key in redis.keys("*")}
+    shown = start("bench", *FEW, TIMERS_REDIS_URL=server.url).end()
+    assert shown.code == 0
+    assert shown.out.startswith("server: redis 7")
+    for heading in ("round trips: ", "arming: ", "lateness: ", "burst: "):
+        assert heading in shown.out
+    assert "timers: 40 timers removed" in shown.err  # 10 in each measurement, and 10 one by one
+    after = {key: redis.type(key) for key in redis.keys("*")}
+    assert set(after) - COUNTERS == set(before) - COUNTERS
+    assert redis.hkeys("timers:{pods}:declared") == ["test", "log"]
+    assert redis.hgetall("timers:{0}:counts") == {"s log": "1"}
+
+
+def test_bench_gives_its_figures_as_json(start: Start, server: EmbeddedServer, redis: Redis) -> None:
+    redis.ping()
+    measured = start("bench", *FEW, "-o", "json", TIMERS_REDIS_URL=server.url).end().json
+    rows = {result["benchmark"]: result["rows"] for result in measured["results"]}
+    assert [row["way"] for row in rows["arming"]] == ["batches of 1,000", "one by one"]
+    for name in ("lateness", "burst"):
+        (row,) = rows[name]
+        assert (row["timers"], row["never"], row["twice"]) == (10, 0, 0)
+        assert row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
+
+
+@pytest.mark.usefixtures("timers")
+async def test_a_bench_that_is_interrupted_cleans_up_as_well(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    bench = start("bench", "--timers", "100", "--seconds", "600", TIMERS_REDIS_URL=server.url)
+
+    async def spread() -> bool:
+        return any("-spread" in key for key in redis.hkeys("timers:{0}:counts"))
+
+    await eventually(spread, "timers are armed over ten minutes")
+    bench.signal(signal.SIGINT)
+    assert bench.end().code != 0
+    assert redis.hgetall("timers:{0}:counts") == {}
+    assert not redis.keys("bench-*")
+    assert redis.hkeys("timers:{pods}:declared") == ["test", "log"]

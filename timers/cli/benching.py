@@ -1,0 +1,236 @@
+"""Owns `timers bench`: measures a server with timers in prefixes of its own, run by a pod in this process."""
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from timers import logs
+from timers.app import collect_seldom
+from timers.cli.output import Format, Output, show_document, show_records
+from timers.cli.session import Session, run
+from timers.client import BATCH_LIMIT
+from timers.core.durations import DAY_MS
+from timers.core.model import Timer
+from timers.core.spec import NewTimer
+from timers.engine.observer import Observer
+from timers.engine.worker import Worker, WorkerOptions
+from timers.errors import TimersError
+from timers.processor import Context, Registry, processor
+from timers.store.checkup import server_facts
+
+ROUND_TRIPS: Final = 200
+SINGLE: Final = 500
+PAYLOAD: Final = {"email": "someone@example.org", "plan": "trial-1", "source": "web"}
+PATIENCE_SECONDS: Final = 60.0
+"""How long after their due time timers are waited for; what has not run by then counts as never."""
+
+NEVER_MS: Final = 3_650 * DAY_MS
+"""The retention of this pod, and its patience with what nobody serves: it must do nothing to the timers of others."""
+
+Row = Mapping[str, Any]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)
+
+
+def bench(
+    timers: Annotated[int, typer.Option(min=1, max=100_000, help="Timers of each measurement.")] = 2_000,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Over which the timers on time are spread.")] = 10.0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Measure this server: round trips, arming, lateness, a burst. The timers have a prefix of their own, and are
+    removed at the end. While it measures, this process is a pod like any other."""
+    logs.configure("console", "warning")
+    collect_seldom()
+    measured = run(lambda session: _measured(session, timers, seconds))
+    if output is not Format.TABLE:
+        show_document(measured, output)
+        return
+    typer.echo(f"server: {measured['server']}; {measured['shards']} shards; {measured['other_pods']} other pods\n")
+    for result in measured["results"]:
+        typer.echo(f"{result['benchmark']}: {result['title']}")
+        show_records(result["rows"], output)
+        typer.echo()
+
+
+class _Starts(Observer):
+    """What this pod's runs were like; nothing of it goes into the fleet's figures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late_ms: list[int] = []
+        self.runs = Counter[str]()
+        self.last_end = 0.0
+        self._left = 0
+        self._all_ended = asyncio.Event()
+
+    def expect(self, timers: int) -> None:
+        """Begin anew, with so many timers to come."""
+        self.late_ms.clear()
+        self._left = timers
+        self._all_ended.clear()
+
+    async def wait(self, seconds: float) -> None:
+        """Until all have ended, but not longer."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._all_ended.wait(), seconds)
+
+    def started(self, prefix: str, lateness_ms: int) -> None:
+        self.late_ms.append(lateness_ms)
+
+    def ended(self, prefix: str, outcome: str, seconds: float) -> None:
+        self.last_end = time.monotonic()
+        self._left -= 1
+        if self._left == 0:
+            self._all_ended.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    session: Session
+    prefix: str
+    starts: _Starts
+    timers: int
+
+    async def round_trips(self) -> Row:
+        """One call after the other."""
+        took = []
+        for _ in range(ROUND_TRIPS):
+            began = time.monotonic()
+            await self.session.store.now_ms()
+            took.append((time.monotonic() - began) * 1000)
+        return _spread(took)
+
+    async def arming(self) -> Sequence[Row]:
+        """In batches, then one by one."""
+        began, prefix = time.monotonic(), f"{self.prefix}-arming"
+        await self._arm(prefix, self.session.store.clock.now_ms() + DAY_MS, 1.0)
+        batched = self.timers / (time.monotonic() - began)
+        took, single = list[float](), min(SINGLE, self.timers)
+        for number in range(single):
+            began = time.monotonic()
+            await self.session.client.create(prefix, f"single-{number}", delay="1d", payload=PAYLOAD)
+            took.append((time.monotonic() - began) * 1000)
+        one_by_one = {"way": "one by one", "timers/s": round(1000 * single / sum(took)), **_spread(took)}
+        return [{"way": f"batches of {BATCH_LIMIT:,}", "timers/s": round(batched), **_spread([])}, one_by_one]
+
+    async def lateness(self, seconds: float) -> Row:
+        """Timers over some time: from due to start."""
+        await self._fire("spread", seconds * 1000 / self.timers)
+        return {**self._tally("spread"), **_spread(self.starts.late_ms)}
+
+    async def burst(self) -> Row:
+        """All at once: from due to the last end."""
+        due_at = await self._fire("burst", 0.0)
+        drained = self.timers / max(self.starts.last_end - due_at, 0.001)
+        return {**self._tally("burst"), "timers/s": round(drained), **_spread(self.starts.late_ms)}
+
+    async def _fire(self, name: str, step_ms: float) -> float:
+        """Arm ahead and wait until all have run; answers when the first was due, by this machine's monotonic clock."""
+        store, prefix = self.session.store, f"{self.prefix}-{name}"
+        self.starts.expect(self.timers)
+        first_ms = await store.now_ms() + 1000 + self.timers // 2
+        await self._arm(prefix, first_ms, step_ms)
+        due_at = time.monotonic() + store.clock.seconds_until(first_ms)
+        last_at = due_at + self.timers * step_ms / 1000
+        await self.starts.wait(last_at - time.monotonic() + PATIENCE_SECONDS)
+        return due_at
+
+    async def _arm(self, prefix: str, first_ms: float, step_ms: float) -> None:
+        for start in range(0, self.timers, BATCH_LIMIT):
+            numbers = range(start, min(start + BATCH_LIMIT, self.timers))
+            due = {number: round(first_ms + number * step_ms) for number in numbers}
+            armed = await self.session.client.batch(
+                [NewTimer(prefix=prefix, id=f"n{number}", due_at=due[number], payload=PAYLOAD) for number in numbers]
+            )
+            if (failed := next((each for each in armed if isinstance(each, Exception)), None)) is not None:
+                raise failed
+
+    def _tally(self, name: str) -> Row:
+        ran = [number for key, number in self.starts.runs.items() if key.startswith(f"{self.prefix}-{name}:")]
+        return {"timers": self.timers, "never": self.timers - len(ran), "twice": sum(number > 1 for number in ran)}
+
+
+async def _measured(session: Session, timers: int, seconds: float) -> dict[str, Any]:
+    info, others = await server_facts(session.store), await session.client.pods()
+    family = "valkey" if "valkey_version" in info else "redis"
+    aof = "append-only file on" if info.get("aof_enabled") else "append-only file off"
+    async with _pod(session) as (prefix, starts):
+        made = _Bench(session, prefix, starts, timers)
+        results = [
+            _result("round trips", f"{ROUND_TRIPS} in turn", [await made.round_trips()]),
+            _result("arming", "due in a day, with a payload of 67 bytes", await made.arming()),
+            _result("lateness", f"over {seconds:g} s, from due to start", [await made.lateness(seconds)]),
+            _result("burst", "due in one millisecond, from due to the last end", [await made.burst()]),
+        ]
+    return {
+        "server": f"{family} {info.get(f'{family}_version')}, {aof}",
+        "shards": session.store.shards,
+        "other_pods": len(others),
+        "results": results,
+    }
+
+
+def _result(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
+    typer.echo(f"timers: {name} measured", err=True)
+    return {"benchmark": name, "title": title, "rows": list(rows)}
+
+
+@asynccontextmanager
+async def _pod(session: Session) -> AsyncIterator[tuple[str, _Starts]]:
+    """A pod that runs the timers of a fresh prefix and of what continues it; all of them are removed at the end."""
+    prefix, starts = f"bench-{secrets.token_hex(4)}", _Starts()
+
+    @processor(prefix)
+    async def nothing(timer: Timer, _context: Context) -> None:
+        starts.runs[timer.key] += 1
+
+    options = WorkerOptions(
+        prefix,
+        concurrency=1000,
+        lease_ms=30_000,
+        retention_ms=NEVER_MS,
+        drain_timeout_ms=5_000,
+        adopt_every_ms=None,
+        unhandled_after_ms=NEVER_MS,
+        audit_every_seconds=NEVER_MS / 1000,
+    )
+    worker = Worker(session.store, Registry([nothing]), session.client, options, starts)
+    typer.echo(f"timers: measuring with timers of {prefix}-*", err=True)
+    await worker.start()
+    try:
+        yield prefix, starts
+    finally:
+        await worker.drain()
+        await _clean_up(session, prefix)
+
+
+async def _clean_up(session: Session, prefix: str) -> None:
+    try:
+        removed = await session.client.act("purge", {"prefix": f"{prefix}-*"})
+        await session.client.forget(prefix)
+    except TimersError as error:
+        left = f"timers purge --prefix '{prefix}-*'; timers prefixes forget {prefix}"
+        typer.echo(f"timers: {error}; clean up later with: {left}", err=True)
+    else:
+        typer.echo(f"timers: {removed.done} timers removed", err=True)
+
+
+def _spread(took_ms: Sequence[float]) -> Row:
+    """Median, 99th percentile and maximum; None without any."""
+    if not took_ms:
+        return {"p50_ms": None, "p99_ms": None, "max_ms": None}
+    ordered = sorted(took_ms)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    median = statistics.median(ordered)
+    return {"p50_ms": round(median, 1), "p99_ms": round(p99, 1), "max_ms": round(ordered[-1], 1)}
