@@ -94,7 +94,7 @@ def _common(
 def main() -> None:
     """Run the command line of this process and exit."""
     try:
-        add_url(typer.main.get_command(app))()
+        add_url(typer.main.get_command(app))(prog_name="timers")
     except InvalidInput as error:
         _fail("; ".join(str(_as_option(field)) for field in error.errors), 2)
     except TimersError as error:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from timers.cli.output import Format, Output, show_record, show_timer
+from timers.cli.completing import ids, prefixes, statuses
+from timers.cli.output import Format, Output, progress, show_record, show_timer
 from timers.cli.session import Session, run
 from timers.client.actions import Counts
 from timers.core.keywords import Action
@@ -14,11 +15,19 @@ from timers.core.model import Timer
 from timers.errors import InvalidInput, Refused
 from timers.store.filters import Filter
 
-Prefix = Annotated[str | None, typer.Argument(help="What kind of timer it is.", show_default=False)]
-Id = Annotated[str | None, typer.Argument(help="Which one.", show_default=False)]
-Of = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="All of this prefix; login-* for several.")]
+Prefix = Annotated[
+    str | None, typer.Argument(help="What kind of timer it is.", show_default=False, autocompletion=prefixes)
+]
+Id = Annotated[str | None, typer.Argument(help="Which one.", show_default=False, autocompletion=ids)]
+Of = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix", metavar="PREFIX", help="All of this prefix; login-* for several.", autocompletion=prefixes
+    ),
+]
 WithStatus = Annotated[
-    list[str] | None, typer.Option("--status", metavar="STATUS", help="All in this status, or these.")
+    list[str] | None,
+    typer.Option("--status", metavar="STATUS", help="All in this status, or these.", autocompletion=statuses),
 ]
 WithTag = Annotated[
     list[str] | None, typer.Option("--tag", metavar="TAG", help="All with this tag; repeat for several.")
@@ -182,15 +191,14 @@ def _do_all(
 
 async def _act(session: Session, action: Action, chosen: Filter, number: int, due: Mapping[str, Any]) -> Counts:
     """Act on all that pass, about so many, and show a terminal how far it has come."""
-    hidden = not sys.stderr.isatty()
-    with typer.progressbar(length=number, label=action, file=sys.stderr, hidden=hidden) as bar:
+    with progress(action, number) as show:
 
-        def show(counts: Counts) -> bool:
-            bar.update(counts.matched - bar.pos)
+        def go_on(counts: Counts) -> bool:
+            show(counts.matched)
             return False
 
-        counts = await session.client.act(action, chosen, stop=show, **due)
-        show(counts)
+        counts = await session.client.act(action, chosen, stop=go_on, **due)
+        show(counts.matched)
         return counts
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from timers.cli.acting import At, Id, In, Prefix, due_of
-from timers.cli.output import Format, Output, show_records, show_timer
+from timers.cli.output import Format, Output, progress, show_records, show_timer
 from timers.cli.session import Session, run
 from timers.client import BATCH_LIMIT, Armed
 from timers.core.compactjson import decode
@@ -85,15 +85,14 @@ def _create_one(given: Mapping[str, Any], output: Format) -> None:
 def _create_all(timers: Sequence[Read], output: Format) -> None:
     async def arm(session: Session) -> list[dict[str, Any]]:
         shown: list[dict[str, Any]] = []
-        hidden = not sys.stderr.isatty()
-        with typer.progressbar(length=len(timers), label="create", file=sys.stderr, hidden=hidden) as bar:
+        with progress("create", len(timers)) as show:
             for start in range(0, len(timers), BATCH_LIMIT):
                 some = timers[start : start + BATCH_LIMIT]
                 came = iter(await session.client.batch([each for each in some if isinstance(each, NewTimer)]))
                 for each in some:
                     result = next(came) if isinstance(each, NewTimer) else each
                     shown.append({"number": len(shown) + 1, **_result(each, result)})
-                bar.update(len(some))
+                show(len(shown))
         return shown
 
     results = run(arm)

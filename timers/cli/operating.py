@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from timers.cli import completing
 from timers.cli.output import Format, Output, cell, show_record, show_records
 from timers.cli.session import Session, run
 from timers.client import reachable_url
@@ -15,7 +16,9 @@ from timers.store.checkup import Check
 from timers.store.connect import connect
 from timers.store.store import Store
 
-PrefixArgument = Annotated[str, typer.Argument(help="Which prefix, exactly.", show_default=False)]
+PrefixArgument = Annotated[
+    str, typer.Argument(help="Which prefix, exactly.", show_default=False, autocompletion=completing.prefixes)
+]
 
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 

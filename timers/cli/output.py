@@ -1,7 +1,9 @@
 """Owns how data look on stdout: a table for people, JSON or one JSON line a record for programs."""
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -33,6 +35,13 @@ def show_lines(lines: Sequence[str], form: Format) -> None:
             typer.echo(json.dumps(lines, indent=2))
         case Format.JSONL:
             typer.echo("\n".join(map(json.dumps, lines)))
+
+
+@contextmanager
+def progress(label: str, number: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr where that is a terminal; told how many of about so many are done."""
+    with typer.progressbar(length=number, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield lambda done: bar.update(done - bar.pos)
 
 
 def show_timer(timer: Mapping[str, Any], form: Format) -> None:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from timers.cli.output import Format, Output, show_records
+from timers.cli.completing import prefixes
+from timers.cli.output import Format, Output, progress, show_records
 from timers.cli.session import Session, run
 from timers.client.replay import Replayed, arm_again, preview
 from timers.errors import InvalidInput
@@ -22,7 +23,10 @@ def replay(
     since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later; -1h, or a time.")],
     until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier; 0s is now.")],
     *,
-    prefix: Annotated[str | None, typer.Option(metavar="PREFIX", help="Only timers of this prefix; login-* …")] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(metavar="PREFIX", help="Only timers of this prefix; login-* …", autocompletion=prefixes),
+    ] = None,
     completed: Annotated[bool, typer.Option("--completed", help="Run also what completed once more.")] = False,
     rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
@@ -37,7 +41,10 @@ def replay(
         if (fixed.due_after or 0) >= (fixed.due_before or 0):
             raise InvalidInput.of("to", until, "a time after --from")
         planned = await preview(session.store, fixed, pace, completed=completed)
-        return planned if dry_run else await arm_again(session.store, planned)
+        if dry_run:
+            return planned
+        with progress("replay", len(planned)) as show:
+            return await arm_again(session.store, planned, show)
 
     found = run(act)
     show_records([each.to_json() for each in found], output)

@@ -5,13 +5,17 @@ from typing import Annotated
 
 import typer
 
+from timers.cli.completing import ids, prefixes
 from timers.cli.output import Format, Output, show_lines, show_timer
 from timers.cli.session import Session, run
 from timers.core.explain import explain as tell
 from timers.core.model import Timer
 
-Prefix = Annotated[str, typer.Argument(help="What kind of timer it is; finds the processor.", show_default=False)]
-Id = Annotated[str, typer.Argument(help="Which one.", show_default=False)]
+Prefix = Annotated[
+    str,
+    typer.Argument(help="What kind of timer it is; finds the processor.", show_default=False, autocompletion=prefixes),
+]
+Id = Annotated[str, typer.Argument(help="Which one.", show_default=False, autocompletion=ids)]
 
 
 def add_to(app: typer.Typer) -> None:

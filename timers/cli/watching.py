@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from timers.cli.completing import prefixes
 from timers.cli.output import Format, cell
 from timers.cli.session import Session, run
 from timers.client.coverage import Uncovered
@@ -43,7 +44,10 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 _QUIT, _PAUSE = "q", "p"
 
-PrefixOption = Annotated[str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.")]
+PrefixOption = Annotated[
+    str | None,
+    typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.", autocompletion=prefixes),
+]
 
 
 def add_to(app: typer.Typer) -> None:

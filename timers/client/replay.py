@@ -5,7 +5,7 @@ that broke off goes on where it stopped: what is armed again has left the window
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -65,12 +65,15 @@ async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) 
     return _paced(found, await store.now_ms(), pace)
 
 
-async def arm_again(store: Store, planned: Sequence[Replayed]) -> list[Replayed]:
-    """Arm what `preview` found, each with its result: `armed`, or why not: it has changed since. Raises Unavailable;
-    what was armed before stays."""
+async def arm_again(
+    store: Store, planned: Sequence[Replayed], show: Callable[[int], object] = lambda _done: None
+) -> list[Replayed]:
+    """Arm what `preview` found, each with its result: `armed`, or why not: it has changed since. `show` is told how
+    many are done. Raises Unavailable; what was armed before stays."""
     results: list[Replayed] = []
     for start in range(0, len(planned), AT_ONCE):
         results += await asyncio.gather(*(_arm(store, each) for each in planned[start : start + AT_ONCE]))
+        show(len(results))
     return results
 
 

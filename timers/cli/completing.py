@@ -1,0 +1,52 @@
+"""Owns what a shell completes: prefixes, ids and statuses. Where they cannot be read in time, nothing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import typer
+
+from timers.cli.session import Session, run
+from timers.core.model import Status
+from timers.store.filters import Filter
+from timers.store.listing import Listing
+
+SECONDS: Final = 2.0
+MOST: Final = 100
+
+
+def statuses(incomplete: str) -> Sequence[str]:
+    """Those that begin so; several have commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{status.value}" for status in Status if status.value.startswith(last)]
+
+
+def prefixes(incomplete: str) -> Sequence[str]:
+    """The prefixes that begin so."""
+
+    async def read(session: Session) -> Sequence[str]:
+        return [view.prefix for view in await session.client.prefixes() if view.prefix.startswith(incomplete)][:MOST]
+
+    return _read(read)
+
+
+def ids(context: typer.Context, incomplete: str) -> Sequence[str]:
+    """Ids that begin so, of the prefix before."""
+    prefix = context.params.get("prefix")
+
+    async def read(session: Session) -> Sequence[str]:
+        wanted = Filter.parse({"prefix": prefix}).where(lambda timer: timer.id.startswith(incomplete))
+        return [timer.id for timer in (await Listing(session.store).page(wanted, limit=MOST)).items]
+
+    return _read(read) if prefix else []
+
+
+def _read(read: Callable[[Session], Awaitable[Sequence[str]]]) -> Sequence[str]:
+    async def in_time(session: Session) -> Sequence[str]:
+        async with asyncio.timeout(SECONDS):
+            return await read(session)
+
+    try:
+        return run(in_time)
+    except Exception:  # noqa: BLE001 (an error would be written into the line that is being typed)
+        return []
