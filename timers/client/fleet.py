@@ -15,6 +15,7 @@ from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership
 from timers.store.queries import Queries
 from timers.store.store import Store
+from timers.store.turns import by_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
             counts.get(prefix, {}),
             heads.get(prefix),
         )
-        for prefix in sorted({*counts, *paused, *roster.declared})
+        async for prefix in by_turns(sorted({*counts, *paused, *roster.declared}))
     ]
 
 
