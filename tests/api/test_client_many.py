@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from tests.members import announce, declare
 from tests.servers import connections_of
+from tests.waiting import DEADLINE_SECONDS
 from timers.client import Armed, TimerClient, open_store
 from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed
 from timers.core.keywords import Action
@@ -229,7 +230,7 @@ async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerCli
 
 async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis: Redis) -> None:
     heard: list[object] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         async for event in client.events("test"):
             heard.append(event)
             if event == OPEN:
@@ -250,7 +251,7 @@ async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
 ) -> None:
     feed = await client.feed()
     listeners = [feed.join() for _ in range(50)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         assert [await listener.next() for listener in listeners] == [OPEN] * 50
         assert await redis.pubsub_numsub("timers:events:0") == [(b"timers:events:0", 1)]
         for listener in listeners:
@@ -262,7 +263,7 @@ async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
 async def test_a_broken_subscription_is_told_as_a_gap(client: TimerClient, redis: Redis) -> None:
     feed = await client.feed()
     listener = feed.join()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN
         await redis.client_kill_filter(_type="pubsub")
         assert await listener.next() == GAP
@@ -293,7 +294,7 @@ async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_w
     queries = BreakingQueries()
     feed = Feed(queries)
     first = feed.join()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         assert await first.next() == OPEN
         queries.breaks.set()
         await queries.broken.wait()
@@ -307,7 +308,7 @@ async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_w
 async def test_a_closed_feed_ends_its_listeners(client: TimerClient) -> None:
     feed = await client.feed()
     listener = feed.join()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN
         await feed.close()
         assert await listener.next() is None
@@ -345,7 +346,7 @@ async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient
     queries = Queries(await open_store(connections_of(client)))
     feed = Feed(queries)
     slow, quick = feed.join(), feed.join()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         assert await quick.next() == OPEN
         await arm(client, QUEUE_LIMIT * 2)
         assert isinstance(await quick.next(), Change)

@@ -12,7 +12,7 @@ from timers.api.operations import OPERATIONS
 SHORT = ("--generation-deterministic", "--phases", "examples,coverage,fuzzing", "--max-examples", "3")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_nothing_is_found(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     ran = await fuzz(tmp_path, [*SHORT, "--report", "junit", "--report-junit-path", str(report)])

@@ -14,7 +14,7 @@ from aiohttp import ClientResponse
 from redis.asyncio import Redis
 
 from tests.api.harness import Api
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import stream
 from timers.api.auth import Auth
 from timers.api.server import ApiServer, application
@@ -22,8 +22,6 @@ from timers.api.stream import EventRoutes
 from timers.client.feed import Event, event_json
 from timers.core.spec import NewTimer
 from timers.store.callers import Callers
-
-DEADLINE_SECONDS = 30
 
 
 @asynccontextmanager

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_SECONDS
 from timers.cli import main
 
-END_SECONDS = 30.0
-"""Only a failing test waits this long for a process to end."""
+END_SECONDS = DEADLINE_SECONDS
+"""For a process to end."""
 
 
 @dataclass(frozen=True, slots=True)

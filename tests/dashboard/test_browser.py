@@ -64,7 +64,7 @@ async def findings(page: Page) -> list[str]:
     return [f"{found['id']}: {found['nodes'][0]['html'][:150]}" for found in result["violations"]]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("look", ["light", "dark", "narrow"])
 async def test_every_page_is_quiet_fits_and_is_accessible(working: Api, watched: Watched, look: str) -> None:
     await a_few_timers(working)

@@ -21,6 +21,8 @@ from tests.waiting import eventually
 
 UID = 65532
 
+pytestmark = pytest.mark.timeout(900)  # the image's steps install everything locked, once
+
 
 def instruction(name: str) -> str:
     """What the last stage says under that name."""
