@@ -15,7 +15,7 @@ from timers.store.store import Identity, Store
 _SHARD_KEY: Final = re.compile(r"timers:\{(\d+)\}:(\w+)(?::(.+))?", re.DOTALL)
 _TRIGGER_KEY: Final = re.compile(r"([a-z0-9][a-z0-9_.-]*):\{(\d+)\}:(.+)")
 _DB_WIDE: Final = re.compile(
-    r"timers:(meta|keys|canary:.+|\{limits:[a-z0-9_.-]+\}:\w+|\{(pods|fired)\}:\w+|\{access\}:\w+(:.+)?)"
+    r"timers:(meta|keys|canary:.+|\{limits:[a-z0-9_.-]+\}:\w+|\{(pods|fired|alarms)\}:\w+|\{access\}:\w+(:.+)?)"
 )
 
 

@@ -1,5 +1,6 @@
 """Owns what the text of a setting may be: reads it into its type, or raises ValueError for what is not accepted."""
 
+import os
 import re
 from base64 import b64decode
 from email.utils import parseaddr
@@ -163,6 +164,21 @@ def check_url(given: SecretStr) -> SecretStr:
     parts = urlsplit(given.get_secret_value())
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
         raise ValueError(parts.scheme)
+    return given
+
+
+def check_alarms(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    """Whom to tell of alarms: addresses of mail, URLs, and commands that are there."""
+    for target in given:
+        kind, _, rest = target.get_secret_value().partition(":")
+        if kind == "mailto":
+            check_mail_from(rest)
+        elif kind != "exec":
+            check_url(target)
+        elif not Path(rest).is_absolute() or not os.access(rest, os.X_OK) or Path(rest).is_dir():
+            raise ValueError("no command")
+    if len(given) > HOOKS_LIMIT:
+        raise ValueError("too many")
     return given
 
 

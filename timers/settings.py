@@ -45,6 +45,7 @@ from timers.setting_values import (
     REDIS_SCHEMES,
     asked_urls,
     builtin_names,
+    check_alarms,
     check_api_keys,
     check_folder,
     check_mail_from,
@@ -85,6 +86,7 @@ _CONFIDENTIAL: Final = frozenset(
         "signing_secrets",
         "webhook_targets",
         "hooks",
+        "alarms",
         "webhook_secrets",
         "smtp_url",
         "sms_url",
@@ -199,6 +201,11 @@ class Settings(BaseSettings):
         f"{', '.join(EVENTS)}, all, and payload to send payloads; * stands for any prefix or its end",
     )
     """What is asked for, and the URL to call; `asked` reads them."""
+    alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_alarms)] = Field(
+        default=(),
+        description=f"mailto:a@example.org, https://host/path, exec:/path/to/command, {HOOKS_LIMIT} at most",
+    )
+    """Whom to tell that timers failed, wait or were lost."""
     public_url: Annotated[str, AfterValidator(check_public_url)] | None = Field(
         default=None, description="where people reach the dashboard, such as https://timers.example.org"
     )
@@ -263,17 +270,18 @@ class Settings(BaseSettings):
     @property
     def asked(self) -> tuple[Hook, ...]:
         """What this pod asks to hear of."""
-        return tuple(Hook.of(asked, url.get_secret_value()) for asked, url in self.hooks)
+        hooks = [Hook.of(asked, url.get_secret_value()) for asked, url in self.hooks]
+        return (*hooks, *(Hook.alarm(target.get_secret_value()) for target in self.alarms))
 
     @property
     def loaded(self) -> tuple[str, ...] | None:
-        """The built-in processors to load; the calls of hooks are made whatever TIMERS_BUILTIN says."""
+        """The built-in processors to load; hooks and alarms go out whatever TIMERS_BUILTIN says."""
         return self.builtin if self.builtin is None or not self.asked else (*self.builtin, HOOK)
 
     @property
     def served(self) -> tuple[str, ...]:
-        """The prefixes to run; the calls of hooks are made whatever TIMERS_PREFIXES says."""
-        return (*self.prefixes, HOOK) if self.prefixes and self.asked else self.prefixes
+        """The prefixes to run; hooks and alarms go out whatever TIMERS_PREFIXES says."""
+        return (*self.prefixes, *(hook.prefix for hook in self.asked)) if self.prefixes else ()
 
     @property
     def redacted_redis_url(self) -> str | None:

@@ -1,53 +1,70 @@
-"""Owns the calls of lifecycle hooks: whom a pod's settings name, and that a timer's changes are told in their order."""
+"""Owns what goes out on its own: the calls of hooks, and alarms by mail, call or command, each in its order."""
 
+import asyncio
+import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
 
 from yarl import URL
 
 from timers import Context, Done, Fail, NotFound, Processor, Retry, Timer, processor
+from timers.processor import Lifespan
 from timers.settings import Settings, load_worker_settings
 from timers_processors.addresses import Lookup
 from timers_processors.calling import Call, Caller
+from timers_processors.send_message import Sending
 from timers_processors.targets import Targets
+from timers_processors.transport import Message, OutboxTransport
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
 SOON_SECONDS: Final = 0.1
 """After which a call looks again for the one before it, or after that one's next try."""
 
+EXEC_SECONDS: Final = 30.0
+
+Send = Callable[[Timer, Context[Any]], Awaitable[Done]]
+
 
 def processors() -> Iterator[Processor]:
-    """One for each URL of TIMERS_HOOKS."""
+    """One for each URL of TIMERS_HOOKS, and for each target of TIMERS_ALARMS."""
     return made_for(load_worker_settings())
 
 
 def made_for(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Iterator[Processor]:
-    """The processors of a pod with these settings. They share their connections."""
+    """The processors of a pod with these settings. Their calls share their connections."""
     hooks = WebHooks(settings, targets or Targets(), lookup)
-    urls = {hook.prefix: url for hook, (_, url) in zip(settings.asked, settings.hooks, strict=True)}
-    for prefix, url in urls.items():
-        yield _hook(hooks, prefix, URL(url.get_secret_value()))
+    given = [url for _, url in settings.hooks] + list(settings.alarms)
+    for prefix, target in {hook.prefix: t for hook, t in zip(settings.asked, given, strict=True)}.items():
+        yield _processor(hooks, settings, prefix, target.get_secret_value())
 
 
-def _hook(hooks: WebHooks, prefix: str, url: URL) -> Processor:
-    @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=hooks.opened)
-    async def hook(timer: Timer, context: Context[Caller]) -> Done:
+def _processor(hooks: WebHooks, settings: Settings, prefix: str, target: str) -> Processor:
+    kind, _, rest = target.partition(":")
+    if kind == "mailto":
+        return _sending(prefix, partial(_mail, settings, rest), partial(Sending.opened, settings))
+    if kind == "exec":
+        return _sending(prefix, partial(_execute, rest), None)
+    return _sending(prefix, partial(_call, hooks, URL(target)), hooks.opened)
+
+
+def _sending(prefix: str, send: Send, lifespan: Lifespan[Any] | None) -> Processor:
+    @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=lifespan)
+    async def outgoing(timer: Timer, context: Context[Any]) -> Done:
         if not isinstance(timer.payload, Mapping) or "body" not in timer.payload:
             raise Fail("payload: the service makes these timers by itself")
         await in_turn(timer, context)
-        return await hooks.send(
-            Call("POST", url, *as_json(timer.payload["body"])), timer.payload.get("prefix", prefix), context
-        )
+        return await send(timer, context)
 
-    return hook
+    return outgoing
 
 
-async def in_turn(timer: Timer, context: Context[Caller]) -> None:
-    """Raises a snooze as long as the call before has not ended, well or not."""
+async def in_turn(timer: Timer, context: Context[Any]) -> None:
+    """Raises a snooze as long as what goes out before has not ended, well or not."""
     before = timer.payload.get("after")
     try:
         earlier = None if before is None else await context.timers.get(timer.prefix, before)
@@ -55,4 +72,49 @@ async def in_turn(timer: Timer, context: Context[Caller]) -> None:
         return
     if earlier is not None and not earlier.status.finished:
         later = earlier.due_ms / 1000 - time.time() + SOON_SECONDS
-        raise Retry(f"the call before it has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
+        raise Retry(f"the one before it has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
+
+
+async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[Caller]) -> Done:
+    """Signed with the keys of the timer that it is about."""
+    call = Call("POST", url, *as_json(timer.payload["body"]))
+    return await hooks.send(call, timer.payload.get("prefix", timer.prefix), context)
+
+
+async def _mail(settings: Settings, to: str, timer: Timer, context: Context[Sending]) -> Done:
+    transport = context.state.transports.get("email") or OutboxTransport(settings.outbox)
+    data = timer.payload["body"]["data"]
+    subject = f"[timers] {data['text']}"
+    said = await transport.send(Message((to,), "email", subject, as_text(data), context.idempotency_key, context.token))
+    return Done(f"sent{said and f': {said}'}")
+
+
+def as_text(data: Mapping[str, Any]) -> str:
+    """An alarm for people."""
+    lines = [data["text"], f"since {data['since']}"]
+    lines += [f"{prefix}: {count:,}" for prefix, count in sorted(data["prefixes"].items(), key=lambda of: -of[1])]
+    for each in data["newest"]:
+        named = f"{each['prefix']}:{each['id']}: " if "id" in each else ""
+        lines += ["", f"{named}{each['note']}", *([each["url"]] if each.get("url") else [])]
+    return "\n".join([*lines, *(["", data["url"]] if data["url"] else [])])
+
+
+async def _execute(path: str, timer: Timer, _context: Context[Any]) -> Done:
+    """Run the command with the alarm on its standard input, and without the service's settings. It must end with 0."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TIMERS_")}
+    quiet = asyncio.subprocess.DEVNULL
+    command = await asyncio.create_subprocess_exec(
+        path, stdin=asyncio.subprocess.PIPE, stdout=quiet, stderr=quiet, env=environ
+    )
+    try:
+        async with asyncio.timeout(EXEC_SECONDS):
+            await command.communicate(as_json(timer.payload["body"])[1])
+    except TimeoutError:
+        raise Retry(f"{path} did not end within {EXEC_SECONDS:g} s") from None
+    finally:
+        if command.returncode is None:
+            command.kill()
+            await command.wait()
+    if command.returncode != 0:
+        raise Retry(f"{path} ended with {command.returncode}")
+    return Done(f"{path} ended with 0")

@@ -33,7 +33,7 @@ def test_the_names_are_those_of_the_public_contract() -> None:
         *("SHARDS", "SHARD_SUBSET"),
         *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "START_TIMEOUT", "ADOPT_EVERY"),
         *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
-        *("HOOKS", "PUBLIC_URL"),
+        *("HOOKS", "ALARMS", "PUBLIC_URL"),
         *("SMTP_URL", "MAIL_FROM", "SMS_URL", "USER_URL", "TEMPLATES"),
         *("API_KEYS", "SIGNING_SECRETS", "INSECURE", "LOG_FORMAT", "LOG_LEVEL"),
         *("DATA_DIR", "OUTBOX", "SERVER_BINARY", "POD"),
@@ -66,6 +66,7 @@ def test_defaults() -> None:
         "signing_secrets": (),
         "webhook_targets": (),
         "hooks": (),
+        "alarms": (),
         "public_url": None,
         "webhook_secrets": (),
         "webhook_allow": (),
@@ -497,10 +498,27 @@ def test_a_bad_hook_is_told_what_one_looks_like(value: str) -> None:
     assert "armed, started, completed, retried, failed, unhandled, cancelled" in line
 
 
+def test_alarms_go_to_addresses_urls_and_commands() -> None:
+    settings = load(ALARMS="mailto:ops@e.org, https://e.org/x, exec:/bin/sh")
+    assert [(hook.letters, hook.pattern, hook.prefix[:13]) for hook in settings.asked] == [
+        ("fu", "*", "timers.alarm-")
+    ] * 3
+    assert len({hook.prefix for hook in settings.asked}) == 3
+    assert "e.org" not in repr(settings)
+
+
+@pytest.mark.parametrize("value", ["ops@e.org", "mailto:ops", "ftp://e.org", "exec:sh", "exec:/no/such", "exec:/bin"])
+def test_a_bad_alarm_is_told_what_one_looks_like(value: str) -> None:
+    assert refusal(ALARMS=value) == (
+        "TIMERS_ALARMS: the given value is not accepted; "
+        "expected mailto:a@example.org, https://host/path, exec:/path/to/command, 100 at most"
+    )
+
+
 def test_hooks_are_called_whatever_a_pod_is_limited_to() -> None:
     limited = load(HOOKS="failed@a=https://e.org", BUILTIN="none", PREFIXES="a")
     assert limited.loaded == ("timers.hook",)
-    assert limited.served == ("a", "timers.hook")
+    assert limited.served == ("a", limited.asked[0].prefix)
     assert load(BUILTIN="none", PREFIXES="a").served == ("a",)
 
 

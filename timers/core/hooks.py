@@ -60,6 +60,11 @@ class Hook(NamedTuple):
         return cls(letters, pattern, prefix_of(HOOK, url), "payload" in names)
 
     @classmethod
+    def alarm(cls, target: str) -> "Hook":
+        """What an alarm hears of; it counts."""
+        return cls(EVENTS["failed"] + EVENTS["unhandled"], "*", prefix_of(ALARM, target))
+
+    @classmethod
     def parse(cls, line: str) -> "Hook | None":
         """From its text in Redis; None for what is none."""
         match line.split(" "):
@@ -80,14 +85,19 @@ def prefix_of(kind: str, target: str) -> str:
     return f"{kind}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
 
 
-def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], page: str | None) -> tuple[str, dict[str, Any]]:
+def page_of(timer: Timer, public_url: str | None) -> str | None:
+    """Where people see the timer."""
+    return None if public_url is None else f"{public_url.rstrip('/')}/ui/timers/{timer.prefix}/{timer.id}"
+
+
+def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | None) -> tuple[str, dict[str, Any]]:
     """The id and the payload of the timer that makes a call: its `body`, the timer's prefix, and the id of the call
     that has to come before it, if any. All hooks are of one target. The same change always makes the same call."""
     before = _version_before(timer, "".join(hook.letters for hook in hooks))
     with_payload = any(hook.with_payload for hook in hooks if letter in hook.letters)
     payload = {
         "prefix": timer.prefix,
-        "body": _body(timer, letter, with_payload=with_payload, page=page),
+        "body": _body(timer, letter, with_payload=with_payload, page=page_of(timer, public_url)),
         **({} if before is None else {"after": _call_id(timer, before)}),
     }
     return _call_id(timer, timer.version), payload

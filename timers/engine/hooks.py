@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from timers.core.hooks import ALARM, Hook, call_of
+from timers.engine.alarms import AlarmBell
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
@@ -41,11 +42,13 @@ class Hooks:
         pod: Pod,
         peers: Peers,
         hooks: Collection[Hook],
+        alarms: AlarmBell,
         *,
         public_url: str | None = None,
         forget_ms: int = FORGET_MS,
     ) -> None:
         self._pod, self._peers, self._public_url, self._forget_ms = pod, peers, public_url, forget_ms
+        self._alarms = alarms
         self._mine = frozenset(map(str, hooks))
         self._outbox = Outbox(pod.store)
         self._asked: Asked = frozenset()
@@ -56,14 +59,14 @@ class Hooks:
     async def start(self) -> None:
         """Ask. Every shard of this pod posts from then on what it asks for. Raises Unavailable."""
         if self._mine:
-            self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
+            await self._ask()
             for shard in self._pod.shards:
                 await self._outbox.tell(shard, self._mine, ())
 
     async def run(self) -> None:
         """Look at all shards now and then, and at one whenever it has posted something."""
         while True:
-            self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
+            await self._ask()
             await self._look(self._pod.shards)
             is_idle = not self._asked and not any(self._doubtful.values())
             look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
@@ -75,6 +78,11 @@ class Hooks:
         """The shard has posted something, and had nothing posted before."""
         self._posted.add(shard)
         self._something.set()
+
+    async def _ask(self) -> None:
+        self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
+        prefixes = {hook.prefix for line in self._asked if (hook := Hook.parse(line)) is not None}
+        self._alarms.targets = sorted(prefix for prefix in prefixes if prefix.startswith(ALARM))
 
     async def _something_before(self, look_at: float) -> bool:
         """Whether something was posted before it was time to look at everything."""
@@ -108,6 +116,8 @@ class Hooks:
         while entries := await self._outbox.first(shard, BATCH):
             for armings in self._steps(entries, hooks):
                 await self._pod.store.arm(armings)
+            if any(hook.prefix.startswith(ALARM) for hook in hooks):
+                await self._alarms.note(entries)
             unposted = await self._outbox.drop(shard, entries)
             if unposted:
                 _log.error("changes that nobody hears of: the outbox was full", shard=shard, count=unposted)
@@ -120,18 +130,12 @@ class Hooks:
                 if entry.timer is None or target.startswith(ALARM):
                     continue
                 place = of_timer[target, entry.timer.key] = of_timer.get((target, entry.timer.key), -1) + 1
-                call_id, payload = call_of(entry.timer, entry.letter, those, self._page(entry))
+                call_id, payload = call_of(entry.timer, entry.letter, those, self._public_url)
                 if place == len(steps):
                     steps.append([])
                 due = f"+{place * STEP_MS}"
                 steps[place].append(Arming(target, call_id, due, {"payload": payload}, if_exists="keep"))
         return steps
-
-    def _page(self, entry: Entry) -> str | None:
-        """Where people see the timer."""
-        if self._public_url is None or entry.timer is None:
-            return None
-        return f"{self._public_url.rstrip('/')}/ui/timers/{entry.timer.prefix}/{entry.timer.id}"
 
 
 def _by_target(entry: Entry, hooks: Sequence[Hook]) -> Mapping[str, Sequence[Hook]]:

@@ -67,6 +67,11 @@ class Peers:
         """As a supervisor's."""
         return self._beating.states
 
+    @property
+    def members(self) -> Sequence[Member]:
+        """The live pods, this one too."""
+        return self._roster.members
+
     async def start(self) -> None:
         """The first sign of life is given when this returns. Raises Unavailable."""
         await self.beat()

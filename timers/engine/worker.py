@@ -10,6 +10,7 @@ from timers.bare.keys import BareKeys
 from timers.bare.scanner import Scanner
 from timers.core.calls import Timers
 from timers.core.hooks import Hook
+from timers.engine.alarms import TIMES, AlarmBell, AlarmTimes
 from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
 from timers.engine.auditor import Auditor
 from timers.engine.canary import Canary
@@ -69,6 +70,7 @@ class WorkerOptions:
     forget_after_ms: int = FORGET_AFTER_MS
     hooks: tuple[Hook, ...] = ()
     forget_hooks_ms: int = FORGET_MS
+    alarm_times: AlarmTimes = TIMES
     public_url: str | None = None
     spans: Spans | None = None
 
@@ -147,10 +149,12 @@ class Worker:
         pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
         self._sweeper = Sweeper(pod, intake, peers, canary)
         bare, expired_keys = self._build_bare()
+        alarms = AlarmBell(pod, peers, self._options.alarm_times, public_url=self._options.public_url)
         self._hooks = Hooks(
             pod,
             peers,
             self._options.hooks,
+            alarms,
             public_url=self._options.public_url,
             forget_ms=self._options.forget_hooks_ms,
         )
@@ -162,7 +166,18 @@ class Worker:
         unserved = Unserved(pod, peers, patience_ms=self._options.unhandled_after_ms)
         auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(
-            [self._listener, self._sweeper, self._claimer, canary, *bare, janitor, unserved, auditor, self._hooks]
+            [
+                self._listener,
+                self._sweeper,
+                self._claimer,
+                canary,
+                *bare,
+                janitor,
+                unserved,
+                auditor,
+                self._hooks,
+                alarms,
+            ]
         )
 
     def _build_bare(self) -> tuple[Sequence[Service], ExpiredKeys | None]:

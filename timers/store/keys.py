@@ -13,6 +13,9 @@ PODS_ROOT: Final = "timers:{pods}:"
 HOOKS: Final = f"{PODS_ROOT}hooks"
 """Hash: what pods ask to hear of → when one last said so, ms."""
 
+ALARMS_ROOT: Final = "timers:{alarms}:"
+"""Root of the alarms of the fleet: a hash for each kind."""
+
 API_KEYS: Final = "timers:keys"
 """Hash: id of an API key → its entry, or `revoked`."""
 

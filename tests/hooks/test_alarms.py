@@ -1,0 +1,213 @@
+"""Alarms of real pods: one for a thousand failures, one for the fleet, by every way out, and an end when it is over."""
+
+import json
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from standardwebhooks import Webhook
+
+from tests.engine.fleet import Calls, Fleet, Pod, until
+from tests.hooks.test_hooks import SECRET, all_calls_made
+from tests.messages.mailbox import mailbox
+from tests.waiting import eventually
+from tests.webhooks.receivers import Received, receiving, settings
+from timers import Fail
+from timers.core.model import Timer
+from timers.engine.alarms import AlarmTimes
+from timers.processor import Context
+from timers.settings import Settings
+from timers.store import keys
+from timers.store.alarms import Alarms
+from timers_processors.hooks import made_for
+
+DAY_MS: Final = 86_400_000
+LASTING: Final = AlarmTimes(gather_ms=0, calm_ms=DAY_MS, over_ms=DAY_MS, look_ms=20)
+"""Told at once, and never over."""
+
+
+async def give_up(_timer: Timer, _context: Context) -> None:
+    raise Fail("no such user")
+
+
+async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, times: AlarmTimes = LASTING, **options: Any) -> Pod:
+    """A pod with what these settings ask for."""
+    asked: dict[str, Any] = {"hooks": given.asked, "public_url": given.public_url, "alarm_times": times}
+    return await fleet.pod(*calls, *made_for(given), **asked, **options)
+
+
+def said(received: Sequence[Received]) -> list[tuple[str, str]]:
+    """What arrived: which alarm, and whether it began, goes on or ended."""
+    alarms = [json.loads(request.body)["data"] for request in received]
+    return [(data["alarm"], data["state"]) for data in alarms]
+
+
+async def counted(fleet: Fleet, count: int) -> None:
+    """So many failures are known to the fleet."""
+
+    async def look() -> bool:
+        alarm = await Alarms(fleet.store).look("failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)
+        return alarm is not None and alarm.count == count
+
+    await eventually(look, f"{count} failures are counted")
+
+
+async def test_a_thousand_failures_on_two_pods_are_one_alarm_and_one_end(fleet: Fleet) -> None:
+    failing = Calls(act=give_up)
+    async with receiving() as receiver:
+        given = settings(alarms=receiver.url, webhook_secrets=SECRET, public_url="https://timers.example")
+        gathering = AlarmTimes(gather_ms=DAY_MS, look_ms=20)
+        pods = [await pod_of(fleet, given, failing, times=gathering, name=name) for name in ("a", "b")]
+        await fleet.client.batch([{"prefix": "note", "id": f"n-{n}", "delay": 0} for n in range(1000)])
+        await counted(fleet, 1000)
+        assert receiver.received == []
+        for pod in pods:
+            await fleet.drain(pod)
+        calm = AlarmTimes(gather_ms=0, calm_ms=0, look_ms=20)
+        for name in ("c", "d"):
+            await pod_of(fleet, given, times=calm, name=name)
+        await until(lambda: len(receiver.received) == 2, "the alarm began and ended")
+        await all_calls_made(fleet)
+    assert said(receiver.received) == [("failed", "began"), ("failed", "ended")]
+    began, ended = (Webhook(SECRET).verify(r.body, dict(r.headers)) for r in receiver.received)
+    assert began["data"]["text"] == "1,000 timers failed"
+    assert ended["data"]["text"] == "over: 1,000 timers failed"
+    assert began["data"]["prefixes"] == {"note": 1000}
+    assert len(began["data"]["newest"]) == 5
+    first = began["data"]["newest"][0]
+    assert first["note"] == "gave up after Fail: no such user"
+    assert first["url"] == f"https://timers.example/ui/timers/note/{first['id']}"
+
+    async def forgotten() -> bool:
+        return not await fleet.redis.exists(f"{keys.ALARMS_ROOT}failed")
+
+    await eventually(forgotten, "the alarm is over")
+
+
+async def test_an_alarm_that_goes_on_is_told_again_only_with_more_failures(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        times = LASTING._replace(again_ms=0)
+        await pod_of(fleet, settings(alarms=receiver.url), Calls(act=give_up), times=times)
+        for number in range(3):
+            await fleet.client.create("note", f"n-{number}", delay=0)
+            await until(lambda count=number + 1: len(receiver.received) == count, "it is told")  # type: ignore[misc]
+        await all_calls_made(fleet)
+    assert said(receiver.received) == [("failed", "began"), ("failed", "goes on"), ("failed", "goes on")]
+    assert [json.loads(request.body)["data"]["count"] for request in receiver.received] == [1, 2, 3]
+
+
+async def test_an_alarm_comes_by_mail_with_links(fleet: Fleet) -> None:
+    async with mailbox() as box:
+        given = settings(
+            alarms="mailto:ops@example.org",
+            smtp_url=f"smtp://127.0.0.1:{box.port}",
+            mail_from="timers@example.org",
+            public_url="https://timers.example",
+        )
+        pod = await pod_of(fleet, given, Calls(act=give_up))
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: box.mails, "the mail is there")
+        await fleet.drain(pod)
+    mail = box.only()
+    assert (mail["To"], mail["Subject"]) == ("ops@example.org", "[timers] 1 timer failed")
+    text = mail.get_content().replace("\r\n", "\n")
+    assert "note:a: gave up after Fail: no such user\nhttps://timers.example/ui/timers/note/a" in text
+
+
+async def test_a_command_gets_the_alarm_and_none_of_the_settings_and_is_tried_again(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIMERS_REDIS_URL", "redis://:secret@host")
+    command = tmp_path / "tell"
+    command.write_text(f"#!/bin/sh\ncat >{tmp_path}/body\nenv >{tmp_path}/env\n: >{tmp_path}/ran\nexit 3\n")
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    await pod_of(fleet, settings(alarms=f"exec:{command}"), Calls(act=give_up))
+    await fleet.client.create("note", "a", delay=0)
+
+    async def retried() -> Timer | None:
+        calls = [timer async for timer in fleet.client.iterate(status="scheduled") if timer.failures]
+        return next(iter(calls), None)
+
+    call = await eventually(retried, "the command is to be tried again")
+    assert call is not None
+    assert call.last_error is not None
+    assert call.last_error["reason"] == f"{command} ended with 3"
+    assert json.loads((tmp_path / "body").read_text())["data"]["text"] == "1 timer failed"
+    assert "secret" not in (tmp_path / "env").read_text()
+
+
+async def test_timers_that_nobody_serves_are_an_alarm_of_their_own(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        await fleet.drain(await fleet.pod(Calls("away"), name="away"))
+        await pod_of(fleet, settings(alarms=receiver.url), unhandled_after_ms=200)
+        await fleet.client.create("away", "a", delay=0)
+        await until(lambda: receiver.received, "it is told")
+    assert said(receiver.received) == [("unhandled", "began")]
+
+
+async def test_timers_that_wait_too_long_are_an_alarm_until_they_have_run(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        await fleet.drain(await fleet.pod(Calls("away"), name="away"))
+        times = AlarmTimes(gather_ms=0, over_ms=0, overdue_ms=500, look_ms=20)
+        await pod_of(fleet, settings(alarms=receiver.url), times=times, unhandled_after_ms=DAY_MS)
+        await fleet.client.create("away", "a", delay=0)
+        await until(lambda: receiver.received, "it is told")
+        serving = await fleet.pod(Calls("away"), name="back")
+        await until(lambda: said(receiver.received)[-1][1] == "ended", "it is over")
+        await fleet.drain(serving)
+    assert set(said(receiver.received)) == {("overdue", "began"), ("overdue", "ended")}
+
+
+async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        times = AlarmTimes(gather_ms=0, over_ms=0, look_ms=20)
+        pod = await pod_of(fleet, settings(alarms=receiver.url), Calls(), times=times)
+        await fleet.client.create("note", "a", delay="1h")
+        await until(lambda: pod.store.identity.armed, "the pod knows of it")
+        await fleet.redis.flushdb()
+        await until(lambda: ("lost", "began") in said(receiver.received), "it is told")
+        await fleet.store.identity.acknowledge()
+        await until(lambda: ("lost", "ended") in said(receiver.received), "it is over")
+    # The canary went with the data, so a pod may have been deaf for a moment.
+    (began, ended) = (r.body for r in receiver.received if b'"alarm.lost"' in r.body)
+    assert "the db was lost or replaced" in json.loads(began)["data"]["newest"][0]["note"]
+    assert json.loads(ended)["data"]["text"] == "over: the loss of data was acknowledged"
+
+
+async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
+    async with receiving() as receiver:
+        times = AlarmTimes(gather_ms=0, over_ms=0, look_ms=20)
+        await pod_of(fleet, settings(alarms=receiver.url), times=times)
+        await fleet.redis.config_set("notify-keyspace-events", "")
+        await until(lambda: receiver.received, "it is told")
+        await fleet.redis.config_set("notify-keyspace-events", "Ex")
+        await until(lambda: said(receiver.received)[-1][1] == "ended", "it is over")
+    assert set(said(receiver.received)) == {("deaf", "began"), ("deaf", "ended")}
+
+
+async def test_failures_that_come_while_the_end_is_told_begin_the_next_alarm(fleet: Fleet) -> None:
+    alarms = Alarms(fleet.store)
+    at_once = {"gather_ms": 0, "again_ms": 0, "calm_ms": 0}
+    await alarms.note("failed", [{"note": "a"}], {"note": 2})
+    began = await alarms.look("failed", **at_once)
+    assert began is not None
+    assert (began.what, began.number, began.count) == ("began", 0, 2)
+    await alarms.told(began, "began")
+    ended = await alarms.look("failed", **at_once)
+    assert ended is not None
+    assert (ended.what, ended.number) == ("ended", 1)
+
+    async def noted_later() -> bool:
+        await alarms.note("failed", [{"note": "b"}], {"note": 1})
+        now = await alarms.look("failed", **at_once)
+        return now is not None and now.noted_ms > ended.noted_ms
+
+    await eventually(noted_later, "a failure of a later millisecond")
+    await alarms.told(ended, "ended")
+    following = await alarms.look("failed", **at_once)
+    assert following is not None
+    assert (following.what, following.number) == ("began", 0)
+    assert following.since_ms > ended.since_ms
+    assert following.count >= 1

@@ -1,0 +1,128 @@
+"""Owns alarms: tells people that timers fail, wait or were lost, once for the whole fleet, and when it is over."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from timers.client.fleet import read_overdue_ms
+from timers.core.durations import format_time
+from timers.core.hooks import page_of
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.store.alarms import Alarm, Alarms
+from timers.store.outbox import Entry
+from timers.store.store import Arming
+
+NEWEST: Final = 5
+"""Timers that a message names."""
+
+COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
+"""Alarms that count timers, by the letters of their events."""
+
+TEXTS: Final[Mapping[str, tuple[str, str]]] = {
+    "failed": ("{timers} failed", "over: {timers} failed"),
+    "unhandled": ("{timers} unhandled: no live pod serves the prefix", "over: {timers} unhandled"),
+    "overdue": ("timers wait that should run", "over: no timer waits that should run"),
+    "deaf": ("notifications do not arrive, timers run later", "over: notifications arrive"),
+    "lost": ("data was lost", "over: the loss of data was acknowledged"),
+}
+"""What each alarm says while it lasts, and at its end."""
+
+
+class AlarmTimes(NamedTuple):
+    """When an alarm is told: first after `gather_ms`, then every `again_ms` while there is more. It is over `calm_ms`
+    after the newest failure, or `over_ms` after the last look that has seen its state. A timer that may run and has
+    waited for `overdue_ms` is an alarm; taking over a dead pod's runs takes less."""
+
+    gather_ms: int = 5_000
+    again_ms: int = 3_600_000
+    calm_ms: int = 600_000
+    over_ms: int = 60_000
+    overdue_ms: int = 60_000
+    look_ms: int = 5_000
+
+
+TIMES: Final = AlarmTimes()
+
+
+class AlarmBell:
+    """Notes the ends that the outboxes tell, looks for the rest, and arms the messages. The pod with rank 0 of the
+    first shard looks and arms; two that take themselves for it arm the same messages."""
+
+    name = "alarms"
+
+    def __init__(self, pod: Pod, peers: Peers, times: AlarmTimes, *, public_url: str | None) -> None:
+        self._pod, self._peers, self._times, self._public_url = pod, peers, times, public_url
+        self._alarms = Alarms(pod.store)
+        self.targets: Sequence[str] = ()
+        """The prefixes of the timers that bring messages to whoever asked, over the whole fleet."""
+
+    async def note(self, entries: Sequence[Entry]) -> None:
+        """Count the timers among them that failed or went unhandled."""
+        for letter, kind in COUNTED.items():
+            timers = [entry.timer for entry in entries if entry.timer is not None and entry.letter == letter]
+            if timers:
+                newest = [
+                    {
+                        "prefix": timer.prefix,
+                        "id": timer.id,
+                        "note": timer.history[-1].note,
+                        "url": page_of(timer, self._public_url),
+                    }
+                    for timer in timers[-NEWEST:]
+                ]
+                await self._alarms.note(kind, newest, Counter(timer.prefix for timer in timers))
+
+    async def run(self) -> None:
+        """Look now and then, where somebody asked."""
+        while True:
+            if self.targets and self._peers.rank(0) == 0:
+                await self._look()
+            await asyncio.sleep(self._times.look_ms / 1000)
+
+    async def _look(self) -> None:
+        """A state that is over before anybody was told of it is not told."""
+        seen = await self._seen()
+        for kind in TEXTS:
+            if kind in seen:
+                await self._alarms.note(kind, [{"note": note} for note in seen[kind][:NEWEST]], {})
+            times, is_counted = self._times, kind in COUNTED.values()
+            calm_ms = times.calm_ms if is_counted else times.over_ms
+            alarm = await self._alarms.look(kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
+            if alarm is not None and alarm.number == 0 and not is_counted and kind not in seen:
+                await self._alarms.told(alarm, "ended")
+            elif alarm is not None and alarm.what:
+                await self._pod.store.arm([self._message(alarm, target) for target in self.targets])
+                await self._alarms.told(alarm, alarm.what)
+
+    async def _seen(self) -> Mapping[str, Sequence[str]]:
+        """The states that are alarms now, each with what there is to say."""
+        store = self._pod.store
+        waited_ms = await read_overdue_ms(store)
+        overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
+        deaf = [f"pod {member.pod}" for member in self._peers.members if member.works and member.hearing == "deaf"]
+        lost = [str(loss) for loss in store.identity.losses.values()]
+        return {kind: notes for kind, notes in (("overdue", overdue), ("deaf", deaf), ("lost", lost)) if notes}
+
+    def _message(self, alarm: Alarm, target: str) -> Arming:
+        """The timer that brings it: named after the alarm, so that it is armed once."""
+        name = f"{alarm.kind}-{alarm.since_ms}"
+        payload: dict[str, Any] = {"body": self._body(alarm)}
+        if alarm.number:
+            payload["after"] = f"{name}-{alarm.number - 1}"
+        return Arming(target, f"{name}-{alarm.number}", "+0", {"payload": payload}, if_exists="keep")
+
+    def _body(self, alarm: Alarm) -> dict[str, Any]:
+        timers = f"{alarm.count:,} timer{'' if alarm.count == 1 else 's'}"
+        data = {
+            "alarm": alarm.kind,
+            "state": alarm.what,
+            "text": TEXTS[alarm.kind][alarm.what == "ended"].format(timers=timers),
+            "since": format_time(alarm.since_ms),
+            "count": alarm.count,
+            "prefixes": alarm.by_prefix,
+            "newest": alarm.newest,
+            "url": self._public_url,
+        }
+        return {"type": f"alarm.{alarm.kind}", "timestamp": format_time(alarm.noted_ms), "data": data}

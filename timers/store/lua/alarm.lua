@@ -1,0 +1,54 @@
+#!lua flags=allow-oom
+-- An alarm of the fleet: when it began, what there is to tell, and what was told. KEYS[1] is the root `timers:{alarms}:`.
+--
+-- ARGV[2]  kind
+-- ARGV[3]  what to do, then its arguments:
+--          `note`  the newest of what there is to tell (JSON), then prefix and how many more, for each: the alarm begins, or goes on
+--          `look`  ms after which the first message goes, ms between two, ms of calm after which it is over
+--          `told`  when the alarm began, number of the message, what it said, and as they were then: when it was last noted,
+--                  how many in all. Nothing changes where the alarm or the message is another by now
+-- Answer   {now, what, {field, value, …}}: to `look` what is to be told by now (`began`, `goes on`, `ended`) or '', and the alarm
+
+local PREFIXES = 20     -- counted one by one; there may be any number
+local key = root .. ARGV[2]
+
+local function number(field) return tonumber(redis.call('HGET', key, field) or 0) or 0 end
+
+local acts = {}
+
+function acts.note(newest, ...)
+  local counts = {...}
+  redis.call('HSETNX', key, 'since', text(now))
+  redis.call('HSET', key, 'noted', text(now), 'newest', newest)
+  for i = 1, #counts, 2 do
+    local field = 'of ' .. counts[i]
+    redis.call('HINCRBY', key, 'count', counts[i + 1])
+    if redis.call('HEXISTS', key, field) == 1 or redis.call('HLEN', key) < PREFIXES + 6 then
+      redis.call('HINCRBY', key, field, counts[i + 1])
+    end
+  end
+  return ''
+end
+
+function acts.look(gather_ms, again_ms, calm_ms)
+  if number('since') == 0 then return '' end
+  if number('number') == 0 then return now - number('since') >= tonumber(gather_ms) and 'began' or '' end
+  if now - number('noted') >= tonumber(calm_ms) then return 'ended' end
+  return now - number('told') >= tonumber(again_ms) and number('noted') > number('told') and 'goes on' or ''
+end
+
+-- What was noted since the end was decided begins another alarm.
+function acts.told(since, told, what, noted, count)
+  if number('since') ~= tonumber(since) or number('number') ~= tonumber(told) then return '' end
+  if what ~= 'ended' then
+    redis.call('HSET', key, 'number', told + 1, 'told', text(now))
+    return ''
+  end
+  local later, more, newest = text(number('noted')), number('count') - count, redis.call('HGET', key, 'newest')
+  redis.call('DEL', key)
+  if later ~= noted then redis.call('HSET', key, 'since', text(now), 'noted', later, 'newest', newest, 'count', more) end
+  return ''
+end
+
+local what = acts[ARGV[3]](unpack(ARGV, 4))
+return {text(now), what, redis.call('HGETALL', key)}
