@@ -17,7 +17,7 @@ from timers.errors import Unavailable
 from timers.processor import NO_LIMITS, Limits, Registry, processor
 from timers.store.connect import connect
 from timers.store.permits import Permit
-from timers.store.store import UNNAMED, Claimed, Identity, Store
+from timers.store.store import Claimed, Identity, Store
 
 
 @processor("note")
@@ -42,7 +42,7 @@ class _Away(Store):
         lease_ms: int,
         cause: str,
         in_order: bool = False,
-        processors: Mapping[str, str] = UNNAMED,
+        processors: Mapping[str, str] = {},
     ) -> Claimed:
         if await self._together.wait() > 0:
             await self.rest.wait()
@@ -98,7 +98,7 @@ class _Rescuing(Store):
         *,
         pod: str,
         lease_ms: int,
-        processors: Mapping[str, str] = UNNAMED,
+        processors: Mapping[str, str] = {},
     ) -> Claimed:
         self.asked.append(len(orphans))
         return Claimed([], [], {})

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -11,9 +10,9 @@ from redis.exceptions import NoPermissionError
 
 from timers.core.shapes import RESERVED_PREFIX
 from timers.core.spec import encode_payload
-from timers.errors import InvalidInput, NotPermitted, Unavailable
+from timers.errors import InvalidInput, NotPermitted
 from timers.store import codec, keys, scripts
-from timers.store.store import FOUNDING_TRIES, Identity, Store, identity_of
+from timers.store.store import Identity, Store
 
 SCAN_COUNT: Final = 1000
 """Keys one SCAN call looks at: about a millisecond of the server's time."""
@@ -69,14 +68,16 @@ class BareKeys:
                 cursor, names = await self._redis.scan(cursor, match=SCAN_MATCH, count=SCAN_COUNT)
             except NoPermissionError as error:
                 raise NotPermitted(str(error)) from None
-        found = [identity_of(name.decode()) for name in names if isinstance(name, bytes) and keys.BARE.fullmatch(name)]
+        found = [
+            keys.identity_of(name.decode()) for name in names if isinstance(name, bytes) and keys.BARE.fullmatch(name)
+        ]
         return cursor, [identity for identity in found if identity[0] != RESERVED_PREFIX]
 
     async def scan_known(self, shard: int, cursor: int) -> tuple[int, list[Identity]]:
         """The next keys that a shard knows, and the cursor to go on with; 0 begins and ends."""
         with scripts.reachable():
             cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE)
-        return cursor, [identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
+        return cursor, [keys.identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
 
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
         """The known keys with a deadline until then, and their deadlines: the first PAGE of each shard."""
@@ -85,28 +86,28 @@ class BareKeys:
                 for shard in range(self.store.shards):
                     asked.zrangebyscore(_index(shard), "-inf", until_ms, start=0, num=PAGE, withscores=True)
                 answers = await asked.execute()
-        return {identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
+        return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 
     async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
         """Look at keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
         deadline is news to the shard, or within `lead_ms`. Answers also the server's time after the look."""
         if not identities:
             return {}, 0
-        by_shard = self._by_shard(identities)
-        ordered = [identity for some in by_shard.values() for identity in some]
+        by_shard = self.store.by_shard(identities)
+        names = [":".join(identity) for identity in identities]
         with scripts.reachable():
             async with self._redis.pipeline(transaction=False) as asked:
-                for shard, some in by_shard.items():
-                    asked.zmscore(_index(shard), [":".join(identity) for identity in some])
-                for identity in ordered:
-                    asked.pexpiretime(":".join(identity))
+                for shard, places in by_shard.items():
+                    asked.zmscore(_index(shard), [names[place] for place in places])
+                for name in names:
+                    asked.pexpiretime(name)
                 asked.time()
                 *answers, (seconds, micros) = await asked.execute()
-        scores = chain.from_iterable(answers[: len(by_shard)])
+        known = dict(zip(chain(*by_shard.values()), chain(*answers[: len(by_shard)]), strict=True))
         now_ms = seconds * 1000 + micros // 1000
         looks = {
-            identity: Look(None if score is None else int(score), deadline_ms)
-            for identity, score, deadline_ms in zip(ordered, scores, answers[len(by_shard) :], strict=True)
+            identity: Look(None if known[place] is None else int(known[place]), deadline_ms)
+            for place, (identity, deadline_ms) in enumerate(zip(identities, answers[len(by_shard) :], strict=True))
         }
         return await self._with_values(looks, now_ms + lead_ms), now_ms
 
@@ -139,32 +140,10 @@ class BareKeys:
         return [identity for identity, (_, deleted) in zip(deadlines, replies, strict=True) if deleted]
 
     async def _tell(self, script: str, told: Mapping[Identity, Sequence[object]]) -> dict[Identity, str]:
-        """Run a script on all shards that have some of the keys, with a line for each; its code for each. A shard that
-        does not carry the db's epoch is founded first."""
-        db, codes = self.store.identity, dict[Identity, str]()
-        if told and not db.epoch:
-            await db.make()
-        for _ in range(FOUNDING_TRIES):
-            by_shard = self._by_shard([identity for identity in told if identity not in codes])
-            calls = [
-                (keys.root(shard), [db.epoch, *("\n".join(map(str, (*i, *told[i]))) for i in some)])
-                for shard, some in by_shard.items()
-            ]
-            replies = await self.store.run_all(f"bare/{script}", calls)
-            for (shard, some), (_, *answer) in zip(by_shard.items(), replies, strict=True):
-                if answer == [b"foreign"]:
-                    await db.found([shard])
-                else:
-                    codes.update(zip(some, map(bytes.decode, answer), strict=True))
-            if len(codes) == len(told):
-                return codes
-        raise Unavailable("the db is emptied, or given another epoch, again and again")
-
-    def _by_shard(self, identities: Collection[Identity]) -> Mapping[int, list[Identity]]:
-        shards = defaultdict[int, list[Identity]](list)
-        for identity in identities:
-            shards[self.store.shard_of(*identity)].append(identity)
-        return shards
+        """Run a script with a line for each key; its code for each."""
+        lines = ["\n".join(map(str, (*identity, *what))) for identity, what in told.items()]
+        codes = await self.store.tell(f"bare/{script}", list(told), lines)
+        return {identity: code.decode() for identity, (_, code) in zip(told, codes, strict=True)}
 
 
 def _index(shard: int) -> str:

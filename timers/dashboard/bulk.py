@@ -21,8 +21,8 @@ from timers.dashboard.timer import due_of
 from timers.dashboard.wanted import Wanted
 from timers.errors import InvalidInput, NotFound, Refused
 from timers.store.filters import Filter
+from timers.store.keys import identity_of
 from timers.store.listing import Listing
-from timers.store.store import identity_of
 
 SLICE: Final = 200
 SLICE_SECONDS: Final = 1.0

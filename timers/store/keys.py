@@ -34,6 +34,12 @@ def text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
+def identity_of(member: str) -> tuple[str, str]:
+    """Prefix and id of `<prefix>:<id>`; a prefix has no colon."""
+    prefix, _, timer_id = member.partition(":")
+    return prefix, timer_id
+
+
 def root(shard: int) -> str:
     """Root of a shard's keys; the braces make it one hash slot of a cluster."""
     return f"timers:{{{shard}}}:"

@@ -20,7 +20,7 @@ from timers.store import codec, keys
 from timers.store.filters import Filter
 from timers.store.queries import Queries
 from timers.store.scripts import Argument
-from timers.store.store import Store, identity_of
+from timers.store.store import Store
 from timers.store.turns import by_turns
 
 PAGE_LIMIT: Final = shapes.PAGE_LIMIT
@@ -243,7 +243,7 @@ class Listing:
         at = after.member if after and after.source.listing == _RUNNING.listing else ""
         names = iter([name for name in await self._queries.running(shards) if name > at])
         while some := list(islice(names, min(filling.wanting, filling.room))):
-            timers = await self._store.get([identity_of(name) for name in some])
+            timers = await self._store.get([keys.identity_of(name) for name in some])
             for name, timer in zip(some, timers, strict=True):
                 yield _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
 

@@ -7,7 +7,7 @@ from timers.core.hooks import NAMES
 from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.scripts import reachable, read
-from timers.store.store import Store, identity_of
+from timers.store.store import Store
 
 Asked = frozenset[str]
 """What was asked for, each as the text of a `core.hooks.Hook`."""
@@ -88,6 +88,6 @@ def _outbox(shard: int) -> str:
 
 
 def _entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Entry:
-    prefix, timer_id = identity_of(keys.text(fields.get(b"timer", b"")))
+    prefix, timer_id = keys.identity_of(keys.text(fields.get(b"timer", b"")))
     letter, timer = keys.text(fields.get(b"event", b"")), codec.readable(prefix, timer_id, fields.get(b"record", b""))
     return Entry(entry_id, letter, timer if letter in NAMES else None)

@@ -1,9 +1,8 @@
 """Owns the calls to the scripts: typed arguments in, typed answers out, one method a script. Knows no policy."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
@@ -25,9 +24,7 @@ ARM_LIMIT: Final = 250
 """Timers armed by one script call: it must not hold the server up."""
 
 FOUNDING_TRIES: Final = 5
-"""Rounds of an arm: one for a shard that nobody armed in before, others where the db was emptied meanwhile."""
-
-UNNAMED: Final[Mapping[str, str]] = MappingProxyType({})
+"""One for a shard in which no timer was made before; others for a db that is emptied meanwhile."""
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -112,72 +109,65 @@ class Store:
         sent = time.monotonic()
         with scripts.reachable():
             seconds, micros = await self.connections.commands.time()
-        server_ms = seconds * 1000 + micros // 1000
-        self.clock.observe(server_ms, sent, time.monotonic())
+        self.clock.observe(server_ms := seconds * 1000 + micros // 1000, sent, time.monotonic())
         return server_ms
 
     async def arm(
-        self,
-        armings: Sequence[Arming],
-        *,
-        edit_lock_ms: int = 0,
-        room: int | None = None,
-        line: Line | None = None,
+        self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
     ) -> list[Answer]:
         """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
         running, locked; full, where there is only so much `room` for what is not scheduled already: the first have it.
         `line` is used where one script call is enough."""
-        if armings and not self.identity.epoch:
-            await self.identity.make()
-        answers: dict[int, Answer] = {}
-        for _ in range(FOUNDING_TRIES):
-            places = [place for place in range(len(armings)) if place not in answers]
-            answers |= await self._arm(armings, places, edit_lock_ms, room, line)
-            if len(answers) == len(armings):
-                return [answers[place] for place in range(len(armings))]
-        raise Unavailable("the db is emptied, or given another epoch, again and again")
+        identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
 
-    async def _arm(
+        def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
+            return edit_lock_ms, "" if room is None else sum(place < room for place in places)
+
+        told = await self.tell("arm", identities, lines, head=head, words=2, line=line)
+        return [_arm_answer(a, now_ms, *said) for a, (now_ms, *said) in zip(armings, told, strict=True)]
+
+    async def tell(
         self,
-        armings: Sequence[Arming],
-        places: Sequence[int],
-        edit_lock_ms: int,
-        room: int | None,
-        line: Line | None,
-    ) -> dict[int, Answer]:
-        """Arm those at the given places. Answers by place; those whose shard did not carry our epoch are left out, and
-        it carries it now."""
-        by_shard = self._by_shard((armings[place].prefix, armings[place].id) for place in places)
-        batches = [
-            [places[position] for position in positions[start : start + ARM_LIMIT]]
-            for positions in by_shard.values()
-            for start in range(0, len(positions), ARM_LIMIT)
-        ]
-        rooms = ["" if room is None else sum(place < room for place in batch) for batch in batches]
-        calls = [
-            self._arm_call([armings[place] for place in batch], edit_lock_ms, its)
-            for batch, its in zip(batches, rooms, strict=True)
-        ]
-        answers: dict[int, Answer] = {}
-        foreign: set[int] = set()
-        for batch, reply in zip(batches, await self.run_all("arm", calls, line), strict=True):
-            if reply[1] == b"foreign":
-                foreign.add(self.shard_of(armings[batch[0]].prefix, armings[batch[0]].id))
-                continue
-            for i, place in enumerate(batch):
-                answers[place] = _arm_answer(armings[place], int(reply[0]), reply[2 * i + 1], reply[2 * i + 2])
-        if foreign:
+        name: str,
+        identities: Sequence[Identity],
+        lines: Sequence[str],
+        *,
+        head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
+        words: int = 1,
+        line: Line | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """Run a script that makes timers, with a line for each, on all their shards in one round trip. Answers the
+        server's time and the script's `words` for each. Shards that do not carry the db's epoch are founded first.
+        `head` makes the arguments that come before the lines of some places."""
+        if identities and not self.identity.epoch:
+            await self.identity.make()
+        told: dict[int, tuple[Any, ...]] = {}
+        for _ in range(FOUNDING_TRIES):
+            batches = [
+                (shard, places[start : start + ARM_LIMIT])
+                for shard, places in self.by_shard(identities, told).items()
+                for start in range(0, len(places), ARM_LIMIT)
+            ]
+            calls: list[scripts.Call] = [
+                (keys.root(shard), [self.identity.epoch, *head(places), *(lines[place] for place in places)])
+                for shard, places in batches
+            ]
+            foreign: set[int] = set()
+            for (shard, places), reply in zip(batches, await self.run_all(name, calls, line), strict=True):
+                if reply[1] == b"foreign":
+                    foreign.add(shard)
+                    continue
+                for i, place in enumerate(places):
+                    told[place] = (int(reply[0]), *reply[1 + words * i : 1 + words * (i + 1)])
+            if len(told) == len(identities):
+                return [told[place] for place in range(len(identities))]
             await self.identity.found(foreign)
-        return answers
-
-    def _arm_call(self, armings: Sequence[Arming], edit_lock_ms: int, room: scripts.Argument) -> scripts.Call:
-        shard = self.shard_of(armings[0].prefix, armings[0].id)
-        return keys.root(shard), [self.identity.epoch, edit_lock_ms, room, *map(_arming, armings)]
+        raise Unavailable("the db is emptied, or given another epoch, again and again")
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers with their leases, of any shards; None where there is none."""
         found: dict[Identity, Timer | None] = {}
-        shards = self._by_shard(identities)
+        shards = self.by_shard(identities)
         calls = [
             (keys.root(shard), [part for place in places for part in identities[place]])
             for shard, places in shards.items()
@@ -199,14 +189,8 @@ class Store:
     ) -> Answer:
         """Cancel; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
         finished."""
-        arguments: list[scripts.Argument] = [
-            edit_lock_ms,
-            prefix,
-            timer_id,
-            _expected(version),
-            "purge" if purge else "" if keep else "forget",
-        ]
-        return await self._one("cancel", prefix, timer_id, arguments)
+        record = "purge" if purge else "" if keep else "forget"
+        return await self._one("cancel", prefix, timer_id, [edit_lock_ms, prefix, timer_id, _expected(version), record])
 
     async def reschedule(
         self,
@@ -221,16 +205,9 @@ class Store:
         cause: str = "changed",
     ) -> Answer:
         """Change what is given. Codes: changed, missing, running, locked, version, finished."""
-        arguments: list[scripts.Argument] = [
-            edit_lock_ms,
-            prefix,
-            timer_id,
-            _expected(version),
-            due,
-            "" if spec is None else codec.encode_spec(spec),
-            "-" if progress is None else codec.encode_progress(progress),
-            cause,
-        ]
+        new = "" if spec is None else codec.encode_spec(spec)
+        begun = "-" if progress is None else codec.encode_progress(progress)
+        arguments = (edit_lock_ms, prefix, timer_id, _expected(version), due, new, begun, cause)
         return await self._one("reschedule", prefix, timer_id, arguments)
 
     async def rearm(
@@ -245,8 +222,7 @@ class Store:
     ) -> Answer:
         """Arm a failed, unhandled or cancelled timer again; with `completed` also one that completed. Codes: changed,
         missing, version, running, scheduled, completed."""
-        also = "completed" if completed else ""
-        arguments = [prefix, timer_id, due, _expected(version), also, cause]
+        arguments = (prefix, timer_id, due, _expected(version), "completed" if completed else "", cause)
         return await self._one("rearm", prefix, timer_id, arguments)
 
     async def claim(
@@ -258,7 +234,7 @@ class Store:
         lease_ms: int,
         cause: str,
         in_order: bool = False,
-        processors: Mapping[str, str] = UNNAMED,
+        processors: Mapping[str, str] = {},
     ) -> Claimed:
         """Claim due timers of some queues, each (prefix, most to take), earliest first, `in_order` also behind a
         backlog. The history names the processor of each queue."""
@@ -273,12 +249,11 @@ class Store:
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards or let it go on. True where that changed something."""
-        word = "pause" if paused else "resume"
         if not self.identity.armed:
             await self.identity.make()
             await self.identity.found(range(self.shards))
-        changed = [(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)]
-        return any(changed)
+        word = "pause" if paused else "resume"
+        return any([(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)])
 
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
@@ -289,13 +264,7 @@ class Store:
         return [keys.text(timer_id) for timer_id in ids]
 
     async def rescue(
-        self,
-        shard: int,
-        orphans: Sequence[Identity],
-        *,
-        pod: str,
-        lease_ms: int,
-        processors: Mapping[str, str] = UNNAMED,
+        self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int, processors: Mapping[str, str] = {}
     ) -> Claimed:
         """Take over runs whose lease has expired; those that were not are left out. The history names the processor of
         each queue."""
@@ -331,12 +300,11 @@ class Store:
         """Runs whose lease has expired, from `rank` on, and the rank to go on at; 0 behind the last. None of a paused
         queue."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
-        return [identity_of(keys.text(member)) for member in members], int(next_rank)
+        return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
 
     async def prune(self, shard: int, *, retention_ms: int, most: int) -> int:
         """Remove finished records older than the retention; answers how many."""
-        (removed,) = await self.run("prune", shard, [retention_ms, most])
-        return int(removed)
+        return int((await self.run("prune", shard, [retention_ms, most]))[0])
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
@@ -350,15 +318,16 @@ class Store:
                     claimed.unreadable.append((corrupt.timer, str(corrupt)))
         return claimed
 
-    def _by_shard(self, identities: Iterable[Identity]) -> dict[int, list[int]]:
-        positions: dict[int, list[int]] = {}
-        for position, (prefix, timer_id) in enumerate(identities):
-            positions.setdefault(self.shard_of(prefix, timer_id), []).append(position)
-        return positions
+    def by_shard(self, identities: Iterable[Identity], without: Container[int] = ()) -> dict[int, list[int]]:
+        """The places of the identities by shard, some left out."""
+        by_shard: dict[int, list[int]] = {}
+        for place, (prefix, timer_id) in enumerate(identities):
+            if place not in without:
+                by_shard.setdefault(self.shard_of(prefix, timer_id), []).append(place)
+        return by_shard
 
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Answer:
-        code, raw = await self.run(name, self.shard_of(prefix, timer_id), arguments)
-        return _answer(prefix, timer_id, code, raw)
+        return _answer(prefix, timer_id, *await self.run(name, self.shard_of(prefix, timer_id), arguments))
 
     async def run(
         self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
@@ -369,13 +338,8 @@ class Store:
         self, root: str, name: str, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
     ) -> list[Any]:
         """Run a script; every answer begins with the server's time, which sets the clock and is taken off."""
-        sent = time.monotonic()
-        client = redis or self.connections.commands
-        reply: list[Any] = await scripts.run(client, name, root, [self._wake, *arguments])
-        answered = time.monotonic()
-        self.clock.observe(int(reply[0]), sent, answered)
-        self.called(name, answered - sent)
-        return reply[1:]
+        (reply,) = await self.run_all(name, [(root, arguments)], redis=redis)
+        return list(reply[1:])
 
     async def run_all(
         self, name: str, calls: Sequence[scripts.Call], line: Line | None = None, redis: Redis | None = None
@@ -408,12 +372,6 @@ def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Answe
 
 def _expected(version: int | None) -> str:
     return "" if version is None else str(version)
-
-
-def identity_of(member: str) -> Identity:
-    """Of `<prefix>:<id>`; a prefix has no colon."""
-    prefix, _, timer_id = member.partition(":")
-    return prefix, timer_id
 
 
 def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_ms: int) -> Timer | None:
