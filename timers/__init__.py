@@ -1,9 +1,11 @@
-"""A durable timer service for Redis: the public names. `timers.errors` has the tree of errors."""
+"""A durable timer service for Redis: the public names. `timers.errors` has the tree of errors.
 
-from timers.client import Armed, BlockingTimerClient, TimerClient
-from timers.client.actions import Counts
-from timers.client.feed import Dropped, Gap, Open
-from timers.client.fleet import PrefixView, Stats
+What speaks to Redis is imported when it is first used: a module of processors, or `timers --version`, does without.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from timers.core.keywords import Action, IfExists, StatusName
 from timers.core.model import HistoryEntry, Lease, Status, Timer
 from timers.core.outcome import Done, Fail, Rearm, Retry
@@ -34,10 +36,16 @@ from timers.errors import (
     VersionMismatch,
 )
 from timers.processor import BlockingContext, Context, Processor, processor
-from timers.store.filters import Filter
-from timers.store.listing import Page
-from timers.store.membership import Member
-from timers.store.queries import Change
+
+if TYPE_CHECKING:
+    from timers.client import Armed, BlockingTimerClient, TimerClient
+    from timers.client.actions import Counts
+    from timers.client.feed import Dropped, Gap, Open
+    from timers.client.fleet import PrefixView, Stats
+    from timers.store.filters import Filter
+    from timers.store.listing import Page
+    from timers.store.membership import Member
+    from timers.store.queries import Change
 
 __all__ = [
     "Action",
@@ -95,3 +103,28 @@ __all__ = [
     "VersionMismatch",
     "processor",
 ]
+
+_LATER: Final = {
+    "Armed": "client",
+    "BlockingTimerClient": "client",
+    "Change": "store.queries",
+    "Counts": "client.actions",
+    "Dropped": "client.feed",
+    "Filter": "store.filters",
+    "Gap": "client.feed",
+    "Member": "store.membership",
+    "Open": "client.feed",
+    "Page": "store.listing",
+    "PrefixView": "client.fleet",
+    "Stats": "client.fleet",
+    "TimerClient": "client",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"timers.{_LATER[name]}"), name)
+        globals()[name] = found
+        return found

@@ -1,6 +1,6 @@
 """Makes `python -m timers` the same as the `timers` command."""
 
-from timers.cli import main
+from timers_processors.command import main
 
 if __name__ == "__main__":
     main()

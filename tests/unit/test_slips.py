@@ -33,6 +33,7 @@ RIGHT: Final = """
 """
 
 SLIPS: Final = (
+    "from timers import TimerCleint",
     'await timers.create("mail", "a", dealy="1h")',
     'await timers.create("mail", "a", delay="1h", paylod={})',
     'await timers.create("mail", "a", delay="1h", due_at="2030-01-01T00:00:00Z")',
