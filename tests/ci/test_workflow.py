@@ -41,6 +41,7 @@ def test_it_runs_what_ci_runs_on_every_supported_python_and_server() -> None:
     assert servers == {("redis", "7"), ("redis", "8"), ("valkey", "8"), ("valkey", "9")}
     assert JOBS["check"]["steps"][-1]["run"].endswith("CI=true .ci/run")
     assert JOBS["dist"]["steps"][-1]["run"] == "make dist"
+    assert "tests/generators/typescript/run\n" in JOBS["clients"]["steps"][-1]["run"]
 
 
 def test_no_job_may_write() -> None:
