@@ -33,10 +33,10 @@ CANARY_MS: Final = 50
 SKEW_WARN_MS: Final = 1_000
 
 _ON_KEYS: Final = (
-    *("get", "set", "del", "exists", "pttl", "pexpire", "pexpiretime", "incrby"),
+    *("get", "getdel", "set", "del", "exists", "pttl", "pexpire", "pexpiretime", "incrby"),
     *("hget", "hmget", "hgetall", "hset", "hsetnx", "hdel", "hincrby", "hkeys", "hlen", "hscan", "hexists"),
     *("sadd", "srem", "smembers", "sismember", "zadd", "zrem", "zremrangebyscore", "zscore", "zcount", "zcard"),
-    *("zrange", "zrangebyscore", "zrevrangebyscore", "zscan"),
+    *("zmscore", "zrange", "zrangebyscore", "zrevrangebyscore", "zscan", "xadd", "xdel", "xlen", "xrange"),
 )
 _TRIGGER: Final = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}:\{\d+\}:.*", re.DOTALL)
 
