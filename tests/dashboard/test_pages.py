@@ -8,9 +8,11 @@ import pytest
 
 from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visitor
+from tests.members import announce, sign_off
 from tests.waiting import eventually
 from timers.api.operations import PAGES, Operation
 from timers.core.model import Status
+from timers.store.membership import Membership
 
 if TYPE_CHECKING:
     from timers.core.keywords import NewTimerFields, RepeatFields
@@ -288,14 +290,35 @@ async def test_a_prefix_is_paused_and_resumed(visitor: Visitor) -> None:
     assert (await visitor.post("/ui/prefixes/test/drop")).status == 404
 
 
+async def test_a_prefix_whose_pods_are_away_is_forgotten_once_they_are(visitor: Visitor) -> None:
+    """Declared, and no live pod has its processor: only then is it offered, and only then done."""
+    store = visitor.api.store
+
+    async def offers(wanted: bool) -> bool:
+        """What the page has read is up to a second and a half old."""
+        return ('aria-label="Forget test"' in (await visitor.get("/ui/prefixes?q=test")).text) == wanted
+
+    assert await offers(True)
+    await announce(store, "a-pod", processors=["test"], notifications="ok")
+    assert (await visitor.post("/ui/prefixes/test/forget")).status == 409
+    await eventually(lambda: offers(False), "it is not offered while a pod has it")
+    await sign_off(store, "a-pod")
+    assert (await visitor.post("/ui/prefixes/test/forget")).where == "/ui/prefixes?q=test"
+    assert "test" not in (await Membership(store).read()).declared
+    assert await offers(False)
+    assert (await visitor.post("/ui/prefixes/test/forget")).status == 404
+
+
 async def test_a_key_is_made_shown_once_and_revoked(guest: Visitor) -> None:
     await guest.sign_in(EVERYTHING)
-    form = {"name": "billing", "prefixes": "mine, test*", "right": "read", "rate": "100/s", "pending": "5"}
+    limits = {"rate": "100/s", "pending": "5", "most_prefixes": "3"}
+    form = {"name": "billing", "prefixes": "mine, test*", "right": "read", **limits}
     made = re.search(r'id="made"[^>]*>(tmk_\w+)<', (await guest.post("/ui/keys", form)).text)
     assert made is not None
     listed = (await guest.get("/ui/keys")).text
     assert made[1] not in listed
     assert "mine, test*" in listed
+    assert "100/s 5 waiting in 3 prefixes" in listed
     key_id = made[1].split("_")[1]
     await guest.post(f"/ui/keys/{key_id}/revoke")
     assert f"/ui/keys/{key_id}/revoke" not in (await guest.get("/ui/keys")).text

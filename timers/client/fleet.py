@@ -103,10 +103,13 @@ async def read_pods(store: Store) -> list[Member]:
     return sorted((await Membership(store).read()).members, key=lambda member: member.pod)
 
 
-async def read_stats(store: Store, visible: Callable[[str], bool] | None = None) -> Stats:
-    """The state now, without the timers of prefixes that are not to be seen. Raises Unavailable."""
+async def read_stats(store: Store, visible: Callable[[str], bool] | None = None, *, by_prefix: bool = True) -> Stats:
+    """The state now, without the timers of prefixes that are not to be seen; with `by_prefix` False the counts of all
+    prefixes are one, under an empty name. Raises Unavailable."""
     queries = Queries(store)
-    counts, pods = await queries.counts(), await read_pods(store)
+    counts: Mapping[str, Mapping[Status, int]]
+    counts = await queries.counts() if by_prefix else {"": await queries.totals()}
+    pods = await read_pods(store)
     if visible is None:
         oldest_ms = await queries.oldest_due_ms()
         late_ms = await queries.oldest_due_ms(held=False)

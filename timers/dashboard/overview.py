@@ -11,7 +11,7 @@ from timers.api.body import refuse_query
 from timers.api.operations import route
 from timers.api.scope import visible_to
 from timers.client.coverage import Uncovered
-from timers.client.fleet import Stats
+from timers.client.fleet import Stats, read_stats
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts, render
@@ -77,7 +77,7 @@ class OverviewPage:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._stats = Fresh(parts.client.stats, STATS_SECONDS)
+        self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), STATS_SECONDS)
         self._uncovered = Fresh(parts.client.uncovered, STATS_SECONDS)
         self._fired = Fresh(FiredRing(parts.store).read, STATS_SECONDS)
         self._coming = Coming(parts.store)

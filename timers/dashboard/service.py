@@ -162,17 +162,23 @@ def _require_admin(request: web.Request) -> None:
 
 def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
     """A new key as the form asks for it. Raises InvalidInput."""
-    pending = form.get("pending", "").strip()
-    if pending and not pending.isdecimal():
-        raise InvalidInput.of("pending", pending, "a whole number, as 100000")
     return make_key(
         Scope.parse(form.get("prefixes", "").replace(",", " ").split()),
         parse_rights(rights),
         rate=form.get("rate", "").strip() or None,
-        pending=int(pending) if pending else None,
+        pending=_number(form, "pending"),
+        most_prefixes=_number(form, "most_prefixes"),
         name=form.get("name", "").strip() or None,
         made=datetime.now(UTC).date().isoformat(),
     )
+
+
+def _number(form: Mapping[str, str], name: str) -> int | None:
+    """None for a field that is empty."""
+    text = form.get(name, "").strip()
+    if text and not (text.isascii() and text.isdecimal()):
+        raise InvalidInput.of(name, text, "a whole number, as 100")
+    return int(text) if text else None
 
 
 def _row(key_id: str, entry: str) -> dict[str, Any]:

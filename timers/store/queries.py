@@ -1,7 +1,9 @@
 """Owns reading what a db holds as a whole: counts, the oldest overdue, the stream of changes. Changes nothing."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from timers.core.causes import in_english
@@ -18,6 +20,9 @@ Queue = tuple[int, str]
 
 WANTING_LIMIT: Final = 1000
 """Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
+
+TOTALLED_AT_ONCE: Final = 1000
+"""Counts added up before others may have the loop: half a millisecond."""
 
 QUARANTINED_SHOWN: Final = 3
 
@@ -56,6 +61,20 @@ class Queries:
         async for _, prefix, status, n in self.counted():
             statuses = found.setdefault(prefix, {})
             statuses[status] = statuses.get(status, 0) + n
+        return found
+
+    async def totals(self) -> dict[Status, int]:
+        """How many timers are in each status: a fifth of the work of `counts` where there are many prefixes."""
+        total = Counter[bytes]()
+        for counted in await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
+            fields: Iterator[tuple[bytes, bytes]] = iter(counted.items())
+            async for _ in by_turns(range(0, len(counted), TOTALLED_AT_ONCE)):
+                for field, n in islice(fields, TOTALLED_AT_ONCE):
+                    if n.isdigit():
+                        total[field[:1]] += int(n)
+        found = dict.fromkeys(Status, 0)
+        for letter, status in codec.STATUSES.items():
+            found[status] += total[letter.encode()]
         return found
 
     async def waiting_queues(self) -> list[Queue]:
