@@ -5,12 +5,15 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import structlog
 
 from tests.engine.fleet import Calls, Fleet, Held, until
+from timers import Fail, Retry
+from timers.core.explain import explain
 from timers.core.model import Timer
 from timers.logs import configure
 from timers.processor import Context, processor
@@ -61,6 +64,36 @@ async def test_lines_of_processors_name_their_run(fleet: Fleet, log: Log) -> Non
         await fleet.completed("x", prefix)
     lines = log.of("by the context", "by structlog", "by logging", "in a thread")
     assert [names(line) for line in lines] == [("note:x", 1, "a")] * 3 + [("plain:x", 1, "a")]
+
+
+@pytest.mark.parametrize("kind", ["async def", "def"])
+@pytest.mark.parametrize(
+    "error", [ValueError("broken"), Fail("broken"), Retry("broken")], ids=lambda e: type(e).__name__
+)
+async def test_a_failed_run_tells_the_line_of_the_processors_code(
+    fleet: Fleet, log: Log, error: Exception, kind: str
+) -> None:
+    """Not that of the service, which calls it, nor that of a library, which it has called."""
+
+    def fail(*_: Any) -> None:
+        [*map(_raise, [error])]
+
+    async def fail_later(*_: Any) -> None:
+        fail()
+
+    once = {"max_attempts": 1}
+    await fleet.pod(processor("note", retry=once)(fail) if kind == "def" else processor("note", retry=once)(fail_later))
+    await fleet.client.create("note", "x", delay=0)
+    failed = await fleet.failed("x")
+    place = f"{__file__}:{_raise.__code__.co_firstlineno + 2} in _raise"
+    (line,) = log.of("attempt failed")
+    assert (line["where"], (failed.last_error or {})["where"]) == (place, place)
+    assert explain(failed, failed.updated_ms)[-1].endswith(f"the last error: broken ({place})")
+
+
+def _raise(error: Exception) -> None:
+    with ExitStack():
+        raise error
 
 
 async def test_what_happens_to_a_run_names_it_too(fleet: Fleet, log: Log) -> None:

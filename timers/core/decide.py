@@ -160,6 +160,7 @@ def _error(timer: Timer, failed: Failed, now_ms: int) -> dict[str, Any]:
         "type": failed.error,
         "reason": failed.reason[:DETAIL_LIMIT_CHARACTERS],
         "detail": failed.detail[-DETAIL_LIMIT_CHARACTERS:],
+        **({"where": failed.where[-DETAIL_LIMIT_CHARACTERS:]} if failed.where else {}),
         "at": format_time(now_ms),
         "attempt": timer.attempt,
     }

@@ -41,6 +41,15 @@ def _answers(timer: Timer, now_ms: int) -> Iterator[str]:
         if entry.lateness_ms is not None and entry.lateness_ms > PUNCTUAL_MS and entry.cause != "rescue":
             yield f"late by {entry.lateness_ms} ms at attempt {entry.attempt}: {_CAUSES.get(entry.cause, entry.note)}"
     yield from _started_again(timer.history)
+    if timer.failures and timer.status in {Status.SCHEDULED, Status.RUNNING}:
+        yield f"failed attempts: {timer.failures}; the last error: {_last_error(timer)}"
+
+
+def _last_error(timer: Timer) -> str:
+    """What failed last, and in which line of the processor's code."""
+    error = timer.last_error or {}
+    where = f" ({error['where']})" if "where" in error else ""
+    return f"{error.get('reason', 'unknown')}{where}"
 
 
 def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
@@ -59,8 +68,7 @@ def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
         case Status.CANCELLED:
             yield "not run: it was cancelled"
         case Status.FAILED:
-            reason = (timer.last_error or {}).get("reason", "unknown")
-            yield f"given up after {timer.failures} failed attempts; the last error: {reason}"
+            yield f"given up after {timer.failures} failed attempts; the last error: {_last_error(timer)}"
         case Status.RUNNING:
             yield (
                 f"running on {timer.lease.pod}" if timer.lease else "running, but its lease has expired; rescue follows"

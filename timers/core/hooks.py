@@ -130,7 +130,7 @@ def _body(timer: Timer, letter: str, *, with_payload: bool, page: str | None) ->
     if with_payload:
         data["payload"] = timer.payload
     if (error := data["last_error"]) is not None:
-        data["last_error"] = {name: value for name, value in error.items() if name != "detail"}
+        data["last_error"] = {name: value for name, value in error.items() if name not in {"detail", "where"}}
     if page is not None:
         data["url"] = page
     data["note"] = timer.history[-1].note

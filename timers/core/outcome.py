@@ -87,13 +87,15 @@ class Fail(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An attempt that did not succeed. `error` is its kind, `reason` one line, `detail` a traceback or empty."""
+    """An attempt that did not succeed. `error` is its kind, `reason` one line, `detail` a traceback or empty, `where`
+    the line of the processor's code that failed, or empty."""
 
     error: str
     reason: str
     detail: str = ""
     after: Delay | None = None
     final: bool = False
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

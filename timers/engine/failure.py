@@ -1,9 +1,12 @@
 """Owns the text of a failed run. A processor's exceptions and notes have code of their own, which may raise anything,
 and any length: both are bounded here, before anything else is done with the text."""
 
+import os
+import sysconfig
 import traceback
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from timers.core.decide import DETAIL_LIMIT_CHARACTERS
@@ -15,6 +18,17 @@ FRAMES: Final = 20
 LEVELS: Final = 4
 BRANCHES: Final = 3
 """Exceptions shown behind another: its cause and those that it groups, so many levels deep and so many of a group."""
+
+
+_OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
+_INSTALLED: Final = tuple(
+    {
+        f"{path}{os.sep}"
+        for name, path in sysconfig.get_paths().items()
+        if name in {"stdlib", "platstdlib", "purelib", "platlib"}
+    }
+)
+"""Where the files lie of this package, and those of the standard library and of what is installed."""
 
 
 def plain(text: str) -> str:
@@ -31,7 +45,20 @@ def failure(error: BaseException) -> Failed:
     """An attempt that ended in an exception."""
     name = _said(lambda: type(error).__name__, "Exception")
     detail = _said(lambda: _traced(error, LEVELS)[-DETAIL_LIMIT_CHARACTERS:], "it has no traceback")
-    return Failed(name, text_of(error), detail)
+    return Failed(name, text_of(error), detail, where=where(error))
+
+
+def where(error: BaseException) -> str:
+    """The innermost line of the processor's own code that an exception went through, as `file:line in function`; in an
+    installed package, the line in the processor. Empty where it went through none."""
+    outermost = innermost = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            place = f"{code.co_filename}:{line} in {code.co_name}"
+            outermost = outermost or place
+            innermost = innermost if code.co_filename.startswith(_INSTALLED) else place
+    return plain(innermost or outermost)
 
 
 def _said(say: Callable[[], str], otherwise: str) -> str:

@@ -20,7 +20,7 @@ from timers.core.durations import to_datetime
 from timers.core.model import Timer
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
 from timers.engine.blocking import ThreadTimers
-from timers.engine.failure import failure, plain, text_of
+from timers.engine.failure import failure, plain, text_of, where
 from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
@@ -209,7 +209,7 @@ class Runner:
             return decide(run.timer, failed, now_ms, policy, self._rng)
 
     def _report(self, run: Run, failed: Failed) -> None:
-        _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason)
+        _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason, where=failed.where)
 
     async def _outcome(self, run: Run) -> Outcome | None:
         """How the run ended; None where that is no longer ours to say."""
@@ -237,9 +237,11 @@ class Runner:
             return _meaning(await self._result(run))
         except Retry as asked:
             reason = text_of(asked)
-            return Snooze(reason, asked.after) if asked.snooze else Failed("Retry", reason, after=asked.after)
+            if asked.snooze:
+                return Snooze(reason, asked.after)
+            return Failed("Retry", reason, after=asked.after, where=where(asked))
         except Fail as given_up:
-            return Failed("Fail", text_of(given_up), final=True)
+            return Failed("Fail", text_of(given_up), final=True, where=where(given_up))
         except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
             return failure(error)
 
