@@ -199,6 +199,8 @@ async def test_a_hook_outlives_its_pods_beside_others_until_it_is_taken_back(fle
         await eventually(taken_back, "the hook is taken back")
         await fleet.client.create("note", "b", delay="1h")
         assert await Outbox(fleet.store).first(0, 1) == []
+        declared = [view.prefix for view in await fleet.client.prefixes() if view.declaration is not None]
+        assert declared == ["note"]
 
 
 async def test_lost_hooks_of_a_db_that_was_emptied_are_asked_for_again(fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ from timers.engine.alarms import AlarmBell
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
-from timers.store.outbox import Asked, Entry, Outbox
+from timers.store.outbox import Asked, Entry, Outbox, prefixes_of
 from timers.store.store import Arming
 
 FORGET_MS: Final = 600_000
@@ -57,10 +57,10 @@ class Hooks:
         self._something = asyncio.Event()
 
     async def start(self) -> None:
-        """Ask. Every shard of this pod posts from then on what it asks for. Raises Unavailable."""
+        """Ask. Every shard, also those of other pods, posts from then on what this pod asks for. Raises Unavailable."""
         if self._mine:
             await self._ask()
-            for shard in self._pod.shards:
+            for shard in range(self._pod.store.shards):
                 await self._outbox.tell(shard, self._mine, ())
 
     async def run(self) -> None:
@@ -81,8 +81,7 @@ class Hooks:
 
     async def _ask(self) -> None:
         self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
-        prefixes = {hook.prefix for line in self._asked if (hook := Hook.parse(line)) is not None}
-        self._alarms.targets = sorted(prefix for prefix in prefixes if prefix.startswith(ALARM))
+        self._alarms.targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
 
     async def _something_before(self, look_at: float) -> bool:
         """Whether something was posted before it was time to look at everything."""

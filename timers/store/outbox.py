@@ -3,9 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from timers.core.hooks import NAMES
+from timers.core.hooks import NAMES, Hook
 from timers.core.model import Timer
 from timers.store import codec, keys
+from timers.store.membership import Membership
 from timers.store.scripts import reachable, read
 from timers.store.store import Store
 
@@ -29,19 +30,22 @@ class Outbox:
         self._store, self._redis = store, store.connections.commands
 
     async def ask(self, mine: Collection[str], *, forget_ms: int) -> Asked:
-        """Say what this pod asks for, and answer what all pods ask for. What none has said for so long is taken
-        back."""
+        """Say what this pod asks for, and answer what all pods ask for. What none has said for so long is taken back,
+        and with the last hook of a target its declaration."""
         now_ms = round(self._store.clock.now_ms())
         async with self._redis.pipeline(transaction=False) as asked:
             if mine:
                 asked.hset(keys.HOOKS, mapping=dict.fromkeys(mine, now_ms))
             asked.hgetall(keys.HOOKS)
             *_, said = await read(asked, {})
-        old = [line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms]
+        old = {line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms}
+        lines = frozenset(map(keys.text, said.keys() - old)) | frozenset(mine)
         if old:
             with reachable():
                 await self._redis.hdel(keys.HOOKS, *old)
-        return frozenset(keys.text(line) for line in said.keys() - set(old))
+            for prefix in prefixes_of(map(keys.text, old)) - prefixes_of(lines):
+                await Membership(self._store).forget(prefix)
+        return lines
 
     async def look(self, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
         """What the scripts of each shard know to be asked for, and how many entries wait there."""
@@ -77,6 +81,11 @@ class Outbox:
             asked.getdel(f"{keys.root(shard)}unposted")
             _, unposted = await read(asked, 0, b"0")
         return int(unposted or 0)
+
+
+def prefixes_of(lines: Iterable[str]) -> set[str]:
+    """Of the calls that are asked for."""
+    return {hook.prefix for line in lines if (hook := Hook.parse(line)) is not None}
 
 
 def _hooks(shard: int) -> str:
