@@ -7,7 +7,7 @@ from typing import Any, Final
 from tests.waiting import eventually
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Status, Timer
-from timers.store.store import Answer, Arming, Settlement, Store
+from timers.store.store import Arming, Reply, Settlement, Store
 
 PREFIX: Final = "reminder"
 POD: Final = "pod-1"
@@ -21,7 +21,7 @@ def arming(timer_id: str = "a", *, due: str = "+0", spec: dict[str, Any] | None 
     return Arming(more.pop("prefix", PREFIX), timer_id, due, spec or {}, **more)
 
 
-async def put(store: Store, timer_id: str = "a", **more: Any) -> Answer:
+async def put(store: Store, timer_id: str = "a", **more: Any) -> Reply:
     """Arm one timer."""
     (answer,) = await store.arm([arming(timer_id, **more)])
     return answer

@@ -8,7 +8,7 @@ from operator import eq
 
 from tests.waiting import DEADLINE_SECONDS
 from timers.store.connect import Connections
-from timers.store.notifications import GAP, Notification, Notifications
+from timers.store.notifications import SUBSCRIBED, Notification, hear
 
 
 class Heard:
@@ -42,9 +42,9 @@ class Heard:
 async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyncio.Task[None]]]:
     """A subscription that is confirmed; its stream ends with the context, or as the test makes it end."""
     heard = Heard()
-    stream = asyncio.create_task(Notifications(connections).stream(heard))
+    stream = asyncio.create_task(hear(connections, heard))
     try:
-        await heard.expect(GAP)
+        await heard.expect(SUBSCRIBED)
         yield heard, stream
     finally:
         stream.cancel()

@@ -20,12 +20,12 @@ from tests.store.acts import (
     trigger_key,
 )
 from timers.core.model import Progress, Status
-from timers.store.store import Answer, Store
+from timers.store.store import Reply, Store
 
 HOUR_MS = 3_600_000
 FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED]
 
-Change = Callable[..., Awaitable[Answer]]
+Change = Callable[..., Awaitable[Reply]]
 
 
 async def test_a_cancelled_timer_never_runs(store: Store) -> None:
@@ -122,8 +122,8 @@ ALL = ["cancel", "purge", "move", "edit"]
 
 @pytest.mark.parametrize("name", ALL)
 async def test_a_missing_timer_is_missing(store: Store, name: str) -> None:
-    assert await changes(store)[name]() == Answer("missing", None)
-    assert await changes(store)[name](version=1) == Answer("missing", None)
+    assert await changes(store)[name]() == Reply("missing", None)
+    assert await changes(store)[name](version=1) == Reply("missing", None)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -260,7 +260,7 @@ async def test_a_timer_that_has_changed_since_is_not_revived(store: Store) -> No
 
 
 async def test_a_missing_timer_cannot_be_revived(store: Store) -> None:
-    assert await store.rearm(PREFIX, "a", cause="-") == Answer("missing", None)
+    assert await store.rearm(PREFIX, "a", cause="-") == Reply("missing", None)
 
 
 async def test_timers_that_nobody_serves_end_as_unhandled(store: Store) -> None:

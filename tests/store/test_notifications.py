@@ -11,13 +11,13 @@ from timers.errors import Unavailable
 from timers.store import server
 from timers.store.connect import connect
 from timers.store.notifications import (
-    GAP,
+    SUBSCRIBED,
     BareExpired,
     CanaryExpired,
     LeaseExpired,
-    Notifications,
     TriggerExpired,
     Wake,
+    hear,
     parse_expired,
 )
 from timers.store.store import Store
@@ -77,7 +77,7 @@ async def test_taking_extending_and_giving_up_a_lease_or_trigger_announces_nothi
         await real.connections.commands.publish("timers:wake:0", "{9} 9")
         await heard.expect(Wake(9, 9))
         # The trigger of the timer that runs was due: the server may have been quicker than the claim.
-        expected = (GAP, Wake(0, timer.due_ms), TriggerExpired(0, PREFIX, "a"), Wake(9, 9))
+        expected = (SUBSCRIBED, Wake(0, timer.due_ms), TriggerExpired(0, PREFIX, "a"), Wake(9, 9))
         assert [one for one in heard.all if one not in expected] == []
 
 
@@ -87,13 +87,13 @@ async def test_a_killed_subscription_ends_in_unavailable_and_the_next_reports_a_
             await real.connections.commands.client_kill_filter(_type="pubsub")
             with pytest.raises(Unavailable):
                 await stream
-            assert heard.all == [GAP]
+            assert heard.all == [SUBSCRIBED]
 
 
 async def test_a_server_that_is_away_ends_in_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     nobody = tmp_path_factory.mktemp("nobody") / "server.sock"
     with pytest.raises(Unavailable):
-        await Notifications(connect(f"unix://{nobody}")).stream(Heard())
+        await hear(connect(f"unix://{nobody}"), Heard())
 
 
 async def test_a_subscriber_is_gone_when_it_is_cancelled(real: Store) -> None:
@@ -128,7 +128,7 @@ async def test_forged_and_malformed_messages_are_ignored(real: Store) -> None:
         await redis.publish("__keyevent@1__:expired", "reminder:{0}:a")
         await redis.publish("timers:wake:0", "{3} 7")
         await heard.expect(Wake(3, 7))
-        assert heard.all == [GAP, Wake(3, 7)]
+        assert heard.all == [SUBSCRIBED, Wake(3, 7)]
 
 
 async def test_a_forged_event_claims_nothing_that_is_not_due(real: Store) -> None:
@@ -167,7 +167,7 @@ async def test_silence_is_broken_by_a_sign_of_life(real: Store, monkeypatch: pyt
     async with listening(real.connections) as (heard, stream):
         await pinged_again(real, 3)
         assert not stream.done()
-        assert heard.all == [GAP]
+        assert heard.all == [SUBSCRIBED]
 
 
 async def pinged_again(store: Store, times: int) -> None:
@@ -210,6 +210,6 @@ async def test_a_connection_without_a_sign_of_life_ends(
         connections = connect(f"unix://{path}")
         heard = Heard()
         with pytest.raises(Unavailable, match="no sign of life"):
-            await Notifications(connections).stream(heard)
-        assert heard.all == [GAP]
+            await hear(connections, heard)
+        assert heard.all == [SUBSCRIBED]
         await connections.close()

@@ -10,11 +10,11 @@ from tests.store.acts import PREFIX, armed, cancelled, finished, running
 from tests.store.backends import open_store
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
-from timers.store.coming import Coming
+from timers.store.coming import due_load
 from timers.store.filters import Filter
 from timers.store.fired import FiredRing, total
 from timers.store.listing import Listing, Page
-from timers.store.search import Searching
+from timers.store.search import endings, newest_first
 from timers.store.store import Arming, Store
 
 Turn = Callable[[str | None], Awaitable[Page]]
@@ -61,17 +61,17 @@ async def test_newest_first_is_the_list_turned_round_over_all_shards(servers: Sh
         await store.arm([Arming(PREFIX, f"t{i}", f"@{1_900_000_000_000 + rng.randrange(20)}", {}) for i in range(60)])
         search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
         forward = await all_of(lambda at: Listing(store).page(search, limit=50, cursor=at))
-        turned = await all_of(lambda at: Searching(store).newest(search, limit=limit, cursor=at))
+        turned = await all_of(lambda at: newest_first(store, search, limit=limit, cursor=at))
         assert [timer.id for timer in turned] == [timer.id for timer in reversed(forward)]
 
 
 async def test_the_newest_ends_come_with_why_and_without_payloads(store: Store) -> None:
     await finished(store, "first", status=Status.FAILED)
     await finished(store, "second", status=Status.FAILED)
-    found = await Searching(store).endings(PREFIX, Status.FAILED, 10)
+    found = await endings(store, PREFIX, Status.FAILED, 10)
     assert {ending.id for ending in found} == {"first", "second"}
-    assert len(await Searching(store).endings(PREFIX, Status.FAILED, 1)) == 1
-    assert await Searching(store).endings("none", Status.FAILED, 10) == []
+    assert len(await endings(store, PREFIX, Status.FAILED, 1)) == 1
+    assert await endings(store, "none", Status.FAILED, 10) == []
 
 
 async def test_scores_that_nobody_of_ours_wrote_stop_nothing(real: Store) -> None:
@@ -81,10 +81,10 @@ async def test_scores_that_nobody_of_ours_wrote_stop_nothing(real: Store) -> Non
     await redis.zadd(f"timers:{{0}}:due:{PREFIX}", {"odd": "inf"})
     await redis.zadd(f"timers:{{0}}:finished:f:{PREFIX}", {"odd": "inf"})
     search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
-    found = await all_of(lambda at: Searching(real).newest(search, limit=1, cursor=at))
+    found = await all_of(lambda at: newest_first(real, search, limit=1, cursor=at))
     assert [timer.id for timer in found] == ["good"]
-    assert [ending.id for ending in await Searching(real).endings(PREFIX, Status.FAILED, 5)] == ["broke", "odd"]
-    assert sum((await Coming(real).load(step_ms=3_600_000, steps=24)).counts) == 1
+    assert [ending.id for ending in await endings(real, PREFIX, Status.FAILED, 5)] == ["broke", "odd"]
+    assert sum((await due_load(real, step_ms=3_600_000, steps=24)).counts) == 1
     await redis.zrem(f"timers:{{0}}:due:{PREFIX}", "odd")
     await redis.zrem(f"timers:{{0}}:finished:f:{PREFIX}", "odd")
 
@@ -94,7 +94,7 @@ async def test_a_stranger_in_the_place_of_a_ring_is_moved_aside(real: Store) -> 
     await redis.set("timers:{fired}:hour", "a stranger's")
     await FiredRing(real).read()
     await FiredRing(real).add({1: 1})
-    assert total((await FiredRing(real).read()).hour) == {1: 1}
+    assert total((await FiredRing(real).read())["hour"]) == {1: 1}
     assert await redis.delete("timers:{fired}:displaced:timers:{fired}:hour") == 1
 
 
@@ -102,6 +102,6 @@ async def test_a_stranger_in_the_place_of_a_ring_is_moved_aside(real: Store) -> 
 async def test_a_cursor_of_nobody_is_refused(store: Store, cursor: str) -> None:
     search = Filter(prefix=PREFIX, status=(Status.FAILED,))
     with pytest.raises(InvalidInput):
-        await Searching(store).newest(search, limit=5, cursor=cursor)
+        await newest_first(store, search, limit=5, cursor=cursor)
     with pytest.raises(InvalidInput):
         await Listing(store).page(search, limit=5, cursor=cursor)

@@ -6,7 +6,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -29,9 +29,9 @@ from timers.core.model import Status, Timer
 from timers.dashboard.overview import health
 from timers.dashboard.render import clock, duration
 from timers.errors import Unavailable
-from timers.store.coming import Coming
-from timers.store.fired import Fired, FiredRing, total
-from timers.store.search import Ending, Searching
+from timers.store.coming import next_timers
+from timers.store.fired import FiredRing, Slot, total
+from timers.store.search import Ending, endings
 
 LOOK_SECONDS: Final = 1.0
 ROWS: Final = 8
@@ -98,7 +98,7 @@ class _Seen:
     now_ms: int
     stats: Stats
     uncovered: Uncovered
-    fired: Fired
+    fired: Mapping[str, Sequence[Slot]]
     coming: Sequence[Timer]
     failures: Sequence[tuple[str, Ending]]
 
@@ -157,18 +157,17 @@ async def _look(session: Session, prefix: str | None) -> _Seen:
     visible = None if prefix is None else prefix.__eq__
     stats = await client.stats(visible)
     failing = {name: n for name, counts in stats.counts.items() if (n := counts.get(Status.FAILED, 0))}
-    searching = Searching(store)
     failures = [
         (name, ending)
         for name in sorted(failing, key=lambda name: -failing[name])[:FAILING_PREFIXES]
-        for ending in await searching.endings(name, Status.FAILED, ROWS)
+        for ending in await endings(store, name, Status.FAILED, ROWS)
     ]
     return _Seen(
         now_ms=await store.now_ms(),
         stats=stats,
         uncovered=await client.uncovered(),
         fired=await FiredRing(store).read(),
-        coming=await Coming(store).next(ROWS, visible),
+        coming=await next_timers(store, ROWS, visible),
         failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
     )
 
@@ -191,8 +190,8 @@ def _how_it_is(seen: _Seen, prefix: str | None) -> Sequence[RenderableType]:
     well = health(seen.stats, seen.uncovered, by_status, names_all=prefix is None)
     counts = Table(*(status.value for status in Status), box=None, padding=(0, 3, 0, 0))
     counts.add_row(*(f"{n:,}" for n in by_status.values()))
-    rate = [sum(slot.counts.values()) for slot in seen.fired.hour]
-    late = quantiles_ms(total(seen.fired.hour))
+    rate = [sum(slot.counts.values()) for slot in seen.fired["hour"]]
+    late = quantiles_ms(total(seen.fired["hour"]))
     said = (
         ", ".join(f"{name} {value} ms" for name, value in late.items()) if late["p50"] is not None else "nothing fired"
     )

@@ -15,7 +15,7 @@ from timers.errors import (
     VersionMismatch,
 )
 from timers.store.quotas import Quota
-from timers.store.store import Answer
+from timers.store.store import Reply
 
 
 class Armed(NamedTuple):
@@ -34,7 +34,7 @@ Results = list[Armed | Refused | InvalidInput | TooManyPending]
 """What came of each timer of a batch."""
 
 
-def armed(answer: Answer, quota: Quota | None) -> Armed | Refused | TooManyPending:
+def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending:
     """What came of arming, within the quota."""
     if answer.code == "full" and quota is not None:
         return TooManyPending(
@@ -54,7 +54,7 @@ def armed(answer: Answer, quota: Quota | None) -> Armed | Refused | TooManyPendi
     return refusal(answer.code, timer.prefix, timer.id, timer)
 
 
-def accepted(answer: Answer, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
+def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
     """The timer, where the answer is one of these codes. Raises what stands for any other."""
     if answer.code not in codes or answer.timer is None:
         raise refusal(answer.code, prefix, timer_id, answer.timer)

@@ -28,7 +28,7 @@ from timers.store.listing import LIST_LIMIT, Listing, Page, PageRequest
 from timers.store.membership import Member
 from timers.store.queries import Change, Queries
 from timers.store.quotas import Quota
-from timers.store.store import Answer, Arming, Store
+from timers.store.store import Arming, Reply, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -178,7 +178,7 @@ class TimerClient(Timers):
             answer = await self._change(store, await self.get(prefix, id), change, version)
         return accepted(answer, prefix, id, ("changed",))
 
-    async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Answer:
+    async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Reply:
         due_ms = due_of_change(change, store.clock.now_ms())
         return await store.reschedule(
             current.prefix,

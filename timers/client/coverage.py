@@ -7,8 +7,8 @@ from operator import itemgetter
 from typing import Final
 
 from timers.store.membership import Membership, Roster
-from timers.store.queries import Queries, Queue
-from timers.store.store import Store
+from timers.store.queries import Queries
+from timers.store.store import Queue, Store
 
 NAMES_SHOWN: Final = 20
 """Shards or prefixes that a sentence names; anybody may invent more prefixes."""

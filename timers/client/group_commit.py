@@ -12,12 +12,12 @@ from typing import Final
 
 from timers.store.line import Line
 from timers.store.quotas import Quota, Quotas
-from timers.store.store import ARM_LIMIT, Answer, Arming, Store
+from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 LINES: Final = 8
 """Connections of its own, at most: one for each shard that is armed in at the same time; the others share the pool."""
 
-_Waiting = tuple[Arming, asyncio.Future[Answer]]
+_Waiting = tuple[Arming, asyncio.Future[Reply]]
 
 _Group = int | Quota
 """What is armed together: the timers of a shard, or those that count for a quota."""
@@ -33,10 +33,10 @@ class GroupCommit:
         self._idle: list[Line] = []
         self._lines = 0
 
-    async def arm(self, arming: Arming, quota: Quota | None = None) -> Answer:
+    async def arm(self, arming: Arming, quota: Quota | None = None) -> Reply:
         """As `Store.arm` of one, or `Quotas.arm`. A caller that is cancelled before its timer was sent arms nothing."""
         group = self._store.shard_of(arming.prefix, arming.id) if quota is None else quota
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[group].append((arming, answer))
         if group not in self._busy:
             self._busy[group] = asyncio.create_task(self._work(group))
@@ -44,7 +44,7 @@ class GroupCommit:
 
     async def arm_all(
         self, armings: Sequence[Arming], quota: Quota | None = None, line: Line | None = None
-    ) -> list[Answer]:
+    ) -> list[Reply]:
         """As `Store.arm`, or `Quotas.arm`."""
         if quota is None:
             return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, line=line)

@@ -15,7 +15,7 @@ from timers.dashboard.wanted import Wanted, error_group
 from timers.errors import InvalidInput
 from timers.store.filters import Filter
 from timers.store.listing import ORDER, Listing, Page
-from timers.store.search import Searching
+from timers.store.search import endings, newest_first
 
 PAGE: Final = 50
 GROUPED: Final = 200
@@ -29,7 +29,6 @@ class TimersPage:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._searching = Searching(parts.store)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -66,7 +65,7 @@ class TimersPage:
 
     async def _found(self, wanted: Wanted, cursor: str | None, *, newest: bool) -> Page:
         if newest:
-            return await self._searching.newest(wanted.filter, limit=PAGE, cursor=cursor)
+            return await newest_first(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor)
         return await Listing(self._parts.store).page(wanted.filter, limit=PAGE, cursor=cursor)
 
 
@@ -105,7 +104,6 @@ class FailedPage:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._searching = Searching(parts.store)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -140,10 +138,10 @@ class FailedPage:
         groups: list[Group] = []
         looked_at = 0
         for status in counts:
-            endings = await self._searching.endings(prefix, status, GROUPED)
-            looked_at += len(endings)
-            names = [error_group(ending.error) for ending in endings]
+            ended = await endings(self._parts.store, prefix, status, GROUPED)
+            looked_at += len(ended)
+            names = [error_group(ending.error) for ending in ended]
             for name, number in Counter(names).most_common():
-                newest = endings[names.index(name)]
+                newest = ended[names.index(name)]
                 groups.append(Group(status, name, number, newest.id, newest.at_ms))
         return FailedPrefix(prefix, counts, sorted(groups, key=lambda group: -group.number), looked_at)

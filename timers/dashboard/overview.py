@@ -16,7 +16,7 @@ from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts, render
 from timers.dashboard.site import Fresh, Parts, show
-from timers.store.coming import Coming, Load
+from timers.store.coming import Load, due_load, next_timers
 from timers.store.filters import Visible
 from timers.store.fired import FiredRing, Slot, total
 
@@ -80,7 +80,6 @@ class OverviewPage:
         self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), STATS_SECONDS)
         self._uncovered = Fresh(parts.client.uncovered, STATS_SECONDS)
         self._fired = Fresh(FiredRing(parts.store).read, STATS_SECONDS)
-        self._coming = Coming(parts.store)
         self._load = Fresh(lambda: self._loaded(None), LOAD_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -108,14 +107,14 @@ class OverviewPage:
             by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
-            rings=[_ring("hour", "a minute", fired.hour), _ring("day", "half an hour", fired.day)],
+            rings=[_ring("hour", "a minute", fired["hour"]), _ring("day", "half an hour", fired["day"])],
             load=_load_chart(load, round(self._parts.store.clock.now_ms())),
             load_is_whole=load.is_whole,
-            next=await self._coming.next(NEXT, visible),
+            next=await next_timers(self._parts.store, NEXT, visible),
         )
 
     async def _loaded(self, visible: Visible | None) -> Load:
-        return await self._coming.load(step_ms=HOUR_MS, steps=24, visible=visible)
+        return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, visible=visible)
 
 
 def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from timers.store import server
 from timers.store.store import Store
+from timers.store.turns import set_within
 
 EVERY_SECONDS: Final = 2.0
 LIFE_MS: Final = 50
@@ -87,10 +88,7 @@ class Canary:
         while await server.touch_canary(redis, self._pod):
             await asyncio.sleep(0.001)
             touched = time.monotonic()
-        try:
-            async with asyncio.timeout(DEAF_SECONDS):
-                await self._heard.wait()
-        except TimeoutError:
+        if not await set_within(self._heard, DEAF_SECONDS):
             self.hearing, self.lag_seconds = Hearing.DEAF, math.inf
             self._silent.set()
             return
@@ -101,8 +99,4 @@ class Canary:
     async def _pause(self) -> None:
         """Until the next round; a fresh subscription ends it early."""
         self._resubscribe.clear()
-        try:
-            async with asyncio.timeout(EVERY_SECONDS):
-                await self._resubscribe.wait()
-        except TimeoutError:
-            return
+        await set_within(self._resubscribe, EVERY_SECONDS)

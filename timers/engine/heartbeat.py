@@ -1,15 +1,14 @@
 """Owns keeping leases and permits: extends those of all runs in batches, over a connection that nothing else uses."""
 
-import asyncio
 import math
 import time
-from contextlib import suppress
 from itertools import groupby
 from typing import Final
 
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
+from timers.store.turns import set_within
 
 EXTEND_BATCH: Final = 250
 BEATS_PER_LEASE: Final = 3
@@ -30,9 +29,7 @@ class Heartbeat:
             self._runs.in_doubt.clear()
             await self._beat()
             self._runs.extended()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._pod.lease_ms / BEATS_PER_LEASE / 1000):
-                    await self._runs.in_doubt.wait()
+            await set_within(self._runs.in_doubt, self._pod.lease_ms / BEATS_PER_LEASE / 1000)
 
     async def _beat(self) -> None:
         began = time.monotonic()

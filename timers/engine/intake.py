@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from timers.store.store import Identity
+from timers.store.store import Identity, Queue
 
 CLAIM_BATCH: Final = 200
 """Timers one claim may take, from one queue or several, or one rescue: a script of about 2 ms, and enough to keep 1,000
@@ -27,9 +27,6 @@ LATER_SECONDS: Final = 0.05
 HOLD_SECONDS: Final = 1.5
 """How long after Redis was away an expired lease proves nothing: every service finds it within half a second of its
 return, this pod's sweep may have missed it half a second before, and ends and leases take a moment to be written."""
-
-Queue = tuple[int, str]
-"""(shard, prefix)."""
 
 
 @dataclass(slots=True)

@@ -16,13 +16,13 @@ from timers.store import server
 from timers.store.notifications import (
     BareExpired,
     CanaryExpired,
-    Gap,
     LeaseExpired,
     Notification,
-    Notifications,
     Posted,
+    Subscribed,
     TriggerExpired,
     Wake,
+    hear,
 )
 from timers.store.store import Identity
 
@@ -78,7 +78,7 @@ class Listener:
 
     async def _hear_until_deaf(self) -> None:
         """A subscription over which nothing comes is given up: somebody may have turned the flags off."""
-        hearing = asyncio.create_task(Notifications(self._pod.store.connections).stream(self.hear))
+        hearing = asyncio.create_task(hear(self._pod.store.connections, self.hear))
         silence = asyncio.create_task(self._canary.next_silence())
         try:
             done, _ = await asyncio.wait({hearing, silence}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +106,7 @@ class Listener:
                 self._hooks.posted(shard)
             case CanaryExpired(pod):
                 self._canary.heard(pod)
-            case Gap():
+            case Subscribed():
                 _log.info("subscribed; looking at everything")
                 self._confirmed = True
                 self._pod.observer.resubscribed()

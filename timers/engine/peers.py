@@ -16,6 +16,7 @@ from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.membership import FORGET_AFTER_MS, Member, Membership, Roster
 from timers.store.store import Store
+from timers.store.turns import set_within
 
 BEAT_MS: Final = 1000
 _QUEUES_REMEMBERED: Final = 100_000
@@ -90,11 +91,7 @@ class Peers:
         while True:
             self._soon.clear()
             await self.beat()
-            try:
-                async with asyncio.timeout(self._beat_ms / 1000):
-                    await self._soon.wait()
-            except TimeoutError:
-                continue
+            await set_within(self._soon, self._beat_ms / 1000)
 
     def beat_soon(self) -> None:
         """The next sign of life at once: it may be another server, or the same without its newest data."""

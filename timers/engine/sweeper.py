@@ -13,7 +13,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.store.store import Touched
-from timers.store.turns import side_by_side
+from timers.store.turns import set_within, side_by_side
 
 INTERVAL_MS: Final = 1000
 """Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""
@@ -75,11 +75,7 @@ class _ShardSweep:
         clock = self._all.pod.store.clock
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             self._nearer.clear()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._nearer.wait()
-            except TimeoutError:
-                continue
+            await set_within(self._nearer, seconds)
 
     def _until_ms(self) -> float:
         return min(self._look_ms, self._part_ms) if self._next_rank else self._look_ms

@@ -22,14 +22,6 @@ class Slot:
     counts: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """Both rings, oldest slot first; the newest is the one that time is in now."""
-
-    hour: Sequence[Slot]
-    day: Sequence[Slot]
-
-
 class FiredRing:
     """The rings of one db. Methods raise Unavailable."""
 
@@ -41,14 +33,14 @@ class FiredRing:
         flat = [part for bucket, n in counts.items() for part in (bucket, n)]
         await self._store.run_at(keys.FIRED_ROOT, "fired", flat)
 
-    async def read(self) -> Fired:
-        """The rings as they are."""
+    async def read(self) -> dict[str, list[Slot]]:
+        """The rings by name, oldest slot first; the newest slot is the one that time is in now."""
         now_ms = await self._store.now_ms()
         async with self._store.connections.commands.pipeline(transaction=False) as asked:
             for ring in RINGS:
                 asked.hvals(f"{keys.FIRED_ROOT}{ring}")
             held: list[list[bytes]] = await read(asked, [])
-        return Fired(*(_slots(now_ms, *size, values) for size, values in zip(RINGS.values(), held, strict=True)))
+        return {name: _slots(now_ms, *RINGS[name], values) for name, values in zip(RINGS, held, strict=True)}
 
 
 def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> list[Slot]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from timers.store import keys
 from timers.store.connect import Connections
-from timers.store.subscription import Subscription
+from timers.store.subscription import subscribe
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class CanaryExpired:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Subscribed:
     """A (re)subscription was confirmed: events before it may be lost."""
 
 
-Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | CanaryExpired | Gap
+Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | CanaryExpired | Subscribed
 Sink = Callable[[Notification], None]
 
-GAP: Final = Gap()
+SUBSCRIBED: Final = Subscribed()
 
 _TRIGGER = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):\{(\d+)\}:([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 _LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
@@ -88,30 +88,24 @@ def parse_expired(key: bytes) -> Notification | None:
     return BareExpired(bare[1].decode(), bare[2].decode()) if bare else None
 
 
-class Notifications:
-    """The events of one db as a stream into a sink that must not block."""
+async def hear(connections: Connections, sink: Sink) -> None:
+    """Subscribe, and report each notification of the db until the connection breaks; then raise Unavailable. Never
+    returns otherwise."""
+    expired = keys.expired_channel(connections.db).encode()
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._expired = keys.expired_channel(connections.db).encode()
-        self._wake = keys.wake_channel(connections.db).encode()
-
-    async def stream(self, sink: Sink) -> None:
-        """Subscribe and report until the connection breaks; then raise Unavailable. Never returns otherwise."""
-
-        def take(channel: bytes, data: bytes | None) -> None:
-            notification = self._parse(channel, data)
-            if notification is not None:
-                sink(notification)
-
-        await Subscription(self._connections, (self._expired, self._wake)).stream(take)
-
-    def _parse(self, channel: bytes, data: bytes | None) -> Notification | None:
+    def take(channel: bytes, data: bytes | None) -> None:
         if data is None:
-            return GAP if channel == self._expired else None
-        if channel == self._expired:
-            return parse_expired(data)
-        wake = _WAKE.fullmatch(data)
-        if wake is None:
-            return None
-        return Posted(int(wake[1])) if wake[2] is None else Wake(int(wake[1]), int(wake[2]))
+            found: Notification | None = SUBSCRIBED if channel == expired else None
+        else:
+            found = parse_expired(data) if channel == expired else _parse_wake(data)
+        if found is not None:
+            sink(found)
+
+    await subscribe(connections, (expired, keys.wake_channel(connections.db).encode()), take)
+
+
+def _parse_wake(data: bytes) -> Notification | None:
+    wake = _WAKE.fullmatch(data)
+    if wake is None:
+        return None
+    return Posted(int(wake[1])) if wake[2] is None else Wake(int(wake[1]), int(wake[2]))

@@ -18,7 +18,8 @@ from timers.store import keys, server
 from timers.store.checkup import Check, configured, judge, server_facts
 from timers.store.scripts import reachable
 from timers.store.store import Store
-from timers.store.subscription import Subscription
+from timers.store.subscription import subscribe
+from timers.store.turns import set_within
 
 SCAN_LIMIT: Final = 100_000
 """Keys looked at for strangers: a sample of a large db."""
@@ -133,7 +134,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
             heard.set()
 
     channel = keys.expired_channel(store.connections.db).encode()
-    listening = asyncio.create_task(Subscription(store.connections, (channel,)).stream(take))
+    listening = asyncio.create_task(subscribe(store.connections, (channel,), take))
     means = "timers are found by sweeps alone, late by up to a second"
     try:
         async with asyncio.timeout(wait_seconds):
@@ -142,7 +143,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
             await server.set_canary(store.connections.commands, name, CANARY_MS)
             while not heard.is_set():
                 await server.touch_canary(store.connections.commands, name)
-                await _wait_a_little(heard)
+                await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
         said = f"no `expired` event of a key came within {wait_seconds:g} s"
         return Check("delivery", "fail", said, means, "see the checks `flags` and `rights`")
@@ -151,14 +152,6 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
         await asyncio.gather(listening, return_exceptions=True)
     late_ms = (time.monotonic() - began) * 1000 - CANARY_MS
     return Check("delivery", "ok", f"the event of a key came {max(0, late_ms):.0f} ms after it was due")
-
-
-async def _wait_a_little(heard: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(CANARY_MS / 1000 / 5):
-            await heard.wait()
-    except TimeoutError:
-        return
 
 
 async def strangers(store: Store, served: Callable[[str], bool]) -> Check:

@@ -11,12 +11,9 @@ from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status
 from timers.store import codec, keys
 from timers.store.scripts import read
-from timers.store.store import Store
-from timers.store.subscription import Subscription
+from timers.store.store import Queue, Store
+from timers.store.subscription import subscribe
 from timers.store.turns import by_turns
-
-Queue = tuple[int, str]
-"""A shard and a prefix."""
 
 WANTING_LIMIT: Final = 1000
 """Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
@@ -178,7 +175,7 @@ class Queries:
             if data is None or change is not None:
                 sink(change)
 
-        await Subscription(self._store.connections, (channel,)).stream(take)
+        await subscribe(self._store.connections, (channel,), take)
 
 
 def _is_time(score: float) -> bool:

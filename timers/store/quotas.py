@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from timers.store import keys
 from timers.store.scripts import Argument, reachable
-from timers.store.store import Answer, Arming, Store
+from timers.store.store import Arming, Reply, Store
 
 BOOKED_MS: Final = 10_000
 """How long a booking lasts without its end: longer than a caller may wait for its turn, and then for an answer."""
@@ -46,10 +46,10 @@ class Quotas:
         self._redis = store.connections.commands
         self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def arm(self, armings: Sequence[Arming], quota: Quota, *, edit_lock_ms: int) -> list[Answer]:
+    async def arm(self, armings: Sequence[Arming], quota: Quota, *, edit_lock_ms: int) -> list[Reply]:
         """As `Store.arm`. Also codes: full, where there is no place; prefixes, where the prefix is one too many. That
         bound is looked at before arming, so callers at the same time may pass it by what each of them adds."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Reply] = {}
         async with self._turns[quota]:
             for _ in range(ROUNDS):
                 left = [place for place in range(len(armings)) if answers.get(place, _NO_PLACE).code == "full"]
@@ -59,7 +59,7 @@ class Quotas:
                     break
         return [answers[place] for place in range(len(armings))]
 
-    async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Answer], int]:
+    async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Reply], int]:
         """One round; also answers how much room there was."""
         booking, room, known = await self._book(len(armings), quota)
         allowed = _within(armings, known, quota)
@@ -100,8 +100,8 @@ class Quotas:
         return scheduled, {field[2:].decode() for (_, field), n in found.items() if n}
 
 
-_NO_PLACE: Final = Answer("full", None)
-_ONE_TOO_MANY: Final = Answer("prefixes", None)
+_NO_PLACE: Final = Reply("full", None)
+_ONE_TOO_MANY: Final = Reply("prefixes", None)
 
 
 def _within(armings: Sequence[Arming], known: set[str], quota: Quota) -> set[str]:

@@ -30,56 +30,53 @@ class Ending:
     error: Mapping[str, Any]
 
 
-class Searching:
-    """Reads of one db. Methods raise Unavailable, and InvalidInput for a cursor that they did not make."""
+async def newest_first(store: Store, wanted: Filter, *, limit: int, cursor: str | None = None) -> Page:
+    """The timers of one prefix and one status (not running) from the last due or ended on. Raises
+    Unavailable, InvalidInput for a cursor that it did not make, and ValueError for a filter without both, which has no
+    index."""
+    prefix, statuses = wanted.only_prefix, wanted.status or ()
+    if prefix is None or len(statuses) != 1 or Status.RUNNING in statuses:
+        raise ValueError("newest first needs one prefix and one status")
+    wanted = wanted.at(store.clock.now_ms())
+    place, items, looked = _read_place(cursor), list[Timer](), 0
+    while looked < LOOKS_AT_LEAST:
+        found = await _before(store, prefix, statuses[0], place, limit)
+        for score, timer_id, timer in found:
+            place, looked = (score, timer_id), looked + 1
+            if timer is not None and wanted.wants(timer):
+                items.append(timer)
+            if len(items) == limit:
+                return Page(items, json.dumps(place))
+        if len(found) < limit:
+            return Page(items, None)
+    return Page(items, json.dumps(place))
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    async def newest(self, wanted: Filter, *, limit: int, cursor: str | None = None) -> Page:
-        """The timers of one prefix and one status (not running) from the last due or ended on. Raises ValueError for
-        a filter without both, which has no index for it."""
-        prefix, statuses = wanted.only_prefix, wanted.status or ()
-        if prefix is None or len(statuses) != 1 or Status.RUNNING in statuses:
-            raise ValueError("newest first needs one prefix and one status")
-        wanted = wanted.at(self._store.clock.now_ms())
-        place, items, looked = _read_place(cursor), list[Timer](), 0
-        while looked < LOOKS_AT_LEAST:
-            found = await self._before(prefix, statuses[0], place, limit)
-            for score, timer_id, timer in found:
-                place, looked = (score, timer_id), looked + 1
-                if timer is not None and wanted.wants(timer):
-                    items.append(timer)
-                if len(items) == limit:
-                    return Page(items, json.dumps(place))
-            if len(found) < limit:
-                return Page(items, None)
-        return Page(items, json.dumps(place))
+async def _before(
+    store: Store, prefix: str, status: Status, place: tuple[str, str], most: int
+) -> list[tuple[str, str, Timer | None]]:
+    """The next of all shards, the newest first."""
+    index = "due" if status is Status.SCHEDULED else codec.LETTERS[status]
+    arguments: list[str | int] = [index, prefix, *place, most]
+    calls = [(keys.root(shard), arguments) for shard in range(store.shards)]
+    found: list[tuple[str, str, Timer | None]] = []
+    for _, listed in await store.run_all("newest", calls):
+        for timer_id, score, raw in zip(listed[::3], listed[1::3], listed[2::3], strict=True):
+            name = timer_id.decode()
+            found.append((score.decode(), name, codec.readable(prefix, name, raw) if raw else None))
+    return sorted(found, key=lambda each: (float(each[0]), each[1]), reverse=True)[:most]
 
-    async def _before(
-        self, prefix: str, status: Status, place: tuple[str, str], most: int
-    ) -> list[tuple[str, str, Timer | None]]:
-        """The next of all shards, the newest first."""
-        index = "due" if status is Status.SCHEDULED else codec.LETTERS[status]
-        arguments: list[str | int] = [index, prefix, *place, most]
-        calls = [(keys.root(shard), arguments) for shard in range(self._store.shards)]
-        found: list[tuple[str, str, Timer | None]] = []
-        for _, listed in await self._store.run_all("newest", calls):
-            for timer_id, score, raw in zip(listed[::3], listed[1::3], listed[2::3], strict=True):
-                name = timer_id.decode()
-                found.append((score.decode(), name, codec.readable(prefix, name, raw) if raw else None))
-        return sorted(found, key=lambda each: (float(each[0]), each[1]), reverse=True)[:most]
 
-    async def endings(self, prefix: str, status: Status, most: int) -> list[Ending]:
-        """The newest that ended so, in a bounded number of bytes, and why."""
-        arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
-        calls = [(keys.root(shard), arguments) for shard in range(self._store.shards)]
-        found = [
-            Ending(timer_id.decode(), _ms(at), _error(progress))
-            for _, listed in await self._store.run_all("failures", calls)
-            for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
-        ]
-        return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]
+async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
+    """The newest that ended so, in a bounded number of bytes, and why. Raises Unavailable."""
+    arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
+    calls = [(keys.root(shard), arguments) for shard in range(store.shards)]
+    found = [
+        Ending(timer_id.decode(), _ms(at), _error(progress))
+        for _, listed in await store.run_all("failures", calls)
+        for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
+    ]
+    return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]
 
 
 def _ms(score: bytes) -> int:

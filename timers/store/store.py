@@ -29,6 +29,9 @@ FOUNDING_TRIES: Final = 5
 Identity = tuple[str, str]
 """(prefix, id)."""
 
+Queue = tuple[int, str]
+"""(shard, prefix)."""
+
 
 class Arming(NamedTuple):
     """One timer to arm. `due` is `@<epoch ms>` or `+<ms from now>`, counted by the server."""
@@ -42,7 +45,7 @@ class Arming(NamedTuple):
     cause: str = "replaced"
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What a script said about one timer, and the timer that is now there (None where there is none)."""
 
     code: str
@@ -114,7 +117,7 @@ class Store:
 
     async def arm(
         self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
-    ) -> list[Answer]:
+    ) -> list[Reply]:
         """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
         running, locked; full, where there is only so much `room` for what is not scheduled already: the first have it.
         `line` is used where one script call is enough."""
@@ -186,7 +189,7 @@ class Store:
         version: int | None = None,
         purge: bool = False,
         keep: bool = True,
-    ) -> Answer:
+    ) -> Reply:
         """Cancel; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
         finished."""
         record = "purge" if purge else "" if keep else "forget"
@@ -203,7 +206,7 @@ class Store:
         edit_lock_ms: int = 0,
         version: int | None = None,
         cause: str = "changed",
-    ) -> Answer:
+    ) -> Reply:
         """Change what is given. Codes: changed, missing, running, locked, version, finished."""
         new = "" if spec is None else codec.encode_spec(spec)
         begun = "-" if progress is None else codec.encode_progress(progress)
@@ -219,7 +222,7 @@ class Store:
         due: str = "+0",
         version: int | None = None,
         completed: bool = False,
-    ) -> Answer:
+    ) -> Reply:
         """Arm a failed, unhandled or cancelled timer again; with `completed` also one that completed. Codes: changed,
         missing, version, running, scheduled, completed."""
         arguments = (prefix, timer_id, due, _expected(version), "completed" if completed else "", cause)
@@ -326,7 +329,7 @@ class Store:
                 by_shard.setdefault(self.shard_of(prefix, timer_id), []).append(place)
         return by_shard
 
-    async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Answer:
+    async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Reply:
         return _answer(prefix, timer_id, *await self.run(name, self.shard_of(prefix, timer_id), arguments))
 
     async def run(
@@ -356,18 +359,18 @@ class Store:
         return replies
 
 
-def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Answer:
+def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Reply:
     """Of a new timer only the due time is told: all else was asked for."""
     if code != b"created":
         return _answer(arming.prefix, arming.id, code, told)
     timer = codec.newborn(
         arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, spec=arming.spec, progress=arming.progress
     )
-    return Answer("created", timer)
+    return Reply("created", timer)
 
 
-def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Answer:
-    return Answer(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
+def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Reply:
+    return Reply(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
 
 
 def _expected(version: int | None) -> str:

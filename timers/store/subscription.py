@@ -5,8 +5,8 @@ is a fresh subscribe confirmation, so none is hidden: each says "anything may ha
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
 
@@ -22,51 +22,46 @@ Take = Callable[[bytes, bytes | None], None]
 """Called with (channel, data); data is None for the confirmation of the channel's subscription. Must not block."""
 
 
-class Subscription:
-    """Some channels of one server."""
+async def subscribe(connections: Connections, channels: Sequence[bytes], take: Take) -> None:
+    """Subscribe and pass on until the connection breaks; then raise Unavailable. Never returns otherwise.
 
-    def __init__(self, connections: Connections, channels: Sequence[bytes]) -> None:
-        self._connections, self._channels = connections, channels
-        self._replies = 0
+    A fresh connection each time: there is nothing to be subscribed twice.
+    """
+    connection, heard = connections.dial(), asyncio.Event()
 
-    async def stream(self, take: Take) -> None:
-        """Subscribe and pass on until the connection breaks; then raise Unavailable. Never returns otherwise.
-
-        A fresh connection each time: there is nothing to be subscribed twice.
-        """
-        connection = self._connections.dial()
-        try:
-            with reachable():
-                await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-                await connection.send_command("SUBSCRIBE", *self._channels)
-                await self._watched(connection, take)
-        finally:
-            await connection.disconnect()
-
-    async def _watched(self, connection: AbstractConnection, take: Take) -> None:
-        """Pump, and look now and then whether anything came: a time-out on each read would cost more than the read."""
-        pump = asyncio.create_task(self._pump(connection, take))
-        try:
-            asked_at = -1
-            while True:
-                before = self._replies
-                done, _ = await asyncio.wait({pump}, timeout=SILENCE_SECONDS)
-                if done:
-                    return await pump
-                if self._replies == before:
-                    if asked_at == before:
-                        raise Unavailable("the subscriber's connection gave no sign of life")
-                    asked_at = before
-                    await connection.send_command("PING")
-        finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-
-    async def _pump(self, connection: AbstractConnection, take: Take) -> None:
+    async def pump() -> None:
         while True:
             reply = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-            self._replies += 1
+            heard.set()
             if reply[0] == b"message":
                 take(reply[1], reply[2])
             elif reply[0] == b"subscribe":
                 take(reply[1], None)
+
+    try:
+        with reachable():
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            await connection.send_command("SUBSCRIBE", *channels)
+            await _watched(connection, pump(), heard)
+    finally:
+        await connection.disconnect()
+
+
+async def _watched(connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event) -> None:
+    """Pump, and look now and then whether anything came: a time-out on each read would cost more than the read."""
+    pump = asyncio.create_task(pumping)
+    is_asked = False
+    try:
+        while True:
+            heard.clear()
+            done, _ = await asyncio.wait({pump}, timeout=SILENCE_SECONDS)
+            if done:
+                return await pump
+            if is_asked and not heard.is_set():
+                raise Unavailable("the subscriber's connection gave no sign of life")
+            is_asked = not heard.is_set()
+            if is_asked:
+                await connection.send_command("PING")
+    finally:
+        pump.cancel()
+        await asyncio.gather(pump, return_exceptions=True)

@@ -19,7 +19,7 @@ from tests.property.life.world import (
 from timers.client.planning import plan
 from timers.core.model import Progress, Status
 from timers.core.spec import NewTimer
-from timers.store.store import Answer, Arming, Identity
+from timers.store.store import Arming, Identity, Reply
 
 
 class CallerVerbs(World):
@@ -130,7 +130,7 @@ class CallerVerbs(World):
         assert answer.code == self.oracle.rearm(identity, due_ms, "replayed", version, completed=True)
         self.happened(f"replay: {answer.code}")
 
-    def _due_now(self, answer: Answer, code: str) -> int:
+    def _due_now(self, answer: Reply, code: str) -> int:
         if answer.code != code or answer.timer is None:
             return 0
         assert answer.timer.due_ms == self.changed_ms(answer.timer)
