@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +13,8 @@ import pytest
 from aiohttp import ClientResponse
 from redis.asyncio import Redis
 
-from tests.api.harness import Api
+from tests.api.conftest import done
+from tests.api.harness import Api, running_api
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import stream
 from timers.api.auth import Auth
@@ -21,33 +22,55 @@ from timers.api.server import ApiServer, application
 from timers.api.stream import EventRoutes
 from timers.client.feed import Event, event_json
 from timers.core.spec import NewTimer
+from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
+
+
+@asynccontextmanager
+async def stream_of(api: Api, query: str = "", **headers: str) -> AsyncIterator[ClientResponse]:
+    url = f"{api.server.url}/v1/events{query}"
+    async with asyncio.timeout(DEADLINE_SECONDS), api.session.get(url, headers=headers) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        yield response
 
 
 @asynccontextmanager
 async def listening(api: Api, query: str = "") -> AsyncIterator[ClientResponse]:
     """An open stream whose subscription stands."""
-    async with asyncio.timeout(DEADLINE_SECONDS), api.session.get(f"{api.server.url}/v1/events{query}") as response:
-        assert response.status == 200
-        assert response.content_type == "text/event-stream"
+    async with stream_of(api, query) as response:
         assert await next_event(response) == ("open", {})
         yield response
 
 
+def back(api: Api, place: str, **headers: str) -> AbstractAsyncContextManager[ClientResponse]:
+    """The stream of a listener that comes back."""
+    return stream_of(api, **{"Last-Event-ID": place, **headers})
+
+
 async def next_event(response: ClientResponse) -> tuple[str, Any]:
     """The next event; comments are passed over. Raises EOFError at the end."""
-    name = ""
+    _, name, data = await next_numbered(response)
+    return name, data
+
+
+async def next_numbered(response: ClientResponse) -> tuple[str | None, str, Any]:
+    """The next event with its id."""
+    while True:
+        fields = await next_block(response)
+        if "event" in fields:
+            return fields.get("id"), fields["event"], json.loads(fields["data"])
+
+
+async def next_block(response: ClientResponse) -> dict[str, str]:
+    """The fields up to an empty line, a comment as the field without a name. Raises EOFError at the end."""
+    fields: dict[str, str] = {}
     while line := (await response.content.readline()).decode().rstrip("\n"):
-        if line.startswith(":"):
-            await response.content.readline()
-            continue
-        field, _, value = line.partition(": ")
-        if field == "event":
-            name = value
-        else:
-            assert await response.content.readline() == b"\n"
-            return name, json.loads(value)
-    raise EOFError
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+    if not fields:
+        raise EOFError
+    return fields
 
 
 async def test_every_change_of_a_timer_is_told(api: Api) -> None:
@@ -94,11 +117,12 @@ async def test_a_gap_is_told(api: Api, redis: Redis) -> None:
 
 async def test_many_streams_cost_one_subscription_and_none_when_they_are_gone(api: Api, redis: Redis) -> None:
     channel = f"timers:events:{api.store.connections.db}"
-    async with listening(api), listening(api), listening(api):
-        assert (await redis.pubsub_numsub(channel))[0][1] == 1
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while (await redis.pubsub_numsub(channel))[0][1]:
-            await api.create(if_exists="replace")  # a write is how a server learns that a listener has gone
+    async with serving(api, linger_seconds=0) as brief:
+        async with listening(brief), listening(brief), listening(brief):
+            assert (await redis.pubsub_numsub(channel))[0][1] == 1
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while (await redis.pubsub_numsub(channel))[0][1]:
+                await api.create(if_exists="replace")  # a write is how a server learns that a listener has gone
 
 
 async def test_a_stream_ends_with_its_server(api: Api) -> None:
@@ -111,8 +135,10 @@ async def test_a_stream_ends_with_its_server(api: Api) -> None:
 
 async def test_silence_is_filled_with_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.01)
-    async with listening(api) as response:
-        assert (await response.content.readline()).startswith(b":")
+    async with stream_of(api) as response:
+        place, name, _ = await next_numbered(response)
+        assert name == "open"
+        assert await next_block(response) == {"": "still here", "id": place}
 
 
 async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_up(api: Api) -> None:
@@ -156,11 +182,18 @@ async def test_a_change_is_encoded_once_for_all_listeners(api: Api, monkeypatch:
     assert encoded.count("change") == 20
 
 
-async def test_more_listeners_than_a_pod_takes_are_told_to_come_later(api: Api) -> None:
-    routes = EventRoutes(api.client, most=2).routes()
+@asynccontextmanager
+async def serving(api: Api, **options: Any) -> AsyncIterator[Api]:
+    """The same events over a server of its own."""
+    routes = EventRoutes(api.client, **options).routes()
     server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
-    few = replace(api, server=server)
-    async with listening(few):
+    yield replace(api, server=server)
+    await api.client.end_events()
+    await server.stop()
+
+
+async def test_more_listeners_than_a_pod_takes_are_told_to_come_later(api: Api) -> None:
+    async with serving(api, most=2) as few, listening(few):
         async with listening(few):
             refused = await few.call("GET", "/v1/events")
             refused.problem(503, "busy")
@@ -168,9 +201,67 @@ async def test_more_listeners_than_a_pod_takes_are_told_to_come_later(api: Api) 
 
         async def room() -> bool:
             await api.create(if_exists="replace")  # a write is how a server learns that a listener has gone
-            async with few.session.get(f"{server.url}/v1/events") as response:
+            async with few.session.get(f"{few.server.url}/v1/events") as response:
                 return response.status == 200
 
         await eventually(room, "the place of who has left is free again")
-    await api.client.end_events()
-    await server.stop()
+
+
+async def test_a_listener_that_comes_back_hears_what_it_missed(api: Api) -> None:
+    async with stream_of(api) as response:
+        opened, name, _ = await next_numbered(response)
+        await api.create("heard")
+        heard, _, change = await next_numbered(response)
+        assert (name, change["id"]) == ("open", "heard")
+    for timer_id in ("missed", "too"):
+        await api.create(timer_id)
+    assert opened
+    assert heard
+    async with back(api, opened) as response, back(api, heard) as later:
+        assert await next_numbered(response) == (opened, "open", {})
+        assert await next_numbered(later) == (heard, "open", {})
+        await api.create("live")
+        told = [(await next_event(response))[1]["id"] for _ in range(4)]
+        assert told == ["heard", "missed", "too", "live"]
+        assert [(await next_event(later))[1]["id"] for _ in range(3)] == told[1:]
+
+
+async def test_a_place_that_is_not_remembered_is_a_gap(api: Api, redis: Redis) -> None:
+    async with back(api, "nobody's") as response:
+        place, name, _ = await next_numbered(response)
+        assert name == "gap"
+        await redis.client_kill_filter(_type="pubsub")
+        after_break, name, _ = await next_numbered(response)
+        assert name == "gap"
+    assert place
+    assert after_break
+    async with back(api, place) as response:
+        assert await next_event(response) == ("gap", {})
+    async with back(api, after_break) as response:
+        assert await next_event(response) == ("open", {})
+
+
+async def test_a_place_means_the_same_on_another_pod_or_is_a_gap(api: Api, server: EmbeddedServer) -> None:
+    async with running_api(server.url, [done]) as listens, running_api(server.url, [done]) as deaf:
+        async with listening(api) as response, listening(listens) as other:
+            await api.create("heard")
+            place, _, _ = await next_numbered(response)
+            assert place
+            assert (await next_numbered(other))[0] == place
+        await api.create("missed")
+        async with back(listens, place) as response:
+            assert await next_event(response) == ("open", {})
+            assert (await next_event(response))[1]["id"] == "missed"
+        async with back(deaf, place) as response:
+            assert await next_event(response) == ("gap", {})
+
+
+async def test_what_was_missed_is_told_only_of_the_prefixes_that_are_wanted(api: Api) -> None:
+    async with stream_of(api, "?prefix=test-b*") as response:
+        place, _, _ = await next_numbered(response)
+    assert place
+    await api.create("other", prefix="test-a")
+    await api.create("own", prefix="test-b")
+    async with stream_of(api, "?prefix=test-b*", **{"Last-Event-ID": place}) as response:
+        assert await next_event(response) == ("open", {})
+        assert (await next_event(response))[1]["id"] == "own"

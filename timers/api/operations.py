@@ -160,8 +160,8 @@ TIMER_OPERATIONS: Final = (
 
 _EVENTS: Final = """\
 Events until one of the two sides closes: `open` once every change is heard, `change`, `gap` where some may be lost \
-because Redis was away, `dropped` with the `count` of what came too fast to be read, which is null where a listener \
-hears only some prefixes."""
+because Redis was away or the `Last-Event-ID` is not remembered, `dropped` with the `count` of what came too fast to \
+be read, which is null where a listener hears only some prefixes. An id means the same on every pod."""
 
 MANY_OPERATIONS: Final = (
     Operation(
@@ -200,6 +200,7 @@ MANY_OPERATIONS: Final = (
         "read",
         "Follow the timers' life as server-sent events",
         _ok(_EVENTS, media_type=EVENTS),
+        (given.RESUME,),
         query=given.EventsQuery,
     ),
 )

@@ -94,3 +94,12 @@ TRACEPARENT: Final = Parameter(
     {"type": "string"},
     "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
+
+LAST_EVENT_ID: Final = "Last-Event-ID"
+RESUME: Final = Parameter(
+    LAST_EVENT_ID,
+    "header",
+    "The id of the last event that was read: go on behind it, as far as the pod remembers; else `gap`.",
+    {"type": "string"},
+    "9f2c51d07be0a3c4",
+)

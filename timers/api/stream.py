@@ -10,14 +10,15 @@ from aiohttp import web
 
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
-from timers.api.requests import EventsQuery
+from timers.api.requests import LAST_EVENT_ID, EventsQuery
 from timers.api.scope import visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
-from timers.client.feed import QUEUE_LIMIT, Event, Listener, Wants, event_json
+from timers.client.feed import QUEUE_LIMIT, Dropped, Event, Listener, Wants, event_json
 from timers.errors import Busy
 from timers.logs import request_id
 from timers.store.filters import Filter
+from timers.store.queries import Change
 
 HEARTBEAT_SECONDS: Final = 15.0
 """Silence after which a comment is sent: it keeps proxies from closing, and finds listeners that are gone."""
@@ -28,6 +29,9 @@ STALL_SECONDS: Final = 30.0
 LISTENERS: Final = 256
 """Listeners of one pod at a time: each change is written to each of them."""
 
+LINGER_SECONDS: Final = 60.0
+"""How long a pod goes on remembering changes once its last listener has left, for those that come back."""
+
 AT_ONCE: Final = 100
 """Events written to a listener before others get their turn."""
 
@@ -35,8 +39,9 @@ AT_ONCE: Final = 100
 class EventRoutes:
     """`/v1/events`, for so many listeners at a time."""
 
-    def __init__(self, client: TimerClient, most: int = LISTENERS) -> None:
-        self._client, self._most, self._listening = client, most, 0
+    def __init__(self, client: TimerClient, most: int = LISTENERS, *, linger_seconds: float = LINGER_SECONDS) -> None:
+        self._client, self._most, self._linger_seconds = client, most, linger_seconds
+        self._listening = 0
 
     def routes(self) -> Sequence[web.RouteDef]:
         """What to add to an application."""
@@ -60,7 +65,7 @@ class EventRoutes:
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **named})
         response.content_type = EVENTS
         await response.prepare(request)
-        listener = feed.join(wants)
+        listener = feed.join(wants, request.headers.get(LAST_EVENT_ID))
         try:
             await self._pass_on(listener, response)
         except TimeoutError:
@@ -69,7 +74,7 @@ class EventRoutes:
         except ConnectionError:
             pass  # it has gone: there is nobody to tell
         finally:
-            await feed.leave(listener)
+            await feed.leave(listener, self._linger_seconds)
         return response
 
     async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
@@ -79,7 +84,8 @@ class EventRoutes:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
                     event = await listener.next()
             except TimeoutError:
-                await _write(response, b": still here\n\n")
+                place = "" if listener.place is None else f"id: {listener.place}\n"
+                await _write(response, f": still here\n{place}\n".encode())
                 continue
             if event is None:
                 await response.write_eof()
@@ -101,8 +107,21 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         await response.write(data)
 
 
-@lru_cache(maxsize=4 * QUEUE_LIMIT)
 def _encoded(event: Event) -> bytes:
-    """An event as it is sent, made once for all listeners."""
+    """An event as it is sent. What was dropped has no id: who comes back with that of the event before hears it again,
+    as far as it is remembered."""
+    if isinstance(event, Change):
+        return _encoded_change(event)
+    place = b"" if isinstance(event, Dropped) else f"id: {event.place}\n".encode()
+    return place + _body(event)
+
+
+@lru_cache(maxsize=4 * QUEUE_LIMIT)
+def _encoded_change(change: Change) -> bytes:
+    """A change as it is sent, made once for all listeners."""
+    return f"id: {change.place}\n".encode() + _body(change)
+
+
+def _body(event: Event) -> bytes:
     name, data = event_json(event)
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

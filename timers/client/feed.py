@@ -1,13 +1,16 @@
 """Owns following the timers' life: one subscription of a process for all who listen, none while nobody does.
 
-Changes are published while somebody listens and are not kept. What a listener may have missed it is told: `GAP` for a
-broken subscription, `Dropped` for what came faster than it was taken.
+Changes are published while somebody listens. The newest are remembered here, for listeners whose connection broke.
+What a listener may have missed it is told: `GAP` for a broken subscription, `Dropped` for what came faster than it was
+taken.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import takewhile
+from secrets import token_hex
 from typing import Any, Final
 
 from timers.core.answers import ChangeAnswer
@@ -18,18 +21,26 @@ from timers.store.queries import Change, Queries
 QUEUE_LIMIT: Final = 1000
 """Changes that wait for one listener; with more it loses some."""
 
+LOG_LIMIT: Final = 5000
+"""Changes that are remembered, for listeners that come back."""
+
 AGAIN_SECONDS: Final = 0.5
 """Between two tries to subscribe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """From now on every change is heard."""
+    """From now on every change is heard. `place` is where that is, to come back to."""
+
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The subscription broke and is back: changes between may be lost."""
+    """Changes until now may be lost: the subscription broke and is back, or where the listener was is not remembered.
+    `place` as in Open."""
+
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,37 @@ def event_json(event: Event) -> tuple[str, dict[str, Any]]:
     return "open", {}
 
 
+class _Log:
+    """The newest changes in order, by their places, since the subscription stands."""
+
+    def __init__(self) -> None:
+        self._changes: OrderedDict[str, Change | None] = OrderedDict()
+        self.begin()
+
+    def begin(self) -> None:
+        """Remember nothing: what came before may have a hole."""
+        self._changes.clear()
+        self._changes[token_hex(8)] = None
+
+    def add(self, change: Change) -> None:
+        """Remember a change, and forget the oldest where there are too many."""
+        self._changes[change.place] = change
+        if len(self._changes) > LOG_LIMIT:
+            self._changes.popitem(last=False)
+
+    @property
+    def place(self) -> str:
+        """The newest."""
+        return next(reversed(self._changes))
+
+    def since(self, place: str) -> list[Change] | None:
+        """What came after a place; None where that is not remembered."""
+        if place not in self._changes:
+            return None
+        newest_first = takewhile(lambda each: each[0] != place, reversed(self._changes.items()))
+        return [change for _, change in newest_first if change is not None][::-1]
+
+
 class Listener:
     """One who listens: what waits for it, and since when it has lost what came. `Feed.join` makes one."""
 
@@ -83,22 +125,31 @@ class Listener:
         self._waiting: deque[Event] = deque()
         self._lost_from: int | None = None
         self._ended = False
-        self._opened = False
+        self._room = QUEUE_LIMIT
         self._something = asyncio.Event()
+        self.missed = False
+        """Whether changes may have been missed when the subscription stands."""
 
-    def open(self) -> None:
+    def open(self, place: str) -> None:
         """The subscription stands: for the first time, or again."""
-        event = GAP if self._opened else OPEN
-        self._opened = True
-        if not self._waiting or self._waiting[-1] != event:
-            self._waiting.append(event)
-            self._something.set()
+        event = Gap(place) if self.missed else Open(place)
+        self.missed = True
+        if self._waiting and self._waiting[-1] == event:
+            self._waiting.pop()
+        self._waiting.append(event)
+        self._something.set()
+
+    def catch_up(self, place: str, missed: Iterable[Change]) -> None:
+        """The subscription stands, and the listener is back where it was: it hears first what it has missed."""
+        self.open(place)
+        self._waiting += [change for change in missed if self._wants is None or self._wants(change)]
+        self._room += len(self._waiting)
 
     def offer(self, change: Change) -> bool:
         """Hand a change over; never waits. False where so many wait that it has no room."""
         if self._wants is not None and not self._wants(change):
             return True
-        if len(self._waiting) >= QUEUE_LIMIT:
+        if len(self._waiting) >= self._room:
             return False
         self._waiting.append(change)
         self._something.set()
@@ -122,9 +173,14 @@ class Listener:
             return self._waiting.popleft()
         if self._lost_from is None:
             return None
-        lost = self._feed.catch_up(self) - self._lost_from
+        lost = self._feed.keep_up(self) - self._lost_from
         self._lost_from = None
         return Dropped(lost if self._wants is None else None)
+
+    @property
+    def place(self) -> str | None:
+        """Where it is; None while something waits for it."""
+        return None if self._waiting or self._lost_from is not None else self._feed.place
 
     def waiting(self, most: int) -> list[Event]:
         """What could be taken without waiting, at most so many."""
@@ -142,30 +198,54 @@ class Feed:
         self.dropped = 0
         """Changes that listeners have lost because they took them too slowly, each counted for each of them."""
         self._subscribing: asyncio.Task[None] | None = None
+        self._lingering: asyncio.Task[None] | None = None
+        self._log = _Log()
         self._stands = False
         self._closed = False
 
-    def join(self, wants: Wants | None = None) -> Listener:
-        """Listen from now on, to the changes that are wanted. `OPEN` says that the subscription stands. The listener
-        must `leave`."""
+    @property
+    def place(self) -> str:
+        """Where a listener is that has taken all that waits for it."""
+        return self._log.place
+
+    def join(self, wants: Wants | None = None, after: str | None = None) -> Listener:
+        """Listen from now on, to the changes that are wanted; with a place, from there on as far as it is remembered.
+        `OPEN` says that the subscription stands, `GAP` that changes since the place may be lost. The listener must
+        `leave`."""
         listener = Listener(self, wants)
         if self._closed:
             listener.end()
             return listener
         self._listeners.add(listener)
         self._keeping_up.add(listener)
+        if self._lingering is not None:
+            self._lingering.cancel()
         if self._subscribing is None:
             self._subscribing = asyncio.create_task(self._subscribe())
-        if self._stands:
-            listener.open()
+        missed = self._log.since(after) if after is not None and self._stands else None
+        listener.missed = after is not None and missed is None
+        if after is not None and missed is not None:
+            listener.catch_up(after, missed)
+        elif self._stands:
+            listener.open(self.place)
         return listener
 
-    async def leave(self, listener: Listener) -> None:
-        """Listen no more; the last to leave ends the subscription, which costs the server work for every change."""
+    async def leave(self, listener: Listener, linger_seconds: float = 0.0) -> None:
+        """Listen no more. The last to leave ends the subscription, which costs the server work for every change; after
+        so long, so that who comes back before has missed nothing."""
         self._listeners.discard(listener)
         self._keeping_up.discard(listener)
-        if not self._listeners:
+        if self._listeners:
+            return
+        if linger_seconds and not self._closed:
+            self._lingering = asyncio.create_task(self._linger(linger_seconds))
+        else:
             await self._unsubscribe()
+
+    async def _linger(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._lingering = None
+        await self._unsubscribe()
 
     async def events(self, wants: Wants | None = None) -> AsyncIterator[Event]:
         """What happens from now on; ends when the feed is closed."""
@@ -181,6 +261,9 @@ class Feed:
         self._closed = True
         for listener in self._listeners:
             listener.end()
+        if self._lingering is not None:
+            self._lingering.cancel()
+            await asyncio.gather(self._lingering, return_exceptions=True)
         await self._unsubscribe()
 
     async def _subscribe(self) -> None:
@@ -198,7 +281,7 @@ class Feed:
             subscribing.cancel()
             await asyncio.gather(subscribing, return_exceptions=True)
 
-    def catch_up(self, listener: Listener) -> int:
+    def keep_up(self, listener: Listener) -> int:
         """Tell the listener of changes again; answers how many there have been."""
         self._keeping_up.add(listener)
         return self._changes
@@ -207,9 +290,11 @@ class Feed:
         """Pass it on. A listener whose queue is full is told no more until it is empty: it costs nothing till then."""
         self._stands = True
         if change is None:
+            self._log.begin()
             for listener in self._listeners:
-                listener.open()
+                listener.open(self.place)
             return
+        self._log.add(change)
         full = [listener for listener in self._keeping_up if not listener.offer(change)]
         for listener in full:
             listener.fall_behind(self._changes)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ QUARANTINED_SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A timer changed: what it is now, and why."""
+    """A timer changed: what it is now, and why. `place` names the change, the same on every pod that hears it."""
 
     prefix: str
     id: str
@@ -38,6 +39,7 @@ class Change:
     cause: str
     text: str = ""
     processor: str | None = None
+    place: str = ""
 
     @property
     def note(self) -> str:
@@ -205,6 +207,7 @@ def _change(data: bytes) -> Change | None:
             cause=cause,
             text=text,
             processor=None if processor == "-" else processor,
+            place=blake2b(data, digest_size=8).hexdigest(),
         )
     except (ValueError, KeyError):
         return None
