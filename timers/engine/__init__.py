@@ -1,5 +1,6 @@
-"""What runs timers on a pod: one small service a file, put together by `worker.py`.
+"""Runs timers on a pod: one small service a file, put together by `worker.py`.
 
-The flow: `listener` hears events and `sweeper` keeps time; both only mark queues in the `intake`; `claimer` takes
-what there is room for; `runner` calls processors; `settler` writes the ends; `heartbeat` extends leases.
+The flow: `listener` hears events and `sweeper` keeps time; both only mark queues in the `intake`. `claimer` takes as
+many timers as the pod has room for, `runner` calls processors, `settler` writes how runs ended, and `heartbeat` extends
+leases.
 """

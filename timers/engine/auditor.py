@@ -1,4 +1,5 @@
-"""Owns the slow audit: mends a shard's books, one small step at a time, from the pod first in line."""
+"""Owns the slow audit: mends a shard's indexes and counts in small steps. Only the pod with rank 0 for a shard audits
+it."""
 
 import asyncio
 import time
@@ -20,7 +21,7 @@ _log = get_logger("timers.auditor")
 
 
 class Auditor:
-    """Audits the shards of which this pod has rank 0, over and over."""
+    """Audits the shards for which this pod has rank 0, over and over."""
 
     name = "auditor"
 
@@ -28,7 +29,7 @@ class Auditor:
         self._pod, self._peers, self._every_seconds = pod, peers, every_seconds
 
     async def run(self) -> None:
-        """Shard after shard, then a rest."""
+        """Audit all shards, rest, and start again."""
         while True:
             await asyncio.sleep(self._every_seconds)
             for shard in self._pod.shards:
@@ -45,5 +46,5 @@ class Auditor:
 
 
 def pause_after(step_seconds: float) -> float:
-    """Seconds to rest after a step that took so long."""
+    """How many seconds to rest after a step."""
     return min(max(SHORTEST_PAUSE_SECONDS, step_seconds * REST_PER_WORK), LONGEST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Owns `context.timers` of a plain function: calls from its thread that the pod's event loop answers."""
+"""Owns `context.timers` for plain functions: the thread makes a call, the pod's event loop answers it."""
 
 import asyncio
 import concurrent.futures
@@ -20,7 +20,7 @@ Call = Callable[[], Coroutine[Any, Any, Timer]]
 
 
 class ThreadTimers(BlockingTimers):
-    """See `BlockingTimers`. Made on the event loop; its calls are for other threads, until it is closed."""
+    """See `BlockingTimers`. Create it on the event loop and call it from other threads, until it is closed."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers, self._loop = timers, asyncio.get_running_loop()
@@ -39,7 +39,7 @@ class ThreadTimers(BlockingTimers):
         return self._result(lambda: self._timers.cancel(prefix, id, version=version, purge=purge))
 
     def close(self, why: str) -> None:
-        """End the calls that are waited for, and refuse all later ones, with RunOver that says why."""
+        """Cancel the calls in progress and refuse later ones with a RunOver that says why."""
         with self._lock:
             self._over, waited_for = why, list(self._waited_for)
         for answer in waited_for:
@@ -58,7 +58,7 @@ class ThreadTimers(BlockingTimers):
                 self._waited_for.discard(answer)
 
     def _asked(self, call: Call) -> concurrent.futures.Future[Timer]:
-        """Under the lock, so that no call slips through between the end of the run and its mark."""
+        """Takes the lock, so that no call slips in between the end of the run and `close`."""
         with self._lock:
             if self._over is not None:
                 raise RunOver(self._over)

@@ -1,4 +1,4 @@
-"""Owns the proof that notifications arrive: a small key armed every few seconds, and how its event comes back."""
+"""Owns the proof that notifications arrive: arms a small key every few seconds and watches for its event."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ class Hearing(StrEnum):
 
 
 class Canary:
-    """Arms the pod's canary, touches it when it is due, and judges how long its event takes."""
+    """Arms the pod's canary key, touches it when it is due, and measures how long its event takes."""
 
     name = "canary"
 
@@ -36,12 +36,12 @@ class Canary:
         self._silent = asyncio.Event()
         self.hearing = Hearing.OK
         self.lag_seconds = math.nan
-        """From touching the newest canary to its event; infinite where that never came."""
+        """From touching the newest canary to its event; infinite if the event never came."""
         self._subscribed = False
         self.heard_until_ms = 0
-        """The server's time before which whatever was announced has been heard, or never will be: that of the newest
-        subscription, or at which the newest canary that was heard cannot have expired yet. Not the time of the touch,
-        before which a pod may stand still."""
+        """Server time up to which this pod has heard everything it will ever hear: the time of the newest subscription,
+        or the earliest time at which the newest canary it heard can have expired. The time of the touch would be too
+        late, because a pod may stall before it touches."""
 
     def heard(self, pod: str) -> None:
         """A canary's event arrived."""
@@ -49,30 +49,31 @@ class Canary:
             self._heard.set()
 
     def resubscribed(self) -> None:
-        """A subscription was confirmed; judge anew."""
+        """A subscription was confirmed: start judging again."""
         self._subscribed = True
         self.heard_until_ms = int(self._store.clock.now_ms())
         self._resubscribe.set()
 
     def unsubscribed(self) -> None:
-        """The subscription is gone. That is known at once, and no judgement on how events arrive over the next one."""
+        """The subscription is gone. This is known at once and says nothing about how events will arrive over the next
+        one."""
         self._subscribed = False
 
     async def next_silence(self) -> None:
-        """Until another canary is not heard."""
+        """Wait until a canary's event fails to arrive."""
         self._silent.clear()
         await self._silent.wait()
 
     def is_deaf(self) -> bool:
-        """Whether notifications do not arrive."""
+        """Whether notifications fail to arrive."""
         return self.hearing is Hearing.DEAF
 
     def can_hear(self) -> bool:
-        """Whether an event may be waited for."""
+        """Whether it makes sense to wait for an event."""
         return self._subscribed and not self.is_deaf()
 
     async def run(self) -> None:
-        """Judge again and again."""
+        """Judge over and over."""
         while True:
             await self._judge()
             await self._pause()
@@ -83,7 +84,7 @@ class Canary:
         expires_ms = int(self._store.clock.now_ms()) + LIFE_MS
         await server.set_canary(redis, self._pod, LIFE_MS)
         await asyncio.sleep(LIFE_MS / 1000)
-        # Redis expires strictly after the deadline, so the first touch may come a moment too soon.
+        # Redis expires keys strictly after the deadline, so the first touch may come a moment too soon.
         touched = time.monotonic()
         while await server.touch_canary(redis, self._pod):
             await asyncio.sleep(0.001)
@@ -97,6 +98,6 @@ class Canary:
         self.hearing = Hearing.LATE if self.lag_seconds > LATE_SECONDS else Hearing.OK
 
     async def _pause(self) -> None:
-        """Until the next round; a fresh subscription ends it early."""
+        """Wait for the next round; a new subscription ends the wait early."""
         self._resubscribe.clear()
         await set_within(self._resubscribe, EVERY_SECONDS)

@@ -1,4 +1,4 @@
-"""Owns claiming: one loop that takes from the intake what this pod has room for. Its bound is the backpressure."""
+"""Owns claiming: takes from the intake as many timers as this pod has room for. That limit is the backpressure."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ _log = get_logger("timers.claimer")
 
 
 ROUNDS: Final = 2
-"""Claims under way at once: while the server works on one, this pod starts the runs of the other."""
+"""Claims in progress at once: while the server works on one, this pod starts the runs of the other."""
 
 
 FULL_MS: Final = 500
-"""How long a queue that runs as many as it may is not looked at. Sooner the end of a run asks for it."""
+"""How long to ignore a queue that already runs as many timers as it may. When a run ends, the queue is asked sooner."""
 
 
 class Claimer:
@@ -43,22 +43,22 @@ class Claimer:
         self._rounds: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Claim while there is something and room for it, until a claim fails."""
+        """Claim while there is work and room for it, until a claim fails."""
         await side_by_side(self._turn() for _ in range(ROUNDS))
 
     @property
     def is_idle(self) -> bool:
-        """Whether no claim is under way."""
+        """Whether no claim is in progress."""
         return not self._rounds
 
     async def finish(self) -> None:
-        """Wait for the claims that were under way when the service was stopped. Cancelled, it gives them up: what they
-        may have claimed is left to its lease."""
+        """Wait for the claims that were in progress when the service was stopped. If this is cancelled, whatever those
+        claims took is left to its leases."""
         await asyncio.gather(*self._rounds, return_exceptions=True)
 
     async def _turn(self) -> None:
-        """Round after round. A round is not cancelled with this service: what it has claimed on the server must not
-        be left leased to nobody."""
+        """Claim in rounds. A round is not cancelled with the service: the timers it claimed on the server must not stay
+        leased to nobody."""
         while True:
             await self._intake.wait()
             await self._runner.room_free(self._asked)
@@ -68,14 +68,15 @@ class Claimer:
             await asyncio.shield(claiming)
 
     def _ended(self, claiming: asyncio.Task[None]) -> None:
-        """A round that fails after its turn was cancelled, because another failed, has nobody else to hear of it."""
+        """Log the failure of a round whose turn was cancelled because the other turn failed; nobody else would hear of
+        it."""
         self._rounds.discard(claiming)
         error = None if claiming.cancelled() else claiming.exception()
         if error is not None and not isinstance(error, Unavailable):
             _log.error("claim failed", exc_info=error)
 
     async def _round(self) -> None:
-        """Take what there is room for; what other rounds have asked for counts as taken."""
+        """Claim as many timers as there is room for. What other rounds have asked for counts as taken."""
         orphans = self._intake.take_orphans(min(self._runner.room - self._asked, CLAIM_BATCH))
         wanted = self._intake.take(self._runner.room - self._asked - sum(map(len, orphans.values())))
         asked = sum(map(len, orphans.values())) + sum(some.most for some in wanted)
@@ -90,7 +91,8 @@ class Claimer:
             self._runner.room_changed()
 
     async def _claim(self, wanted: Wanted) -> None:
-        """Claim from the queues without limits over the fleet together, from each of the others by itself."""
+        """Claim from all queues without fleet-wide limits in one call, and from each limited queue in a call of its
+        own."""
         limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
         free = [ask for ask in wanted.asks if not self._runner.limits_of(ask.prefix).over_fleet]
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
@@ -104,7 +106,7 @@ class Claimer:
             await self._claim_limited(wanted, ask)
 
     async def _claim_limited(self, wanted: Wanted, ask: Ask) -> None:
-        """Reserve, claim as many, and give back what was not there."""
+        """Reserve permits, claim as many timers, and give unused permits back."""
         most = min(ask.most, self._room_of(ask.prefix))
         with self._asking({ask.prefix: most}):
             reserved = await self._reserve(ask.prefix, self._runner.limits_of(ask.prefix), most)
@@ -121,13 +123,13 @@ class Claimer:
             self._follow_up(wanted, ask, has_more=0 < used == ask.most)
 
     async def _block(self, shard: int, prefix: str, block_ms: int) -> None:
-        """A queue at its limit would be found due, and asked for, by every look. A short wait is not worth a call."""
+        """Every look would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
         if block_ms >= FULL_MS:
             await self._pod.store.block(shard, prefix, block_ms)
 
     async def _claim_reserved(self, wanted: Wanted, reserved: Reservation) -> int:
-        """Claim, and answer how many. A queue that runs one at a time is one over all shards: its earliest comes
-        first, wherever it is."""
+        """Claim, and return how many. A queue that runs one timer at a time has one order over all shards: its earliest
+        timer comes first, whichever shard it is in."""
         in_order, shard = reserved.limits.in_order, wanted.shard
         if in_order:
             earliest = await self._pod.permits.next_shard(reserved.prefix)
@@ -141,7 +143,7 @@ class Claimer:
     async def _take(
         self, shard: int, most: Mapping[str, int], cause: str, *, in_order: bool = False, permits: Sequence[Permit] = ()
     ) -> Claimed:
-        """Claim so many of each queue, and start them."""
+        """Claim up to the given number from each queue and start the runs."""
         asked_at = time.monotonic()
         claimed = await self._pod.store.claim(
             shard,
@@ -158,9 +160,8 @@ class Claimer:
         return claimed
 
     async def _rescue(self, shard: int, orphans: Sequence[Identity]) -> None:
-        """Take over what this pod has room and permits for; a sweep finds the others again. What the pod itself holds
-        is not lost, however long its event loop stood still, nor is what the answers that it has yet to read will
-        bring."""
+        """Rescue as many runs as this pod has room and permits for; a sweep finds the rest again. Runs that this pod
+        holds itself are not lost, however long its event loop stalled, nor are those in answers it has yet to read."""
         if self._unanswered:
             await asyncio.wait(set(self._unanswered))
         held = self._runner.held
@@ -183,7 +184,7 @@ class Claimer:
                 await self._pod.permits.give_back(reserved, used)
 
     async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit] = ()) -> int:
-        """Rescue runs, start them, and answer how many."""
+        """Rescue runs, start them, and return how many."""
         processors = self._named(prefix for prefix, _ in orphans)
         asked_at = time.monotonic()
         rescued = await self._pod.store.rescue(
@@ -202,18 +203,18 @@ class Claimer:
         return len(rescued.timers) + len(rescued.unreadable)
 
     async def _reserve(self, prefix: str, limits: Limits, most: int) -> Reservation:
-        """Nothing for a while after Redis was away: pods that live keep the permits of their runs first."""
+        """For a while after Redis was away, reserve nothing: live pods must keep the permits of their runs first."""
         if most == 0 or self._intake.holds:
             return Reservation(prefix, limits, 0, round(HOLD_SECONDS * 1000) if most else 0, ())
         return await self._pod.permits.reserve(prefix, limits, most, pod=self._pod.name, lease_ms=self._pod.lease_ms)
 
     def _named(self, prefixes: Iterable[str]) -> dict[str, str]:
-        """The processor of each queue, by the prefix it was declared with."""
+        """The processor for each queue, by the prefix it was declared with."""
         return {prefix: self._pod.registry.require(prefix).prefix for prefix in prefixes}
 
     def _room_of(self, prefix: str) -> int:
-        """What this pod may still take of a queue; what the other round has asked for counts as taken. Nothing once
-        another pod has declared a longer prefix for it."""
+        """How many timers of a queue this pod may still take. What the other round has asked for counts as taken. None
+        once another pod has declared a longer prefix."""
         if not self._pod.owns(prefix):
             return 0
         return max(self._runner.room_of(prefix) - self._asked_of[prefix], 0)
@@ -231,8 +232,8 @@ class Claimer:
             answered.set_result(None)
 
     def _follow_up(self, wanted: Wanted, ask: Ask, *, has_more: bool) -> None:
-        """A full batch, or one that a sweep asked for, leaves the queue dirty. A short one has emptied it, or has met a
-        limit: then the end of a run marks it again, or the time at which its rate allows the next."""
+        """After a full batch, or one that a sweep asked for, the queue stays marked. A short batch has emptied the
+        queue or met a limit; then the end of a run, or the time when the rate allows the next start, marks it again."""
         if not has_more:
             self._intake.emptied(wanted.shard, ask)
         elif ask.most >= BACKLOG or wanted.cause != "event":

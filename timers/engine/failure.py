@@ -1,5 +1,5 @@
-"""Owns the text of a failed run. A processor's exceptions and notes have code of their own, which may raise anything,
-and any length: both are bounded here, before anything else is done with the text."""
+"""Owns the text of a failed run. A processor's exceptions and notes run code of their own, which may raise anything or
+return text of any length. Both are bounded here before anything else uses the text."""
 
 import os
 import sysconfig
@@ -13,11 +13,11 @@ from timers.core.decide import DETAIL_LIMIT_CHARACTERS
 from timers.core.outcome import Failed
 
 FRAMES: Final = 20
-"""Innermost frames shown of an exception."""
+"""Innermost frames shown for an exception."""
 
 LEVELS: Final = 4
 BRANCHES: Final = 3
-"""Exceptions shown behind another: its cause and those that it groups, so many levels deep and so many of a group."""
+"""How many levels of causes are shown behind an exception, and how many members of an exception group."""
 
 
 _OURS: Final = f"{Path(__file__).parents[1]}{os.sep}"
@@ -28,21 +28,21 @@ _INSTALLED: Final = tuple(
         if name in {"stdlib", "platstdlib", "purelib", "platlib"}
     }
 )
-"""Where the files lie of this package, and those of the standard library and of what is installed."""
+"""Where this package, the standard library and installed packages keep their files."""
 
 
 def plain(text: str) -> str:
-    """The beginning of a text as a plain `str`: a subclass may have methods of its own."""
+    """The beginning of a text as a plain `str`, because a subclass may override methods."""
     return str.__getitem__(text, slice(DETAIL_LIMIT_CHARACTERS))
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says of itself."""
+    """What an exception says about itself."""
     return _said(lambda: str(error) or repr(error), "it has no text")
 
 
 def failure(error: BaseException) -> Failed:
-    """An attempt that ended in an exception."""
+    """Make a failed attempt from an exception."""
     name = _said(lambda: type(error).__name__, "Exception")
     detail = _said(lambda: _traced(error, LEVELS)[-DETAIL_LIMIT_CHARACTERS:], "it has no traceback")
     return Failed(name, text_of(error), detail, where=where(error))

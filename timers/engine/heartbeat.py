@@ -1,4 +1,4 @@
-"""Owns keeping leases and permits: extends those of all runs in batches, over a connection that nothing else uses."""
+"""Owns extending leases and permits: all runs in batches, over a connection that nothing else uses."""
 
 import math
 import time
@@ -16,7 +16,7 @@ BEATS_PER_LEASE: Final = 3
 
 
 class Heartbeat:
-    """Extends leases three times in their length. Runs that have lost theirs are told."""
+    """Extends each lease three times within its length, and tells runs that have lost theirs."""
 
     name = "heartbeat"
 
@@ -38,7 +38,7 @@ class Heartbeat:
             runs = list(group)
             for start in range(0, len(runs), EXTEND_BATCH):
                 await self._extend(shard, runs[start : start + EXTEND_BATCH])
-        # A permit ends no later than the lease, so that whoever rescues the run finds room.
+        # A permit ends no later than the lease, so that the pod that rescues the run finds room.
         keep_ms = self._pod.lease_ms - math.ceil((time.monotonic() - began) * 1000) - 1
         await self._pod.permits.keep((run.permit for run in self._runs if run.permit), max(keep_ms, 1))
 

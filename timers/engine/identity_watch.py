@@ -1,4 +1,4 @@
-"""Owns noticing lost data: at each sign of life it compares the db with what this pod knew, and says so loudly."""
+"""Owns noticing lost data: compares the db with what this pod knew, at each sign of life, and reports a loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ _log = get_logger("timers.identity")
 
 
 class IdentityWatch:
-    """Marks the progress of the shards that are this pod's to mark, and remembers what the others tell of theirs.
-    `disagreed` hears that this pod cannot go on with what the db is by now."""
+    """Marks the progress of this pod's shards and remembers the marks of others. Calls `disagreed` if this pod cannot
+    work with the db as it is now."""
 
     def __init__(
         self,
@@ -27,12 +27,13 @@ class IdentityWatch:
         self._told: set[str] = set()
 
     def said(self) -> Mapping[str, Any]:
-        """What the other pods should know: this pod may be gone when the server comes back without its newest data."""
+        """What other pods should know, since this pod may be gone when the server comes back without its newest
+        data."""
         marks = {shard: self._identity.marks[shard] for shard in self._marked if shard in self._identity.marks}
         return {"epoch": self._identity.epoch, "marks": marks}
 
     async def look(self, members: Sequence[Member]) -> None:
-        """Look, after each sign of life."""
+        """Compare after each sign of life."""
         identity = self._identity
         for member in members:
             identity.learn(member.epoch, member.marks)

@@ -1,6 +1,6 @@
-"""Owns what is worth claiming: the dirty queues of this pod. Events and sweeps only mark; the claimer takes.
+"""Owns what is worth claiming: the marked queues of this pod. Events and sweeps only mark; the claimer takes.
 
-A mark costs O(1) however many events there are, so a burst of 100,000 events is a handful of marks.
+A mark costs O(1) however many events there are, so a burst of 100,000 events makes a handful of marks.
 """
 
 import asyncio
@@ -12,28 +12,28 @@ from typing import Final
 from timers.store.store import Identity, Queue
 
 CLAIM_BATCH: Final = 200
-"""Timers one claim may take, from one queue or several, or one rescue: a script of about 2 ms, and enough to keep 1,000
-runs supplied."""
+"""Timers that one claim may take, from one queue or several, or that one rescue may take: a script of about 2 ms, and
+enough to keep 1,000 runs supplied."""
 
 CLAIM_QUEUES: Final = 200
-"""Queues that a round of claims asks: half of them those that have just become due, half those that wait longest."""
+"""Queues in one round of claims: half are those that became due last, half those that have waited longest."""
 
 BACKLOG: Final = 25
-"""A claim of so many that comes back full proves a backlog."""
+"""A claim of this many that comes back full proves a backlog."""
 
 LATER_SECONDS: Final = 0.05
-"""When a pod looks at an event that hashes to another: long enough that normally nothing is left."""
+"""When a pod looks after an event that hashes to another pod: by then, normally nothing is left."""
 
 HOLD_SECONDS: Final = 1.5
-"""How long after Redis was away an expired lease proves nothing: every service finds it within half a second of its
-return, this pod's sweep may have missed it half a second before, and ends and leases take a moment to be written."""
+"""For how long after Redis was away an expired lease proves nothing. Every service notices the return within half a
+second, this pod's sweep may have missed it by another half, and writing ends and extending leases take a moment."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """`wanted` timers to take; with `drain` everything due, batch after batch. `deep` once a full batch has proved that
-    there is more: then the mark stays while claims are under way, so that two can be. `touched` counts the marks put
-    on, so that an answer can tell whether it is older than the newest."""
+    """Take `wanted` timers, or with `drain` everything due, batch after batch. `deep` is set once a full batch has
+    proved that there is more: then the mark stays during a claim, so that two claims can run. `touched` numbers the
+    marks, so that an answer can tell whether a newer mark was made."""
 
     wanted: int
     cause: str
@@ -44,7 +44,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one claim asks of one queue: at most so many timers; `touched` says what it knew."""
+    """What one claim asks of one queue: at most `most` timers. `touched` is the number of the newest mark it knew."""
 
     prefix: str
     most: int
@@ -53,7 +53,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One claim to make: of one shard, some queues, and why."""
+    """One claim to make: a shard, some of its queues, and the cause."""
 
     shard: int
     asks: list[Ask]
@@ -61,12 +61,12 @@ class Wanted:
 
     @property
     def most(self) -> int:
-        """Timers it may bring in all."""
+        """How many timers it may bring in all."""
         return sum(ask.most for ask in self.asks)
 
 
 class Intake:
-    """The marks. `later` is how a test makes time pass; it defaults to the loop's own `call_later`."""
+    """The marked queues. A test passes `later` to control time; it defaults to the loop's own `call_later`."""
 
     def __init__(self, later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
         self._call_later = later
@@ -83,33 +83,33 @@ class Intake:
         self._touches = 0
 
     def mark(self, shard: int, prefix: str) -> None:
-        """An event of this pod's own: one more timer to take from the queue, now."""
+        """This pod's own event: take one more timer from the queue now."""
         self._touch(shard, prefix, "event").wanted += 1
 
     def mark_all(self, shard: int, prefix: str, cause: str, *, deep: bool = False) -> None:
-        """Take whatever the queue has due, now; `deep` where a full batch has come from it."""
+        """Take everything the queue has due, now. Set `deep` if a full batch has come from it."""
         mark = self._touch(shard, prefix, cause)
         if not mark.drain:
-            # Of an event's too: claims that drain a queue are followed up, those for an event are not.
+            # Also for a mark that an event made: a claim that drains a queue is followed up, one for an event is not.
             mark.cause = cause
         mark.drain, mark.deep = True, mark.deep or deep
         if self._new.pop((shard, prefix), None):
             self._old[shard, prefix] = mark
 
     def mark_later(self, shard: int, prefix: str) -> None:
-        """An event that hashes to another pod: look in a while, once for all of them."""
+        """An event that hashes to another pod: look a little later, once for all such events."""
         self._others.add((shard, prefix))
         if not self._timer_set:
             self._set_timer()
 
     def mark_after(self, shard: int, prefix: str, seconds: float) -> None:
-        """The queue's rate allows its next start only then."""
+        """The queue's rate allows its next start after this many seconds."""
         if (shard, prefix) not in self._waiting:
             self._waiting.add((shard, prefix))
             self._later(seconds, lambda: self._waited(shard, prefix))
 
     def mark_orphan(self, shard: int, identity: Identity) -> None:
-        """A run whose lease has expired: to be rescued."""
+        """The lease of a run has expired: rescue the run."""
         if self._holds:
             self._held[identity] = shard
         else:
@@ -117,8 +117,8 @@ class Intake:
             self._something.set()
 
     def hold_orphans(self) -> None:
-        """Redis was away. In an outage longer than the lease those of all runs end: pods that live write their ends and
-        extend their leases before anybody takes them over, or each run would be made twice."""
+        """Redis was away. In an outage longer than the lease, all leases expire. Live pods must write their ends and
+        extend their leases before anybody takes their runs over; otherwise each run would start twice."""
         self._held |= self._orphans
         self._orphans.clear()
         self._settle_flag()
@@ -132,16 +132,17 @@ class Intake:
 
     @property
     def holds(self) -> bool:
-        """True for a while after Redis was away: leases and permits that have expired prove nothing."""
+        """True for a while after Redis was away: expired leases and permits prove nothing then."""
         return self._holds > 0
 
     async def wait(self) -> None:
-        """Until there is something to take."""
+        """Wait until there is something to take."""
         await self._something.wait()
 
     def take(self, room: int) -> list[Wanted]:
-        """Claims for at most `room` timers in all, each for one shard. The queues of a claim share its batch. What is
-        asked for is off the marks; the rest stays behind the others, so that on a full pod all queues have a turn."""
+        """Return claims for at most `room` timers in all, each for one shard. The queues of a claim share its batch.
+        What is asked for leaves the marks; the rest goes to the back, so that on a full pod every queue gets its
+        turn."""
         claims: dict[tuple[int, str], list[str]] = {}
         for shard, prefix in self._whose_turn_it_is():
             claims.setdefault((shard, self._mark_of((shard, prefix)).cause), []).append(prefix)
@@ -159,14 +160,14 @@ class Intake:
         return wanted
 
     def _whose_turn_it_is(self) -> list[Queue]:
-        """Of what has just become due the newest, which can still be on time; of what waits the oldest. What has just
-        become due and is not taken for a while is found by a sweep, and then waits with the others."""
+        """From queues that have just become due, take the newest, which can still be on time; from waiting queues, the
+        oldest. A new queue that is not taken for a while is found by a sweep and then waits with the others."""
         most_new = max(CLAIM_QUEUES // 2, CLAIM_QUEUES - len(self._old))
         new = list(islice(reversed(self._new), most_new))
         return [*reversed(new), *islice(self._old, CLAIM_QUEUES - len(new))]
 
     def _ask(self, queue: Queue, most: int) -> Ask:
-        """Take a mark off, or what it asks for; the rest stays."""
+        """Take a mark off, or the part of it that is asked for; the rest stays."""
         mark = self._mark_of(queue)
         most = most if mark.drain else min(most, mark.wanted)
         mark.wanted = max(mark.wanted - most, 0)
@@ -188,8 +189,8 @@ class Intake:
         return chosen
 
     def emptied(self, shard: int, ask: Ask) -> None:
-        """A claim found less than it asked for: what was marked before it was sent has been served, here or elsewhere.
-        A mark put on since then stays: its timer may have become due after the script ran."""
+        """A claim found less than it asked for, so whatever was marked before it was sent has been taken, here or
+        elsewhere. Newer marks stay: their timers may have become due after the script ran."""
         for marks in (self._new, self._old):
             mark = marks.get((shard, ask.prefix))
             if mark is not None and mark.touched == ask.touched:
@@ -230,7 +231,7 @@ class Intake:
         self._later(LATER_SECONDS / 2, self._age)
 
     def _age(self) -> None:
-        """Runs every half of the wait while there is something to wait for: what came in two ticks ago is due."""
+        """Tick every half of the wait while something waits: what came in two ticks ago is due."""
         for shard, prefix in self._aging:
             self.mark_all(shard, prefix, "late-look")
         self._aging, self._others = self._others, set()

@@ -1,4 +1,5 @@
-"""Owns retention: removes finished records whose time is over, in small batches, from the pod first in line."""
+"""Owns retention: removes finished records after their retention, in small batches. Only the pod with rank 0 for a
+shard does it."""
 
 import asyncio
 from typing import Final
@@ -8,13 +9,13 @@ from timers.engine.pod import Pod
 
 EVERY_SECONDS: Final = 10.0
 SHORT_EVERY_SECONDS: Final = 1.0
-"""Where records stay for less than the above."""
+"""The interval when records are kept for less than EVERY_SECONDS."""
 
 BATCH: Final = 500
 
 
 class Janitor:
-    """Sweeps out the shards of which this pod has rank 0."""
+    """Prunes the shards for which this pod has rank 0."""
 
     name = "janitor"
 
@@ -22,7 +23,7 @@ class Janitor:
         self._pod, self._peers, self._retention_ms = pod, peers, retention_ms
 
     async def run(self) -> None:
-        """Now, and then every so often."""
+        """Prune now and then at intervals."""
         is_short = self._retention_ms < EVERY_SECONDS * 1000
         while True:
             for shard in self._pod.shards:
@@ -31,7 +32,7 @@ class Janitor:
             await asyncio.sleep(SHORT_EVERY_SECONDS if is_short else EVERY_SECONDS)
 
     async def _clean(self, shard: int) -> None:
-        """Batch after batch; other callers get their turn between two."""
+        """Prune batch after batch; other callers get their turn in between."""
         removed = BATCH
         while removed == BATCH:
             removed = await self._pod.store.prune(shard, retention_ms=self._retention_ms, most=BATCH)

@@ -1,4 +1,4 @@
-"""Owns what a pod's processors hold open: entered once before the first claim, left after the last run."""
+"""Owns what a pod's processors hold open: enters it once before the first claim and leaves it after the last run."""
 
 import asyncio
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ class Lifespans:
         self._holding: asyncio.Task[None] | None = None
 
     def state_of(self, processor: Processor) -> Any:
-        """What the processor's lifespan gave; None for a processor without one."""
+        """What the processor's lifespan yielded; None if it has none."""
         return None if processor.lifespan is None else self._states[processor.lifespan]
 
     async def open(self) -> None:
-        """Enter all. Raises ConfigurationError naming the processor whose lifespan failed, with the others left."""
+        """Enter all. If one fails, leave the others and raise ConfigurationError with the processor's name."""
         self._holding = asyncio.create_task(self._hold(), name="timers.lifespans")
         opened = asyncio.create_task(self._opened.wait())
         try:
@@ -38,7 +38,7 @@ class Lifespans:
             await failed
 
     async def close(self) -> None:
-        """Leave all, the newest first. One that fails is logged. Does nothing where none is open."""
+        """Leave all, the newest first. Failures are logged. Does nothing if none is open."""
         self._closing.set()
         if self._holding is None:
             return
@@ -48,7 +48,7 @@ class Lifespans:
             _log.error("what a processor held open could not be closed", exc_info=error)
 
     async def _hold(self) -> None:
-        """In a task of its own, because a context may have to be left in the task that entered it."""
+        """Runs in a task of its own, because a context may have to be left in the task that entered it."""
         async with AsyncExitStack() as stack:
             for lifespan, owner in self._owners.items():
                 try:

@@ -1,4 +1,4 @@
-"""Owns hearing: keeps a subscription alive and turns each notification into a mark. O(1) an event; awaits nothing."""
+"""Owns hearing: keeps a subscription alive and turns each notification into a mark. O(1) an event; never awaits."""
 
 import asyncio
 from typing import Final, assert_never
@@ -27,7 +27,8 @@ from timers.store.notifications import (
 from timers.store.store import Identity
 
 AGAIN_SECONDS: Final = 0.05
-"""How long after a subscription that had worked the next one follows: a server that cuts each is not stormed."""
+"""Pause between a subscription that worked and the next, so that a server that cuts every subscription is not
+flooded."""
 
 _log = get_logger("timers.listener")
 
@@ -54,8 +55,8 @@ class Listener:
         self._confirmed = False
 
     async def run(self) -> None:
-        """Subscription after subscription, as long as each is confirmed before it breaks. Meanwhile the sweep, which is
-        told, claims without waiting for events."""
+        """Subscribe again and again, as long as each subscription is confirmed before it breaks. In between, the sweep
+        is told to claim without waiting for events."""
         while True:
             self._confirmed = False
             try:
@@ -70,14 +71,14 @@ class Listener:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _subscribe(self) -> None:
-        """One subscription's life. The flags are looked after first: a restarted server has forgotten a CONFIG SET."""
+        """Hold one subscription. Check the flags first: a restarted server has forgotten a CONFIG SET."""
         self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
         if not self.flags.ok:
             _log.warning("notification flags unknown", said=self.flags.said)
         await self._hear_until_deaf()
 
     async def _hear_until_deaf(self) -> None:
-        """A subscription over which nothing comes is given up: somebody may have turned the flags off."""
+        """Give up a subscription that brings no events: somebody may have turned the flags off."""
         hearing = asyncio.create_task(hear(self._pod.store.connections, self.hear))
         silence = asyncio.create_task(self._canary.next_silence())
         try:
@@ -91,7 +92,7 @@ class Listener:
             await asyncio.gather(hearing, silence, return_exceptions=True)
 
     def hear(self, notification: Notification) -> None:
-        """Take one notification."""
+        """Handle one notification."""
         match notification:
             case TriggerExpired(shard, prefix, timer_id):
                 self._trigger(shard, prefix, timer_id)
@@ -117,7 +118,7 @@ class Listener:
                 assert_never(notification)
 
     def _bare(self, identity: Identity) -> None:
-        """What is for a processor whose pods are away is announced too: its timer is due, and waits for them."""
+        """Also announce a key for a processor whose pods are away: its timer is due and waits for them."""
         shard, prefix = self._pod.store.shard_of(*identity), identity[0]
         is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)

@@ -1,7 +1,7 @@
 """Owns noticing a blocked event loop: a processor that computes or waits without `await` stops leases, API and all.
 
-A thread watches a beat of the loop, because the loop itself cannot tell while it is blocked; it names the timer and the
-place.
+A thread watches the loop's beat, because the loop cannot notice while it is blocked. It reports the timer and the place
+in the code.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class LoopWatchdog:
 
     @property
     def blocked_seconds(self) -> float:
-        """The longest time that the loop was blocked so far; 0 for never noticeably."""
+        """The longest time the loop was blocked so far; 0 if it never noticeably was."""
         return self._blocked_for
 
     async def run(self) -> None:
-        """Beat, with the watching thread beside."""
+        """Beat while the thread watches."""
         loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._beat_at = time.monotonic()
         self._stopped = threading.Event()
@@ -63,7 +63,7 @@ class LoopWatchdog:
             _log.error("event loop was blocked", seconds=round(since, 3))
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int, stopped: threading.Event) -> None:
-        """In the thread: report once for each blockade, while it lasts."""
+        """Runs in the thread: report each blockade once, while it lasts."""
         reported = 0.0
         while not stopped.wait(BEAT_SECONDS):
             beat_at = self._beat_at

@@ -1,4 +1,4 @@
-"""Owns what a pod can be watched by: the moments the engine reports, and the lateness of the last minutes."""
+"""Owns what can be observed of a pod: the events that the engine reports, and the lateness of the last minutes."""
 
 import time
 from collections import Counter, deque
@@ -40,21 +40,21 @@ class LatenessWindow:
 
 
 class Observer:
-    """Receives the engine's moments; keeps the recent lateness, which pods tell each other. Metrics count the rest. The
-    prefixes are those of the processors: callers make up prefixes without end."""
+    """Receives the engine's events and keeps the recent lateness, which pods tell each other; metrics count the rest.
+    Prefixes are those of the processors, because callers could make up prefixes without end."""
 
     def __init__(self) -> None:
         self.lateness = LatenessWindow()
         self.unreported: Counter[int] = Counter()
-        """Starts by lateness bucket that the reporter has not told of yet."""
+        """Starts by lateness bucket that the reporter has yet to report."""
 
     def started(self, prefix: str, lateness_ms: int) -> None:
-        """A run starts, so late."""
+        """A run started this late."""
         self.lateness.add(lateness_ms)
         self.unreported[bucket_of(lateness_ms)] += 1
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
-        """A run ended after so many seconds; `outcome` is the kind of its end."""
+        """A run ended after this many seconds; `outcome` is how."""
 
     def retried(self, prefix: str) -> None:
         """A run failed, and another try follows."""
@@ -66,13 +66,13 @@ class Observer:
         """A run was taken over from an expired lease."""
 
     def claimed(self, cause: str, count: int) -> None:
-        """A claim or a rescue brought so many timers; the cause is what made this pod ask."""
+        """A claim or a rescue brought this many timers; `cause` is what made this pod ask."""
 
     def bare_key(self, what: str) -> None:
-        """A bare key was adopted, or what became of one that had been."""
+        """A bare key was adopted, or an adopted key met its end."""
 
     def loop_late(self, seconds: float) -> None:
-        """A beat of the event loop came so late."""
+        """The event loop's beat came this late."""
 
     def called(self, script: str, seconds: float) -> None:
         """A call of a script was answered."""

@@ -1,4 +1,5 @@
-"""Owns a pod's place among the live pods: its signs of life, what is this pod's to run, whose event an event is.
+"""Owns a pod's place among the live pods: its signs of life, which timers it may run, and which events it should act
+on.
 
 Every pod hears every event, but not every pod should ask. The pod that an event hashes to (rendezvous hashing) claims
 at once; the rest look a little later and normally find nothing. Source: Thaler and Ravishankar, "A Name-Based Mapping
@@ -20,7 +21,7 @@ from timers.store.turns import set_within
 
 BEAT_MS: Final = 1000
 _QUEUES_REMEMBERED: Final = 100_000
-"""A stranger could invent prefixes without end: beyond this many the memory is dropped, not grown."""
+"""Callers can make up prefixes without end, so beyond this many the cache is emptied."""
 
 _MASK: Final = 0xFFFFFFFF
 
@@ -28,8 +29,8 @@ _log = get_logger("timers.peers")
 
 
 def weight(seed: int, key: int) -> int:
-    """How strongly a key wants a pod: both mixed by the finalizer of MurmurHash3 (A. Appleby), so that pods are
-    independent of each other, which bare CRCs are not."""
+    """How strongly a key prefers a pod. The finalizer of MurmurHash3 (A. Appleby) mixes both, so that pods are
+    independent of each other, which plain CRCs are not."""
     mixed = key ^ seed
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
@@ -51,8 +52,8 @@ class Peers:
         beat_ms: int = BEAT_MS,
         forget_after_ms: int = FORGET_AFTER_MS,
     ) -> None:
-        """`me` is what the pod says of itself, `state` how it is at a beat; `look` is done after each sign of life,
-        with those of all pods."""
+        """`me` describes this pod, and `state` returns its state at each beat. `look` is called after each sign of life
+        with all live pods."""
         self._membership = Membership(store, forget_after_ms=forget_after_ms)
         self._me, self._state, self._look, self._beat_ms = me, state, look, beat_ms
         self._own_seed = zlib.crc32(me.pod.encode())
@@ -65,21 +66,21 @@ class Peers:
 
     @property
     def states(self) -> Mapping[str, str]:
-        """As a supervisor's."""
+        """As those of a supervisor."""
         return self._beating.states
 
     @property
     def members(self) -> Sequence[Member]:
-        """The live pods, this one too."""
+        """The live pods, including this one."""
         return self._roster.members
 
     async def start(self) -> None:
-        """The first sign of life is given when this returns. Raises Unavailable."""
+        """Return after the first sign of life. Raises Unavailable."""
         await self.beat()
         self._beating.start()
 
     async def stop(self) -> None:
-        """Sign off, so that nobody waits for this pod. While Redis is away its last sign ages instead."""
+        """Sign off, so that nobody waits for this pod. While Redis is away, let its last sign of life age instead."""
         await self._beating.stop()
         try:
             await self._membership.leave(self._me.pod)
@@ -87,18 +88,18 @@ class Peers:
             _log.warning("could not sign off", reason=str(error))
 
     async def run(self) -> None:
-        """Give a sign of life at once and at every beat."""
+        """Give a sign of life at once and then at every beat."""
         while True:
             self._soon.clear()
             await self.beat()
             await set_within(self._soon, self._beat_ms / 1000)
 
     def beat_soon(self) -> None:
-        """The next sign of life at once: it may be another server, or the same without its newest data."""
+        """Give the next sign of life at once: this may be another server, or the same without its newest data."""
         self._soon.set()
 
     async def beat(self) -> None:
-        """Give one sign of life, and take over what has changed."""
+        """Give one sign of life and take over what has changed."""
         roster = await self._membership.beat(replace(self._me, **self._state()))
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
@@ -109,7 +110,7 @@ class Peers:
             await self._look(roster.members)
 
     def owner(self, prefix: str) -> str | None:
-        """The processor that timers of the prefix are for: the longest that any pod ever declared."""
+        """The processor that owns timers of the prefix: the longest that any pod ever declared."""
         if prefix not in self._owners:
             if len(self._owners) >= _QUEUES_REMEMBERED:
                 self._owners.clear()
@@ -117,12 +118,12 @@ class Peers:
         return self._owners[prefix]
 
     def rank(self, shard: int) -> int:
-        """This pod's place among those that may sweep the shard; 0 usually does the touching."""
+        """This pod's rank among the pods that may sweep the shard. Rank 0 usually does the touching."""
         mine = weight(self._own_seed, shard)
         return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in self._others if m.takes(shard))
 
     def mine(self, shard: int, prefix: str, timer_id: str) -> bool:
-        """Whether this pod is the one to claim at once for an event of the timer."""
+        """Whether this pod should claim at once for an event of the timer."""
         if not self._others:
             return True
         key = zlib.crc32(timer_id.encode())
@@ -134,7 +135,7 @@ class Peers:
         return bool(self._rivals(shard, prefix))
 
     def _rivals(self, shard: int, prefix: str) -> Sequence[int]:
-        """The seeds of the other pods that serve a queue."""
+        """The hash seeds of the other pods that serve a queue."""
         queue = f"{shard}:{prefix}"
         if queue not in self._seeds:
             if len(self._seeds) >= _QUEUES_REMEMBERED:

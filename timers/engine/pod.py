@@ -13,8 +13,9 @@ from timers.store.store import Store
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod. `shards` are those it takes; `lease_ms` is how long what it claims is its own unless it extends; `owner`
-    tells the processor, of whatever pod, that a prefix is for (None: this pod is alone); `spans` traces the runs."""
+    """One pod. `shards` are the shards it takes, and `lease_ms` is how long a claimed timer is its own unless it
+    extends the lease. `owner` names the processor, on any pod, that owns a prefix (None: this pod is alone). `spans`
+    traces the runs."""
 
     name: str
     store: Store
@@ -31,10 +32,10 @@ class Pod:
         return Permits(self.store)
 
     def serves(self, shard: int, prefix: str) -> bool:
-        """Whether this pod runs a queue."""
+        """Whether this pod serves a queue."""
         return shard in self.shards and self.owns(prefix)
 
     def owns(self, prefix: str) -> bool:
-        """Whether timers of the prefix are for a processor of this pod, and not for a longer one of another."""
+        """Whether timers of the prefix belong to a processor of this pod rather than to a longer one of another pod."""
         found = self.registry.match(prefix)
         return found is not None and (self.owner is None or self.owner(prefix) == found.prefix)

@@ -1,4 +1,4 @@
-"""Owns telling the fleet what this pod has fired: adds its starts to the rings that the dashboard shows."""
+"""Owns reporting this pod's starts to the fleet: adds them to the rings that the dashboard shows."""
 
 import asyncio
 from collections import Counter
@@ -9,11 +9,11 @@ from timers.errors import Unavailable
 from timers.store.fired import FiredRing
 
 REPORT_SECONDS: Final = 5.0
-"""One call for all starts of this time; what a pod started after its last call is not counted."""
+"""One call reports all starts of this time. What a pod starts after its last call is not counted."""
 
 
 class Reporter:
-    """The service. While Redis is away it keeps counting."""
+    """Reports at intervals. While Redis is away it keeps counting."""
 
     name = "reporter"
 
@@ -21,13 +21,13 @@ class Reporter:
         self._ring, self._observer, self._every_seconds = ring, observer, every_seconds
 
     async def run(self) -> None:
-        """Tell every few seconds."""
+        """Report every few seconds."""
         while True:
             await asyncio.sleep(self._every_seconds)
             await self.report()
 
     async def report(self) -> None:
-        """Tell of all starts since the last time, if there were any. Raises Unavailable; nothing is lost then."""
+        """Report all starts since the last time, if there were any. Raises Unavailable and then loses nothing."""
         counts, self._observer.unreported = self._observer.unreported, Counter()
         if not counts:
             return

@@ -33,10 +33,10 @@ from timers.store.permits import Permit
 from timers.store.store import Claimed, Identity, Settlement
 
 IGNORED_CANCEL_SECONDS: Final = 1.0
-"""How long a processor may take to obey its cancellation before its run is ended without it."""
+"""How long a cancelled processor may take to stop before its run ends without it."""
 
 STARTS_PER_TURN: Final = 20
-"""Runs started in one turn of the event loop: about half a millisecond of it where processors do nothing."""
+"""Runs started in one turn of the event loop: about half a millisecond if the processors do nothing."""
 
 _log = get_logger("timers.runner")
 _processors_log = get_logger("timers.processor")
@@ -56,7 +56,7 @@ class Runner:
         concurrency: int,
         later: Later | None = None,
     ) -> None:
-        """`later` makes the time of time-outs pass; it defaults to the loop's own `call_later`."""
+        """A test passes `later` to control time-outs; it defaults to the loop's own `call_later`."""
         self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
         self._lifespans, self._call_later = lifespans, later
         self._clock, self._observer = pod.store.clock, pod.observer
@@ -69,7 +69,7 @@ class Runner:
         self._rng = Random()  # noqa: S311 (jitter, not a secret)
 
     def room_changed(self) -> None:
-        """Somebody else's doing gave room: ends were written, a claim brought less than it asked for."""
+        """Look for room again: ends were written, or a claim brought less than it asked for."""
         self._changed.set()
 
     @property
@@ -79,18 +79,18 @@ class Runner:
 
     @property
     def abandoned(self) -> int:
-        """Plain functions whose runs were given up and that go on all the same: a thread cannot be stopped."""
+        """Plain functions that go on although their runs were given up: a thread cannot be stopped."""
         return self._abandoned
 
     @property
     def room(self) -> int:
-        """Runs this pod can take on: bounded by what executes, by threads that hang, so that there are never more than
-        the concurrency, and by ends not yet written, which hold leases too."""
+        """How many more runs this pod can take. Running processors, hanging threads and ends that are not yet written
+        all count, because the last hold leases too."""
         return self._concurrency - max(self._executing + self._abandoned, self._settler.waiting - self._concurrency)
 
     @property
     def held(self) -> set[Identity]:
-        """The timers whose runs this pod holds: it extends or settles them, and never takes them for lost."""
+        """The timers whose runs this pod holds. It extends or settles them and never takes them for lost."""
         return {(run.timer.prefix, run.timer.id) for run in self._runs}
 
     def limits_of(self, prefix: str) -> Limits:
@@ -98,20 +98,20 @@ class Runner:
         return self._pod.registry.require(prefix).limits
 
     def room_of(self, prefix: str) -> int:
-        """How many more of a queue this pod takes now."""
+        """How many more timers of a queue this pod takes now."""
         limit = self.limits_of(prefix).pod_concurrency
         return self._concurrency if limit is None else max(limit - self._of_prefix[prefix], 0)
 
     async def room_free(self, taken: int) -> None:
-        """Until there is room beside what is `taken` by claims under way."""
+        """Wait until there is room besides what claims in progress have `taken`."""
         while self.room <= taken:
             self._changed.clear()
             await self._changed.wait()
 
     def start(self, shard: int, claimed: Claimed, asked_at: float, permits: Sequence[Permit] = ()) -> None:
         """Run claimed timers, the first with the first permit. `asked_at` is the monotonic time at which the claim was
-        sent: the leases are certain from then on for their length. What an answer brings that was read later than that
-        is held, and starts when its lease has been extended."""
+        sent; from then on the leases are certain for their length. If the answer was read later than that, the runs are
+        held until their leases have been extended."""
         permit = chain(permits, repeat(None))
         lease_until = asked_at + self._lease_seconds
         for timer in claimed.timers:
@@ -130,7 +130,8 @@ class Runner:
         return run
 
     def _start_some(self) -> None:
-        """A few runs a turn of the loop, so that in a burst claims, settlements and heartbeats get their turns too."""
+        """Start a few runs in each turn of the loop, so that claims, settlements and heartbeats get their turns in a
+        burst."""
         for _ in range(min(STARTS_PER_TURN, len(self._starting))):
             run = self._starting.popleft()
             if not run.ended:
@@ -139,18 +140,18 @@ class Runner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def lose(self, run: Run) -> None:
-        """The run's lease went to another pod: stop it; whatever it answers does not count."""
+        """Another pod has the run's lease: stop the run and ignore its result."""
         _log.warning("lease lost", **run.named, token=run.timer.token)
         self._stop(run, "lost")
 
     async def finished(self) -> None:
-        """Until nothing is executed."""
+        """Wait until nothing is running."""
         while self._executing:
             self._changed.clear()
             await self._changed.wait()
 
     async def hand_back(self) -> None:
-        """Take back what is executed. A processor that ignores its cancellation is left behind."""
+        """Take back all runs. A processor that ignores its cancellation is left behind."""
         for run in self._runs:
             self._stop(run, HandBack("the pod drains"))
         with suppress(TimeoutError):
@@ -158,7 +159,7 @@ class Runner:
                 await self.finished()
 
     def close(self) -> None:
-        """Let go of the threads without waiting for what hangs in them."""
+        """Release the threads without waiting for functions that hang in them."""
         self._threads.close()
 
     async def _live(self, run: Run) -> None:
@@ -169,7 +170,7 @@ class Runner:
         self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
-        """The first end of a run counts; a processor that outlived its time-out may come here a second time."""
+        """Only the first end of a run counts; a processor that outlived its time-out may come here a second time."""
         if run.ended:
             _log.warning("late result refused", **run.named, token=run.timer.token)
             return
@@ -212,7 +213,7 @@ class Runner:
         _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason, where=failed.where)
 
     async def _outcome(self, run: Run) -> Outcome | None:
-        """How the run ended; None where that is no longer ours to say."""
+        """How the run ended; None if this pod no longer decides that."""
         timer = run.timer
         await self._runs.certain(run)
         if exhausted(timer, run.processor.retry):
@@ -225,7 +226,7 @@ class Runner:
             return None
         if run.stop is None:
             return outcome
-        # A run that finished while the pod was already taking it back has finished; one that timed out has not.
+        # A run that finished while the pod was taking it back counts as finished; a run that timed out does not.
         stopped = isinstance(run.stop, Failed) or isinstance(outcome, Failed)
         return run.stop if stopped else outcome
 
@@ -291,11 +292,11 @@ class Runner:
         )
 
     def _started(self, run: Run) -> None:
-        """The processor is being called: its time-out runs from now on."""
+        """The processor is called now, so its time-out starts."""
         if run.stop is not None:
             return
         now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
-        # The claim was the newest change; a due time before the creation (armed in the past) is not lateness.
+        # The claim was the newest change. A due time before the creation (armed in the past) is not lateness.
         late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + round((now - run.started) * 1000)
         self._observer.started(run.processor.prefix, late_ms)
         run.started = now
@@ -315,7 +316,8 @@ class Runner:
         asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
 
     def _end_without(self, run: Run) -> None:
-        """The processor did not obey: its slot and its timer are freed; what it still does is without the token."""
+        """The processor did not stop: free its slot and its timer. Whatever it still does, it does without the
+        token."""
         if run.ended:
             return
         _log.error("processor ignores its cancellation", **run.named, function=run.processor.origin)
@@ -323,7 +325,7 @@ class Runner:
 
 
 def _obeyed(reason: StopReason) -> Outcome | None:
-    """How a run ends that was stopped; None where that is no longer ours to say."""
+    """How a stopped run ends; None if this pod no longer decides that."""
     return None if reason == "lost" else reason
 
 
@@ -333,7 +335,7 @@ def _timeout_ms(run: Run) -> int | None:
 
 
 def _over(run: Run) -> str:
-    """What is said to a plain function that goes on after the end of its run."""
+    """The reason given to a plain function that goes on after the end of its run."""
     why = run.stop.reason if isinstance(run.stop, Failed | HandBack) else run.stop or "it has returned"
     return f"the run of {run.timer.key} is over ({why}); its context.timers does nothing any more"
 

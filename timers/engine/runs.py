@@ -21,15 +21,15 @@ StopReason = Failed | HandBack | Literal["lost"]
 
 
 def named(timer: Timer, processor: str) -> dict[str, object]:
-    """What every line of the log about a run says of it; `processor` is the prefix of the one that runs it."""
+    """What every log line about a run contains; `processor` is the prefix of the processor that runs it."""
     pod = timer.lease.pod if timer.lease else None
     return {"timer": timer.key, "attempt": timer.attempt, "pod": pod, "processor": processor}
 
 
 class Run:
-    """A run from claim to settlement. `lease_until` is the pod's monotonic time until which the lease is certain,
-    `started` that of its claim and then of its start; `in_thread` is true as long as a thread is busy with it;
-    `timers` is what a plain function was given; `permit` is what it holds of a limited prefix; `span` traces it."""
+    """A run from claim to settlement. The lease is certain until `lease_until`, in the pod's monotonic time. `started`
+    is when it was claimed and later when it started. `in_thread` is true while a thread is busy with it. `timers` is
+    what a plain function was given, `permit` what the run holds of a limited prefix, and `span` traces it."""
 
     __slots__ = (
         *("coroutine", "ended", "in_thread", "lease_until", "processor"),
@@ -51,13 +51,13 @@ class Run:
 
     @property
     def named(self) -> dict[str, object]:
-        """What every line of the log about it says."""
+        """What every log line about the run contains."""
         return named(self.timer, self.processor.prefix)
 
 
 class Runs:
-    """The runs this pod holds leases for: those that execute, and those whose end is not written yet. `in_doubt` asks
-    the heartbeat to extend all at once: a lease may be over because the event loop stood still."""
+    """The runs for which this pod holds leases: those that execute and those whose end is not yet written. `in_doubt`
+    asks the heartbeat to extend all at once, because a lease may have ended while the event loop was blocked."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Run] = {}
@@ -71,20 +71,20 @@ class Runs:
         return len(self._held)
 
     def add(self, run: Run) -> None:
-        """Hold the run's lease. A token is unique in its shard, so an old run of the same timer is another entry."""
+        """Hold the run's lease. A token is unique in its shard, so an old run of the same timer is a separate entry."""
         self._held[(run.shard, run.timer.token)] = run
 
     def drop(self, run: Run) -> None:
-        """The lease is given up, lost or settled."""
+        """Stop holding the lease: it was given up, lost or settled."""
         self._held.pop((run.shard, run.timer.token), None)
 
     async def certain(self, run: Run) -> None:
-        """Until the run's lease is certain, which it normally is."""
+        """Wait until the run's lease is certain, which it normally is."""
         while time.monotonic() >= run.lease_until:
             self.in_doubt.set()
             await self._extended.wait()
 
     def extended(self) -> None:
-        """The leases of all runs were extended, but for those that are lost."""
+        """All leases were extended except those of runs that were lost."""
         self._extended.set()
         self._extended.clear()

@@ -1,4 +1,4 @@
-"""Owns ends: writes transitions in batches through the one door out of `running`, until they are in or refused."""
+"""Owns ends: writes transitions in batches until the server has taken or refused each."""
 
 import asyncio
 from collections import deque
@@ -12,13 +12,13 @@ from timers.logs import get_logger
 from timers.store.store import Settlement
 
 SETTLE_BATCH: Final = 500
-"""Ends one script writes: a few milliseconds of the server's time."""
+"""Ends that one script writes: a few milliseconds of the server's time."""
 
 _log = get_logger("timers.settler")
 
 
 class Settler:
-    """The queue of ends. While Redis is away it only waits: leases may expire meanwhile, and then the token decides."""
+    """The queue of ends. While Redis is away it waits. Leases may expire meanwhile; then the token decides."""
 
     name = "settler"
 
@@ -31,18 +31,18 @@ class Settler:
         self.waiting = 0
 
     def put(self, run: Run, settlement: Settlement) -> None:
-        """Queue one end. Its run keeps its lease until it is written."""
+        """Queue one end. The run keeps its lease until the end is written."""
         self._queues.setdefault(run.shard, deque()).append((run, settlement))
         self.waiting += 1
         self._something.set()
         self._empty.clear()
 
     async def emptied(self) -> None:
-        """Until every end is written or refused."""
+        """Wait until every end is written or refused."""
         await self._empty.wait()
 
     async def run(self) -> None:
-        """Write ends as they come. A batch leaves the queue only after its answer, so a restart repeats it; the
+        """Write ends as they come. A batch leaves the queue only after its answer, so a restart repeats it, and the
         script answers `already` for what it has."""
         while True:
             await self._something.wait()
@@ -73,15 +73,15 @@ class Settler:
         self._written([run for run, _ in batch])
 
     async def _release(self, runs: Sequence[Run]) -> None:
-        """Give back their permits. Where that fails the batch is written again, which changes nothing."""
+        """Give back the permits of a batch. If that fails, the batch is written again, which changes nothing."""
         if runs:
             await self._pod.permits.release([run.permit for run in runs if run.permit])
         for run in runs:
             run.permit = None
 
     async def _settle(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
-        """A batch; where it cannot be written each end alone, so that an odd one does not hold up the others. Such a
-        run is given up: its lease expires, and it is rescued."""
+        """Write a batch. If that fails, write each end alone, so that one bad end does not hold up the others. The run
+        of a bad end is given up: its lease expires and it is rescued."""
         try:
             return await self._pod.store.settle(shard, settlements, pod=self._pod.name, retention_ms=self._retention_ms)
         except (Unavailable, asyncio.CancelledError):

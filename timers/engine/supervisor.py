@@ -1,4 +1,4 @@
-"""Owns the life of services: starts them, watches them, starts again the one that stopped, stops them all."""
+"""Owns the life of services: starts and watches them, restarts those that stop, and stops them all."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from timers.logs import get_logger
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
-"""Pauses between restarts double from the first to the longest. A Redis that comes back is found within the longest;
-what became due meanwhile has to start within a second."""
+"""Pauses between restarts double from the first to the longest. When Redis comes back, services notice within the
+longest pause, because what became due meanwhile must start within a second."""
 
 STEADY_SECONDS: Final = 1.0
-"""A service that ran this long starts over with the first pause: an outage is no longer for the one before it."""
+"""A service that ran this long starts over with the first pause: one outage must not lengthen the next."""
 
 _log = get_logger("timers.supervisor")
 
@@ -28,7 +28,7 @@ class Service(Protocol):
 
 
 class Supervisor:
-    """Runs services. One that raises or returns is started again after a pause; nothing dies silently."""
+    """Runs services. A service that raises or returns is started again after a pause, so nothing dies silently."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = services
@@ -51,7 +51,7 @@ class Supervisor:
         for watched in stopping:
             watched.cancel()
         await asyncio.gather(*stopping, return_exceptions=True)
-        # Of two stops at once the second to return may find services that were started since: those are not its own.
+        # If stop is called twice at once, the second call may find services that were started since. Leave those alone.
         if self._watched is stopping:
             self._watched = []
             self._states.update(dict.fromkeys(self._states, "stopped"))
@@ -69,7 +69,8 @@ class Supervisor:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _once(self, service: Service) -> str:
-        """In a task of its own: before Python 3.13 a `TaskGroup` that fails leaves its task counted as cancelled."""
+        """Run the service in a task of its own: before Python 3.13 a `TaskGroup` that fails leaves its task marked as
+        cancelled."""
         try:
             await asyncio.create_task(service.run(), name=f"timers.{service.name}.run")
         except asyncio.CancelledError:
@@ -82,14 +83,14 @@ class Supervisor:
 
 
 def _is_cancelled() -> bool:
-    """Whether this service is to end, however it ended: a `TaskGroup` that fails in the moment of its cancellation
-    raises the failure, and a service may answer its cancellation by returning."""
+    """Whether this service should end, however it ended: a `TaskGroup` that fails while it is cancelled raises the
+    failure, and a service may return when it is cancelled."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
 
 
 def _first(error: Exception) -> Exception:
-    """The failure itself where a task group wrapped it."""
+    """The failure itself, if a task group wrapped it."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,7 +1,8 @@
-"""Owns keeping time: sleeps to the next due, touches what is due so that Redis announces it, finds what no event told.
+"""Owns keeping time: sleeps until the next due time, touches due keys so that Redis announces them, and finds what no
+event announced.
 
-Everything an event does the sweep can do alone, later by at most `INTERVAL_MS`. With several pods one of them (rank 0
-of a shard) does the touching; the others look now and then, and at once when they do not hear it do its work.
+The sweep can do everything that an event does, at most `INTERVAL_MS` later. With several pods, one of them (rank 0 for
+a shard) does the touching. The others look now and then, and at once if they do not hear it do its work.
 """
 
 import asyncio
@@ -16,29 +17,29 @@ from timers.store.store import Touched
 from timers.store.turns import set_within, side_by_side
 
 INTERVAL_MS: Final = 1000
-"""Longest sleep; equal to the horizon within which scripts announce a nearer due time (lua/common.lua)."""
+"""Longest sleep. Scripts announce any nearer due time within this horizon (lua/common.lua)."""
 
 DEAF_INTERVAL_MS: Final = 100
-"""Longest sleep of a pod that cannot hear such an announcement."""
+"""Longest sleep of a pod that cannot hear such announcements."""
 
 GRACE_MS: Final = 100
-"""How long after due an event may be under way before the sweep claims without it: twice the others' late look."""
+"""How long after the due time an event may take before the sweep claims without it: twice the others' late look."""
 
 STAGGER_MS: Final = 20
 """How long each rank waits for the one before it to touch."""
 
 TRUST_MS: Final = 50
-"""How long, for each rank before it, a pod that hears the touching done looks away. A pod hears what it touched itself
-too, so this is how late timers are until a dead pod's rank is taken over; by rank, or all looks would add up."""
+"""For how long a pod that hears touching stays away, for each rank before it. Since a pod also hears its own touches,
+timers are this late until a dead pod's rank is taken over. It depends on the rank, or all pods would look at once."""
 
 
 PAGE_PAUSE_MS: Final = 50
-"""Between two looks at parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
+"""Pause between looks at parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
 
 
 class _ShardSweep:
-    """The sweep of one shard. Times are the server's. A look takes the queues that became due last. If there are more,
-    they follow part by part; a new due time does not wait for them."""
+    """The sweep of one shard. Times are the server's. A look takes the queues that became due last; if there are more,
+    they follow part by part. A new due time does not wait for them."""
 
     def __init__(self, shard: int, sweeper: "Sweeper") -> None:
         self._shard, self._all = shard, sweeper
@@ -71,7 +72,7 @@ class _ShardSweep:
                 await self._look()
 
     async def _sleep(self) -> None:
-        """Until the time to look, which may come nearer meanwhile."""
+        """Wait until it is time to look; a nearer due time may be announced meanwhile."""
         clock = self._all.pod.store.clock
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             self._nearer.clear()
@@ -81,7 +82,7 @@ class _ShardSweep:
         return min(self._look_ms, self._part_ms) if self._next_rank else self._look_ms
 
     def _somebody_else_does_it(self) -> bool:
-        """True where an event since the due time shows that another pod touches; then trust it for a while."""
+        """True if an event since the due time shows that another pod touches. Trust that pod for a while."""
         rank = self._all.peers.rank(self._shard)
         if self._everything or not self._all.can_hear() or rank == 0:
             return False
@@ -97,7 +98,7 @@ class _ShardSweep:
         now_ms = self._all.pod.store.clock.now_ms()
         rank = self._next_rank if now_ms < self._look_ms else 0
         if rank == 0:
-            # Set before the call: a nearer due announced while it is under way must not be overwritten by its answer.
+            # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
             self._look_ms = now_ms + (INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS)
         try:
             touched = await self._all.pod.store.touch(self._shard, rank)
@@ -113,7 +114,7 @@ class _ShardSweep:
         self._plan(touched)
 
     async def _look_for_orphans(self, touched: Touched) -> None:
-        """Mark lost runs, some at a time: a look follows at once where there are more."""
+        """Mark lost runs, one part at a time; if there are more, a look follows at once."""
         if not touched.lost:
             self._next_orphan = 0
             return
@@ -136,8 +137,8 @@ class _ShardSweep:
         self._everything = self._everything or (everything and self._next_rank > 0)
 
     def _plan(self, touched: Touched) -> None:
-        """When to look again: at the next due, soon where something due may have lost its event, and at once where
-        there are more orphans than one look takes."""
+        """When to look again: at the next due time, soon if a due timer may have lost its event, and at once if there
+        are more orphans than one look takes."""
         if touched.due:
             self._look_ms = min(self._look_ms, touched.now_ms + GRACE_MS)
         if touched.next_ms is not None:
@@ -148,7 +149,7 @@ class _ShardSweep:
 
 
 class Sweeper:
-    """The sweeps of this pod's shards."""
+    """The sweeps of all shards of this pod."""
 
     name = "sweeper"
 
@@ -158,7 +159,7 @@ class Sweeper:
         self._sweeps = {shard: _ShardSweep(shard, self) for shard in pod.shards}
 
     async def run(self) -> None:
-        """Sweep all shards side by side until one fails."""
+        """Sweep all shards side by side until one sweep fails."""
         await side_by_side(sweep.run() for sweep in self._sweeps.values())
 
     def wake(self, shard: int, due_ms: int) -> None:
@@ -167,7 +168,7 @@ class Sweeper:
             self._sweeps[shard].nearer(due_ms)
 
     def heard(self, shard: int) -> None:
-        """A trigger of the shard was announced: somebody touches."""
+        """A trigger of the shard expired: somebody is touching."""
         if shard in self._sweeps:
             self._sweeps[shard].heard(self.pod.store.clock.now_ms())
 

@@ -1,4 +1,4 @@
-"""Owns the threads in which plain functions run: as many as functions run at once, made on demand and used again."""
+"""Owns the threads in which plain functions run: one for each running function, created on demand and reused."""
 
 import asyncio
 import contextvars
@@ -10,22 +10,23 @@ from queue import SimpleQueue
 from timers.logs import get_logger
 
 Ended = tuple[object, BaseException | None]
-"""How a function ended: what it returned, or what it raised. As values, because a future takes no StopIteration."""
+"""What a function returned or raised. These are values because a future cannot hold StopIteration."""
 
 _log = get_logger("timers.threads")
 
 
 class Threads:
-    """Its methods are for the event loop's thread. It has no limit of its own: who calls bounds what runs."""
+    """Call its methods from the event loop's thread. It has no limit of its own; the caller bounds how many functions
+    run."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._made = self._busy = 0
 
     def call(self, function: Callable[[], object], freed: Callable[[], None]) -> asyncio.Future[Ended]:
-        """Call the function in a thread, at once. `freed` is called when it has ended, also where nobody waits for its
-        end any more. Where the machine gives no further thread it is called when another function has ended; raises
-        RuntimeError where there is none at all."""
+        """Call the function in a thread at once. `freed` is called when the function has ended, even if nobody waits
+        for the result any more. If the machine allows no more threads, the function waits for another to end; raises
+        RuntimeError if there is no thread at all."""
         loop = asyncio.get_running_loop()
         end: asyncio.Future[Ended] = loop.create_future()
         inside = contextvars.copy_context()
@@ -42,7 +43,7 @@ class Threads:
         return end
 
     def close(self) -> None:
-        """Let go of the threads without waiting for what hangs in them."""
+        """Release the threads without waiting for functions that hang in them."""
         for _ in range(self._made):
             self._work.put(None)
 
@@ -57,7 +58,7 @@ class Threads:
             self._made += 1
 
     def _serve(self) -> None:
-        """In the thread: one function after the other."""
+        """Runs in the thread: call one function after the other."""
         while (work := self._work.get()) is not None:
             work()
             del work  # what it holds must not live on while the thread waits

@@ -1,5 +1,5 @@
-"""Owns timers that nobody serves: those of a prefix without any live processor that are overdue, or whose pod died in
-their run, become `unhandled`, visibly."""
+"""Owns timers that nobody serves. If a prefix has no live processor, its overdue timers and the runs of its dead pods
+become `unhandled`, visibly."""
 
 import asyncio
 from collections.abc import Mapping, Sequence, Set
@@ -11,8 +11,8 @@ from timers.logs import get_logger
 
 EVERY_SECONDS: Final = 5.0
 PATIENCE_MS: Final = 60_000
-"""How long a prefix must have been without a live pod, and its timers overdue or their leases expired: a rolling deploy
-takes less."""
+"""How long a prefix must have been without a live pod, and its timers overdue or their leases expired, before its
+timers become `unhandled`. A rolling deploy takes less."""
 
 BATCH: Final = 500
 
@@ -20,7 +20,7 @@ _log = get_logger("timers.unserved")
 
 
 class Unserved:
-    """Watches the queues of the shards of which this pod has rank 0."""
+    """Watches the queues of the shards for which this pod has rank 0."""
 
     name = "unserved"
 
@@ -29,7 +29,7 @@ class Unserved:
         self._unserved_since: dict[tuple[int, str], float] = {}
 
     async def run(self) -> None:
-        """Look now and then."""
+        """Look at intervals."""
         while True:
             for shard in self._pod.shards:
                 if self._peers.rank(shard) == 0:
@@ -37,7 +37,7 @@ class Unserved:
             await asyncio.sleep(min(EVERY_SECONDS, self._patience_ms / 2000))
 
     async def _look(self, shard: int) -> None:
-        """A queue that is served again, or has nothing overdue or orphaned, starts its patience anew."""
+        """If a queue is served again, or has nothing overdue or orphaned, its wait starts again."""
         (due, now_ms), lost = await self._due(shard), await self._lost(shard)
         unserved = {prefix for prefix in (*due, *lost) if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
@@ -48,7 +48,7 @@ class Unserved:
                 await self._abandon(shard, prefix, lost.get(prefix, ()), now_ms - self._patience_ms)
 
     async def _due(self, shard: int) -> tuple[Set[str], int]:
-        """The queues with timers due, and the server's time."""
+        """The queues with due timers, and the server's time."""
         touched = await self._pod.store.touch(shard)
         found = set(touched.due)
         while touched.next_rank:
@@ -57,7 +57,7 @@ class Unserved:
         return found, touched.now_ms
 
     async def _lost(self, shard: int) -> Mapping[str, Sequence[str]]:
-        """The runs whose lease has expired, by prefix: of each those that have waited longest."""
+        """The runs whose lease has expired, by prefix; for each prefix those that have waited longest."""
         found: dict[str, list[str]] = {}
         orphans, rank = await self._pod.store.orphans(shard)
         while True:

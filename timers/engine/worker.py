@@ -1,4 +1,4 @@
-"""Owns a pod's worker role: builds the services, starts them, tells their health, drains them in order."""
+"""Owns a pod's worker role: builds the services, starts them, reports their health, and drains them in order."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,11 +42,10 @@ from timers.store.membership import FORGET_AFTER_MS, Member
 from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0
-"""How long after the drain time-out Redis has to take the last ends; what it has not by then is rescued by another
-pod."""
+"""How long Redis has to take the last ends after the drain time-out. Another pod rescues the runs of the rest."""
 
 _FINE: Final = ("running", "waiting")
-"""States of services that leave a pod ready: a full server takes no new timers, and all else goes on."""
+"""States of services that leave a pod ready. A full server takes no new timers, but everything else goes on."""
 
 _log = get_logger("timers.worker")
 
@@ -77,8 +76,8 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pod is. `lag_seconds` is how long the newest canary's event took; `abandoned` are plain functions that go
-    on in their threads without a run; `problems` says why it is not ready."""
+    """The state of a pod. `lag_seconds` is how long the newest canary's event took. `abandoned` counts plain functions
+    that go on in their threads after their runs ended. `problems` says why the pod is not ready."""
 
     ready: bool
     notifications: str
@@ -90,7 +89,7 @@ class Health:
 
 
 class Worker:
-    """One pod's worker."""
+    """The worker of one pod."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Worker:
         *,
         disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
-        """`disagreed` hears that the db has another number of shards by now, so that this pod must end."""
+        """`disagreed` is called if the db has another number of shards by now, so that this pod must end."""
         self._options = options
         self._draining = False
         self._overdue = asyncio.Event()
@@ -134,7 +133,7 @@ class Worker:
         return Peers(store, me, self._state, self._watch.look, **timings)
 
     def _build_ending(self, timers: Timers) -> None:
-        """What runs until the last end is written."""
+        """Build what runs until the last end is written."""
         pod, runs = self._pod, Runs()
         self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
         self._lifespans = Lifespans(pod.registry.processors)
@@ -145,7 +144,7 @@ class Worker:
         )
 
     def _build_taking(self) -> None:
-        """What finds and claims timers; stopped first."""
+        """Build what finds and claims timers; it is stopped first."""
         pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
         self._sweeper = Sweeper(pod, intake, peers, canary)
         bare, expired_keys = self._build_bare()
@@ -181,7 +180,8 @@ class Worker:
         )
 
     def _build_bare(self) -> tuple[Sequence[Service], ExpiredKeys | None]:
-        """What looks after bare keys. Where they are switched off, only after those that were adopted."""
+        """Build what looks after bare keys. If they are switched off, it looks only after keys that were adopted
+        before."""
         keys, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
         scanner = Scanner(
             keys,
@@ -197,8 +197,8 @@ class Worker:
         return [scanner, expired], expired
 
     async def start(self) -> None:
-        """Start. The first sign of life comes before the first claim, so that peers know whom to leave room for. Raises
-        ConfigurationError where a processor cannot open what it needs."""
+        """Start. The first sign of life comes before the first claim, so that other pods leave room for this one.
+        Raises ConfigurationError if a processor cannot open what it needs."""
         await self._lifespans.open()
         await self.peers.start()
         await self._hooks.start()
@@ -207,8 +207,8 @@ class Worker:
         _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))
 
     async def drain(self) -> None:
-        """Stop claiming at once, let runs finish and their ends be written within the drain time-out, hand the rest
-        back. A Redis that does not answer gets HAND_BACK_SECONDS more, and no step of this waits longer for it."""
+        """Stop claiming at once, let runs finish and their ends be written within the drain time-out, and hand the rest
+        back. If Redis does not answer, each step waits at most HAND_BACK_SECONDS longer."""
         self._draining = True
         time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
         await self._taking.stop()
@@ -229,11 +229,11 @@ class Worker:
         _log.info("worker drained", pod=self._options.pod)
 
     def hurry(self) -> None:
-        """Let a drain end as if its time-out were over."""
+        """End a drain as if its time-out were over."""
         self._overdue.set()
 
     async def _until_overdue(self, awaited: Awaitable[object], *, and_seconds: float = 0) -> None:
-        """Wait for it until the drain time-out is over, and so many seconds longer; then cancel it."""
+        """Wait until it is done, or until the drain time-out is over and then `and_seconds` longer; then cancel it."""
         waiting = asyncio.ensure_future(awaited)
         overdue = asyncio.create_task(self._overdue.wait())
         try:
@@ -245,7 +245,7 @@ class Worker:
             await asyncio.gather(waiting, overdue, return_exceptions=True)
 
     def health(self) -> Health:
-        """The pod's state now."""
+        """The pod's current state."""
         states = {**self._taking.states, **self.peers.states, **self._ending.states}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if self._canary.is_deaf():
@@ -265,8 +265,8 @@ class Worker:
         )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
-        """There is room again: on this pod, and in queues that may run only so many at once, whatever their shard. A
-        claim of a queue that runs one at a time finds the right shard by itself."""
+        """There is room again, on this pod and in queues with a concurrency limit, whatever their shard. A claim of a
+        queue that runs one timer at a time finds the right shard by itself."""
         self.runner.room_changed()
         limits = {run.timer.prefix: run.processor.limits for run in runs if run.processor.limits.bounds_concurrency}
         for prefix, limit in limits.items():
@@ -274,7 +274,7 @@ class Worker:
                 self._intake.mark_all(shard, prefix, "room")
 
     def _state(self) -> Mapping[str, Any]:
-        """How this pod is, for its signs of life."""
+        """This pod's state, for its signs of life."""
         return {
             "running": self.runner.executing,
             "notifications": self._canary.hearing.value,
@@ -283,5 +283,5 @@ class Worker:
         }
 
     def _first_in_line(self) -> Sequence[int]:
-        """The shards of which this pod has rank 0."""
+        """The shards for which this pod has rank 0."""
         return [shard for shard in self._pod.shards if self.peers.rank(shard) == 0]
