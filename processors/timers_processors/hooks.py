@@ -1,4 +1,4 @@
-"""Owns what goes out on its own: the calls of hooks, and alarms by mail, call or command, each in its order."""
+"""Owns how hooks and alarms go out: as calls, mail or commands, in their order."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from timers_processors.transport import Message, OutboxTransport
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
 SOON_SECONDS: Final = 0.1
-"""After which a call looks again for the one before it, or after that one's next try."""
+"""How long after the next try of the call before it a call looks again."""
 
 EXEC_SECONDS: Final = 30.0
 
@@ -64,7 +64,7 @@ def _sending(prefix: str, send: Send, lifespan: Lifespan[Any] | None) -> Process
 
 
 async def in_turn(timer: Timer, context: Context[Any]) -> None:
-    """Raises a snooze as long as what goes out before has not ended, well or not."""
+    """Raises a snooze until the one before it has ended, well or not."""
     before = timer.payload.get("after")
     try:
         earlier = None if before is None else await context.timers.get(timer.prefix, before)
@@ -76,7 +76,7 @@ async def in_turn(timer: Timer, context: Context[Any]) -> None:
 
 
 async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[Caller]) -> Done:
-    """Signed with the keys of the timer that it is about."""
+    """Call the URL, signed with the keys for the prefix of the timer that the call is about."""
     call = Call("POST", url, *as_json(timer.payload["body"]))
     return await hooks.send(call, timer.payload.get("prefix", timer.prefix), context)
 

@@ -1,5 +1,6 @@
 """Alarms of real pods: one for a thousand failures, one for the fleet, by every way out, and an end when it is over."""
 
+import asyncio
 import json
 import stat
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from tests.engine.fleet import Calls, Fleet, Pod, until
-from tests.hooks.test_hooks import SECRET, all_calls_made
+from tests.hooks.test_hooks import SECRET, all_calls_made, dead
 from tests.messages.mailbox import mailbox
 from tests.waiting import eventually
 from tests.webhooks.receivers import Received, receiving, settings
@@ -84,6 +85,34 @@ async def test_a_thousand_failures_on_two_pods_are_one_alarm_and_one_end(fleet: 
         return not await fleet.redis.exists(f"{keys.ALARMS_ROOT}failed")
 
     await eventually(forgotten, "the alarm is over")
+
+
+async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    armed = asyncio.Event()
+
+    async def hang_forever(*_: object) -> None:
+        armed.set()
+        await asyncio.Event().wait()
+
+    async with receiving() as receiver:
+        given = settings(alarms=receiver.url)
+        with monkeypatch.context() as patched:
+            patched.setattr(Alarms, "told", hang_forever)
+            dying = await pod_of(fleet, given, Calls(act=give_up), name="dying")
+            await fleet.client.create("note", "a", delay=0)
+            await armed.wait()
+            await dead(fleet, dying)
+        await pod_of(fleet, given, name="heir")
+
+        async def known() -> bool:
+            alarm = await Alarms(fleet.store).look("failed", gather_ms=0, again_ms=DAY_MS, calm_ms=DAY_MS)
+            return alarm is not None and alarm.number == 1
+
+        await eventually(known, "the message is known to be armed")
+        await all_calls_made(fleet)
+    assert len({request.headers["webhook-id"] for request in receiver.received}) == 1
 
 
 async def test_an_alarm_that_goes_on_is_told_again_only_with_more_failures(fleet: Fleet) -> None:

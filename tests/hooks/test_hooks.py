@@ -1,5 +1,6 @@
 """Lifecycle hooks of real pods: what a receiver is told of each change, in which order, and through which deaths."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -33,10 +34,14 @@ async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -
 
 async def posting(fleet: Fleet, given: Settings) -> None:
     """From now on what these settings ask for is posted, and no pod is there to take it."""
-    pod = await pod_of(fleet, given, name="dying")
+    await dead(fleet, await pod_of(fleet, given, name="dying"))
+
+
+async def dead(fleet: Fleet, pod: Pod) -> None:
+    """Kill a pod, and let nobody wait for its sign of life."""
     await fleet.kill(pod)
     await pod.worker._lifespans.close()
-    await Membership(fleet.store).leave("dying")  # nobody waits for it
+    await Membership(fleet.store).leave(pod.name)
 
 
 def told(received: Sequence[Received], timer_id: str = "a") -> list[str]:
@@ -147,6 +152,28 @@ async def test_a_pod_killed_between_arming_the_calls_and_emptying_the_outbox_dou
         for _, fields in entries:  # as they lie there where nobody has taken them out
             await fleet.redis.xadd(outbox, fields)
         await all_calls_made(fleet)
+    assert told(receiver.received) == ["timer.armed", "timer.cancelled"]
+
+
+async def test_a_pod_killed_before_it_has_armed_the_calls_loses_none(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with receiving() as receiver:
+        given = settings(hooks=f"armed+cancelled@note={receiver.url}")
+        pod, arming = await pod_of(fleet, given, name="dying"), asyncio.Event()
+
+        async def hang_forever(*_: object) -> None:
+            arming.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(pod.store, "arm", hang_forever)
+        await fleet.client.create("note", "a", delay="1h")
+        await arming.wait()
+        await fleet.client.cancel("note", "a")
+        await dead(fleet, pod)
+        assert receiver.received == []
+        await pod_of(fleet, given, name="heir")
+        await until(lambda: len(receiver.received) == 2, "all is told")
     assert told(receiver.received) == ["timer.armed", "timer.cancelled"]
 
 

@@ -1,4 +1,4 @@
-"""Owns lifecycle hooks: which changes of which timers somebody asked to hear of, and what a call says of one."""
+"""Owns lifecycle hooks: which changes a hook asks for, and what a call says about a change."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ _LEFT_OUT: Final = ("payload", "lease", "history", "updated_at")
 
 
 class Hook(NamedTuple):
-    """Somebody who asked: for these events, as letters, of the timers of a prefix (or of all that begin with what is
-    before a `*`). `prefix` is that of the timers that make the calls: it names the target without telling its URL."""
+    """What is asked for: events, as letters, of the timers of a prefix, or of all prefixes that begin with what stands
+    before a `*`. `prefix` is that of the timers that make the calls; it names the target without showing its URL."""
 
     letters: str
     pattern: str
@@ -61,12 +61,12 @@ class Hook(NamedTuple):
 
     @classmethod
     def alarm(cls, target: str) -> "Hook":
-        """What an alarm hears of; it counts."""
+        """What an alarm counts."""
         return cls(EVENTS["failed"] + EVENTS["unhandled"], "*", prefix_of(ALARM, target))
 
     @classmethod
     def parse(cls, line: str) -> "Hook | None":
-        """From its text in Redis; None for what is none."""
+        """From its text in Redis; None for any other text."""
         match line.split(" "):
             case [letters, pattern, prefix, *rest] if set(letters) <= set(NAMES):
                 return cls(letters, pattern, prefix, rest == ["payload"])
@@ -86,13 +86,14 @@ def prefix_of(kind: str, target: str) -> str:
 
 
 def page_of(timer: Timer, public_url: str | None) -> str | None:
-    """Where people see the timer."""
+    """The timer's page in the dashboard."""
     return None if public_url is None else f"{public_url.rstrip('/')}/ui/timers/{timer.prefix}/{timer.id}"
 
 
 def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | None) -> tuple[str, dict[str, Any]]:
-    """The id and the payload of the timer that makes a call: its `body`, the timer's prefix, and the id of the call
-    that has to come before it, if any. All hooks are of one target. The same change always makes the same call."""
+    """The id and the payload of the timer that makes the call: the `body`, the `prefix` of the timer it is about, and
+    in `after` the id of the call that must end first. The hooks have one target. The same change always gives the same
+    call."""
     before = _version_before(timer, "".join(hook.letters for hook in hooks))
     with_payload = any(hook.with_payload for hook in hooks if letter in hook.letters)
     payload = {
@@ -104,13 +105,14 @@ def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | 
 
 
 def _call_id(timer: Timer, version: int) -> str:
-    """Named after the timer, whose name may be longer than an id. Another life of it was created at another time."""
+    """The timer's key, or its hash where that is too long for an id; then when it was created, because a timer that is
+    purged and created again counts its versions anew."""
     name = timer.key if len(timer.key) <= _LONGEST_NAME else hashlib.sha256(timer.key.encode()).hexdigest()
     return f"{name}:{timer.created_ms}:{version}"
 
 
 def _version_before(timer: Timer, letters: str) -> int | None:
-    """The newest version, before this one, that the hooks heard of too: each history entry is one version."""
+    """The newest earlier version that the hooks ask for too. Each history entry is one version."""
     for back, entry in enumerate(islice(reversed(timer.history), 1, None), 1):
         if entry.cause == "dropped":
             return None
@@ -120,12 +122,12 @@ def _version_before(timer: Timer, letters: str) -> int | None:
 
 
 def letter_of(entry: HistoryEntry) -> str:
-    """The event that a history entry is, empty for none; as in lua/common.lua."""
+    """The event of a history entry, empty for none; the same as in lua/common.lua."""
     return _BY_CAUSE.get(entry.cause, EVENTS[_BY_STATUS.get(entry.status, entry.status.value)])
 
 
 def _body(timer: Timer, letter: str, *, with_payload: bool, page: str | None) -> dict[str, Any]:
-    """What the receiver gets: the timer as the API shows it, without its payload unless that was asked for."""
+    """What the receiver gets: the timer as the API shows it, without its payload unless a hook asks for that."""
     data: dict[str, Any] = {name: value for name, value in timer.to_json().items() if name not in _LEFT_OUT}
     if with_payload:
         data["payload"] = timer.payload

@@ -1,4 +1,4 @@
-"""Owns alarms: tells people that timers fail, wait or were lost, once for the whole fleet, and when it is over."""
+"""Owns alarms: tells people that timers fail, wait or were lost, once for the whole fleet, and when that is over."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ from timers.store.outbox import Entry
 from timers.store.store import Arming
 
 NEWEST: Final = 5
-"""Timers that a message names."""
+"""How many timers a message names."""
 
 COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
 """Alarms that count timers, by the letters of their events."""
@@ -47,8 +47,8 @@ TIMES: Final = AlarmTimes()
 
 
 class AlarmBell:
-    """Notes the ends that the outboxes tell, looks for the rest, and arms the messages. The pod with rank 0 of the
-    first shard looks and arms; two that take themselves for it arm the same messages."""
+    """Counts the failures that come through the outboxes, looks for everything else, and arms the messages. Only the
+    pod with rank 0 of shard 0 looks; if two pods believe to be that one, they arm the same messages."""
 
     name = "alarms"
 
@@ -56,7 +56,7 @@ class AlarmBell:
         self._pod, self._peers, self._times, self._public_url = pod, peers, times, public_url
         self._alarms = Alarms(pod.store)
         self.targets: Sequence[str] = ()
-        """The prefixes of the timers that bring messages to whoever asked, over the whole fleet."""
+        """The prefixes of the timers that bring messages, one for each target that any pod names."""
 
     async def note(self, entries: Sequence[Entry]) -> None:
         """Count the timers among them that failed or went unhandled."""
@@ -75,14 +75,14 @@ class AlarmBell:
                 await self._alarms.note(kind, newest, Counter(timer.prefix for timer in timers))
 
     async def run(self) -> None:
-        """Look now and then, where somebody asked."""
+        """Look now and then, while there are targets."""
         while True:
             if self.targets and self._peers.rank(0) == 0:
                 await self._look()
             await asyncio.sleep(self._times.look_ms / 1000)
 
     async def _look(self) -> None:
-        """A state that is over before anybody was told of it is not told."""
+        """Note what is wrong, and arm the messages that are due. What is over before its first message gets none."""
         seen = await self._seen()
         for kind in TEXTS:
             if kind in seen:
@@ -97,7 +97,7 @@ class AlarmBell:
                 await self._alarms.told(alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:
-        """The states that are alarms now, each with what there is to say."""
+        """What is wrong now, by alarm, with what to say about it."""
         store = self._pod.store
         waited_ms = await read_overdue_ms(store)
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
@@ -106,7 +106,7 @@ class AlarmBell:
         return {kind: notes for kind, notes in (("overdue", overdue), ("deaf", deaf), ("lost", lost)) if notes}
 
     def _message(self, alarm: Alarm, target: str) -> Arming:
-        """The timer that brings it: named after the alarm, so that it is armed once."""
+        """The timer that brings the message. Its id follows from the alarm, so that it is armed once."""
         name = f"{alarm.kind}-{alarm.since_ms}"
         payload: dict[str, Any] = {"body": self._body(alarm)}
         if alarm.number:

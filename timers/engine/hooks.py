@@ -1,7 +1,7 @@
-"""Owns lifecycle hooks: tells the shards what to post, and turns what they posted into timers that make the calls.
+"""Owns lifecycle hooks: tells the shards which changes to post, and arms a timer for each call that an entry asks for.
 
-A change leaves the outbox only after its calls were armed, and a change always makes the same calls: whoever dies in
-between, or does the same beside another, neither loses nor doubles one.
+An entry leaves the outbox only after its calls are armed, and the same entry always makes the same calls. So a pod that
+dies in between, and two pods that drain at once, neither lose nor double a call.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from timers.store.outbox import Asked, Entry, Outbox, prefixes_of
 from timers.store.store import Arming
 
 FORGET_MS: Final = 600_000
-"""What no pod has asked for in so long is taken back: a deploy takes less, and so does a fleet that starts again."""
+"""A hook that no pod has asked for in this time is taken back. A deploy and a restart of the fleet take less."""
 
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 5.0
-"""Between two looks, and where nobody asks for anything."""
+"""Between two looks; IDLE_SECONDS while no pod has hooks."""
 
 BATCH: Final = 250
 STEP_MS: Final = 50
-"""Calls about one timer that are armed together are due so far apart: usually the one before has been made by then."""
+"""Calls about one timer that are armed together become due this far apart: each usually finds the last one done."""
 
 _log = get_logger("timers.hooks")
 
@@ -57,14 +57,14 @@ class Hooks:
         self._something = asyncio.Event()
 
     async def start(self) -> None:
-        """Ask. Every shard, also those of other pods, posts from then on what this pod asks for. Raises Unavailable."""
+        """Register this pod's hooks. From then on every shard posts what they ask for. Raises Unavailable."""
         if self._mine:
             await self._ask()
             for shard in range(self._pod.store.shards):
                 await self._outbox.tell(shard, self._mine, ())
 
     async def run(self) -> None:
-        """Look at all shards now and then, and at one whenever it has posted something."""
+        """Look at all shards now and then, and at a shard whenever its outbox is no longer empty."""
         while True:
             await self._ask()
             await self._look(self._pod.shards)
@@ -75,7 +75,7 @@ class Hooks:
                 await self._look([shard for shard in self._pod.shards if shard in shards])
 
     def posted(self, shard: int) -> None:
-        """The shard has posted something, and had nothing posted before."""
+        """The shard's outbox was empty and has an entry now."""
         self._posted.add(shard)
         self._something.set()
 
@@ -84,7 +84,7 @@ class Hooks:
         self._alarms.targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
 
     async def _something_before(self, look_at: float) -> bool:
-        """Whether something was posted before it was time to look at everything."""
+        """Wait until something is posted. False once it is time to look at everything."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(look_at - time.monotonic(), 0)):
                 await self._something.wait()
@@ -92,7 +92,7 @@ class Hooks:
         return time.monotonic() < look_at
 
     async def _look(self, all_shards: Sequence[int]) -> None:
-        """Of those of which this pod has rank 0."""
+        """Look at those shards of which this pod has rank 0."""
         shards = [shard for shard in all_shards if self._peers.rank(shard) == 0]
         for shard, (known, waiting) in zip(shards, await self._outbox.look(shards), strict=True):
             await self._equip(shard, known)
@@ -100,8 +100,8 @@ class Hooks:
                 await self._drain(shard, known | self._asked)
 
     async def _equip(self, shard: int, known: Asked) -> None:
-        """Let a shard know what is asked for. Another pod may have told it of more than this one had read before: so
-        what is too much goes only if it was too much at the last look already."""
+        """Make the hooks that a shard knows agree with those that pods ask for. Another pod may have added one since
+        this pod asked, so one that nobody asks for goes only if that was so at the last look too."""
         too_much = known - self._asked
         taken_back = too_much & self._doubtful.get(shard, frozenset())
         self._doubtful[shard] = too_much
@@ -109,8 +109,8 @@ class Hooks:
             await self._outbox.tell(shard, self._asked - known, taken_back)
 
     async def _drain(self, shard: int, asked: Asked) -> None:
-        """Batch after batch. The calls about one timer are armed one after the other, because the later look for the
-        earlier; all others together."""
+        """Arm the calls of all entries, batch after batch. Calls about one timer are armed one after the other, because
+        each looks for the one before it."""
         hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
         while entries := await self._outbox.first(shard, BATCH):
             for armings in self._steps(entries, hooks):
@@ -122,13 +122,14 @@ class Hooks:
                 _log.error("changes that nobody hears of: the outbox was full", shard=shard, count=unposted)
 
     def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook]) -> list[list[Arming]]:
+        """The calls, in groups that may be armed together."""
         steps: list[list[Arming]] = []
-        of_timer: dict[tuple[str, str], int] = {}
+        places: dict[tuple[str, str], int] = {}
         for entry in entries:
             for target, those in _by_target(entry, hooks).items():
                 if entry.timer is None or target.startswith(ALARM):
                     continue
-                place = of_timer[target, entry.timer.key] = of_timer.get((target, entry.timer.key), -1) + 1
+                place = places[target, entry.timer.key] = places.get((target, entry.timer.key), -1) + 1
                 call_id, payload = call_of(entry.timer, entry.letter, those, self._public_url)
                 if place == len(steps):
                     steps.append([])
@@ -138,7 +139,7 @@ class Hooks:
 
 
 def _by_target(entry: Entry, hooks: Sequence[Hook]) -> Mapping[str, Sequence[Hook]]:
-    """The hooks about the timer by whom they call, of those who hear this change."""
+    """The hooks about the entry's timer, for each target that is to hear of the entry."""
     found: dict[str, list[Hook]] = {}
     for hook in hooks:
         if entry.timer is not None and hook.hears(entry.timer.prefix):

@@ -12,8 +12,8 @@ from timers.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alarm. `what` is to be told by now: `began`, `goes on`, `ended`, or nothing; `number` is the number of that
-    message, from 0. `newest` is what was last noted."""
+    """An alarm. `what` is the message that is due (`began`, `goes on`, `ended`) or empty, and `number` its number, from
+    0. `newest` is what was noted last."""
 
     kind: str
     what: str
@@ -32,13 +32,13 @@ class Alarms:
         self._store = store
 
     async def note(self, kind: str, newest: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> None:
-        """There is something to tell, and so many more of each prefix."""
+        """Note that something is wrong now, with so many more timers of each prefix."""
         pairs = [part for prefix, count in counts.items() for part in (prefix, count)]
         await self._store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest), *pairs])
 
     async def look(self, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
-        """The alarm, if there is one. It is told first after `gather_ms`, then every `again_ms` while there is more,
-        and that it is over `calm_ms` after the newest. One that cannot be read is forgotten."""
+        """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
+        there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
         arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
         what, flat = await self._store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
         fields = {keys.text(flat[i]): keys.text(flat[i + 1]) for i in range(0, len(flat), 2)}
@@ -50,7 +50,7 @@ class Alarms:
             return None
 
     async def told(self, alarm: Alarm, what: str) -> None:
-        """It was told so, by whichever pod."""
+        """The message was armed."""
         arguments: list[Argument] = [
             alarm.kind,
             "told",

@@ -1,4 +1,4 @@
-"""Owns the outbox: who asked to hear of which changes, fleet-wide and by shard, and what waits there to be told."""
+"""Owns the outbox: which changes pods ask for, in the fleet and in each shard, and the entries that wait for a pod."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from timers.store.scripts import reachable, read
 from timers.store.store import Store
 
 Asked = frozenset[str]
-"""What was asked for, each as the text of a `core.hooks.Hook`."""
+"""What pods ask for, each as the text of a `core.hooks.Hook`."""
 
 
 class Entry(NamedTuple):
-    """An entry of the outbox: what happened, as a letter, and the timer as it was then. None where that cannot be
-    read."""
+    """A change that was posted: the event, as a letter, and the timer as it was afterwards; None where the entry cannot
+    be read."""
 
     id: bytes
     letter: str
@@ -30,8 +30,8 @@ class Outbox:
         self._store, self._redis = store, store.connections.commands
 
     async def ask(self, mine: Collection[str], *, forget_ms: int) -> Asked:
-        """Say what this pod asks for, and answer what all pods ask for. What none has said for so long is taken back,
-        and with the last hook of a target its declaration."""
+        """Say what this pod asks for, and learn what all pods ask for. What no pod has asked for in `forget_ms` is
+        taken back, and with the last hook of a target the declaration of its calls."""
         now_ms = round(self._store.clock.now_ms())
         async with self._redis.pipeline(transaction=False) as asked:
             if mine:
@@ -48,7 +48,7 @@ class Outbox:
         return lines
 
     async def look(self, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
-        """What the scripts of each shard know to be asked for, and how many entries wait there."""
+        """The hooks that each shard knows, and how many entries wait there."""
         async with self._redis.pipeline(transaction=False) as asked:
             for shard in shards:
                 asked.hkeys(_hooks(shard))
@@ -60,7 +60,7 @@ class Outbox:
         ]
 
     async def tell(self, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
-        """Let the scripts of a shard know."""
+        """Add hooks to those that a shard knows, and remove others."""
         with reachable():
             if new:
                 await self._redis.hset(_hooks(shard), mapping=dict.fromkeys(new, 1))
@@ -68,14 +68,14 @@ class Outbox:
                 await self._redis.hdel(_hooks(shard), *taken_back)
 
     async def first(self, shard: int, most: int) -> Sequence[Entry]:
-        """The changes that have waited longest."""
+        """The oldest entries."""
         async with self._redis.pipeline(transaction=False) as asked:
             asked.xrange(_outbox(shard), count=most)
             (entries,) = await read(asked, [])
         return [_entry(entry_id, fields) for entry_id, fields in entries]
 
     async def drop(self, shard: int, entries: Collection[Entry]) -> int:
-        """Take them out. Answers how many the outbox, being full, has not taken since the last time."""
+        """Remove entries. Answers how many changes the outbox has refused, because it was full, since the last call."""
         async with self._redis.pipeline(transaction=False) as asked:
             asked.xdel(_outbox(shard), *(entry.id for entry in entries))
             asked.getdel(f"{keys.root(shard)}unposted")
@@ -84,7 +84,7 @@ class Outbox:
 
 
 def prefixes_of(lines: Iterable[str]) -> set[str]:
-    """Of the calls that are asked for."""
+    """The prefixes of the calls that are asked for."""
     return {hook.prefix for line in lines if (hook := Hook.parse(line)) is not None}
 
 

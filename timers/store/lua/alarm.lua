@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- An alarm of the fleet: when it began, what there is to tell, and what was told. KEYS[1] is the root `timers:{alarms}:`.
+-- An alarm of the fleet: what was noted, and which messages were armed. KEYS[1] is the root `timers:{alarms}:`.
 --
 -- ARGV[2]  kind
 -- ARGV[3]  what to do, then its arguments:
---          `note`  the newest of what there is to tell (JSON), then prefix and how many more, for each: the alarm begins, or goes on
---          `look`  ms after which the first message goes, ms between two, ms of calm after which it is over
---          `told`  when the alarm began, number of the message, what it said, and as they were then: when it was last noted,
---                  how many in all. Nothing changes where the alarm or the message is another by now
--- Answer   {now, what, {field, value, …}}: to `look` what is to be told by now (`began`, `goes on`, `ended`) or '', and the alarm
+--          `note`  what is wrong now (JSON), then prefix and how many more timers, for each: the alarm begins, or goes on
+--          `look`  ms until the first message, ms between two, ms after the newest note until the alarm is over
+--          `told`  a message was armed: when the alarm began, the message's number and what it says, and when it was decided: the
+--                  newest note, how many timers. Changes nothing if the alarm or its next message is another by now
+-- Answer   {now, what, {field, value, …}}: the alarm, and to `look` the message that is due (`began`, `goes on`, `ended`) or ''
 
 local PREFIXES = 20     -- counted one by one; there may be any number
 local key = root .. ARGV[2]

@@ -93,8 +93,8 @@ local function encode(r)
     r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
 end
 
--- What somebody asked to be told of, as letters, by prefix: `hooks` has a field `<letters> <prefix, or its beginning and *> …`
--- for each who asked. Where nobody did, that is one look in a script. The service's own timers tell of nothing: they are the calls.
+-- The events that hooks ask for, as letters, by prefix. `hooks` has a field for each: `<letters> <prefix, or its beginning and
+-- *> …`. Where there are none, a script finds that out once. The service's own timers, `timers.…`, are the calls and have none.
 local asked, asked_of = nil, {}
 local function letters_of(prefix)
   if not asked_of[prefix] then
@@ -109,12 +109,12 @@ local function letters_of(prefix)
   return asked_of[prefix]
 end
 
--- What a change tells, where neither its status does nor that the timer was armed: `` is nothing.
+-- Events that the status does not tell, by cause; '' is none.
 local TELLS = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '', ['bare-due'] = '',
                purged = ''}
-local OUTBOX_LIMIT = 1000000     -- entries of a shard that nobody has taken: later ones are only counted
+local OUTBOX_LIMIT = 1000000     -- entries that no pod has taken: further changes are only counted
 
--- Into the outbox, with the record as it is now. A pod is woken where it was empty, and looks now and then besides.
+-- Put a change that a hook asks for into the outbox, with the record as it is now. The first entry wakes a pod.
 local function post(member, r, said)
   asked = asked or redis.call('HKEYS', root .. 'hooks')
   if #asked == 0 then return end
