@@ -1,4 +1,4 @@
-"""Owns a shard's books: records, indexes, heads, leases and counts are compared and mended step by step."""
+"""Owns auditing a shard: compares records, indexes, heads, leases and counts, and mends them step by step."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -8,18 +8,18 @@ from timers.store.scripts import Argument, reachable
 from timers.store.store import Store
 
 STEP: Final = 100
-"""Records or entries of a step: one to two milliseconds of the server."""
+"""Records or entries in one step: one to two milliseconds of the server's time."""
 
 QUEUES: Final = 25
-"""Prefixes of a step."""
+"""Prefixes in one step."""
 
 Found = Mapping[str, int]
-"""What disagreed, and how often: `due`, `bare`, `leases`, `finished` (not in the index), `left over` (in the wrong
-one), `heads`, `counts`; and what is quarantined: `unreadable`, `no record`."""
+"""What disagreed, and how often: `due`, `bare`, `leases`, `finished` (missing from the index), `left over` (in the
+wrong index), `heads`, `counts`; and what was quarantined: `unreadable`, `no record`."""
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
-    """Mend a shard; answers after each step what that found. What changes meanwhile is not taken for damage."""
+    """Mend a shard and yield what each step found. Changes that happen meanwhile are not taken for damage."""
     prefixes = await _prefixes(store, shard)
     place, cursor = 0, "0"
     while place >= 0:
@@ -40,7 +40,7 @@ async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
 async def compare(
     store: Store, shard: int, prefixes: set[str] | None = None, *, mend: bool = False
 ) -> AsyncIterator[Found]:
-    """Compare heads and counts with the indexes alone: quick, however many timers there are."""
+    """Compare only heads and counts with the indexes: quick, however many timers there are."""
     names = sorted(await _prefixes(store, shard) if prefixes is None else prefixes)
     for start in range(0, len(names), QUEUES):
         part: list[Argument] = ["queues", "mend" if mend else "look", *names[start : start + QUEUES]]
@@ -48,7 +48,7 @@ async def compare(
 
 
 async def _prefixes(store: Store, shard: int) -> set[str]:
-    """Those with a count or a head."""
+    """The prefixes with a count or a head."""
     redis, root = store.connections.commands, keys.root(shard)
     with reachable():
         counted: Any = await redis.hkeys(f"{root}counts")

@@ -1,4 +1,4 @@
-"""Owns what Redis remembers of those who call the API: keys and revocations, signed requests seen, rates."""
+"""Owns what Redis remembers about API callers: keys and revocations, signed requests already seen, and rates."""
 
 import hashlib
 import secrets
@@ -14,25 +14,26 @@ from timers.store.scripts import reachable
 from timers.store.store import Store
 
 REVOKED: Final = "revoked"
-"""Stands in the place of an entry. It stays, so that a key of the settings can be revoked as well."""
+"""Replaces an entry. It stays, so that a key from the settings can be revoked as well."""
 
 
 class Callers:
-    """Keys and calls of one db. Methods raise Unavailable while Redis is away."""
+    """The keys and calls of one db. Methods raise Unavailable while Redis is away."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._redis = store.connections.commands
 
     async def entries(self) -> Mapping[str, str]:
-        """What is kept of each key by its id: its entry, or that it is revoked."""
+        """What is kept for each key id: its entry, or that it is revoked."""
         with reachable():
             kept: Any = await self._redis.hgetall(keys.API_KEYS)
         self._store.identity.closed = self._store.identity.closed or bool(kept)
         return {key_id.decode(): entry.decode() for key_id, entry in kept.items()}
 
     async def closed(self) -> bool:
-        """Whether a key was ever kept here, also where the keys themselves are gone. What cannot be read is closed."""
+        """Whether a key was ever kept here, even if the keys themselves are gone. If that cannot be read, the API
+        counts as closed."""
         identity = self._store.identity
         if not identity.closed:
             with reachable():
@@ -43,21 +44,21 @@ class Callers:
         return identity.closed
 
     async def keep(self, key_id: str, entry: str) -> None:
-        """Keep a new key. From now on the API is closed to whoever has none."""
+        """Keep a new key. From now on the API refuses callers without a key."""
         self._store.identity.closed = True
         with reachable():
             await self._redis.hset(keys.META, "closed", 1)
             await self._redis.hset(keys.API_KEYS, key_id, entry)
 
     async def revoke(self, key_id: str) -> bool:
-        """Let a key be valid no more, wherever it is kept. False where Redis did not have it."""
+        """Revoke a key, wherever it is kept. False if Redis did not have it."""
         with reachable():
             had = await self._redis.hexists(keys.API_KEYS, key_id)
         await self.keep(key_id, REVOKED)
         return bool(had)
 
     async def session_secret(self) -> bytes:
-        """What sessions of the dashboard are signed with, the same on every pod; made by whoever asks first."""
+        """The secret that signs dashboard sessions, the same on every pod. Whoever asks first creates it."""
         name = f"{keys.ACCESS_ROOT}session"
         with reachable():
             kept: Any = await self._redis.get(name)
@@ -69,12 +70,12 @@ class Callers:
         return bytes(kept)
 
     async def first_time(self, request_id: str, remember_ms: int) -> bool:
-        """Whether no pod has seen this signed request before; from now on one has."""
+        """Whether no pod has seen this signed request before. From now on it counts as seen."""
         name = f"{keys.ACCESS_ROOT}seen:{hashlib.sha256(request_id.encode()).hexdigest()}"
         with reachable():
             return bool(await self._redis.set(name, "1", nx=True, px=remember_ms))
 
     async def wait_ms(self, key_id: str, rate: Rate) -> int:
-        """0 where a call of the key may pass, and then it is counted; else how long the next must wait."""
+        """How long the key's next call must wait; 0 if this call may pass, which then counts."""
         (wait_ms,) = await self._store.run_at(keys.ACCESS_ROOT, "admit", [key_id, rate.interval_us, rate.burst])
         return int(wait_ms)

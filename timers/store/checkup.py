@@ -1,4 +1,4 @@
-"""Owns judging a server by what it says of itself (INFO and CONFIG GET): whether timers are safe on it."""
+"""Owns judging from INFO and CONFIG GET whether timers are safe on a server."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
-"""Owns the record's form in Redis: text that a script can take apart without decoding JSON, and the Timer behind it.
+"""Owns the record's form in Redis: text that a script can take apart without decoding JSON, and the Timer that it
+stands for.
 
-A record is lines: a head of ten fields, the spec (JSON), the progress (JSON or nothing), the history, oldest first.
-PROTOCOL.md gives the fields.
+A record is lines: a head of ten fields, the spec (JSON), the progress (JSON or nothing), and the history, oldest first.
+PROTOCOL.md describes the fields.
 """
 
 import json
@@ -27,15 +28,15 @@ STATUSES: Final[Mapping[str, Status]] = {
     **{letter: status for status, letter in LETTERS.items()},
     "w": Status.SCHEDULED,
 }
-"""As LETTERS, and `w`: scheduled, but not to be claimed before what it waits for has come."""
+"""As LETTERS, plus `w`: scheduled, but not to be claimed before something else has happened."""
 
 NOTE_LIMIT_CHARACTERS: Final = 1200
-"""A kilobyte of what a web hook's target answered, and who answered it."""
+"""A kilobyte of a web hook target's answer, and who answered."""
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
-"""What is looked at of a note: cleaning takes longer than running a timer where it is megabytes."""
+"""How much of a note is read: cleaning megabytes would take longer than running the timer."""
 
 TIME_DIGITS: Final = 13
-"""Of epoch ms, until the year 2286; as in lua/common.lua."""
+"""Digits of epoch ms, until the year 2286; as in lua/common.lua."""
 
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -44,8 +45,8 @@ _CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
 
 
 class CorruptRecord(ValueError):
-    """A record that this version cannot read. `timer` is what could be read of it, with the reason as its last error;
-    None where not even the head can be."""
+    """A record that this version cannot read. `timer` holds what could be read, with the reason as its last error; None
+    if not even the head could be."""
 
     def __init__(self, text: str, timer: Timer | None) -> None:
         super().__init__(text)
@@ -58,7 +59,7 @@ def encode_spec(spec: Mapping[str, Any]) -> str:
 
 
 def encode_progress(progress: Progress) -> str:
-    """One line of compact JSON without what is still at its default; nothing if all is."""
+    """One line of compact JSON without default values; nothing if all values are defaults."""
     if progress is NO_PROGRESS:
         return ""
     fields = {
@@ -70,17 +71,18 @@ def encode_progress(progress: Progress) -> str:
     }
     kept = {k: v for k, v in fields.items() if v}
     text = _ENCODER.encode(kept) if kept else ""
-    # An exception of a processor may bring half characters along, which UTF-8 does not know.
+    # A processor's exception may contain half characters, which UTF-8 cannot encode.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def encode_said(cause: str, text: str = "") -> str:
-    """The end of a history line: the cause, and the text where it says more."""
+    """The end of a history line: the cause, and the text if it adds anything."""
     return cause if text in ("", cause) else f"{cause} {_clean(text)}"
 
 
 def _clean(note: str) -> str:
-    """One line, bounded, without control characters (Lua's format ends at a NUL): what a history entry can hold."""
+    """The note as a history entry can hold it: one line, bounded, without control characters (Lua's format ends at a
+    NUL)."""
     if len(note) <= NOTE_LIMIT_CHARACTERS and note.isalnum():
         return note
     note = note[:NOTE_READ_CHARACTERS]
@@ -89,8 +91,8 @@ def _clean(note: str) -> str:
 
 
 def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -> Timer:
-    """The timer of a record. Raises CorruptRecord, also for spec that are no longer valid (a time zone can be
-    abolished): what the policy must read after a run has to be known as unreadable before it."""
+    """The timer of a record. Raises CorruptRecord, also if the spec is no longer valid (a time zone can be abolished):
+    what the policy must read after a run has to be known as unreadable before the run."""
     try:
         return _decoded(prefix, timer_id, raw, lease)
     except _UNREADABLE as error:
@@ -99,7 +101,7 @@ def decode(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -
 
 
 def readable(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None) -> Timer | None:
-    """As `decode`, for showing: of an unreadable record what can be read; None where not even the head can be."""
+    """As `decode`, but for display: what can be read of an unreadable record; None if not even the head can be."""
     try:
         return decode(prefix, timer_id, raw, lease)
     except CorruptRecord as corrupt:
@@ -133,7 +135,7 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
 
 
 def _ms(text: str) -> int:
-    """A time of a record. What has more digits is none, and could not be shown."""
+    """A time in a record. More digits are not a time and could not be shown."""
     if len(text) > TIME_DIGITS:
         raise ValueError(f"{text[:TIME_DIGITS]}… is no time")
     return int(text)
@@ -142,7 +144,7 @@ def _ms(text: str) -> int:
 def newborn(
     prefix: str, timer_id: str, *, due_ms: int, now_ms: int, spec: Mapping[str, Any], progress: Progress
 ) -> Timer:
-    """The timer of the record that `arm` makes of a free identity: what `decode` would read from it."""
+    """The timer of the record that `arm` makes for a free identity: what `decode` would read from it."""
     return Timer(
         prefix=prefix,
         id=timer_id,
@@ -162,7 +164,7 @@ def newborn(
 
 
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
-    """The timer of a record's head alone."""
+    """The timer from a record's head alone."""
     error = encode_progress(Progress(last_error={"type": "CorruptRecord", "reason": reason, "detail": ""}))
     try:
         return _decoded(prefix, timer_id, raw.partition(b"\n")[0] + f"\n{{}}\n{error}".encode(), lease)
@@ -171,7 +173,7 @@ def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reaso
 
 
 class StoredHistory(Sequence[HistoryEntry]):
-    """A history that is taken apart when somebody looks at it: most runs do not."""
+    """A history that is parsed when somebody reads it: most runs do not."""
 
     __slots__ = ("_created_ms", "_entries", "_lines", "_read")
 
@@ -204,14 +206,14 @@ class StoredHistory(Sequence[HistoryEntry]):
         return self._read
 
     def _first(self) -> HistoryEntry:
-        """The creation, or where that was dropped a marker that says so."""
+        """The creation, or the marker for older entries that were dropped."""
         dropped = self._entries - len(self._lines)
         if self._entries >= HISTORY_LIMIT:
             return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "dropped", str(dropped + 1))
         return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "created")
 
     def _entry(self, line: str) -> HistoryEntry:
-        """History is for people: what cannot be read of it says so and stops nothing."""
+        """History is for people: an entry that cannot be read says so and stops nothing."""
         try:
             return _entry(line)
         except (ValueError, KeyError):
@@ -234,7 +236,8 @@ def _entry(line: str) -> HistoryEntry:
 
 
 def _spec(text: str) -> dict[str, Any]:
-    """As `json.loads`, without its search for space around the value, which takes longer than the value itself."""
+    """As `json.loads`, without the search for white space around the value, which takes longer than the value
+    itself."""
     spec, end = _DECODER.raw_decode(text)
     if end != len(text) or not isinstance(spec, dict):
         raise ValueError("the spec are not one object")
@@ -251,7 +254,8 @@ def _check(spec: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=4096)
 def _check_policy(text: str) -> None:
-    """Raises ValueError unless the policy can read these spec. Cached: thousands of timers share a few policies."""
+    """Raises ValueError unless the policy can read this spec. Cached, because thousands of timers share a few
+    policies."""
     spec = json.loads(text)
     if "retry" in spec:
         RetryPolicy.model_validate(spec["retry"])

@@ -1,4 +1,4 @@
-"""Owns what is about to be due: the next timers, and how many in each hour to come. Changes nothing."""
+"""Owns what is due soon: the next timers, and how many in each hour to come. Changes nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from timers.store.scripts import Argument, Call, read
 from timers.store.store import Store
 
 QUEUES_LIMIT: Final = 2000
-"""Queues of a shard that are counted, those due first: any number of prefixes may be there."""
+"""Queues counted in a shard, those due first: there may be any number of prefixes."""
 
 QUEUES_A_CALL: Final = 40
 """Queues that one script counts: at most a millisecond of the server's time."""
@@ -20,15 +20,15 @@ CALLS_AT_ONCE: Final = 10
 """In one round trip; the server takes others in between."""
 
 PAGE_BYTES: Final = 256 * 1024
-"""Of the records of one queue: with more to them the next timers are fewer."""
+"""Bytes of records read from one queue: with larger records, fewer of the next timers are found."""
 
 Visible = Callable[[str], bool] | None
-"""Whether a prefix may be seen; None for all."""
+"""Whether a prefix may be seen; None allows all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Timers due in each step from now on; `is_whole` is false where some queues were too many to count."""
+    """Timers due in each step from now on; `is_whole` is false if there were too many queues to count."""
 
     counts: Sequence[int]
     is_whole: bool
@@ -67,7 +67,7 @@ async def next_timers(store: Store, most: int, visible: Visible = None) -> list[
 async def _heads(
     store: Store, before_ms: int | None, visible: Visible, most: int = QUEUES_LIMIT
 ) -> list[list[tuple[float, str]]]:
-    """Of each shard the queues due first and when, at most one more than are counted."""
+    """The queues of each shard that are due first, with their due times; at most one more than are counted."""
     high = "+inf" if before_ms is None else f"({before_ms}"
     async with store.connections.commands.pipeline(transaction=False) as asked:
         for shard in range(store.shards):

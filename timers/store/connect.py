@@ -1,4 +1,4 @@
-"""Owns connections: one place where a URL becomes clients, with timeouts and retries said explicitly."""
+"""Owns connections: the one place where a URL becomes clients with explicit time-outs and retries."""
 
 import asyncio
 from collections.abc import Iterable
@@ -17,16 +17,16 @@ ANSWER_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_TIMEOUT_SECONDS: Final = 2.0
 POOL_WAIT_SECONDS: Final = 5.0
 
-# No retries below us: redis-py would send a script again whose answer was lost, and a create would then answer
-# "exists" to its own author. Who may repeat a call knows so and does it.
+# No retries in redis-py: it would resend a script whose answer was lost, and a create would then answer "exists" to its
+# own author. Callers that may repeat a call do so themselves.
 _NEVER: Final = Retry(NoBackoff(), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The ways to one db: `commands` is a bounded pool; `reserved` is a single connection that only the heartbeat uses,
-    so that leases are extended however busy the pool is; `line` makes a connection for one caller, `dial` one for a
-    subscriber, who closes it."""
+    """The connections to one db. `commands` is a bounded pool. `reserved` is a single connection that only the
+    heartbeat uses, so that leases are extended however busy the pool is. `line` makes a connection for one caller, and
+    `dial` one for a subscriber, who closes it."""
 
     commands: Redis
     reserved: Redis
@@ -34,19 +34,19 @@ class Connections:
     _lines: list[Line] = field(default_factory=list)
 
     def line(self) -> Line:
-        """A connection outside the pools, for one caller; not yet opened, closed with all the others."""
+        """A connection outside the pools for one caller. It is not yet open; `close` closes it with all others."""
         line = Line(self.dial(), answer_s=ANSWER_TIMEOUT_SECONDS)
         self._lines.append(line)
         return line
 
     def dial(self) -> AbstractConnection:
-        """A connection outside every pool, not yet opened, whose reads wait as long as it takes."""
+        """A connection outside every pool, not yet open, whose reads wait without limit."""
         pool = self.commands.connection_pool
         connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None})
         return connection
 
     async def close(self) -> None:
-        """Close the pools and the lines."""
+        """Close the pools and the connections of single callers."""
         for line in self._lines:
             await line.close()
         await self.commands.aclose(close_connection_pool=True)
@@ -81,11 +81,11 @@ def _obedient(kind: type[AbstractConnection]) -> type[AbstractConnection]:
 
 
 class _Obedient(AbstractConnection):
-    """Ends when it is cancelled. redis-py sends through `asyncio.wait_for`, which before Python 3.12 swallows a
-    cancellation that comes as the send ends, and makes a task of every send. A drain hung so."""
+    """Stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes a task of every send and,
+    before Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung that way."""
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """As redis-py's, under the same limit of time."""
+        """As redis-py's, under the same time limit."""
         seconds, self.socket_timeout = self.socket_timeout, None
         if seconds is None:
             return await super().send_packed_command(command, check_health)

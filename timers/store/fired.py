@@ -1,5 +1,5 @@
-"""Owns the rings of what was fired: starts by lateness, of each minute of the last hour and each half hour of the last
-day. A few KB in a hash slot of their own, so that a restarted pod still shows them."""
+"""Owns the rings of past starts, counted by lateness: for each minute of the last hour and each half hour of the last
+day. They take a few KB in a hash slot of their own, so that a restarted pod still shows them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from timers.store.scripts import read
 from timers.store.store import Store
 
 RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48, 1_800_000)}
-"""By name how many slots, and how many ms each has; as in fired.lua."""
+"""By name: the number of slots, and the ms in each; as in fired.lua."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What started from `at_ms` until the next slot: starts by lateness bucket."""
+    """Starts from `at_ms` until the next slot, by lateness bucket."""
 
     at_ms: int
     counts: Mapping[int, int]
@@ -29,12 +29,12 @@ class FiredRing:
         self._store = store
 
     async def add(self, counts: Mapping[int, int]) -> None:
-        """Add starts of just now, by bucket."""
+        """Add the newest starts, by bucket."""
         flat = [part for bucket, n in counts.items() for part in (bucket, n)]
         await self._store.run_at(keys.FIRED_ROOT, "fired", flat)
 
     async def read(self) -> dict[str, list[Slot]]:
-        """The rings by name, oldest slot first; the newest slot is the one that time is in now."""
+        """The rings by name, oldest slot first. The newest slot is the current one."""
         now_ms = await self._store.now_ms()
         async with self._store.connections.commands.pipeline(transaction=False) as asked:
             for ring in RINGS:
@@ -44,7 +44,7 @@ class FiredRing:
 
 
 def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> list[Slot]:
-    """The ring's slots up to now; what is older, or cannot be read, counts as empty."""
+    """The ring's slots up to now; older or unreadable slots count as empty."""
     newest = now_ms // width_ms
     known = dict(slot for value in values if (slot := _parsed(value)) is not None)
     return [Slot(number * width_ms, known.get(number, {})) for number in range(newest - slots + 1, newest + 1)]
@@ -60,7 +60,7 @@ def _parsed(value: bytes) -> tuple[int, dict[int, int]] | None:
 
 
 def total(slots: Sequence[Slot]) -> Counter[int]:
-    """All of the slots together."""
+    """The sum of the slots."""
     together: Counter[int] = Counter()
     for slot in slots:
         together.update(slot.counts)

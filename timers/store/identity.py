@@ -1,7 +1,8 @@
-"""Owns which db this is: its epoch and number of shards (`timers:meta`), made, compared, and what it has lost.
+"""Owns which db this is: its epoch and number of shards (`timers:meta`), how they are made and compared, and what data
+was lost.
 
-Every process takes them from the db once and compares them from then on: an arm script in each call, a pod at each sign
-of life. Reading never makes them.
+Every process reads them once and compares them from then on: an arm script in each call, a pod at each sign of life.
+Reading never creates them.
 """
 
 import re
@@ -24,14 +25,14 @@ RECORD_FORMAT: Final = "1"
 DEFAULT_SHARDS: Final = 1
 
 COUNTS_A_SECOND: Final = 200
-"""Counts (of a prefix and status) added up for a shard, to know how many timers there are: with many it is done less
+"""Counts (each of a prefix and status) to add up for a shard's number of timers. A shard with many is counted less
 often."""
 
 _LOSS: Final = re.compile(r"loss:(?:shard:(\d+)|db:\w+) (\d+) (\d+) (\d+)")
 
 
 class Mark(NamedTuple):
-    """The newest mark of progress that is known of a shard, and how many timers it had about then."""
+    """The newest known mark of progress of a shard, and about how many timers the shard had then."""
 
     ms: int
     timers: int
@@ -39,8 +40,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Data that is gone: of one shard, which went back in time, or of the whole db (None). The window is the server's
-    time, from 0 where nothing is left; `timers` is how many were known, not how many of them are lost."""
+    """Lost data: of one shard, which went back in time, or of the whole db (None). The window is in server time and
+    starts at 0 if nothing is left. `timers` is how many were known, not how many were lost."""
 
     shard: int | None
     from_ms: int
@@ -62,8 +63,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What `timers:meta` says. `armed` once a shard was founded, which fixes the number of shards; `closed` once an API
-    key was kept."""
+    """The contents of `timers:meta`. `armed` is set once a shard was founded, which fixes the number of shards;
+    `closed` once an API key was kept."""
 
     epoch: str
     shards: int
@@ -73,8 +74,8 @@ class Meta:
 
 
 class DbIdentity:
-    """The db as this process knows it. `epoch` is empty as long as nobody has made one; the number of shards is then
-    what was asked for, or the default. `pinned` is the number that this process insists on, None for any."""
+    """The db as this process knows it. `epoch` is empty until somebody has made one; until then the number of shards is
+    what was asked for, or the default. `pinned` is the number that this process insists on; None accepts any."""
 
     def __init__(self, redis: Redis, wake: str, clock: ServerClock, shards: int | None) -> None:
         self._redis, self._wake, self._clock = redis, wake, clock
@@ -83,15 +84,15 @@ class DbIdentity:
         self.epoch = ""
         self.armed = self.closed = False
         self.losses: Mapping[str, Loss] = {}
-        """What nobody has acknowledged yet, as last seen."""
+        """Losses that nobody has acknowledged, as last seen."""
         self.marks: dict[int, Mark] = {}
         self._seen_ms = 0
         self._count_at: dict[int, float] = {}
 
     async def look(self) -> None:
-        """Take the db's identity if it has one, and what was lost in it. Changes nothing there. An epoch other than the
-        one that timers were armed under is left to `compare`. Raises ConfigurationError for a db that cannot be used:
-        with another number of shards, in another format, or not to be read."""
+        """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
+        under which timers were armed is left to `compare`. Raises ConfigurationError if the db cannot be used: it has
+        another number of shards or another format, or cannot be read."""
         meta = await self._change("look")
         self.losses = {} if meta is None else meta.losses
         if self.armed and (meta is None or meta.epoch != self.epoch):
@@ -100,19 +101,19 @@ class DbIdentity:
             self._take(meta)
 
     async def make(self) -> None:
-        """Take the db's identity, and make one where there is none: one atomic step, so that all get the same. A number
-        of shards that is insisted on replaces another as long as no timer was ever armed. Raises as `look`."""
+        """Take the db's identity, making one if there is none: one atomic step, so that all processes get the same. A
+        pinned number of shards replaces another as long as no timer was ever armed. Raises as `look`."""
         wanted = "" if self.pinned is None else str(self.pinned)
         self._take(await self._change("make", RECORD_FORMAT, wanted, str(DEFAULT_SHARDS), _fresh()))
 
     async def join(self) -> None:
-        """As `make`, for a pod: from now on it works with this number of shards and no other."""
+        """As `make`, for a pod: from now on it accepts only this number of shards."""
         await self.make()
         self.pinned = self.shards
 
     async def found(self, shards: Iterable[int]) -> None:
-        """Found shards that do not carry our epoch. If the db has another by now, ours becomes that one first; the
-        number of shards may then be another too. Raises Unavailable where this process cannot work with that."""
+        """Found the shards that do not carry our epoch. If the db has another epoch by now, adopt that first; the
+        number of shards may then differ too. Raises Unavailable if this process cannot work with that."""
         meta = await self._change("arm", self.epoch)
         if meta is None or meta.epoch != self.epoch:
             try:
@@ -126,8 +127,8 @@ class DbIdentity:
                 await self._redis.set(f"{keys.root(shard)}epoch", self.epoch)
 
     async def renew(self) -> None:
-        """Our epoch is gone from the db. Go on under the one that another pod has made, or make it, with as many shards
-        as before. Raises ConfigurationError where it has another number now, and ours is pinned."""
+        """Our epoch is gone from the db. Adopt the epoch that another pod has made, or make one with the same number of
+        shards. Raises ConfigurationError if the db now has another number of shards and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
         known = (self.epoch, _fresh(), RECORD_FORMAT, str(self.shards), armed, closed, str(self._seen_ms))
         timers = sum(mark.timers for mark in self.marks.values())
@@ -136,8 +137,8 @@ class DbIdentity:
         self._take(meta)
 
     async def compare(self) -> None:
-        """See whether it is still the same db, what was lost in it, and renew the epoch if that is gone. Raises
-        ConfigurationError where this process cannot go on with what is there."""
+        """Check whether it is still the same db and what was lost in it; renew the epoch if it is gone. Raises
+        ConfigurationError if this process cannot work with what is there."""
         try:
             meta = await self._change("look")
         except ConfigurationError:
@@ -150,14 +151,14 @@ class DbIdentity:
             self._take(meta)
 
     def learn(self, epoch: str, marks: Mapping[int, Mark]) -> None:
-        """Remember what another pod knows of the shards that it marks."""
+        """Remember what another pod knows about the shards that it marks."""
         for shard, mark in marks.items() if epoch == self.epoch else ():
             if shard not in self.marks or mark.ms > self.marks[shard].ms:
                 self.marks[shard] = mark
 
     async def mark(self, shards: Sequence[int]) -> None:
-        """Mark the progress of these shards, and find those that went back in time. Then compare, as `compare`: a db
-        that was emptied has no marks either, and that is another loss."""
+        """Mark the progress of these shards and find those that went back in time. Then `compare`: an emptied db has no
+        marks either, but that is another kind of loss."""
         epoch, began = self.epoch, time.monotonic()
         calls = [(keys.root(shard), self._to_mark(shard, began)) for shard in shards]
         replies = await scripts.run_all(self._redis, "mark", calls) if calls else []
@@ -183,7 +184,7 @@ class DbIdentity:
         return [self._wake, str(self.marks[shard].ms if shard in self.marks else 0), counts]
 
     async def acknowledge(self) -> Sequence[Loss]:
-        """Somebody knows of the losses now: they are no longer told of. Answers them."""
+        """Stop reporting the losses: somebody knows of them now. Returns them."""
         meta = await self._change("acknowledge")
         self.losses = {}
         return [] if meta is None else list(meta.losses.values())
@@ -199,7 +200,7 @@ class DbIdentity:
         return _meta(dict(zip(texts[::2], texts[1::2], strict=True)))
 
     def _take(self, meta: Meta | None) -> None:
-        """From now on this is the db."""
+        """Use this as the db from now on."""
         if meta is None:
             raise ConfigurationError(f"{keys.META} has no epoch, and its format is not known; use another db")
         if self.pinned not in (None, meta.shards):
@@ -211,7 +212,7 @@ class DbIdentity:
 
 
 def _meta(fields: dict[str, str]) -> Meta | None:
-    """None where no db was made yet. Raises ConfigurationError for another format, and for what is no meta."""
+    """None if the db has no identity yet. Raises ConfigurationError for another format or an unusable meta."""
     if (form := fields.get("format", RECORD_FORMAT)) != RECORD_FORMAT:
         raise ConfigurationError(f"the db holds records of format {form}; this version knows {RECORD_FORMAT}")
     if not fields.get("epoch"):
@@ -231,5 +232,5 @@ def _loss(name: str, text: str) -> Loss | None:
 
 
 def _fresh() -> str:
-    """An epoch that was never used."""
+    """An unused epoch."""
     return secrets.token_hex(8)

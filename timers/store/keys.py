@@ -1,4 +1,4 @@
-"""Every key name that Python builds or reads; the scripts build the rest from the shard's root (lua/common.lua)."""
+"""Every key name that Python builds or reads. The scripts build the rest from the shard's root (lua/common.lua)."""
 
 import re
 import zlib
@@ -20,17 +20,17 @@ API_KEYS: Final = "timers:keys"
 """Hash: id of an API key → its entry, or `revoked`."""
 
 ACCESS_ROOT: Final = "timers:{access}:"
-"""Root of what is remembered of callers: `seen:<hash>` of signed requests, `rate:<id>` of keys."""
+"""Root of what is remembered about callers: `seen:<hash>` for signed requests, `rate:<id>` for keys."""
 
 FIRED_ROOT: Final = "timers:{fired}:"
-"""Root of the rings of what was fired in the last hour and day."""
+"""Root of the rings of past starts in the last hour and day."""
 
 BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
-"""A key that a client may have set by itself: `<prefix>:<id>`. A trigger key is none, because of its braces."""
+"""A key that a client may have set itself: `<prefix>:<id>`. Braces keep a trigger key from matching."""
 
 
 def text(name: bytes) -> str:
-    """A name as it lies in Redis; of what a stranger has put there, which may be no text, as much as can be shown."""
+    """A name from Redis as text. A stranger's name may not be text; then as much as can be shown."""
     return name.decode(errors="replace")
 
 
@@ -46,7 +46,7 @@ def root(shard: int) -> str:
 
 
 def limits_root(prefix: str) -> str:
-    """Root of what a limited prefix may start: `permits` and `rate`, in a hash slot of their own."""
+    """Root of what limits a prefix: `permits` and `rate`, in a hash slot of their own."""
     return f"timers:{{limits:{prefix}}}:"
 
 
@@ -61,12 +61,13 @@ def expired_channel(db: int) -> str:
 
 
 def wake_channel(db: int) -> str:
-    """Where a timer that is due within a sweep interval is announced. Channels know no db, so the name does."""
+    """The channel that announces timers due within a sweep interval. Channels do not belong to a db, so the name
+    contains it."""
     return f"timers:wake:{db}"
 
 
 def events_channel(db: int) -> str:
-    """Where every change of a timer is published while somebody listens."""
+    """The channel that publishes every change of a timer while somebody listens."""
     return f"timers:events:{db}"
 
 

@@ -1,7 +1,7 @@
 """Owns who is alive and who declared what: the pods' signs of life, and the prefixes that pods ever declared.
 
-A sign has two parts: what a pod is, said once, and how it is, said at every beat. So hundreds of processors make no
-beat long. Declarations outlive their pods, because a prefix is not another processor's while its own pods are away.
+A sign has two parts: what a pod is, sent once, and its state, sent at every beat, so that hundreds of processors make
+no beat long. Declarations outlive their pods, because no other processor may take a prefix while its own pods are away.
 """
 
 import json
@@ -24,10 +24,10 @@ from timers.store.scripts import Argument, reachable
 from timers.store.store import Store
 
 FORGET_AFTER_MS: Final = 4000
-"""A pod silent for four beats counts as gone; until then its share of events costs the others a late look."""
+"""A pod that is silent for four beats counts as gone; until then its share of events is claimed by a late look."""
 
 HEARINGS: Final = ("ok", "late", "deaf")
-"""How notifications arrive at a pod, the worst last."""
+"""How notifications arrive at a pod, worst last."""
 
 _CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings")
 _STATE: Final = ("running", "notifications", "lateness", "epoch", "marks")
@@ -40,11 +40,10 @@ _Bucket = Annotated[int, Field(ge=0, le=1000)]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live pod. `processors` are the prefixes of the processors that it can run; `only` and `shards` are what it is
-    limited to (no `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as
-    text. `lateness` counts its starts of the last minutes by bucket;
-    `epoch` and `marks` are what it knows of the db.
-    `trouble` says what of its sign cannot be read; that part is as if it had not been said."""
+    """A live pod. `processors` are the prefixes of its processors. `only` and `shards` are what it is limited to (empty
+    `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as text. `lateness`
+    counts its starts of the last minutes by bucket. `epoch` and `marks` are what it knows of the db. `trouble` says
+    which parts of its sign cannot be read; they count as missing."""
 
     pod: str
     seen_ms: _Count = 0
@@ -68,7 +67,7 @@ class Member:
 
     @property
     def hearing(self) -> str:
-        """How notifications arrive there; `deaf` for a pod that says something else."""
+        """How notifications arrive at the pod; `deaf` for anything unknown."""
         return self.notifications if self.notifications in HEARINGS else HEARINGS[-1]
 
     def takes(self, shard: int) -> bool:
@@ -104,8 +103,8 @@ class Declaration(NamedTuple):
 
 @dataclass(frozen=True)
 class Roster:
-    """The live pods and the declared prefixes at one moment. `version` changes with what the pods are and with what is
-    declared, not with how the pods are."""
+    """The live pods and the declared prefixes at one moment. `version` changes when a pod's card or a declaration
+    changes, not when a pod's state does."""
 
     version: bytes = b""
     members: Sequence[Member] = ()
@@ -117,18 +116,18 @@ class Roster:
         return [member for member in self.members if member.works]
 
     def owner(self, prefix: str) -> str | None:
-        """The processor that timers of the prefix are for, whether a pod has it now or not: the longest that was ever
-        declared. None: there was never one."""
+        """The processor that owns timers of the prefix, whether or not a pod has it now: the longest ever declared.
+        None if there never was one."""
         return owner(prefix, self.declared)
 
     def serving(self, prefix: str) -> Sequence[Member]:
-        """The live pods that run timers of the prefix: those with the processor that it is for."""
+        """The live pods that run timers of the prefix: those with the processor that owns it."""
         found = self.owner(prefix)
         return [m for m in self.workers if found in m.processors and (not m.only or owner(prefix, m.only) is not None)]
 
 
 class Membership:
-    """The registry of one db, as one pod or one reader sees it. Raises Unavailable while Redis is away."""
+    """The registry of one db as one pod or one reader sees it. Raises Unavailable while Redis is away."""
 
     def __init__(self, store: Store, *, forget_after_ms: int = FORGET_AFTER_MS) -> None:
         self._store, self._redis = store, store.connections.commands
@@ -138,8 +137,8 @@ class Membership:
         self._roster = Roster()
 
     async def beat(self, me: Member) -> Roster:
-        """Give a sign of life, declare the member's processors, and learn who is alive. What the registry knows of the
-        member already is not said again, unless data was lost or somebody took a declaration back."""
+        """Give a sign of life, declare the member's processors, and learn who is alive. What the registry already knows
+        of the member is sent again only after data was lost or somebody took a declaration back."""
         card = _json(me, *_CARD)
         if card == self._said:
             roster = await self._beat(me)
@@ -167,12 +166,12 @@ class Membership:
         return self._roster
 
     async def leave(self, pod: str) -> None:
-        """Sign a pod off. What it declared stays."""
+        """Sign a pod off. Its declarations stay."""
         self._said = ""
         await self._store.run_at(keys.PODS_ROOT, "beat", [pod, "", self._forget_after_ms, "", ""])
 
     async def read(self) -> Roster:
-        """Who is alive, without a sign of life of one's own. Writes nothing."""
+        """Read who is alive without giving a sign of life. Writes nothing."""
         with reachable():
             async with self._redis.pipeline(transaction=False) as asked:
                 asked.time()
@@ -188,9 +187,9 @@ class Membership:
         return Roster(version or b"", members, _declarations(declared))
 
     async def declared(self, known: Roster) -> Roster:
-        """The declared prefixes, without the pods; `known` itself where nothing has changed since. Also where all have
-        gone with lost data: pods declare theirs again in a moment, and no create should fail until then. Writes
-        nothing."""
+        """Read the declared prefixes without the pods. Returns `known` itself if nothing has changed since, or if all
+        declarations went with lost data: pods will declare theirs again in a moment, and no create should fail until
+        then. Writes nothing."""
         with reachable():
             version: Any = await self._redis.get(_VERSION)
             if known.declared and version in (None, known.version):
@@ -199,7 +198,7 @@ class Membership:
         return Roster(version or b"", (), _declarations(found))
 
     async def forget(self, prefix: str) -> bool:
-        """Take a declaration back. False where there was none."""
+        """Take a declaration back. False if there was none."""
         with reachable():
             async with self._redis.pipeline(transaction=False) as asked:
                 asked.hdel(_DECLARED, prefix)
@@ -218,7 +217,7 @@ def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _part(pod: bytes, text: bytes) -> Member:
-    """What one part of a sign says; a part that cannot be read says nothing but that."""
+    """The content of one part of a sign. A part that cannot be read says only that."""
     name = pod.decode(errors="replace")
     try:
         return _MEMBER.validate_python({**json.loads(text), "pod": name, "trouble": None})
@@ -241,7 +240,7 @@ def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: bytes | float, s
 
 
 def _declarations(found: Mapping[bytes, bytes]) -> dict[str, Declaration]:
-    """By prefix; a stranger's entry, which no timer can be of, is left out."""
+    """By prefix, without a stranger's entries, which no timer can match."""
     named = {prefix.decode(errors="replace"): text.decode(errors="replace") for prefix, text in found.items()}
     return {prefix: _declaration(text) for prefix, text in named.items() if is_prefix(prefix)}
 

@@ -1,4 +1,4 @@
-"""Owns what the server announces: expired keys and wake-ups, as values; a fresh subscription is reported as a gap."""
+"""Owns what the server announces: expired keys and wake-ups as values, and each confirmed subscription."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class TriggerExpired:
 
 @dataclass(frozen=True, slots=True)
 class LeaseExpired:
-    """A lease ran out: its pod is gone or cannot be heard."""
+    """A lease expired: its pod is gone or cannot reach Redis."""
 
     shard: int
     prefix: str
@@ -30,7 +30,7 @@ class LeaseExpired:
 
 @dataclass(frozen=True, slots=True)
 class BareExpired:
-    """A key that a client set by itself expired; whether it is a timer depends on who serves its prefix."""
+    """A key that a client set itself expired. Whether it is a timer depends on who serves its prefix."""
 
     prefix: str
     id: str
@@ -60,7 +60,7 @@ class CanaryExpired:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A (re)subscription was confirmed: events before it may be lost."""
+    """A subscription was confirmed, the first or a later one: events before it may be lost."""
 
 
 Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | CanaryExpired | Subscribed
@@ -75,7 +75,7 @@ _CANARY: Final = keys.canary_key("").encode()
 
 
 def parse_expired(key: bytes) -> Notification | None:
-    """What the expiry of a key means to us; None for a stranger's."""
+    """What the expiry of a key means; None for a stranger's key."""
     if key.startswith(b"timers:"):
         if lease := _LEASE.fullmatch(key):
             return LeaseExpired(int(lease[1]), lease[2].decode(), lease[3].decode())
@@ -89,7 +89,7 @@ def parse_expired(key: bytes) -> Notification | None:
 
 
 async def hear(connections: Connections, sink: Sink) -> None:
-    """Subscribe, and report each notification of the db until the connection breaks; then raise Unavailable. Never
+    """Subscribe and report each notification of the db until the connection breaks; then raise Unavailable. Never
     returns otherwise."""
     expired = keys.expired_channel(connections.db).encode()
 

@@ -1,7 +1,7 @@
 """Owns what a limited prefix may start in the whole fleet: permits, which end with the lease, and the rate of starts.
 
 Each such prefix has a hash slot of its own. A pod reserves before it claims, gives back at once what it did not use,
-keeps the permits of its runs like their leases, and releases them when their ends are written.
+extends the permits of its runs like their leases, and releases them once their ends are written.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Permit = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Starts of a prefix, as many as `count`, and how long its rate forbids one more. There are permits only where its
+    """Up to `count` starts of a prefix, and how long its rate forbids the next. There are permits only if its
     concurrency is limited."""
 
     prefix: str
@@ -35,22 +35,21 @@ class Reservation:
 
 
 class Permits:
-    """The permits of one db. Methods raise Unavailable while Redis is away; what is then in doubt ends with the
-    lease."""
+    """The permits of one db. Methods raise Unavailable while Redis is away; permits in doubt end with the lease."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._in_order = asyncio.Lock()
 
     async def reserve(self, prefix: str, limits: Limits, most: int, *, pod: str, lease_ms: int) -> Reservation:
-        """As many starts as the limits leave, at most so many."""
+        """Reserve as many starts as the limits allow, at most `most`."""
         interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
         arguments: list[Argument] = [pod, lease_ms, limits.concurrency or 0, interval_us, burst, most]
         count, wait_ms, names = await self._store.run_at(keys.limits_root(prefix), "reserve", arguments)
         return Reservation(prefix, limits, count, wait_ms, tuple((prefix, name.decode()) for name in names))
 
     async def give_back(self, reserved: Reservation, used: int) -> None:
-        """Of a reservation what is left when so many were used."""
+        """Give back what is left of a reservation after `used` starts."""
         unused = reserved.count - used
         if unused:
             off_us = reserved.limits.rate.interval_us * unused if reserved.limits.rate else 0
@@ -58,21 +57,21 @@ class Permits:
             await self._store.run_at(keys.limits_root(reserved.prefix), "release", [off_us, *names])
 
     async def release(self, permits: Iterable[Permit]) -> None:
-        """The runs that had them have ended. May be repeated."""
+        """Release the permits of runs that have ended. May be repeated."""
         async with self._in_order:
             await self._store.run_all("release", list(_calls(permits, 0)))
 
     async def keep(self, permits: Iterable[Permit], keep_ms: int) -> None:
-        """The runs that have them go on. What is released meanwhile is not kept: the permits are looked at when it is
-        their turn."""
+        """Extend the permits of runs that go on. `permits` is read as each call is made, so permits released meanwhile
+        are not extended."""
         async with self._in_order:
             calls = list(_calls(permits, keep_ms))
             if calls:
                 await self._store.run_all("keep", calls, redis=self._store.connections.reserved)
 
     async def next_shard(self, prefix: str) -> int | None:
-        """For who holds the only permit of a prefix: the shard of its earliest timer. None where there is none, and
-        where one runs all the same: its pod is dead or stands still, and it is rescued first."""
+        """For the holder of a prefix's only permit: the shard with its earliest timer. None if there is none, or if one
+        still runs: its pod is dead or stalled, and it must be rescued first."""
         async with self._store.connections.commands.pipeline(transaction=False) as asked:
             for root in map(keys.root, range(self._store.shards)):
                 asked.hget(f"{root}counts", f"r {prefix}")

@@ -1,4 +1,4 @@
-"""Owns reading what a db holds as a whole: counts, the oldest overdue, the stream of changes. Changes nothing."""
+"""Owns reading a db as a whole: counts, the oldest overdue timer, and the stream of changes. Changes nothing."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ WANTING_LIMIT: Final = 1000
 """Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
 
 TOTALLED_AT_ONCE: Final = 1000
-"""Counts added up before others may have the loop: half a millisecond."""
+"""Counts added up before others get the loop: half a millisecond."""
 
 QUARANTINED_SHOWN: Final = 3
 
@@ -43,12 +43,12 @@ class Change:
 
     @property
     def note(self) -> str:
-        """The cause in English, with what only this change knows."""
+        """The cause in English, with the details of this change."""
         return in_english(self.cause, self.text)
 
 
 class Queries:
-    """Reads of one db."""
+    """Reads one db."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -81,8 +81,8 @@ class Queries:
         return [(shard, prefix) async for shard, prefix, status, _ in self.counted() if status is Status.SCHEDULED]
 
     async def counted(self, only: str | None = None) -> AsyncIterator[tuple[int, str, Status, int]]:
-        """Shard, prefix, status and how many timers, above zero, of all prefixes or of one alone. What cannot be read
-        counts nothing."""
+        """Shard, prefix, status and number of timers, if above zero, for all prefixes or for one. Unreadable counts are
+        left out."""
         if only is None:
             whole = await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {})
             counted: Iterable[Mapping[bytes, bytes | None]] = whole
@@ -102,8 +102,8 @@ class Queries:
         return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
 
     async def due_queues(self, *, for_ms: int = 0, held: bool = True) -> list[Queue]:
-        """The queues with timers that have been due, or to be rescued, for so long. Without `held` none that may not
-        run now: paused or at a limit."""
+        """The queues with timers that have been due, or waiting for rescue, for this long. Without `held`, leave out
+        queues that may not run now: paused or at a limit."""
         until_ms = await self._store.now_ms() - for_ms
         indexes = ("heads", "leases", *(["held"] if held else []))
 
@@ -118,7 +118,7 @@ class Queries:
         return sorted(found)
 
     async def oldest_due_ms(self, *, held: bool = True) -> int | None:
-        """The earliest due time of all that is scheduled; None where nothing is. Without `held`, only of prefixes that
+        """The earliest due time of all scheduled timers; None if there are none. Without `held`, only of prefixes that
         may run now: neither paused nor at a limit."""
 
         def first_of(asked: Any, root: str) -> Any:
@@ -129,7 +129,7 @@ class Queries:
         return min((int(score) for first in firsts for _, score in first if _is_time(score)), default=None)
 
     async def heads(self, *, held: bool = True) -> dict[str, int]:
-        """The earliest due time of each prefix that has any scheduled; `held` as above."""
+        """The earliest due time of each prefix with scheduled timers; `held` as above."""
         found: dict[str, int] = {}
 
         def ask(asked: Any, root: str) -> None:
@@ -149,7 +149,7 @@ class Queries:
         return sorted({keys.text(member) for members in paused for member in members})
 
     async def quarantined(self) -> tuple[int, dict[str, str]]:
-        """How many timers are kept aside because they cannot be read, and a few of them (member → reason)."""
+        """How many timers are set aside because they cannot be read, and a few of them (member → reason)."""
         kept = await self._of_shards(
             lambda asked, root: asked.hlen(f"{root}quarantine").hscan(f"{root}quarantine", count=QUARANTINED_SHOWN),
             0,
@@ -161,15 +161,16 @@ class Queries:
     async def _of_shards(
         self, ask: Callable[[Any, str], object], *empty: object, shards: Sequence[int] | None = None
     ) -> list[Any]:
-        """What the shards, or some of them, answer in one round trip; `ask` is given a pipeline and a shard's root, and
-        `empty` is what its commands answer where nothing is."""
+        """The answers of all shards, or some of them, in one round trip. `ask` gets a pipeline and a shard's root;
+        `empty` is what its commands answer for missing keys."""
         async with self._redis.pipeline(transaction=False) as asked:
             for shard in range(self._store.shards) if shards is None else shards:
                 ask(asked, keys.root(shard))
             return await read(asked, *empty)
 
     async def changes(self, sink: Callable[[Change | None], None]) -> None:
-        """Pass on every change from now on, None at the subscription. Raises Unavailable when the connection breaks."""
+        """Pass on every change from now on, and None when the subscription is confirmed. Raises Unavailable when the
+        connection breaks."""
         channel = keys.events_channel(self._store.connections.db).encode()
 
         def take(_channel: bytes, data: bytes | None) -> None:
@@ -191,7 +192,7 @@ def _reason(kept: bytes) -> str:
 
 
 def _change(data: bytes) -> Change | None:
-    """None for what no script has published."""
+    """The change, or None if no script published this."""
     try:
         member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
         prefix, _, timer_id = member.partition(":")

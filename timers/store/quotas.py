@@ -1,8 +1,8 @@
-"""Owns arming within a quota: exact over all pods and shards, with what is shared in a hash slot of its own.
+"""Owns arming within a quota, exactly, over all pods and shards; shared data has a hash slot of its own.
 
-A caller books places first, then counts what is scheduled, then arms within what is left, then ends its booking. Who
-booked before counts with all its places: its timers are counted, or its booking is seen. So the last place is taken
-once. A booking whose caller died ends by itself.
+A caller books places, counts what is scheduled, arms within what is left, and ends its booking. Earlier bookings count
+with all their places: either their timers are counted or their booking is seen, so the last place is taken once. A
+booking whose caller died expires.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from timers.store.scripts import Argument, reachable
 from timers.store.store import Arming, Reply, Store
 
 BOOKED_MS: Final = 10_000
-"""How long a booking lasts without its end: longer than a caller may wait for its turn, and then for an answer."""
+"""How long a booking lasts if nobody ends it: longer than a caller may wait for its turn and then for an answer."""
 
 TURN_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.01
 ROUNDS: Final = 5
-"""Rounds of a batch: what found no place in its shard may have one that another shard did not use."""
+"""Rounds of a batch: a timer without a place in its shard may get one that another shard did not use."""
 
 COUNT_BATCH: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many timers may be scheduled at a time under some prefixes, and how many of these prefixes may have timers.
-    `name*` is every prefix that starts so."""
+    """How many timers may be scheduled at once under some prefixes, and how many of these prefixes may have timers.
+    `name*` stands for every prefix that begins with `name`."""
 
     most: int
     prefixes: tuple[str, ...]
@@ -38,8 +38,8 @@ class Quota:
 
 
 class Quotas:
-    """The quotas of one db. Methods raise Unavailable while Redis is away; places that are then in doubt are free again
-    after BOOKED_MS."""
+    """The quotas of one db. Methods raise Unavailable while Redis is away; places in doubt are free again after
+    BOOKED_MS."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -47,8 +47,9 @@ class Quotas:
         self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def arm(self, armings: Sequence[Arming], quota: Quota, *, edit_lock_ms: int) -> list[Reply]:
-        """As `Store.arm`. Also codes: full, where there is no place; prefixes, where the prefix is one too many. That
-        bound is looked at before arming, so callers at the same time may pass it by what each of them adds."""
+        """As `Store.arm`, with two more codes: `full` if there is no place, `prefixes` if the prefix would be one too
+        many. The bound on prefixes is checked before arming, so simultaneous callers may each pass it by what they
+        add."""
         answers: dict[int, Reply] = {}
         async with self._turns[quota]:
             for _ in range(ROUNDS):
@@ -60,7 +61,7 @@ class Quotas:
         return [answers[place] for place in range(len(armings))]
 
     async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Reply], int]:
-        """One round; also answers how much room there was."""
+        """One round; also returns how many places there were."""
         booking, room, known = await self._book(len(armings), quota)
         allowed = _within(armings, known, quota)
         some = [arming for arming in armings if arming.prefix in allowed]
@@ -70,8 +71,8 @@ class Quotas:
         return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
 
     async def _book(self, wanted: int, quota: Quota) -> tuple[bytes, int, set[str]]:
-        """A booking, how much room it gives, and the prefixes there are. While others are before it and could take
-        what it wants, it waits for them."""
+        """A booking, the room it gives, and the prefixes with timers. While earlier bookings could take what it wants,
+        it waits for them."""
         patterns, booking, until = " ".join(quota.prefixes), b"", time.monotonic() + TURN_SECONDS
         while True:
             asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
@@ -105,6 +106,6 @@ _ONE_TOO_MANY: Final = Reply("prefixes", None)
 
 
 def _within(armings: Sequence[Arming], known: set[str], quota: Quota) -> set[str]:
-    """The prefixes that are there, and those of these timers that may still be added."""
+    """The prefixes that have timers, and those of these timers that may still be added."""
     new = [prefix for prefix in dict.fromkeys(arming.prefix for arming in armings) if prefix not in known]
     return known | set(new[: max(quota.most_prefixes - len(known), 0)])

@@ -1,4 +1,4 @@
-"""Owns the Lua scripts: loading them from `lua/`, running them by digest, with errors in this project's words."""
+"""Owns the Lua scripts: loads them from `lua/`, runs them by digest, and translates their errors."""
 
 import asyncio
 import hashlib
@@ -26,18 +26,18 @@ from timers.store.line import Line
 Argument = str | int | bytes
 
 Call = tuple[str, Sequence[Argument]]
-"""On which shard (its root) with which arguments."""
+"""The root of the shard to run on, and the arguments."""
 
 FULL: Final = "Redis is full (maxmemory): it takes no new timers until it has room; cancels, runs and their ends go on"
 
 PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "CLUSTERDOWN")
-"""Error codes of a server that is there but cannot do it now; the same command may succeed later."""
+"""Error codes of a server that cannot do it now; the same command may succeed later."""
 
 
 @cache
 def source(name: str) -> str:
-    """The script's first line, which tells Redis its flags, the common part, and the rest of the script. The name of
-    another room's script begins with the room: `bare/adopt`."""
+    """The script's source: its first line, which tells Redis its flags, then the common part, then the rest. The name
+    of another room's script begins with the room: `bare/adopt`."""
     room, _, script = name.rpartition("/")
     folder = files("timers") / (room or "store") / "lua"
     flags, _, rest = (folder / f"{script}.lua").read_text().partition("\n")
@@ -53,11 +53,11 @@ def digest(name: str) -> str:
 
 @contextmanager
 def reachable() -> Iterator[None]:
-    """Turns the errors of a server that is away, loading, full or read-only into Unavailable.
+    """Turn the errors of a server that is away, loading, full or read-only into Unavailable.
 
-    Raises a cancellation that came meanwhile, also where it got lost: `asyncio.wait_for`, by which redis-py sends,
-    drops before Python 3.12 one that meets the end of what it waits for. The caller would go on as if nothing had
-    happened, and whoever stops it would wait for ever.
+    Also raises a cancellation that got lost meanwhile: before Python 3.12 `asyncio.wait_for`, which redis-py sends
+    through, drops a cancellation that comes just as its wait ends. The caller would go on as if nothing had happened,
+    and whoever stops it would wait for ever.
     """
     current = asyncio.current_task()
     before = current.cancelling() if current else 0
@@ -77,7 +77,7 @@ def reachable() -> Iterator[None]:
 
 
 async def run(redis: Redis | Line, name: str, root: str, arguments: Sequence[Argument]) -> Any:
-    """Run a script on a shard. Raises Unavailable; a server that lost its script cache is given the script again."""
+    """Run a script on a shard. Raises Unavailable. A server that lost its script cache gets the script again."""
     with reachable():
         try:
             return await redis.evalsha(digest(name), 1, root, *arguments)
@@ -86,13 +86,14 @@ async def run(redis: Redis | Line, name: str, root: str, arguments: Sequence[Arg
 
 
 async def run_all(redis: Redis, name: str, calls: Sequence[Call], *, line: Line | None = None) -> list[Any]:
-    """Run a script several times, in order and in one round trip; a single call over the line if there is one. Raises
-    as `run`; the calls before the one that failed have been made, and those after it may have been."""
+    """Run a script several times, in order and in one round trip; use the line for a single call if there is one.
+    Raises as `run`: the calls before the one that failed were made, and later ones may have been."""
     if len(calls) == 1:
         return [await run(line or redis, name, *calls[0])]
     with reachable():
         answers = await _pipelined(redis, name, calls)
-    # Those that a server without the script did not run: all, or the last after a flush in between, so the order stays.
+    # Repeat calls that a server without the script refused: either all, or the last ones after a flush in between, so
+    # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
             answers[place] = await run(redis, name, *calls[place])
@@ -111,8 +112,8 @@ async def _pipelined(redis: Redis, name: str, calls: Sequence[Call]) -> list[Any
 
 
 async def read(asked: Any, *empty: object) -> list[Any]:
-    """What a pipeline of reads answers. A key that holds a stranger's value of another type counts as missing: `empty`
-    is what the commands answer then, in turn."""
+    """The answers of a pipeline of reads. A key with a stranger's value of another type counts as missing; `empty` is
+    what each command in turn answers then."""
     with reachable():
         answers = await asked.execute(raise_on_error=False)
         return [_read(answer, nothing) for answer, nothing in zip(answers, cycle(empty), strict=False)]

@@ -1,4 +1,4 @@
-"""Owns looking for timers as people do: the newest first, and why they ended."""
+"""Owns searching for timers the way people do: the newest first, and why they ended."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from timers.store.listing import LOOKS_AT_LEAST, Page
 from timers.store.store import Store
 
 PROGRESS_BYTES: Final = 256 * 1024
-"""Errors of one queue that are read at a time."""
+"""Bytes of errors read from one queue at a time."""
 
 
 _SCORE: Final = re.compile(r"(-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?))?")
@@ -23,7 +23,7 @@ _SCORE: Final = re.compile(r"(-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3}
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a timer has ended, without its payload. `error` as its `last_error`."""
+    """Why a timer ended, without its payload. `error` is like its `last_error`."""
 
     id: str
     at_ms: int
@@ -31,9 +31,9 @@ class Ending:
 
 
 async def newest_first(store: Store, wanted: Filter, *, limit: int, cursor: str | None = None) -> Page:
-    """The timers of one prefix and one status (not running) from the last due or ended on. Raises
-    Unavailable, InvalidInput for a cursor that it did not make, and ValueError for a filter without both, which has no
-    index."""
+    """The timers of one prefix and one status (not running), the last due or ended first. Raises Unavailable,
+    InvalidInput for a foreign cursor, and ValueError for a filter without one prefix and one status, for which there is
+    no index."""
     prefix, statuses = wanted.only_prefix, wanted.status or ()
     if prefix is None or len(statuses) != 1 or Status.RUNNING in statuses:
         raise ValueError("newest first needs one prefix and one status")
@@ -55,7 +55,7 @@ async def newest_first(store: Store, wanted: Filter, *, limit: int, cursor: str 
 async def _before(
     store: Store, prefix: str, status: Status, place: tuple[str, str], most: int
 ) -> list[tuple[str, str, Timer | None]]:
-    """The next of all shards, the newest first."""
+    """The next timers over all shards, the newest first."""
     index = "due" if status is Status.SCHEDULED else codec.LETTERS[status]
     arguments: list[str | int] = [index, prefix, *place, most]
     calls = [(keys.root(shard), arguments) for shard in range(store.shards)]
@@ -68,7 +68,7 @@ async def _before(
 
 
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
-    """The newest that ended so, in a bounded number of bytes, and why. Raises Unavailable."""
+    """The newest timers that ended this way and why, in a bounded number of bytes. Raises Unavailable."""
     arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
     calls = [(keys.root(shard), arguments) for shard in range(store.shards)]
     found = [
@@ -80,12 +80,12 @@ async def endings(store: Store, prefix: str, status: Status, most: int) -> list[
 
 
 def _ms(score: bytes) -> int:
-    """A time in an index; 0 for what no script has written there."""
+    """A time from an index; 0 for anything that no script has written."""
     return int(float(score)) if math.isfinite(float(score)) else 0
 
 
 def _error(progress: bytes) -> Mapping[str, Any]:
-    """The last error that a record's progress tells of; nothing where it cannot be read."""
+    """The last error in a record's progress; empty if it cannot be read."""
     try:
         error = json.loads(progress)["last_error"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Owns what the service needs from the server itself: notifications on, a dedicated db's fixed facts, a canary key."""
+"""Owns what the service needs from the server itself: notification flags, its memory, and the canary key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ _ALL_EVENTS: Final = frozenset("g$lshzxetd")
 
 @dataclass(frozen=True, slots=True)
 class FlagCheck:
-    """Whether the server announces expired keys. `ok` is None where it would not say."""
+    """Whether the server announces expired keys. `ok` is None if it would not say."""
 
     ok: bool | None
     said: str
 
 
 def missing_flags(current: str) -> str:
-    """The flags of `Ex` that are not in force, given what CONFIG GET answered (in any order; `A` stands for many)."""
+    """The flags of `Ex` that are missing from CONFIG GET's answer (in any order; `A` stands for many)."""
     have = set(current) | (_ALL_EVENTS if "A" in current else set())
     return "".join(sorted(NEEDED_FLAGS - have))
 
 
 async def ensure_notifications(redis: Redis) -> FlagCheck:
-    """Turn `expired` events on beside whatever is on already. A server that denies CONFIG is no error: the canary tells
+    """Turn `expired` events on and keep all other flags. A server that denies CONFIG is no error: the canary tells
     whether events arrive, and the sweep works without them."""
     with reachable():
         try:
@@ -54,7 +54,7 @@ def memory_used(info: Mapping[str, Any]) -> int:
 
 
 async def is_full(redis: Redis) -> bool:
-    """Whether the server has reached `maxmemory`, so that it takes no new timers."""
+    """Whether the server has reached `maxmemory` and takes no new timers."""
     with reachable():
         memory: dict[str, Any] = await redis.info("memory")
     return 0 < int(memory.get("maxmemory", 0)) < memory_used(memory)
@@ -66,7 +66,7 @@ async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:
 
 
 async def touch_canary(redis: Redis, pod: str) -> bool:
-    """Touch the canary so that Redis announces it if it is due; True while it is still there."""
+    """Touch the canary, so that Redis announces it if it is due. True while it is still there."""
     with reachable():
         return bool(await redis.exists(keys.canary_key(pod)))
 

@@ -1,4 +1,4 @@
-"""Owns the calls to the scripts: typed arguments in, typed answers out, one method a script. Knows no policy."""
+"""Owns the calls to the scripts: typed arguments in, typed answers out, one method for each script. Knows no policy."""
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -17,14 +17,14 @@ from timers.store.identity import DbIdentity
 from timers.store.line import Line
 
 TOUCH_LIMIT: Final = 500
-"""Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and so few events that a fast
-subscriber is not cut off."""
+"""Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and few enough events for a
+fast subscriber not to be cut off."""
 
 ARM_LIMIT: Final = 250
-"""Timers armed by one script call: it must not hold the server up."""
+"""Timers armed by one script call, so that it does not hold the server up."""
 
 FOUNDING_TRIES: Final = 5
-"""One for a shard in which no timer was made before; others for a db that is emptied meanwhile."""
+"""The first try founds shards in which no timer was ever made; more are for a db that is emptied meanwhile."""
 
 Identity = tuple[str, str]
 """(prefix, id)."""
@@ -46,7 +46,7 @@ class Arming(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a script said about one timer, and the timer that is now there (None where there is none)."""
+    """A script's code for one timer, and the timer that is there now (None if there is none)."""
 
     code: str
     timer: Timer | None
@@ -54,8 +54,8 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Timers to run; `unreadable` ones with the reason, which are leased as well but must be ended without a run; what
-    was quarantined (member → reason); the queues with more timers due."""
+    """Timers to run; `unreadable` timers with the reason, which are leased too but must be ended without a run; what
+    was quarantined (member → reason); and the queues that have more due."""
 
     timers: list[Timer]
     unreadable: list[tuple[Timer, str]]
@@ -65,9 +65,8 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """When to look again (None: nothing planned); the queues with timers due, newest first, each with its earliest due;
-    the rank to go on at among them (0: all have been looked at); whether leases have expired. Nothing of a blocked
-    queue."""
+    """When to look again (None: nothing planned); the queues with due timers, newest first, with the earliest due time
+    of each; the rank to go on at (0: all were looked at); whether leases have expired. Excludes blocked queues."""
 
     now_ms: int
     next_ms: int | None
@@ -78,24 +77,24 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """One run's end: the timer as it was claimed (its token is the proof) and what follows."""
+    """The end of a run: the timer as it was claimed (its token is the proof) and what follows."""
 
     timer: Timer
     transition: Transition
 
 
 class Store:
-    """The timers of one db. Methods raise Unavailable while Redis is away; a batch has one shard."""
+    """The timers of one db. Methods raise Unavailable while Redis is away. A batch belongs to one shard."""
 
     def __init__(
         self, connections: Connections, *, shards: int | None = None, clock: ServerClock | None = None
     ) -> None:
-        """With the number of shards that this process insists on; None takes the db's."""
+        """`shards` is the number that this process insists on; None accepts the db's."""
         self.connections = connections
         self.clock = clock or ServerClock()
         self._wake = keys.wake_channel(connections.db)
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
-        """Told of each script that was called, and after how many seconds the answer was there."""
+        """Called after each script call with its name and the seconds it took."""
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
 
     @property
@@ -108,7 +107,7 @@ class Store:
         return keys.shard_of(prefix, timer_id, self.shards)
 
     async def now_ms(self) -> int:
-        """The server's clock, asked."""
+        """Ask the server for its time."""
         sent = time.monotonic()
         with scripts.reachable():
             seconds, micros = await self.connections.commands.time()
@@ -118,9 +117,9 @@ class Store:
     async def arm(
         self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
     ) -> list[Reply]:
-        """Arm timers, of any shards, in one round trip; answers in order. Codes: created, replaced, kept, exists,
-        running, locked; full, where there is only so much `room` for what is not scheduled already: the first have it.
-        `line` is used where one script call is enough."""
+        """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
+        running, locked; full, once `room` for timers that are not scheduled already is used up. A single script call
+        uses `line`."""
         identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
 
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
@@ -139,9 +138,9 @@ class Store:
         words: int = 1,
         line: Line | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Run a script that makes timers, with a line for each, on all their shards in one round trip. Answers the
-        server's time and the script's `words` for each. Shards that do not carry the db's epoch are founded first.
-        `head` makes the arguments that come before the lines of some places."""
+        """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns the
+        server's time and the script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
+        the arguments that come before a batch of lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
         told: dict[int, tuple[Any, ...]] = {}
@@ -168,7 +167,7 @@ class Store:
         raise Unavailable("the db is emptied, or given another epoch, again and again")
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
-        """The timers with their leases, of any shards; None where there is none."""
+        """The timers of any shards, with their leases; None for those that do not exist."""
         found: dict[Identity, Timer | None] = {}
         shards = self.by_shard(identities)
         calls = [
@@ -190,7 +189,7 @@ class Store:
         purge: bool = False,
         keep: bool = True,
     ) -> Reply:
-        """Cancel; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
+        """Cancel a timer; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
         finished."""
         record = "purge" if purge else "" if keep else "forget"
         return await self._one("cancel", prefix, timer_id, [edit_lock_ms, prefix, timer_id, _expected(version), record])
@@ -223,7 +222,7 @@ class Store:
         version: int | None = None,
         completed: bool = False,
     ) -> Reply:
-        """Arm a failed, unhandled or cancelled timer again; with `completed` also one that completed. Codes: changed,
+        """Arm a failed, unhandled or cancelled timer again; with `completed` also a completed one. Codes: changed,
         missing, version, running, scheduled, completed."""
         arguments = (prefix, timer_id, due, _expected(version), "completed" if completed else "", cause)
         return await self._one("rearm", prefix, timer_id, arguments)
@@ -239,19 +238,19 @@ class Store:
         in_order: bool = False,
         processors: Mapping[str, str] = {},
     ) -> Claimed:
-        """Claim due timers of some queues, each (prefix, most to take), earliest first, `in_order` also behind a
-        backlog. The history names the processor of each queue."""
+        """Claim due timers of some queues, each given as (prefix, most to take), earliest first; with `in_order` also
+        behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
         more, claimed, bad = await self.run("claim", shard, arguments)
         return replace(self._claimed(claimed, bad, pod, lease_ms), more={prefix.decode() for prefix in more})
 
     async def block(self, shard: int, prefix: str, block_ms: int) -> None:
-        """For so long nothing of a queue may start: it is not looked at meanwhile."""
+        """Start nothing of a queue for this long. Nobody looks at it meanwhile."""
         await self.run("block", shard, [prefix, block_ms])
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
-        """Pause a queue in all shards or let it go on. True where that changed something."""
+        """Pause a queue in all shards, or resume it. True if that changed anything."""
         if not self.identity.armed:
             await self.identity.make()
             await self.identity.found(range(self.shards))
@@ -261,16 +260,16 @@ class Store:
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
     ) -> list[str]:
-        """End as `unhandled` timers of a queue that no pod serves: so many of those due before that time, and of these
-        runs those whose lease expired before it. Answers their ids."""
+        """End an unserved queue's timers as `unhandled`: at most `most` due before `before_ms`, and those of `runs`
+        whose lease expired before it. Returns their ids."""
         (ids,) = await self.run("abandon", shard, [prefix, before_ms, most, pod, *runs])
         return [keys.text(timer_id) for timer_id in ids]
 
     async def rescue(
         self, shard: int, orphans: Sequence[Identity], *, pod: str, lease_ms: int, processors: Mapping[str, str] = {}
     ) -> Claimed:
-        """Take over runs whose lease has expired; those that were not are left out. The history names the processor of
-        each queue."""
+        """Take over runs whose lease has expired; leave out those whose lease has not. The history names each queue's
+        processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for prefix, timer_id in orphans:
             arguments += (prefix, timer_id, processors.get(prefix, "-"))
@@ -278,7 +277,7 @@ class Store:
         return self._claimed(rescued, bad, pod, lease_ms)
 
     async def extend(self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int) -> list[Timer]:
-        """Extend leases over the reserved connection. Answers the timers whose lease is lost to a newer token."""
+        """Extend leases over the reserved connection. Returns the timers whose lease went to a newer token."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for timer in timers:
             arguments += (timer.prefix, timer.id, timer.token)
@@ -292,21 +291,20 @@ class Store:
         return [code.decode() for code in await self.run("settle", shard, arguments)]
 
     async def touch(self, shard: int, rank: int = 0) -> Touched:
-        """Touch what has become due so that its events come now, and learn when to look again. Looks at some
-        queues, from `rank` on, the newest due first."""
+        """Touch what has become due so that its events come now, and learn when to look again. Looks at some queues
+        from `rank` on, newest due first."""
         next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
         due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         next_ms = int(next_look) if next_look else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
-        """Runs whose lease has expired, from `rank` on, and the rank to go on at; 0 behind the last. None of a paused
-        queue."""
+        """Runs with expired leases from `rank` on, except in paused queues, and the rank to go on at (0: none)."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
 
     async def prune(self, shard: int, *, retention_ms: int, most: int) -> int:
-        """Remove finished records older than the retention; answers how many."""
+        """Remove finished records older than the retention. Returns how many."""
         return int((await self.run("prune", shard, [retention_ms, most]))[0])
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
@@ -322,7 +320,7 @@ class Store:
         return claimed
 
     def by_shard(self, identities: Iterable[Identity], without: Container[int] = ()) -> dict[int, list[int]]:
-        """The places of the identities by shard, some left out."""
+        """Positions of the identities by shard, except those in `without`."""
         by_shard: dict[int, list[int]] = {}
         for place, (prefix, timer_id) in enumerate(identities):
             if place not in without:
@@ -340,15 +338,15 @@ class Store:
     async def run_at(
         self, root: str, name: str, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
     ) -> list[Any]:
-        """Run a script; every answer begins with the server's time, which sets the clock and is taken off."""
+        """Run a script. Every answer begins with the server's time, which sets the clock and is removed."""
         (reply,) = await self.run_all(name, [(root, arguments)], redis=redis)
         return list(reply[1:])
 
     async def run_all(
         self, name: str, calls: Sequence[scripts.Call], line: Line | None = None, redis: Redis | None = None
     ) -> list[Any]:
-        """Run a script at several roots or several times, in one round trip; the answers still begin with the server's
-        time. `line` is used where one call is enough."""
+        """Run a script on several roots or several times, in one round trip. The answers still begin with the server's
+        time. `line` is used if one call is enough."""
         sent = time.monotonic()
         whole = [(root, [self._wake, *arguments]) for root, arguments in calls]
         replies = await scripts.run_all(redis or self.connections.commands, name, whole, line=line)
@@ -360,7 +358,7 @@ class Store:
 
 
 def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Reply:
-    """Of a new timer only the due time is told: all else was asked for."""
+    """For a new timer the script returns only the due time; everything else is known."""
     if code != b"created":
         return _answer(arming.prefix, arming.id, code, told)
     timer = codec.newborn(
@@ -385,8 +383,8 @@ def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_
 
 
 def _arming(a: Arming) -> str:
-    """Seven lines; JSON has no raw line break. One argument a timer: redis-py spends more on each argument than on its
-    length."""
+    """Seven lines, since JSON has no raw line break. One argument for each timer, because redis-py spends more on an
+    argument than on its length."""
     spec, progress = codec.encode_spec(a.spec), codec.encode_progress(a.progress)
     return f"{a.prefix}\n{a.id}\n{a.if_exists}\n{a.due}\n{spec}\n{progress}\n{a.cause}"
 

@@ -1,7 +1,7 @@
-"""Owns a subscriber's connection: one of its own, whose every confirmation is passed on.
+"""Owns a subscriber's connection and passes on its every confirmation.
 
-Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only in-band sign
-is a fresh subscribe confirmation, so none is hidden: each says "anything may have been missed until now".
+Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only sign of that
+is a new subscribe confirmation, so none is hidden: each means "anything may have been missed until now".
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from timers.store.connect import Connections
 from timers.store.scripts import reachable
 
 SILENCE_SECONDS: Final = 5.0
-"""Silence after which the connection is asked for a sign of life; a second silence ends it. Half-open connections are
+"""After this silence the connection must give a sign of life; a second silence ends it. So a half-open connection is
 found within twice this time."""
 
 Take = Callable[[bytes, bytes | None], None]
@@ -23,9 +23,9 @@ Take = Callable[[bytes, bytes | None], None]
 
 
 async def subscribe(connections: Connections, channels: Sequence[bytes], take: Take) -> None:
-    """Subscribe and pass on until the connection breaks; then raise Unavailable. Never returns otherwise.
+    """Subscribe and pass on messages until the connection breaks; then raise Unavailable. Never returns otherwise.
 
-    A fresh connection each time: there is nothing to be subscribed twice.
+    Uses a new connection each time, so that nothing is subscribed twice.
     """
     connection, heard = connections.dial(), asyncio.Event()
 
@@ -48,7 +48,7 @@ async def subscribe(connections: Connections, channels: Sequence[bytes], take: T
 
 
 async def _watched(connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event) -> None:
-    """Pump, and look now and then whether anything came: a time-out on each read would cost more than the read."""
+    """Pump, and check at intervals whether anything came: a time-out on each read would cost more than the read."""
     pump = asyncio.create_task(pumping)
     is_asked = False
     try:

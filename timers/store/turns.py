@@ -1,4 +1,4 @@
-"""Owns sharing the event loop: long work by turns, the parts of a service side by side, waiting for at most so long."""
+"""Owns sharing the event loop: long work in turns, services in parallel parts, and waiting with a limit."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 TURN_SECONDS: Final = 0.005
-"""How long one turn of the loop may be worked through: a timer that is due meanwhile is no later than this."""
+"""How long one turn of the loop may take: a timer that becomes due meanwhile is at most this late."""
 
 
 async def by_turns(things: Iterable[T]) -> AsyncIterator[T]:
-    """The things, one after the other; whenever a turn is used up, whoever else waits for the loop goes first."""
+    """Yield the things one by one; whenever a turn is used up, let others use the loop first."""
     began = time.perf_counter()
     for thing in things:
         yield thing
@@ -35,7 +35,7 @@ async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait until the event is set, for at most so many seconds (None: for ever). Answers whether it is set."""
+    """Wait until the event is set, at most `seconds` (None: no limit). Returns whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
