@@ -17,7 +17,7 @@ from timers_processors.addresses import Lookup
 from timers_processors.calling import Call, Caller
 from timers_processors.send_message import Sending
 from timers_processors.targets import Targets
-from timers_processors.transport import Message, OutboxTransport
+from timers_processors.transport import Message, OutboxTransport, masked
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
 SOON_SECONDS: Final = 0.1
@@ -46,13 +46,16 @@ def made_for(
 def _processor(hooks: WebHooks, settings: Settings, prefix: str, target: str) -> Processor:
     kind, _, rest = target.partition(":")
     if kind == "mailto":
-        return _sending(prefix, partial(_mail, settings, rest), partial(Sending.opened, settings))
+        return _sending(prefix, masked(rest), partial(_mail, settings, rest), partial(Sending.opened, settings))
     if kind == "exec":
-        return _sending(prefix, partial(_execute, rest), None)
-    return _sending(prefix, partial(_call, hooks, URL(target)), hooks.opened)
+        return _sending(prefix, rest, partial(_execute, rest), None)
+    url = URL(target)
+    return _sending(prefix, url.host_port_subcomponent or "", partial(_call, hooks, url), hooks.opened)
 
 
-def _sending(prefix: str, send: Send, lifespan: Lifespan[Any] | None) -> Processor:
+def _sending(prefix: str, shown: str, send: Send, lifespan: Lifespan[Any] | None) -> Processor:
+    """The processor of a target. `shown` names the target in `timers config`, because the prefix is only a digest."""
+
     @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=lifespan)
     async def outgoing(timer: Timer, context: Context[Any]) -> Done:
         if not isinstance(timer.payload, Mapping) or "body" not in timer.payload:
@@ -60,6 +63,7 @@ def _sending(prefix: str, send: Send, lifespan: Lifespan[Any] | None) -> Process
         await in_turn(timer, context)
         return await send(timer, context)
 
+    outgoing.function.__qualname__ = shown
     return outgoing
 
 

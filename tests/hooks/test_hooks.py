@@ -17,8 +17,8 @@ from tests.webhooks.receivers import Received, hang, receiving, settings, speaki
 from timers import Fail, InvalidInput, Rearm, Retry
 from timers.core.hooks import EVENTS, NAMES, letter_of
 from timers.core.model import Timer
-from timers.processor import Context
-from timers.settings import Settings
+from timers.processor import Context, find
+from timers.settings import Settings, load_settings
 from timers.store import keys
 from timers.store.membership import Membership
 from timers.store.outbox import Outbox
@@ -320,3 +320,10 @@ async def test_without_retention_the_end_is_told_all_the_same(fleet: Fleet) -> N
         await fleet.client.create("note", "a", delay=0)
         await until(lambda: receiver.received, "it is told")
     assert told(receiver.received) == ["timer.completed"]
+
+
+def test_whom_a_pod_calls_is_shown_without_what_may_be_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMERS_HOOKS", "failed@*=https://user:secret@ops.example:444/secret?token=secret")
+    monkeypatch.setenv("TIMERS_ALARMS", "mailto:someone@example.org,exec:/bin/sh")
+    shown = {found.processor.origin.partition(":")[2] for found in find(builtin=load_settings().loaded)}
+    assert {"ops.example:444", "s***@example.org", "/bin/sh"} <= shown
