@@ -33,7 +33,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run_dev(
-    reload: Annotated[bool, typer.Option("--reload", help="Start anew when processors' files change.")] = False,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when processors' files change.")] = False,
 ) -> None:
     """Run everything in one process: API, worker and, where no Redis is configured, a server of its own."""
     settings = _settings(os.environ)

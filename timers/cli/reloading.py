@@ -1,4 +1,4 @@
-"""Owns `timers dev --reload`: a pod as a child, ended in order and started anew when processors' files change."""
+"""Owns `timers dev --reload`: a pod as a child, restarted when processors' files change."""
 
 import logging
 import signal
@@ -35,7 +35,8 @@ def folders_of(modules: Iterable[str]) -> set[Path]:
 
 
 def reloading(folders: Iterable[Path]) -> int:
-    """Run this command without `--reload` until a signal ends it, and anew after each change; answers its exit code."""
+    """Run this command without `--reload` until a signal ends it; restart it after each change. Answers its
+    exit code."""
     try:
         from watchfiles import PythonFilter, watch  # noqa: PLC0415 (the extra `reload`)
     except ImportError:
@@ -60,12 +61,12 @@ class _Pod:
             signal.signal(number, self._signalled)
 
     def look(self, changed: set[str]) -> None:
-        """Start it at the first look, and anew when files have changed. One that has ended by itself, because its code
-        is broken, waits for the next change."""
+        """Start it at the first look, and restart it when files have changed. If it has ended by itself, because its
+        code is broken, wait for the next change."""
         if self._process is None:
             self._start()
         elif changed:
-            typer.echo(f"timers: {', '.join(sorted(changed))} changed; starting anew", err=True)
+            typer.echo(f"timers: {', '.join(sorted(changed))} changed; restarting", err=True)
             if self._process.poll() is None:
                 self._process.terminate()
             self._process.wait()
