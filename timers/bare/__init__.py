@@ -1,5 +1,5 @@
-"""Bare keys: a plain `SET <prefix>:<id> <payload> PX <ms>` of any client in any language arms a timer.
+"""Bare keys: any client in any language arms a timer with a plain `SET <prefix>:<id> <payload> PX <ms>`.
 
-A client's key lies in a hash slot of its own, its timer in that of a shard. So a pod looks at keys in one step and
-tells the shard in another, and each script compares what the pod knew with what holds now.
+A client's key and its timer are in different hash slots. So a pod looks at the keys in one step and tells the shard in
+another, and each script checks that what the pod knew still holds.
 """

@@ -1,4 +1,4 @@
-"""Owns expired bare keys: counts what this pod hears and makes their timers due; then they are claimed like any."""
+"""Owns expired bare keys: counts the expiries this pod hears and makes the timers due, to be claimed like any other."""
 
 import time
 from asyncio import Event
@@ -18,19 +18,19 @@ COUNTED_SECONDS: Final = 5.0
 """How long expiries of a key are counted together: as long as its lock counts them (lua/announce.lua)."""
 
 LATER_SECONDS: Final = 0.05
-"""When to tell of an expiry that another pod tells at once: normally it is known by then."""
+"""When to report an expiry that another pod reports at once: by then it is normally known."""
 
 AGAIN_SECONDS: Final = 0.5
-"""When to tell again of a key that expired while its last run was under way."""
+"""When to report a key again that expired during its last run."""
 
 MEMORY_LIMIT: Final = 500_000
-"""Keys whose expiries are counted, and keys that wait to be told; a server buffers no more for a slow pod."""
+"""Keys whose expiries are counted, and keys waiting to be reported. A server buffers no more for a slow pod."""
 
 _log = get_logger("timers.bare-expired")
 
 
 class ExpiredKeys:
-    """Tells the shards of bare keys' expiries. Hearing one costs O(1), however many others wait."""
+    """Reports expiries of bare keys to the shards. Hearing one costs O(1), however many others wait."""
 
     name = "bare-expired"
 
@@ -44,10 +44,11 @@ class ExpiredKeys:
         limit: int = MEMORY_LIMIT,
         counted_seconds: float = COUNTED_SECONDS,
     ) -> None:
-        """`mark` is told of a queue with a timer due; `heard_until_ms` until when this pod has heard everything."""
+        """`mark` is called for a queue with a due timer; `heard_until_ms` returns the time until which this pod has
+        heard everything."""
         self._keys, self._scanner, self._mark, self._heard_until_ms = keys, scanner, mark, heard_until_ms
         self._limit, self._counted_seconds = limit, counted_seconds
-        # Not plain dicts: to find its first item, a dict passes all that were removed before it.
+        # Not plain dicts: to find its first item, a dict walks over all removed ones.
         self.counted = OrderedDict[Identity, tuple[int, float]]()
         self._waiting = {
             seconds: OrderedDict[Identity, tuple[float, Heard]]() for seconds in (0.0, LATER_SECONDS, AGAIN_SECONDS)
@@ -57,17 +58,17 @@ class ExpiredKeys:
 
     @property
     def waiting(self) -> int:
-        """How many expiries are to be told."""
+        """How many expiries wait to be reported."""
         return sum(map(len, self._waiting.values()))
 
     def heard(self, identity: Identity, *, mine: bool) -> None:
-        """A key expired. A pod whose event it is tells at once, the others a little later."""
+        """A key expired. The pod that the event hashes to reports it at once, the others a little later."""
         self._scanner.noticed()
         times = self._count(identity, time.monotonic())
         self._add(identity, Heard(times, self._heard_until_ms()), 0.0 if mine else LATER_SECONDS)
 
     async def run(self) -> None:
-        """Tell what is to be told, batch after batch."""
+        """Report expiries batch by batch."""
         while True:
             self._something.clear()
             if batch := self.take():
@@ -80,7 +81,7 @@ class ExpiredKeys:
         times, last = self.counted.pop(identity, (0, now))
         times = times + 1 if now - last < self._counted_seconds else 1
         self.counted[identity] = (times, now)
-        # In the order of the last hearing. Two out for one in, so that old ones do not stay.
+        # Ordered by the last hearing. Two leave for each one that comes, so that old ones do not stay.
         for _ in range(2):
             oldest, (_, last) = next(iter(self.counted.items()))
             if now - last < self._counted_seconds and len(self.counted) <= self._limit:
@@ -98,7 +99,7 @@ class ExpiredKeys:
         self._something.set()
 
     def take(self) -> dict[Identity, Heard]:
-        """Take what is to be told now."""
+        """Take the next batch of what is to be reported now."""
         now, batch = time.monotonic(), dict[Identity, Heard]()
         for queue in self._waiting.values():
             while queue and len(batch) < BATCH and next(iter(queue.values()))[0] <= now:
@@ -119,7 +120,7 @@ class ExpiredKeys:
                     self._add(identity, batch[identity], AGAIN_SECONDS)
                 elif code == "look":
                     unclear.append(identity)
-            # A key that is there again has nothing to tell. Of the others the shard can say more after a look.
+            # A key that exists again has nothing to report. After a look, the shard can judge the others.
             for identity in await self._scanner.look(unclear, heard=True):
                 self._add(identity, batch[identity], LATER_SECONDS)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Owns the calls about bare keys: looking at the keys themselves, and telling the shards of their timers."""
+"""Owns the calls about bare keys: looking at the keys themselves and telling the shards about them."""
 
 import contextlib
 import json
@@ -15,27 +15,27 @@ from timers.store import codec, keys, scripts
 from timers.store.store import Identity, Store
 
 SCAN_COUNT: Final = 1000
-"""Keys one SCAN call looks at: about a millisecond of the server's time."""
+"""Keys that one SCAN call examines: about a millisecond of the server's time."""
 
 SCAN_MATCH: Final = "*[^}]:[^{]*"
-"""Names with a colon that is beside no brace: bare keys, and hardly any trigger, so that the server sends few."""
+"""Names with a colon not next to a brace: bare keys and hardly any trigger keys, so that the server sends few names."""
 
 PAGE: Final = 500
 
 GONE, NO_TTL = -2, -1
-"""The deadlines of a key that is not there, and of one that never expires."""
+"""The deadlines of a missing key and of a key that never expires."""
 
 
 class Heard(NamedTuple):
-    """How often a pod has heard a key expire within 5 s, and the server's time until which it has heard everything."""
+    """How often a pod has heard a key expire within 5 s, and the server time until which it has heard everything."""
 
     times: int
     until_ms: int
 
 
 class Look(NamedTuple):
-    """What was seen of a key: its deadline as the shard knew it just before (None: not at all), its deadline now, and
-    its value if that matters and is a string."""
+    """What a look saw: the deadline that the shard knew just before (None: the key is not known), the deadline now, and
+    the value if it matters and is a string."""
 
     known_ms: int | None
     deadline_ms: int
@@ -43,8 +43,8 @@ class Look(NamedTuple):
 
 
 def payload_of(value: bytes) -> Any:
-    """A JSON value is given parsed, anything else as a string (undecodable bytes as U+FFFD). A value larger than a
-    payload may be is dropped, as if the key had expired unseen."""
+    """JSON values are parsed, anything else becomes a string (undecodable bytes as U+FFFD). A value above the size
+    limit of a payload is dropped, as if the key had expired unseen."""
     for read in (json.loads, str):
         with contextlib.suppress(ValueError, RecursionError, InvalidInput):
             payload = read(value.decode(errors="replace"))
@@ -61,8 +61,8 @@ class BareKeys:
         self._redis = store.connections.commands
 
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
-        """The next keys of the form `<prefix>:<id>`, and the cursor to go on with; 0 begins and ends. Raises
-        NotPermitted if the Redis user may not see the names of all keys."""
+        """The next keys of the form `<prefix>:<id>`, and the cursor to continue with; 0 begins and ends. Raises
+        NotPermitted if the Redis user may not see all key names."""
         with scripts.reachable():
             try:
                 cursor, names = await self._redis.scan(cursor, match=SCAN_MATCH, count=SCAN_COUNT)
@@ -74,13 +74,13 @@ class BareKeys:
         return cursor, [identity for identity in found if identity[0] != RESERVED_PREFIX]
 
     async def scan_known(self, shard: int, cursor: int) -> tuple[int, list[Identity]]:
-        """The next keys that a shard knows, and the cursor to go on with; 0 begins and ends."""
+        """The next keys that a shard knows, and the cursor to continue with; 0 begins and ends."""
         with scripts.reachable():
             cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE)
         return cursor, [keys.identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
 
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
-        """The known keys with a deadline until then, and their deadlines: the first PAGE of each shard."""
+        """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE of each shard."""
         with scripts.reachable():
             async with self._redis.pipeline(transaction=False) as asked:
                 for shard in range(self.store.shards):
@@ -90,7 +90,7 @@ class BareKeys:
 
     async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
         """Look at keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
-        deadline is news to the shard, or within `lead_ms`. Answers also the server's time after the look."""
+        deadline is new to the shard or within `lead_ms`. Also returns the server's time after the look."""
         if not identities:
             return {}, 0
         by_shard = self.store.by_shard(identities)
@@ -125,22 +125,22 @@ class BareKeys:
         return await self._tell("adopt", told)
 
     async def resolve(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        """Tell what became of known keys: `there`, `ending` (there until its deadline), `expired`, `deleted` or
-        `lost-ttl`. Codes: waits, due, cancelled, spare, forgotten, stale."""
+        """Tell the shards what became of known keys: `there`, `ending` (there until its deadline), `expired`, `deleted`
+        or `lost-ttl`. Codes: waits, due, cancelled, spare, forgotten, stale."""
         return await self._tell("resolve", {i: (look.known_ms, what, _spec(look)) for i, look in looks.items()})
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
-        """Make expired keys' timers due. Codes: due, known, running, look."""
+        """Make the timers of expired keys due. Codes: due, known, running, look."""
         return await self._tell("announce", heard)
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
-        """Delete keys that still have these deadlines; answers those that it has deleted."""
+        """Delete keys that still have these deadlines. Returns the deleted keys."""
         calls: list[scripts.Call] = [(":".join(identity), [ms]) for identity, ms in deadlines.items()]
         replies = await self.store.run_all("bare/take", calls)
         return [identity for identity, (_, deleted) in zip(deadlines, replies, strict=True) if deleted]
 
     async def _tell(self, script: str, told: Mapping[Identity, Sequence[object]]) -> dict[Identity, str]:
-        """Run a script with a line for each key; its code for each."""
+        """Run a script with a line for each key. Returns the code for each."""
         lines = ["\n".join(map(str, (*identity, *what))) for identity, what in told.items()]
         codes = await self.store.tell(f"bare/{script}", list(told), lines)
         return {identity: code.decode() for identity, (_, code) in zip(told, codes, strict=True)}
@@ -151,6 +151,6 @@ def _index(shard: int) -> str:
 
 
 def _spec(look: Look) -> str:
-    """The spec of a timer whose key was seen so, as a record has it; empty if the value was not read."""
+    """A record's spec for a key with this value; empty if the value was not read."""
     payload = None if look.value is None else payload_of(look.value)
     return "" if look.value is None else codec.encode_spec({} if payload is None else {"payload": payload})

@@ -1,8 +1,8 @@
 """Owns adoption: finds bare keys, copies them into durable records, and looks at each once more before its timer runs.
 
 Redis announces no deletion. So a pod looks at each key shortly before its deadline. If the key is there, its timer
-becomes one like any other, and the pod deletes the key; if it is missing, somebody deleted it. If it is missing after
-its deadline, it expired, or was deleted while nobody looked: its timer fires, better once too often than never.
+becomes one like any other, and the pod deletes the key; if it is missing, somebody deleted it. A key that is missing
+after its deadline expired, or was deleted while nobody looked. Its timer fires: better once too often than never.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from timers.store.store import Identity
 from timers.store.turns import set_within, side_by_side
 
 LEAD_MS: Final = 200
-"""How long before its deadline a key is looked at: time for a look that finds it gone, another, and a slow server."""
+"""How long before its deadline a key is looked at. This leaves time for two looks on a slow server."""
 
 DOUBT_SECONDS: Final = 0.1
-"""How long a key is missing before it counts as deleted. If it was SET again and expired, its event comes sooner."""
+"""How long a key must be missing to count as deleted. If it was SET again and expired, its event arrives sooner."""
 
 LONGEST_SECONDS: Final = 1.0
-"""How often to ask for known keys at least: another pod may have adopted some."""
+"""The longest pause between looks at known keys, since another pod may adopt some."""
 
 AGAIN_MS: Final = 20
 """When to look again at missing keys."""
 
 MISSING_LIMIT: Final = 10_000
-"""Missing keys that are remembered; the others are missed again in the next round."""
+"""Missing keys to remember; a later round finds the others again."""
 
 BUSY_RESTS, IDLE_RESTS = 4, 128
-"""After each step a scan rests so many times as long. With bare keys in use it takes a fifth of a core; with none, each
-takes half as much as the one before, in the end less than a hundredth."""
+"""After each step a scan rests this many times as long. With bare keys in use it takes a fifth of a core. With none,
+each round takes half as much as the one before, down to less than a hundredth."""
 
 LONGEST_STEP_SECONDS: Final = 0.05
-"""In a longer step the pod stood still; it does not rest for that."""
+"""In a longer step the pod itself stalled, so it does not rest for the excess."""
 
 _log = get_logger("timers.bare-scanner")
 
@@ -59,8 +59,8 @@ class Scanner:
         doubt_seconds: float = DOUBT_SECONDS,
         told: Callable[[str], None] = lambda _what: None,
     ) -> None:
-        """`declared` tells whether a processor was ever declared for a prefix; its pods may be away. With `every_ms`
-        None nothing new is adopted. `told` hears that a key was adopted, and what became of one."""
+        """`declared` tells whether a processor was ever declared for a prefix, even if its pods are away. If `every_ms`
+        is None, nothing new is adopted. `told` is called when a key is adopted and with what becomes of it."""
         self._keys, self._leads, self._declared = keys, leads, declared
         self._every_ms, self._doubt_seconds, self._told = every_ms, doubt_seconds, told
         self._missing: dict[Identity, tuple[int, float]] = {}
@@ -75,7 +75,7 @@ class Scanner:
         self._noticed.set()
 
     async def run(self) -> None:
-        """Look at each key before its deadline; now and then look at all, and scan for new ones."""
+        """Look at each key before its deadline; at intervals look at all known keys and scan for new ones."""
         await side_by_side([self._watch()] if self._every_ms is None else [self._watch(), self._rounds(self._every_ms)])
 
     async def _watch(self) -> None:
@@ -84,7 +84,7 @@ class Scanner:
             await set_within(self._nearer, await self._look_at_due() if self._leads() else LONGEST_SECONDS)
 
     async def _look_at_due(self) -> float:
-        """Answers the seconds until the next look."""
+        """Look at the keys that are due soon. Returns the seconds until the next look."""
         clock = self._keys.store.clock
         soon_ms = int(clock.now_ms()) + LEAD_MS
         known = await self._keys.first_known(soon_ms + int(LONGEST_SECONDS * 1000))
@@ -123,7 +123,7 @@ class Scanner:
     async def _pages(
         self, page: Callable[[int], Awaitable[tuple[int, list[Identity]]]]
     ) -> AsyncIterator[list[Identity]]:
-        """Page after page, with a rest after each."""
+        """Yield page after page, with a rest after each."""
         cursor = -1
         while cursor != 0:
             began = time.monotonic()
@@ -136,8 +136,8 @@ class Scanner:
                 await set_within(self._noticed, seconds)
 
     async def look(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
-        """Look at known keys and tell their shards what became of them, `heard` if their expiry was. Answers those that
-        are gone."""
+        """Look at known keys and tell their shards what became of them; `heard` means that their expiry was heard.
+        Returns the missing keys."""
         looks, now_ms = await self._keys.look(identities, LEAD_MS)
         if looks:
             self.noticed()
@@ -151,7 +151,7 @@ class Scanner:
         return [identity for identity, look in looks.items() if look.deadline_ms == GONE]
 
     def _verdict(self, identity: Identity, look: Look, now_ms: int, *, heard: bool) -> str | None:
-        """What to tell the shard of a key, or `adopt`; None for nothing yet."""
+        """What to tell the shard about a key, or `adopt`; None for nothing yet."""
         known_ms, deadline_ms, value = look
         missed_ms, since = self._missing.pop(identity, (None, 0.0))
         if deadline_ms == known_ms:
@@ -174,7 +174,7 @@ class Scanner:
         return None
 
     async def _resolve(self, what: str, looks: Mapping[Identity, Look]) -> None:
-        """Tell what became of known keys; delete those for which no timer waits any more."""
+        """Tell the shards what became of known keys, and delete keys that no timer waits for any more."""
         codes = await self._keys.resolve(what, looks)
         for code in codes.values():
             if code in ("due", "cancelled"):

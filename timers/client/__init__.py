@@ -1,4 +1,4 @@
-"""The caller's side: what the HTTP API, the command line and other programs do to timers, straight on Redis."""
+"""The caller's side: what the HTTP API, the command line and other programs do with timers, directly on Redis."""
 
 from timers.client.answers import Armed
 from timers.client.blocking import BlockingTimerClient

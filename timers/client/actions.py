@@ -1,5 +1,5 @@
-"""Owns doing one thing to all timers that pass a filter: page after page, a few at a time, counting what came of it,
-until it is stopped; a cursor goes on."""
+"""Owns acting on all timers that pass a filter: page after page, a few at a time, counting results. It can be stopped,
+and a cursor continues it."""
 
 import asyncio
 import re
@@ -33,10 +33,10 @@ from timers.store.filters import Filter
 from timers.store.listing import Listing, check_cursor
 
 PAGE: Final = 100
-"""Timers held in memory at a time, and done before one looks whether to stop."""
+"""Timers held in memory at a time. After each page the action checks whether to stop."""
 
 AT_ONCE: Final = 8
-"""Calls under way at a time: a quarter of the connections, so that an action over a million timers holds up nobody."""
+"""Calls in progress at once: a quarter of the connections, so that an action over a million timers holds up nobody."""
 
 _WAITING: Final = (Status.RUNNING, Status.SCHEDULED)
 
@@ -48,7 +48,7 @@ TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
         "purge": tuple(Status),
     }
 )
-"""The statuses that an action looks at. A running timer is looked at to be counted among the refused."""
+"""The statuses that an action looks at. Running timers are included to be counted as refused."""
 
 REASONS: Final[Mapping[type[Refused], str]] = MappingProxyType(
     {
@@ -59,19 +59,19 @@ REASONS: Final[Mapping[type[Refused], str]] = MappingProxyType(
         VersionMismatch: "version-mismatch",
     }
 )
-"""Why a timer was refused, in the words of the problem types."""
+"""Why a timer was refused, as a problem type."""
 
 Act = Callable[[Timer], Awaitable[Any]]
-"""Does it to one timer, as it was when it was found; raises Refused."""
+"""Acts on one timer as it was when it was found; raises Refused."""
 
 Skip = Callable[[Timer], bool]
-"""Whether a timer that was found is to be left alone and not counted."""
+"""Whether to leave a found timer alone and not count it."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What an action came to: how many timers `matched`, were `done`, and were `refused` by reason. `next_cursor` says
-    where to go on; None at the end."""
+    """The result of an action: how many timers `matched`, were `done`, and were `refused` by reason. `next_cursor` says
+    where to continue; None at the end."""
 
     matched: int = 0
     done: int = 0
@@ -89,18 +89,18 @@ class Counts:
 
 
 Stop = Callable[[Counts], bool]
-"""Whether an action is to stop for now, asked after each page."""
+"""Whether to stop an action for now; asked after each page."""
 
 
 class Begun(NamedTuple):
-    """An action under way: when it began, by the server's clock, and the cursor of its next page."""
+    """An action in progress: when it began, in server time, and the cursor of its next page."""
 
     since_ms: int
     page: str | None = None
 
     @classmethod
     def read(cls, cursor: str) -> Self:
-        """From the cursor that an action answered. Raises InvalidInput."""
+        """Read the cursor that an action returned. Raises InvalidInput."""
         since, _, page = cursor.partition(".")
         if not re.fullmatch(r"[0-9]{1,15}", since):
             raise InvalidInput.of("", cursor, "a next_cursor that an action has answered")
@@ -156,7 +156,7 @@ def _not_taken(action: str, wanted: Filter) -> Iterator[FieldError]:
 
 
 def check_action(action: object) -> Action:
-    """The action if there is such a one; else InvalidInput."""
+    """The action, if it exists; else InvalidInput."""
     if isinstance(action, str) and action in TAKES:
         return cast("Action", action)
     raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
@@ -165,8 +165,8 @@ def check_action(action: object) -> Action:
 async def act_on_all(
     listing: Listing, wanted: Filter, begun: Begun, *, skip: Skip, act: Act | None, stop: Stop
 ) -> Counts:
-    """Go on with what has begun until the end or until told to stop; without `act` only count. Raises what `act`
-    raises, other than Refused."""
+    """Continue until the end or until told to stop; without `act` only count. Raises what `act` raises, except
+    Refused."""
     counts = Counts()
     while True:
         page = await listing.page(wanted, limit=PAGE, cursor=begun.page)

@@ -1,4 +1,4 @@
-"""Owns what a script's answer means to a caller: the timer that is there now, or the error that says why not."""
+"""Owns what a script's reply means to a caller: the timer that is there now, or the error that says why not."""
 
 from typing import NamedTuple
 
@@ -19,23 +19,23 @@ from timers.store.store import Reply
 
 
 class Armed(NamedTuple):
-    """A timer that is now there, and whether this call `created` it, `replaced` another or `kept` what was there."""
+    """A timer that is there now, and whether this call `created` it, `replaced` another or `kept` an existing one."""
 
     timer: Timer
     how: str
 
     @property
     def created(self) -> bool:
-        """True where the identity was free."""
+        """True if the identity was free."""
         return self.how == "created"
 
 
 Results = list[Armed | Refused | InvalidInput | TooManyPending]
-"""What came of each timer of a batch."""
+"""The result for each timer of a batch."""
 
 
 def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending:
-    """What came of arming, within the quota."""
+    """The result of arming within the quota."""
     if answer.code == "full" and quota is not None:
         return TooManyPending(
             f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, as many as the key may have; "
@@ -55,14 +55,14 @@ def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPendin
 
 
 def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
-    """The timer, where the answer is one of these codes. Raises what stands for any other."""
+    """The timer, if the reply has one of these codes. Raises the error for any other code."""
     if answer.code not in codes or answer.timer is None:
         raise refusal(answer.code, prefix, timer_id, answer.timer)
     return answer.timer
 
 
 def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refused:
-    """What a code that is no success stands for, in words that say what to do."""
+    """The error for a code that is no success, in words that say what to do."""
     status, version = ("unknown", "?") if timer is None else (timer.status.value, str(timer.version))
     kinds: dict[str, tuple[type[Refused], str]] = {
         "missing": (NotFound, "does not exist"),
@@ -82,7 +82,7 @@ def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refus
 
 
 def _anew(timer: Timer | None) -> str:
-    """How a finished timer is armed again."""
+    """How to arm a finished timer again."""
     if timer is not None and timer.status is Status.COMPLETED:
         return "a create with if_exists 'replace' arms it anew"
     return "retry arms it again"

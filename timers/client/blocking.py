@@ -1,5 +1,5 @@
 """Owns the client for code without an event loop: Flask, Django, scripts. A TimerClient in a thread does the work, so
-that the two cannot differ."""
+the two cannot differ."""
 
 import asyncio
 import os
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class BlockingTimerClient(BlockingTimers):
-    """Timers of one db. The methods and errors are those of TimerClient; each waits for its result.
+    """Timers of one db. Methods and errors are those of TimerClient; each method waits for its result.
 
-    Safe to share among threads. After a fork the child gets a loop and connections of its own. Close it, or use it as a
-    context manager; what is left open ends with the process. Not for an event loop, which it would block.
+    Safe to share among threads. After a fork the child gets its own loop and connections. Close it, or use it as a
+    context manager; whatever is left open ends with the process. Do not use it on an event loop, which it would block.
     """
 
     def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
@@ -176,9 +176,9 @@ class BlockingTimerClient(BlockingTimers):
 
 @cache
 def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
-    """The loop of this process, in a thread that ends with it. A fork takes no threads along, so its child, which has
-    another number, gets another loop. It closes its copy of the parent's; with epoll, which the two would share, the
-    parent would hear nothing any more."""
+    """The loop of this process, in a thread that ends with it. Threads do not survive a fork, so the child, which has
+    another process id, gets a loop of its own and closes its copy of this one. Hence no epoll: parent and child would
+    share it, and that close would leave the parent deaf."""
     loop = asyncio.SelectorEventLoop(getattr(selectors, "PollSelector", selectors.SelectSelector)())
     threading.Thread(target=loop.run_forever, name="timers.blocking", daemon=True).start()
     return loop
@@ -189,7 +189,7 @@ async def _next(events: AsyncIterator[Event]) -> Event | None:
 
 
 def _on_the_loop(asked: Coroutine[Any, Any, T]) -> T:
-    """Waits for it. Raises RuntimeError on an event loop, which would stand still meanwhile."""
+    """Wait for it. Raises RuntimeError on an event loop, which would be blocked meanwhile."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Owns the caller's side: arm, read, change and cancel timers straight on Redis, with the words of the HTTP API."""
+"""Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -34,14 +34,14 @@ BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
 
 _CHANGE_TRIES: Final = 10
-"""A change reads, edits and compares versions; this many writers in a row would have to come between."""
+"""A change reads, edits and compares versions. It gives up after this many other writers in a row."""
 
 
 class TimerClient(Timers):
     """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
 
-    Every method raises `Unavailable` while Redis is away, `InvalidInput` for bad values, and a `Refused` where the
-    timer's state forbids the call.
+    Every method raises `Unavailable` while Redis is away, `InvalidInput` for bad values, and a `Refused` if the timer's
+    state forbids the call.
     """
 
     def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
@@ -53,8 +53,8 @@ class TimerClient(Timers):
 
     @classmethod
     def over(cls, store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> Self:
-        """A client over a store that is open already; closing it closes the store's connections. Under a retention of
-        0 it keeps no record of what it cancels."""
+        """A client over a store that is already open; closing the client closes the store's connections. With a
+        retention of 0 it keeps no record of cancelled timers."""
         client = cls.__new__(cls)
         client._connections = store.connections
         client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
@@ -75,13 +75,13 @@ class TimerClient(Timers):
         await self.close()
 
     async def close(self) -> None:
-        """End the listeners and close the connections."""
+        """End all listeners and close the connections."""
         await self.end_events()
         if self._connections is not None:
             await self._connections.close()
 
     async def end_events(self) -> None:
-        """End whoever listens to `events`, and take no more listeners."""
+        """End all listeners of `events` and accept no more."""
         if self._store is not None:
             await self._feed.close()
 
@@ -91,8 +91,8 @@ class TimerClient(Timers):
         return (await self.arm(NewTimer.parse(given), traceparent=traceparent)).timer
 
     async def arm(self, new: NewTimer, *, traceparent: str | None = None, quota: Quota | None = None) -> Armed:
-        """As `create`, of a timer that is checked already; tells whether it was created, replaced or kept. Raises
-        TooManyPending where the quota is full."""
+        """As `create`, for a checked timer; tells whether it was created, replaced or kept. Raises TooManyPending if
+        the quota is full."""
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
@@ -112,8 +112,9 @@ class TimerClient(Timers):
         traceparent: str | None = None,
         quota: Quota | None = None,
     ) -> Results:
-        """Arm up to 1,000 timers, each given as a NewTimer or by its fields; each has its own result, in asked. Raises
-        Unavailable for the whole batch: what was armed before stays, so repeat it with ids and `if_exists: keep`."""
+        """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order.
+        Raises Unavailable for the whole batch; timers armed before stay, so repeat it with ids and `if_exists:
+        keep`."""
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         if traceparent is not None:
@@ -162,8 +163,8 @@ class TimerClient(Timers):
         version: int | None = None,
         **fields: Unpack[ChangeFields],
     ) -> Timer:
-        """Change a scheduled timer; the keywords are the fields of a `PATCH`, which may also be given parsed. Raises as
-        `cancel`."""
+        """Change a scheduled timer. The keywords are the fields of a `PATCH`, which may also be given as a TimerChange.
+        Raises as `cancel`."""
         if change is not None and fields:
             raise TypeError("a TimerChange or its fields, not both")
         change = change or TimerChange.parse(fields)
@@ -207,7 +208,7 @@ class TimerClient(Timers):
         return await self.change(prefix, id, TimerChange.parse(due), version=version)
 
     async def fire(self, prefix: str, id: str) -> Timer:
-        """Make a scheduled timer due now, also inside the edit lock. Raises NotFound, Running, NotScheduled."""
+        """Make a scheduled timer due now, even inside the edit lock. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
         answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause="fired")
         return accepted(answer, prefix, id, ("changed",))
@@ -225,13 +226,13 @@ class TimerClient(Timers):
         cursor: str | None = None,
         **wanted: Unpack[FilterFields],
     ) -> Page:
-        """A page of timers: by status (running first), then prefix, then due time or time of the end. `cursor` is the
-        `next_cursor` of the page before. Pages cost the same however many timers there are, and neither skip nor repeat
-        what stays where it is."""
+        """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the
+        `next_cursor` of the page before. Every page costs the same however many timers there are, and pages neither
+        skip nor repeat timers that do not move."""
         return await self.page(PageRequest.parse({**wanted, "limit": limit, "cursor": cursor}))
 
     async def page(self, asked: PageRequest) -> Page:
-        """As `list`, of a request that is checked already."""
+        """As `list`, for a checked request."""
         return await Listing(await self._open()).page(asked, limit=asked.limit, cursor=asked.cursor)
 
     async def iterate(self, **wanted: Unpack[FilterFields]) -> AsyncIterator[Timer]:
@@ -252,14 +253,14 @@ class TimerClient(Timers):
         due_at: Time | None = None,
     ) -> Counts:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
-        `dry_run` only count them. Bounded in memory and paced; what changes meanwhile is refused or left alone. `stop`
-        is asked now and then; the same call with the `next_cursor` then goes on."""
+        `dry_run` only count them. Memory is bounded and the pace limited; timers that change meanwhile are refused or
+        left alone. `stop` is asked after each page; the same call with the `next_cursor` then continues."""
         due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
         given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, **due}
         return await self.carry_out(BulkAction.parse(given), stop)
 
     async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False) -> Counts:
-        """As `act`, of an action that is checked already."""
+        """As `act`, for a checked action."""
         store = await self._open()
         begun = Begun(await store.now_ms()) if asked.cursor is None else Begun.read(asked.cursor)
         due = {name: value for name in ("delay", "due_at") if (value := getattr(asked, name)) is not None}
@@ -285,8 +286,8 @@ class TimerClient(Timers):
         return act
 
     async def stats(self, visible: Callable[[str], bool] | None = None) -> Stats:
-        """Counts, lateness, what is overdue, and how notifications arrive; `visible` leaves the timers of some prefixes
-        out."""
+        """Counts, lateness, how long the oldest due timer has waited, and how notifications arrive. `visible` leaves
+        out the timers of some prefixes."""
         return await read_stats(await self._open(), visible)
 
     async def counts(self) -> Mapping[str, Mapping[Status, int]]:
@@ -306,13 +307,13 @@ class TimerClient(Timers):
         return await read_prefixes(await self._open())
 
     async def owner(self, prefix: str) -> str | None:
-        """The processor that timers of the prefix are for, on a live pod or not; None where none was ever declared."""
+        """The processor that owns timers of the prefix, on a live pod or not; None if none was ever declared."""
         await self._open()
         return await self._declared.owner(prefix)
 
     async def forget(self, prefix: str) -> None:
-        """Take back the declaration of a prefix: from now on its timers are for the processor of a shorter one, if
-        there is any. Raises NotFound, and Refused while a live pod declares it."""
+        """Take back the declaration of a prefix: its timers then belong to the processor of a shorter prefix, if there
+        is one. Raises NotFound, and Refused while a live pod declares it."""
         await forget_prefix(await self._open(), check_prefix(prefix))
 
     async def pods(self) -> Sequence[Member]:
@@ -321,24 +322,23 @@ class TimerClient(Timers):
 
     @property
     def losses(self) -> Sequence[Loss]:
-        """What was lost and nobody has acknowledged, as a pod has last seen it."""
+        """Losses of data that nobody has acknowledged, as a pod last saw them."""
         return () if self._store is None else tuple(self._store.identity.losses.values())
 
     async def acknowledge_losses(self) -> Sequence[Loss]:
-        """End the warnings of lost data: somebody knows of it. Answers what was lost."""
+        """Acknowledge all losses of data, which ends the warnings. Returns the losses."""
         return await (await self._open()).identity.acknowledge()
 
     async def pause(self, prefix: str) -> bool:
-        """Start no more timers of a prefix; those that run go on. True where that changed something."""
+        """Start no more timers of a prefix; those that run go on. True if that changed anything."""
         return await (await self._open()).pause(check_prefix(prefix), paused=True)
 
     async def resume(self, prefix: str) -> bool:
-        """Start timers of a prefix again. True where that changed something."""
+        """Start timers of a prefix again. True if that changed anything."""
         return await (await self._open()).pause(check_prefix(prefix), paused=False)
 
     async def events(self, prefix: str | None = None) -> AsyncIterator[Event]:
-        """The timers' life from now on: changes, and what one must know of those that were missed. Ends when the client
-        is closed."""
+        """The timers' changes from now on, and word of changes that were missed. Ends when the client is closed."""
         wants = None if prefix is None else partial(_is_of, check_prefix(prefix))
         async for event in (await self.feed()).events(wants):
             yield event
@@ -350,12 +350,12 @@ class TimerClient(Timers):
 
     @property
     def events_dropped(self) -> int:
-        """Changes that listeners of this process took too slowly and lost."""
+        """Changes that this process's listeners took too slowly and lost."""
         return 0 if self._store is None else self._feed.dropped
 
     async def _open(self) -> Store:
-        """The store, which knows the db and its clock. As long as nothing was ever armed, whoever comes may still give
-        the db another number of shards, so it is looked up again."""
+        """The store, which knows the db and its clock. Until a timer was armed, anybody may still give the db another
+        number of shards, so it is read again."""
         if self._connections is None:
             settings = load_worker_settings()
             self._connections, self._edit_lock_ms = connect(await reachable_url(settings)), settings.edit_lock_ms
@@ -377,7 +377,7 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
 
 
 async def reachable_url(settings: Settings) -> str:
-    """The configured Redis, or the embedded server of a running `timers dev`. Raises ConfigurationError for neither."""
+    """The URL of the configured Redis or of a running `timers dev`. Raises ConfigurationError if there is neither."""
     url = settings.redis_url or await running_url(settings.data_dir)
     if url is None:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Owns what no live pod covers: shards that none takes, and prefixes with timers that none runs."""
+"""Owns what no live pod covers: shards that no pod takes, and prefixes with timers that no pod runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from timers.store.queries import Queries
 from timers.store.store import Queue, Store
 
 NAMES_SHOWN: Final = 20
-"""Shards or prefixes that a sentence names; anybody may invent more prefixes."""
+"""Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Uncovered:
     prefixes: Sequence[str]
 
     def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
-        """A sentence for each that there is; prefixes that are not to be seen are counted."""
+        """A sentence for the shards and one for the prefixes, if there are any. Prefixes that may not be seen are
+        counted."""
         shards = f"no live pod takes the shards {few(self.shards)}"
         seen = [prefix for prefix in self.prefixes if visible is None or visible(prefix)]
         named = [f"of the prefixes {few(seen)}"] if seen else []
@@ -32,8 +33,8 @@ class Uncovered:
 
 
 def uncovered(roster: Roster, queues: Iterable[Queue], shards: int) -> Uncovered:
-    """What the live pods leave uncovered of a db with so many shards, and of these queues. In a shard that none of them
-    takes a prefix counts as served by a pod of another shard, so that one gap has one name."""
+    """What the live pods leave uncovered of a db's shards and of these queues. In an uncovered shard a prefix counts as
+    served if a pod of another shard serves it, so that one gap is reported once."""
     open_shards = [shard for shard in range(shards) if not any(worker.takes(shard) for worker in roster.workers)]
     missing = set[str]()
     for prefix, places in groupby(sorted(queues, key=itemgetter(1)), key=itemgetter(1)):
@@ -45,11 +46,11 @@ def uncovered(roster: Roster, queues: Iterable[Queue], shards: int) -> Uncovered
 
 
 async def read_uncovered(store: Store) -> Uncovered:
-    """What nobody covers now; of prefixes those with timers that are due or to be rescued. Raises Unavailable."""
+    """What nobody covers now; only prefixes with timers that are due or waiting for rescue. Raises Unavailable."""
     return uncovered(await Membership(store).read(), await Queries(store).due_queues(), store.shards)
 
 
 def few(names: Sequence[object]) -> str:
-    """The first of the names, and how many there are beside."""
+    """The first names, and how many more there are."""
     rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(map(str, names[:NAMES_SHOWN])) + rest

@@ -11,8 +11,8 @@ from timers.store.membership import Membership, Roster
 from timers.store.store import Store
 
 FRESH_SECONDS: Final = 1.0
-"""How long declarations are believed: as long as a pod takes between two signs of life. So they cost one small call a
-second, not one a create."""
+"""How long the declarations that were read are used: as long as a pod takes between two signs of life. So they cost one
+small call a second, not one for each create."""
 
 
 class Declared:
@@ -25,8 +25,8 @@ class Declared:
         self._reading = asyncio.Lock()
 
     async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
-        """An error for each prefix that no processor was ever declared for; asked anew before any is answered. Raises
-        Unavailable."""
+        """An error for each prefix that no processor was ever declared for. Reads the declarations again before it
+        returns an error. Raises Unavailable."""
         asked_at = time.monotonic()
         await self._read_since(asked_at - FRESH_SECONDS)
         missing = self._missing(prefixes)
@@ -35,7 +35,7 @@ class Declared:
         return {prefix: self._refusal(prefix) for prefix in self._missing(missing)}
 
     async def owner(self, prefix: str) -> str | None:
-        """The processor that timers of the prefix are for, as of the last second. Raises Unavailable."""
+        """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
         await self._read_since(time.monotonic() - FRESH_SECONDS)
         return self._roster.owner(prefix)
 
@@ -47,7 +47,7 @@ class Declared:
         return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
 
     async def _read_since(self, at: float) -> None:
-        """Read, unless somebody has begun to read at that time or later; who waits for the same shares the answer."""
+        """Read, unless somebody began to read at that time or later; callers who wait for the same read share it."""
         if self._read_at >= at:
             return
         async with self._reading:

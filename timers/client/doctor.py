@@ -1,4 +1,4 @@
-"""Owns the question whether a service is healthy: its server, its data, and its pods."""
+"""Owns checking whether a service is healthy: its server, its data, and its pods."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from timers.store.server import is_full
 from timers.store.store import Store
 
 STUCK_MS: Final = 60_000
-"""A timer due for so long, with pods that could run it, does not only wait for its turn in a burst."""
+"""A timer that has been due this long, while pods could run it, is not just waiting its turn in a burst."""
 
 
 async def examine(
     store: Store, *, fix: bool = False, acknowledge: bool = False, wait_seconds: float = DELIVERY_SECONDS
 ) -> list[Check]:
-    """Every check in order. `fix` turns missing notification flags on, and mends indexes and counts; `acknowledge` ends
-    the warnings of lost data; `wait_seconds` is how long an event may take. Raises Unavailable where the server does
+    """Run every check, in order. `fix` turns missing notification flags on and mends indexes and counts; `acknowledge`
+    ends the warnings of lost data; `wait_seconds` is how long an event may take. Raises Unavailable if the server does
     not answer at all."""
     roster = await _roster(store)
     found = await check_server(
@@ -46,12 +46,12 @@ def unacknowledged(store: Store) -> list[str]:
 
 
 async def full(store: Store) -> list[str]:
-    """A sentence where the server has reached its memory limit. Raises Unavailable."""
+    """A sentence if the server has reached its memory limit. Raises Unavailable."""
     return [FULL] if await is_full(store.connections.commands) else []
 
 
 async def _roster(store: Store) -> Roster:
-    """Empty where it cannot be read; the checks of the server say why."""
+    """Empty if it cannot be read; the checks of the server say why."""
     try:
         return await Membership(store).read()
     except (Unavailable, Refusal):
@@ -132,7 +132,7 @@ def _pods(members: Sequence[Member]) -> Check:
 
 
 def _settings(members: Sequence[Member]) -> Check:
-    """What one pod does not say differs from nothing."""
+    """A setting that a pod does not report counts as equal."""
     told: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for pod in members:
         for name, value in pod.settings.items():
@@ -149,7 +149,7 @@ def _settings(members: Sequence[Member]) -> Check:
 
 
 async def _books(store: Store, *, fix: bool) -> Check:
-    """Without `fix` a quick look at heads and counts, from which a lost index shows."""
+    """Without `fix`, a quick look at heads and counts, which reveals a lost index."""
     total: Counter[str] = Counter()
     for shard in range(store.shards):
         async for found in audit(store, shard) if fix else compare(store, shard):

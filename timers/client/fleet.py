@@ -1,4 +1,4 @@
-"""Owns reading what pods say of themselves: who is alive, who serves what, and how the fleet is."""
+"""Owns reading what pods report: who is alive, who serves what, and the state of the fleet."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +20,8 @@ from timers.store.turns import by_turns
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
-    """A prefix that has timers, was declared, or is paused. `processor` is what its timers are for, `pods` are the live
-    pods that run them, `declaration` is the prefix's own, `next_due_ms` its earliest due time."""
+    """A prefix that has timers, was declared, or is paused. `processor` owns its timers, `pods` are the live pods that
+    run them, `declaration` is the prefix's own, and `next_due_ms` is its earliest due time."""
 
     prefix: str
     processor: str | None
@@ -33,7 +33,7 @@ class PrefixView:
 
     @property
     def away(self) -> bool:
-        """Whether its processor was declared, and no live pod has it now: its timers wait."""
+        """Whether its processor was declared but no live pod has it now, so that its timers wait."""
         return self.processor is not None and not self.pods
 
     def to_json(self) -> PrefixAnswer:
@@ -55,7 +55,7 @@ class PrefixView:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `late_ms`
-    the same of those that may run now (neither paused nor at a limit), `losses` what was lost and nobody has
+    the same for timers that may run now (neither paused nor at a limit), and `losses` is lost data that nobody has
     acknowledged."""
 
     counts: Mapping[str, Mapping[Status, int]]
@@ -66,7 +66,7 @@ class Stats:
 
     @property
     def lateness_ms(self) -> Lateness:
-        """`p50`, `p99` and `max` of all pods' starts of the last minutes; None without any."""
+        """`p50`, `p99` and `max` over all pods' starts of the last minutes; None without any."""
         total: Counter[int] = Counter()
         for pod in self.pods:
             total.update(pod.lateness)
@@ -74,7 +74,7 @@ class Stats:
 
     @property
     def notifications(self) -> str:
-        """How they arrive at the pod where they arrive worst; `deaf` where no pod listens."""
+        """How notifications arrive at the worst pod; `deaf` if no pod listens."""
         return max((pod.hearing for pod in self.pods if pod.works), key=HEARINGS.index, default=HEARINGS[-1])
 
     def to_json(self) -> StatsAnswer:
@@ -94,7 +94,7 @@ class Stats:
 
 
 def by_name(counts: Mapping[Status, int]) -> ByStatus:
-    """Every status with its count, also those without any timer."""
+    """Every status with its count, zeros included."""
     return cast("ByStatus", {status.value: counts.get(status, 0) for status in Status})
 
 
@@ -104,8 +104,8 @@ async def read_pods(store: Store) -> list[Member]:
 
 
 async def read_stats(store: Store, visible: Callable[[str], bool] | None = None, *, by_prefix: bool = True) -> Stats:
-    """The state now, without the timers of prefixes that are not to be seen; with `by_prefix` False the counts of all
-    prefixes are one, under an empty name. Raises Unavailable."""
+    """The current state, without timers of prefixes that may not be seen. With `by_prefix` False all counts are summed
+    under an empty name. Raises Unavailable."""
     queries = Queries(store)
     counts: Mapping[str, Mapping[Status, int]]
     counts = await queries.counts() if by_prefix else {"": await queries.totals()}

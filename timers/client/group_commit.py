@@ -1,8 +1,8 @@
-"""Owns arming together what many callers arm at the same time: while one call of a shard is under way the next gathers.
+"""Owns arming timers of several callers together: while one call to a shard is in progress, the next gathers.
 
 A single caller's timer goes at once. With 16 callers, sharing calls takes 23 µs of CPU a timer instead of 188, and arms
-17,000 timers a second instead of 3,400. Known from databases as group commit (D. DeWitt et al., "Implementation
-Techniques for Main Memory Database Systems", 1984).
+17,000 timers a second instead of 3,400. Databases call this group commit (D. DeWitt et al., "Implementation Techniques
+for Main Memory Database Systems", 1984).
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from timers.store.quotas import Quota, Quotas
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 LINES: Final = 8
-"""Connections of its own, at most: one for each shard that is armed in at the same time; the others share the pool."""
+"""Connections of its own at most: one for each shard that is being armed in; further shards share the pool."""
 
 _Waiting = tuple[Arming, asyncio.Future[Reply]]
 
 _Group = int | Quota
-"""What is armed together: the timers of a shard, or those that count for a quota."""
+"""What is armed together: the timers of a shard, or those that count against a quota."""
 
 
 class GroupCommit:
@@ -34,7 +34,8 @@ class GroupCommit:
         self._lines = 0
 
     async def arm(self, arming: Arming, quota: Quota | None = None) -> Reply:
-        """As `Store.arm` of one, or `Quotas.arm`. A caller that is cancelled before its timer was sent arms nothing."""
+        """As `Store.arm` or `Quotas.arm`, for one timer. A caller that is cancelled before its timer was sent arms
+        nothing."""
         group = self._store.shard_of(arming.prefix, arming.id) if quota is None else quota
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[group].append((arming, answer))

@@ -1,4 +1,4 @@
-"""Owns when a timer is due: from what a caller asked for to what the store arms. Asks nobody for the time; pure."""
+"""Owns when a timer is due: turns a caller's request into what the store arms. Pure: it never reads a clock."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from timers.store.store import Arming
 
 
 def new_id() -> str:
-    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix ms, then random; so ids sort by the time they were made."""
+    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix ms, then random bits, so that ids sort by creation time."""
     millis = time.time_ns() // 1_000_000
     random = int.from_bytes(os.urandom(10), "big")
     value = (millis << 80) | (0x7 << 76) | (((random >> 62) & 0xFFF) << 64) | (0b10 << 62) | (random & ((1 << 62) - 1))
@@ -22,8 +22,7 @@ def new_id() -> str:
 
 
 def plan(new: NewTimer, now_ms: float, traceparent: str | None = None) -> Arming:
-    """Where a new timer's due time and first progress come from. The trace is kept beside the spec. Raises
-    InvalidInput."""
+    """Plan a new timer's due time and first progress. The trace is kept with the spec. Raises InvalidInput."""
     due, progress = _first_due(new, now_ms), NO_PROGRESS
     if new.repeat is not None:
         due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
@@ -60,7 +59,7 @@ def _require_before_end(repeat: Repeat, due_ms: int) -> None:
 
 
 def due_of_change(change: TimerChange, now_ms: float) -> int | None:
-    """The new due time of a change in epoch ms; None where it does not move."""
+    """The new due time of a change in epoch ms; None if it does not move."""
     if change.due_at is not None:
         return within_reach(parse_time(change.due_at, "due_at"), now_ms, "due_at", change.due_at)
     if change.delay is not None:
@@ -70,8 +69,8 @@ def due_of_change(change: TimerChange, now_ms: float) -> int | None:
 
 
 def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:
-    """A moved due time or another cycle starts the plan anew from there; what was counted stays counted. Raises
-    InvalidInput for a cycle that would be over before."""
+    """A moved due time or another cycle restarts the plan from there and keeps the counts. Raises InvalidInput for a
+    cycle that would already be over."""
     repeat = change.repeat if "repeat" in change.model_fields_set else current.repeat
     if repeat is None or (due_ms is None and "repeat" not in change.model_fields_set):
         return None

@@ -1,7 +1,7 @@
-"""Owns running again what fell into a window of time: finds it, plans it at a pace and in order, arms it again.
+"""Owns replaying a window of time: finds its timers, plans them at a pace and in order, and arms them again.
 
-The pace is in the due times, so it is kept by the service and not by whoever asked for the replay. Repeating a replay
-that broke off goes on where it stopped: what is armed again has left the window.
+The pace is in the due times, so the service keeps it, not the caller. A replay that broke off can be repeated and
+continues: timers that are armed again have left the window.
 """
 
 import asyncio
@@ -19,17 +19,18 @@ from timers.store.listing import Listing
 from timers.store.store import Store
 
 REPLAY_LIMIT: Final = 100_000
-"""Timers that one replay takes: they are held in memory to be put in order."""
+"""Timers in one replay at most: they are held in memory to be sorted."""
 
 AT_ONCE: Final = 8
-"""Calls under way at a time."""
+"""Calls in progress at once."""
 
 _STATUSES: Final = (Status.FAILED, Status.UNHANDLED, Status.COMPLETED)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A timer of the window: as it was found, when it runs again, and what came of arming it (empty: nothing yet)."""
+    """A timer of the window as it was found, when it will run again, and the result of arming it (empty: nothing
+    yet)."""
 
     prefix: str
     id: str
@@ -52,9 +53,9 @@ class Replayed:
 
 
 async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) -> list[Replayed]:
-    """What failed, went unhandled or was skipped and has a due time in the window, by due time, each with the time when
-    it would run again; with `completed` also what completed. A timer that is still scheduled or running is not
-    replayed: it runs anyway. Nor is a cancelled one. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
+    """Timers that failed, went unhandled or were skipped and were due in the window, by due time, each with the time
+    when it would run again; with `completed` also completed ones. Scheduled and running timers are left out because
+    they run anyway, and so are cancelled ones. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
     found: list[Replayed] = []
     async for timer in _finished(Listing(store), window):
         if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
@@ -68,8 +69,8 @@ async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) 
 async def arm_again(
     store: Store, planned: Sequence[Replayed], show: Callable[[int], object] = lambda _done: None
 ) -> list[Replayed]:
-    """Arm what `preview` found, each with its result: `armed`, or why not: it has changed since. `show` is told how
-    many are done. Raises Unavailable; what was armed before stays."""
+    """Arm what `preview` found. Each gets a result: `armed`, or how it has changed since. `show` is called with the
+    number done. Raises Unavailable; timers armed before stay."""
     results: list[Replayed] = []
     for start in range(0, len(planned), AT_ONCE):
         results += await asyncio.gather(*(_arm(store, each) for each in planned[start : start + AT_ONCE]))

@@ -1,1 +1,1 @@
-"""What a timer is and what follows what: pure, and known to every other room."""
+"""What a timer is and what follows from what. Pure; every other room may use it."""

@@ -10,13 +10,13 @@ from timers.core.model import Progress, Timer
 from timers.core.policies import MissedPolicy, Repeat
 
 CATCH_UP_LIMIT: Final = 1000
-"""Slots in the past that are made up for in a row: of an interval the newest, of a cron the oldest. The others are
+"""How many missed slots in a row are made up for: the newest of an interval, the oldest of a cron. The others are
 dropped, and the history says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The next occurrence: when it is due, and the progress to keep. `dropped` where slots before it were missed and
+    """The next occurrence: when it is due and the progress to keep. `dropped` is true if earlier slots were missed and
     nothing makes up for them."""
 
     due_ms: int
@@ -39,7 +39,7 @@ def _cron(expression: str, timezone: str) -> Cron:
 
 
 def first_slot(repeat: Repeat, now_ms: int) -> int:
-    """The first planned time of a cron that was given no due time: strictly after `now_ms`."""
+    """The first planned time of a cron without a due time: strictly after `now_ms`."""
     if repeat.cron is None:
         raise ValueError("only a cron plans its own first time")
     return _cron(repeat.cron, repeat.timezone).next_after(now_ms)
@@ -51,7 +51,7 @@ def start(first_ms: int) -> Progress:
 
 
 def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None:
-    """What follows the current occurrence; None when the cycle is over."""
+    """What follows the current occurrence; None if the cycle is over."""
     progress = timer.progress if timer.progress.slot_ms is not None else start(timer.due_ms)
     done = progress.occurrences + 1
     if repeat.count is not None and done >= repeat.count:
@@ -77,13 +77,13 @@ def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) ->
 
 
 def _oldest_ms(missed: MissedPolicy, now_ms: int) -> int:
-    """The oldest slot that may still start now: what has passed in time or within its grace was not missed."""
+    """The oldest slot that may still start now: a slot that passed recently, or within its grace, was not missed."""
     return 0 if missed.policy == "all" else now_ms - missed.allowed_ms
 
 
 def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: int) -> _Slot:
-    """The next slot of a cron. Its step counts the slots made up for in a row, since a cron has no way to tell how many
-    lie in between but to walk them."""
+    """The next slot of a cron. Its step counts the missed slots made up for in a row, because the only way to count the
+    slots of a cron in between is to walk them."""
     cron = _cron(repeat.cron or "", repeat.timezone)
     if repeat.mode == "fixed_delay":
         return _Slot(cron.next_after(now_ms))
@@ -97,7 +97,7 @@ def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: 
 def _next_interval(
     interval: Duration, timezone: str, anchor_ms: int, step: int, *, now_ms: int, oldest_ms: int
 ) -> _Slot:
-    """The next slot of anchor + step × interval, from the oldest that may still start, and of those in the past at most
+    """The next slot of anchor + step × interval, from the oldest that may still start; of those in the past, at most
     the newest `CATCH_UP_LIMIT`."""
     oldest = _first_step_after(interval, timezone, anchor_ms, step + 1, oldest_ms - 1)
     newest = _first_step_after(interval, timezone, anchor_ms, oldest, now_ms)
@@ -106,8 +106,8 @@ def _next_interval(
 
 
 def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: int, at_ms: int) -> int:
-    """The smallest step ≥ `low` whose slot lies after `at_ms`: doubling, then bisection, so that a long outage of a
-    short interval costs a few dozen steps of calendar arithmetic and not one for each slot."""
+    """The smallest step ≥ `low` whose slot is after `at_ms`. Doubles, then bisects, so that a long outage of a short
+    interval takes a few dozen steps of calendar arithmetic instead of one for each slot."""
     if _slot(interval, timezone, anchor_ms, low) > at_ms:
         return low
     width = 1
@@ -124,5 +124,5 @@ def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: in
 
 
 def _slot(interval: Duration, timezone: str, anchor_ms: int, step: int) -> int:
-    """Anchor + step × interval, multiplied before it is added: 31 January + 2 months is 31 March."""
+    """Anchor + step × interval, multiplied before adding: 31 January + 2 months is 31 March."""
     return (interval * step).add_to(anchor_ms, timezone)

@@ -1,4 +1,4 @@
-"""Owns the calls that a processor can make on other timers, with typed keywords: awaited, or waited for in a thread."""
+"""Owns the calls that a processor can make on other timers, with typed keywords: awaited, or blocking in a thread."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Timers(ABC):
 
 class BlockingTimers(ABC):
     """What code without an event loop can do with timers; `timers.BlockingTimerClient` can do more. Each method waits
-    for its result and raises as that of `Timers`; in a plain processor also RunOver, once its run is over."""
+    for its result and raises as that of `Timers`; in a plain processor it also raises RunOver once its run is over."""
 
     @overload
     def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...

@@ -1,11 +1,11 @@
-"""Owns why a timer changed: its history keeps a code that programs compare; English is made when it is shown."""
+"""Owns why a timer changed: the history keeps a code that programs compare, which becomes English when it is shown."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 Cause = tuple[str, str]
-"""A code, and what only this change knows (empty for nothing)."""
+"""A code and the details of this change (empty for none)."""
 
 ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -41,10 +41,10 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "bare-lost-ttl": "its bare key lost its TTL",
     }
 )
-"""Each cause in English; `{}` stands for what only this entry knows."""
+"""Each cause in English; `{}` stands for the details of the entry."""
 
 
 def in_english(cause: str, text: str) -> str:
-    """A cause and its text as people read them; a cause that this version does not know is shown as it is."""
+    """A cause and its details as people read them. An unknown cause is shown as it is."""
     template = ENGLISH.get(cause)
     return f"{cause} {text}".rstrip() if template is None else template.format(text or cause)

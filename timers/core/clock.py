@@ -1,6 +1,6 @@
-"""Owns time: the Redis server's clock as seen from a pod, carried forward on the pod's monotonic clock.
+"""Owns time: the Redis server's clock as a pod sees it, carried forward on the pod's monotonic clock.
 
-A pod's wall clock is never asked: it may be wrong, and it may step.
+A pod's wall clock is never used: it may be wrong, and it may jump.
 """
 
 import time
@@ -12,24 +12,25 @@ Monotonic = Callable[[], float]
 
 
 class Cancellable(Protocol):
-    """A call that comes later, unless it is cancelled."""
+    """A pending call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 Later = Callable[[float, Callable[[], object]], Cancellable]
-"""Calls something after so many seconds, such as the event loop's `call_later`."""
+"""Schedules a call after some seconds, like the event loop's `call_later`."""
 
 SAMPLE_AGE_SECONDS: Final = 10.0
-"""How long a precise reading is preferred to newer, less precise ones: drift in it stays far below a millisecond."""
+"""For how long a precise reading is preferred to newer, less precise ones: within this time, drift stays far below a
+millisecond."""
 
 
 class ServerClock:
     """The server's time in ms, estimated from answers that carry it.
 
-    A reading taken between `sent` and `received` is uncertain by that round trip. The most precise recent reading is
-    kept; one that contradicts it (the server's clock stepped) replaces it at once. Source: the interval reasoning of
-    Cristian's algorithm (F. Cristian, "Probabilistic clock synchronization", 1989).
+    A reading taken between `sent` and `received` is uncertain by that round trip. The clock keeps the most precise
+    recent reading. A reading that contradicts it replaces it at once, because the server's clock was changed. Source:
+    the interval reasoning of Cristian's algorithm (F. Cristian, "Probabilistic clock synchronization", 1989).
     """
 
     def __init__(self, monotonic: Monotonic = time.monotonic) -> None:
@@ -39,7 +40,7 @@ class ServerClock:
         self._read_at = float("-inf")
 
     def observe(self, server_ms: int, sent: float, received: float) -> None:
-        """Take a reading: the server's ms (cut, not rounded) at some instant between two monotonic seconds."""
+        """Take a reading: the server's ms (cut, not rounded) at some moment between two monotonic seconds."""
         middle_ms, error_ms = (sent + received) * 500, (received - sent) * 500 + 0.5
         offset_ms = server_ms + 0.5 - middle_ms
         contradicts = abs(offset_ms - self._offset_ms) > error_ms + self._error_ms

@@ -1,4 +1,4 @@
-"""Owns reading a caller's JSON, and JSON as records hold it: one line, no spaces, any character as itself."""
+"""Owns reading callers' JSON and writing JSON for records: one line, no spaces, every character as itself."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from pydantic_core import from_json, to_json
 def decode(raw: bytes | str) -> Any:
     """The value: RFC 8259 without NaN, half characters and more than 200 levels. Raises ValueError.
 
-    If a name comes twice, the last value counts, as with nearly every reader of JSON. Refusing it takes a decoder that
-    makes each object in Python: 5 µs a create instead of 1. Nothing reads a body before this service does.
+    If a name appears twice, the last value counts, as with nearly every JSON reader. Refusing that would take a decoder
+    that makes each object in Python: 5 µs a create instead of 1. Nothing reads a body before this service does.
     """
     return from_json(raw, allow_inf_nan=False)
 
 
 def encode(value: Any) -> str:
-    """The text of what a record keeps, in a fifth of the time that `json` takes. Raises ValueError for half characters
-    and more than 254 levels."""
+    """The JSON text for a record, in a fifth of the time that `json` takes. Raises ValueError for half characters and
+    more than 254 levels."""
     return to_json(value, inf_nan_mode="constants").decode()

@@ -1,12 +1,13 @@
-"""Owns cron: which expressions and zones are taken, and the next time of an expression in a zone.
+"""Owns cron: which expressions and zones are accepted, and the next time of an expression in a zone.
 
-The fields are read and matched by `cronsim`, on wall times without a zone. From wall time to instant the rules of
-Debian's cron(8) hold, worked out here on the zone's own changes of offset:
+`cronsim` reads and matches the fields, on wall times without a zone. From wall time to instant the rules of Debian's
+cron(8) hold, worked out here from the zone's changes of offset:
 
-* A fixed time (neither minute nor hour starts with `*`) runs once for each of its wall times. Where clocks go forward
-  and it is left out, it runs in the first minute after the gap; where clocks go back, at the first of the two.
-* Anything else is an interval and runs through: at every instant whose wall time matches, so not at all in a gap and
-  in both of two equal hours.
+* A fixed time (neither minute nor hour starts with `*`) runs once for each of its wall times. If clocks going forward
+skip it, it runs in the first minute after the gap; if clocks going back repeat it, it runs the first time.
+
+* Anything else is an interval and simply continues: it runs at every instant whose wall time matches, so not at all in
+a gap and twice in a repeated hour.
 """
 
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ _SECOND: Final = timedelta(seconds=1)
 _MINUTE: Final = timedelta(minutes=1)
 _MS: Final = timedelta(milliseconds=1)
 _ANY_START: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - a wall time, on purpose without a zone
-# Files beside the zones, and their copies with other clocks: names of a machine, not of a place.
+# Files beside the zones, and copies of the zones with other clocks: they name a machine, not a place.
 _NOT_A_PLACE: Final = frozenset({"localtime", "posixrules", "Factory"})
 _COPIES: Final = ("posix/", "right/")
 
@@ -59,10 +60,9 @@ class Cron:
 
     @classmethod
     def parse(cls, expression: object, timezone: object = "UTC", field: str = "cron") -> "Cron":
-        """Reads five fields (names, lists, ranges, steps, `L`, `LW`, `MON#2`, `5L`) or a name such as `@daily`.
+        """Read five fields (names, lists, ranges, steps, `L`, `LW`, `MON#2`, `5L`) or a name such as `@daily`.
 
-        Raises `InvalidInput` for `field` (six fields, a value out of range, a date that never comes) or for the
-        `timezone` beside it.
+        Raises `InvalidInput` for `field` (six fields, a value out of range, a date that never comes) or for `timezone`.
         """
         if not isinstance(expression, str) or len(expression) > _MAX_CHARACTERS:
             raise InvalidInput.of(field, expression, CRON_FORMS)
@@ -85,13 +85,14 @@ class Cron:
     def _next_fixed(self, start: ZonedDateTime) -> int:
         """Wall times in order give instants in order, so the first that is late enough is the answer.
 
-        In the second of two equal hours the next wall time may have its instant, the first, in the past.
+        In the second of two equal hours, the instant of the next wall time may be in the past, because it is the first
+        of the two.
         """
         at_ms = _epoch_ms(start)
         return next(ms for wall in self._walls_after(_wall(start)) if (ms := _first_ms(wall, self.timezone)) > at_ms)
 
     def _next_of_interval(self, start: ZonedDateTime) -> int:
-        """Goes from change to change of the zone's offset: between two, wall time and instants differ by a constant."""
+        """Walk from change to change of the zone's offset: in between, wall time and instants differ by a constant."""
         at_ms, wall = _epoch_ms(start), _wall(start)
         match = next(self._walls_after(wall))
         turn = start.next_transition()
@@ -104,10 +105,10 @@ class Cron:
         return at_ms + (match - wall) // _MS
 
     def _walls_after(self, wall: datetime) -> Iterator[datetime]:
-        """The matching wall times after `wall`, without end.
+        """All matching wall times after `wall`.
 
-        cronsim gives up after 50 years. `_read` has seen one match, and the rarest dates, a 29 February on one day of
-        the week, are at most 40 years apart.
+        cronsim gives up after 50 years. `_read` has seen one match, and the rarest dates, 29 February on a given
+        weekday, are at most 40 years apart.
         """
         walk = copy(self._fields)
         walk.dt = wall.replace(microsecond=0)
@@ -129,7 +130,7 @@ def parse_timezone(value: object, field: str = "timezone") -> str:
 
 @lru_cache(maxsize=1024)  # a repeat is read again at every occurrence
 def _read(text: str) -> CronSim:
-    """The fields, never advanced: who walks them walks a copy."""
+    """The fields, never advanced: iterate over a copy."""
     expanded = _MACROS.get(text.lower(), text)
     if len(expanded.split()) != 5:
         raise CronSimError("Wrong number of fields")
@@ -148,7 +149,7 @@ def _wall(moment: ZonedDateTime) -> datetime:
 
 
 def _first_ms(wall: datetime, timezone: str) -> int:
-    """The earliest instant that shows this wall time; if a gap has swallowed it, the first whole minute after that."""
+    """The earliest instant with this wall time; if a gap swallowed it, the first whole minute after the gap."""
     while True:
         plain = PlainDateTime(wall)
         moment = plain.assume_tz(timezone, disambiguation="earlier")

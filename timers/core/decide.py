@@ -1,4 +1,4 @@
-"""Owns the only policy: what happens to a timer after a run. Pure: time and chance come in as arguments."""
+"""Owns the only policy: what happens to a timer after a run. Pure: time and randomness are arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ DETAIL_LIMIT_CHARACTERS: Final = 4000
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a run's end changes, and why. `spec` None leaves the caller's fields as they are."""
+    """What the end of a run changes, and why. With `spec` None the caller's fields stay as they are."""
 
     status: Status
     due_ms: int
@@ -35,8 +35,8 @@ class Transition:
 
 
 def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
-    """The transition out of `running`. `policy` is the processor's; the timer's own goes before it. Raises InvalidInput
-    for a `Rearm` that no timer can have."""
+    """The transition out of `running`. `policy` is the processor's; the timer's own takes precedence. Raises
+    InvalidInput for an impossible `Rearm`."""
     match outcome:
         case Done(note):
             return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, ("completed", note))
@@ -61,9 +61,9 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
 def missed(timer: Timer, now_ms: int) -> Missed | None:
     """Whether the timer's `missed` policy forbids a run that would start now.
 
-    Late counts from the due time, or from the last time it was armed where that was later: a timer armed with a due
-    time in the past was not missed. Nor was a run that is rescued: it had started, and would else end without a result
-    as if it had been skipped.
+    Lateness counts from the due time, or from the last arming if that was later, because a timer armed with a due time
+    in the past was not missed. A rescued run was not missed either: it had started, and would otherwise end without a
+    result as if it had been skipped.
     """
     rule = timer.missed_policy
     if rule.policy not in ("skip", "grace") or _is_rescued(timer):
@@ -74,27 +74,27 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
 
 
 def was_skipped(timer: Timer) -> bool:
-    """Whether a completed timer did not run but was left out by its `missed` policy."""
+    """Whether the `missed` policy completed the timer without a run."""
     return bool(timer.history) and timer.history[-1].cause == "skipped"
 
 
 def _is_rescued(timer: Timer) -> bool:
-    """Whether the entry before the newest, which is this claim's, is a start too."""
+    """Whether the entry before the newest, which is this claim's, is also a start."""
     return len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
 
 
 def exhausted(timer: Timer, policy: RetryPolicy) -> bool:
-    """True where crashes alone have used up every try, so that no further run may start."""
+    """True if crashes alone have used up every try, so that no further run may start."""
     return timer.failures >= _maximum(timer, timer.retry or policy)
 
 
 def _not_started(timer: Timer) -> Timer:
-    """The claim counted an attempt that then did not start."""
+    """Take back the attempt that the claim counted, since it did not start."""
     return timer._replace(attempt=timer.attempt - 1)
 
 
 def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, cause: Cause) -> Transition:
-    """The next occurrence where the timer repeats, else the end."""
+    """The next occurrence if the timer repeats, else the end."""
     repeat = timer.repeat
     planned = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
     if planned is None:
@@ -120,14 +120,14 @@ def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
 
 
 def _next(timer: Timer, due_ms: int, progress: Progress, cause: Cause, payload: object = UNSET) -> Transition:
-    """A new occurrence: nothing is counted against it yet."""
+    """A new occurrence, with nothing counted against it yet."""
     spec = _next_spec(timer.spec, payload)
     return Transition(Status.SCHEDULED, due_ms, 0, 0, timer.occurrence + 1, progress, cause, spec)
 
 
 def _next_spec(spec: Mapping[str, Any], payload: object) -> Mapping[str, Any] | None:
-    """The caller's fields for a new occurrence; None where they stay. It has a due time of its own, so that no step of
-    a ladder is used up before its first try."""
+    """The caller's fields for a new occurrence; None if they stay. The occurrence has its own due time, so no step of a
+    ladder is used up before its first try."""
     if payload is UNSET and "ladder_first" not in spec:
         return None
     kept = {name: value for name, value in spec.items() if name != "ladder_first"}
@@ -147,7 +147,7 @@ def _failed(timer: Timer, failed: Failed, now_ms: int, policy: RetryPolicy, rng:
 
 
 def _again(timer: Timer, due_ms: int, failures: int, progress: Progress, cause: Cause) -> Transition:
-    """Another try of the same occurrence."""
+    """Another try for the same occurrence."""
     return Transition(Status.SCHEDULED, due_ms, timer.attempt, failures, timer.occurrence, progress, cause)
 
 
@@ -167,27 +167,27 @@ def _error(timer: Timer, failed: Failed, now_ms: int) -> dict[str, Any]:
 
 
 def _ladder_offset(timer: Timer) -> int:
-    """1 where the ladder's first step was already the delay before the first try."""
+    """1 if the ladder's first step was already the delay before the first try."""
     return 1 if timer.spec.get("ladder_first") else 0
 
 
 def _maximum(timer: Timer, policy: RetryPolicy) -> int:
-    """Failed attempts after which the timer has failed. Without a due time of its own a ladder has one try for each
-    step; with one, the try at the due time comes on top."""
+    """Failed attempts after which the timer has failed. A ladder has one try for each step; if the timer has its own
+    due time, the try at that time is added."""
     if policy.ladder_ms is None:
         return policy.max_attempts
     return len(policy.ladder_ms) + 1 - _ladder_offset(timer)
 
 
 def _backoff_ms(timer: Timer, policy: RetryPolicy, failures: int, rng: Random) -> int:
-    """The wait after the given number of failures. Exponential with equal jitter: half fixed, half drawn ("Exponential
-    Backoff And Jitter", AWS Architecture Blog, 2015), so that a herd spreads and yet nobody retries at once."""
+    """The wait after the given number of failures. Exponential backoff with equal jitter (half fixed, half random;
+    "Exponential Backoff And Jitter", AWS Architecture Blog, 2015) spreads a herd, and yet nobody retries at once."""
     chosen = timer.retry or policy
     if chosen.ladder_ms is not None:
         return chosen.ladder_ms[min(failures - 1 + _ladder_offset(timer), len(chosen.ladder_ms) - 1)]
     base_ms, cap_ms = parse_ms(chosen.base), parse_ms(chosen.cap)
     if chosen.backoff == "fixed":
         return base_ms
-    # 2**40 ms is 34 years: beyond any cap, and the exponent stays bounded.
+    # 2**40 ms is 34 years: above any cap, and the exponent stays bounded.
     whole_ms = min(cap_ms, base_ms << min(failures - 1, 40))
     return whole_ms - rng.randint(0, whole_ms // 2) if chosen.jitter else whole_ms

@@ -1,8 +1,8 @@
-"""Owns how lengths and points of time are read and written; everything behind it counts in integer milliseconds.
+"""Owns how durations and times are read and written; all other code counts in integer milliseconds.
 
-A length is a `Duration`: calendar months, calendar days and exact milliseconds, kept apart because no month and, over a
-daylight-saving change, no day has a fixed length. A point in time is an `int` of milliseconds since 1970-01-01T00:00Z.
-What lies between two milliseconds is rounded up, so that nothing read here can make a timer early.
+A length is a `Duration`: calendar months, calendar days and exact milliseconds. They are kept apart because no month
+has a fixed length, and no day does over a daylight-saving change. A point in time is an `int` of milliseconds since
+1970-01-01T00:00Z. Fractions of a millisecond are rounded up, so that nothing read here can make a timer early.
 """
 
 import math
@@ -79,9 +79,9 @@ _UNIT_MS = MappingProxyType(
 class Duration:
     """A length of time: calendar `months`, calendar `days` and exact `ms`, none negative.
 
-    `1d`, `7d`, `1w`, `P1D` and the days of a `timedelta` are calendar days: added in a zone they keep the wall time
-    over a daylight-saving change. `24h`, `PT24H` and a number of seconds are exact. `24h` and `1d` are therefore not
-    equal, although both are 24 hours long where there is no date to count from, as for a lease or a wait.
+    `1d`, `7d`, `1w`, `P1D` and the days of a `timedelta` are calendar days: added in a zone, they keep the wall time
+    over a daylight-saving change. `24h`, `PT24H` and a number of seconds are exact. So `24h` and `1d` are not equal,
+    although both are 24 hours long if there is no date to count from, as for a lease or a wait.
     """
 
     months: int = 0
@@ -90,7 +90,7 @@ class Duration:
 
     @classmethod
     def parse(cls, value: object, field: str = "") -> "Duration":
-        """Reads text, a number of seconds, a `timedelta` or a `Duration`. Raises `InvalidInput` for `field`."""
+        """Read text, a number of seconds, a `timedelta` or a `Duration`. Raises `InvalidInput` for `field`."""
         duration = _read(value)
         if duration is None:
             raise InvalidInput.of(field, value, DURATION_FORMS)
@@ -98,7 +98,7 @@ class Duration:
 
     @property
     def exact_ms(self) -> int:
-        """Milliseconds where there is no date to count from: a day has 24 hours, a month 30 days, a year 365."""
+        """Milliseconds if there is no date to count from: a day has 24 hours, a month 30 days, a year 365."""
         years, months = divmod(self.months, 12)
         return (365 * years + 30 * months + self.days) * DAY_MS + self.ms
 
@@ -107,18 +107,19 @@ class Duration:
         return not (self.months or self.days or self.ms)
 
     def add_to(self, at_ms: int, timezone: str = "UTC") -> int:
-        """Epoch ms of the moment this much later: months, then days, in the zone's calendar, then exact milliseconds.
+        """Epoch ms of the moment this much later: adds months, then days, in the zone's calendar, then exact
+        milliseconds.
 
-        31 January and a month is the last day of February. A wall time that does not exist is moved on by the length of
-        the gap, one that exists twice is the first ("compatible", as in RFC 5545). `timezone` is a name that
-        `parse_timezone` has checked. Repeats add a multiple (`every * 3`) to their first time, so that no day is lost
-        in February.
+        31 January plus a month is the last day of February. A wall time that does not exist moves by the length of the
+        gap; for one that exists twice the first counts ("compatible", as in RFC 5545). `timezone` must be a name that
+        `parse_timezone` has checked. Repeats add a multiple (`every * 3`) to their first time, so that February loses
+        no day.
         """
         if not (self.months or self.days):
             return at_ms + self.ms
         start = Instant.from_timestamp(at_ms, unit="millisecond").to_tz(timezone)
-        # Without the zone: a zoned time keeps its offset where it can, so in the doubled hour of autumn the answer
-        # would hang on the season of the start.
+        # Without the zone, because a zoned time keeps its offset if it can: in the doubled hour of autumn the answer
+        # would depend on the season of the start.
         moved = start.to_plain().add(months=self.months, days=self.days)
         return moved.assume_tz(timezone, disambiguation="compatible").timestamp(unit="millisecond") + self.ms
 
@@ -153,7 +154,7 @@ def parse_interval(value: object, field: str = "") -> Duration:
 
 
 def parse_ms(value: object, field: str = "", *, minimum: int = 0, maximum: int = MAX_MS) -> int:
-    """Milliseconds within `minimum` and `maximum` (both allowed), counted as `Duration.exact_ms` does."""
+    """Milliseconds between `minimum` and `maximum` (both allowed), counted as in `Duration.exact_ms`."""
     duration = Duration.parse(value, field)
     if not minimum <= duration.exact_ms <= maximum:
         raise InvalidInput.of(field, value, f"a duration from {Duration(ms=minimum)} to {Duration(ms=maximum)}")
@@ -163,8 +164,8 @@ def parse_ms(value: object, field: str = "", *, minimum: int = 0, maximum: int =
 def parse_time(value: object, field: str = "") -> int:
     """Epoch ms of RFC 3339 text with an offset, epoch ms (number or digits) or an aware `datetime`.
 
-    A second of 60 is taken as the second after it where a leap second can be, at the end of a UTC day. Raises
-    `InvalidInput` for `field`; a missing offset is refused with a text of its own.
+    A second of 60 counts as the second after it where a leap second is possible, at the end of a UTC day. Raises
+    `InvalidInput` for `field`; a missing offset has its own message.
     """
     at_ms = _read_time(value)
     if at_ms is None and _lacks_offset(value):
@@ -179,8 +180,8 @@ class FromNow(int):
 
 
 def parse_bound(value: object) -> int:
-    """A bound of due times: a time as `parse_time` reads it, or a duration with a unit from now, `-1d` into the past,
-    which is a FromNow. Raises `InvalidInput`."""
+    """A bound for due times: a time as `parse_time` reads it, or a duration from now with a unit (`-1d` is in the
+    past), returned as FromNow. Raises `InvalidInput`."""
     match = _FROM_NOW.fullmatch(value) if isinstance(value, str) else None
     length = _read_text(match["length"]) if match is not None and len(match["length"]) <= _MAX_CHARACTERS else None
     if match is not None and length is not None:
@@ -192,7 +193,7 @@ def parse_bound(value: object) -> int:
 
 
 def within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
-    """The due time, which was `given`. Raises `InvalidInput` for one more than ten years ahead."""
+    """The due time, which was `given`. Raises `InvalidInput` if it is more than ten years ahead."""
     if due_ms > round(now_ms) + MAX_MS:
         raise InvalidInput.of(field, given, "a time at most 10 years ahead")
     return due_ms
@@ -249,7 +250,7 @@ def _read_number(value: object) -> Duration | None:
 
 
 def _from_seconds(seconds: float) -> Duration | None:
-    """The float's shortest decimal text counts, as the caller wrote it: 0.1 is 100 ms, not a hair more."""
+    """Uses the float's shortest decimal text, as the caller wrote it: 0.1 is exactly 100 ms."""
     if not math.isfinite(seconds) or seconds < 0:
         return None
     return Duration(ms=math.ceil(Fraction(repr(float(seconds))) * 1000))
@@ -274,7 +275,7 @@ def _ceil_ms(number: str, unit: str) -> int:
 
 
 def _ceil_fraction_ms(digits: str, unit_ms: int) -> int:
-    """The decimals of a number of units, none or more, as milliseconds rounded up."""
+    """A fraction of a unit, given as decimals or nothing, in milliseconds rounded up."""
     scale: int = 10 ** len(digits)
     return -(-int(digits or 0) * unit_ms // scale)
 
@@ -305,7 +306,7 @@ _DATE_TIME = re.compile(
     r"(?P<minute>[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}):(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]+))?"
     r"(?P<offset>[Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
-"""The form of RFC 3339, of which ISO 8601 and `whenever` take more; `whenever` knows the calendar."""
+"""The form of RFC 3339. ISO 8601 and `whenever` accept more forms; `whenever` checks the calendar."""
 
 
 def _read_time(value: object) -> int | None:

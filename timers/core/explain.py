@@ -1,4 +1,4 @@
-"""Owns the story of a timer in words: why it was late, ran twice, or did not run, from its record alone. Pure."""
+"""Owns explaining a timer in words, from its record alone: why it was late, ran twice, or did not run. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,7 +21,7 @@ _CAUSES: Final = {
 
 
 def explain(timer: Timer, now_ms: int) -> list[str]:
-    """The timer's life, a line each, then the answers to what its record makes one ask."""
+    """The timer's life, one line for each entry, then answers to the questions that its record raises."""
     lines = [_entry(entry) for entry in timer.history]
     return [*lines, *_answers(timer, now_ms)]
 
@@ -80,7 +80,7 @@ def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
 
 
 def _started_again(history: Sequence[HistoryEntry]) -> Iterator[str]:
-    """Why each start but the first of an occurrence: what lies between it and the start before."""
+    """Why each start after the first of an occurrence: what happened between it and the start before."""
     since: list[str] = []
     for entry in history:
         if entry.status is not Status.RUNNING:

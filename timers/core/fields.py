@@ -1,4 +1,4 @@
-"""Owns the values that several models and calls take: identities, durations, times and traces, checked one by one."""
+"""Owns the values that several models and calls take, checked one by one: identities, durations, times and traces."""
 
 import re
 from typing import Annotated, Final
@@ -11,7 +11,7 @@ from timers.core.shapes import ID_PATTERN, PREFIX_PATTERN, RESERVED_PREFIX
 from timers.errors import InvalidInput
 
 OWN_PREFIXES: Final = "timers."
-"""What the prefixes of the service's own timers begin with."""
+"""The beginning of the prefixes of the service's own timers."""
 
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
@@ -26,19 +26,19 @@ TimeInput = str | int
 
 
 def is_prefix(text: str) -> bool:
-    """Whether a text follows the grammar of prefixes."""
+    """Whether a text is a valid prefix."""
     return text != RESERVED_PREFIX and _PREFIX.fullmatch(text) is not None
 
 
 def check_prefix(value: object, field: str = "prefix") -> str:
-    """The prefix if it follows the grammar; else InvalidInput."""
+    """The prefix if it is valid; else InvalidInput."""
     if isinstance(value, str) and is_prefix(value):
         return value
     raise InvalidInput.of(field, value, PREFIX_RULE)
 
 
 def check_callers_prefix(value: object, field: str = "prefix") -> str:
-    """As `check_prefix`; refuses the service's own, whose timers nobody else makes or changes."""
+    """As `check_prefix`, but also refuses the service's own prefixes, whose timers nobody else makes or changes."""
     prefix = check_prefix(value, field)
     if prefix.startswith(OWN_PREFIXES):
         raise InvalidInput.of(
@@ -48,34 +48,34 @@ def check_callers_prefix(value: object, field: str = "prefix") -> str:
 
 
 def check_id(value: object, field: str = "id") -> str:
-    """The id if it follows the grammar; else InvalidInput."""
+    """The id if it is valid; else InvalidInput."""
     if isinstance(value, str) and _ID.fullmatch(value):
         return value
     raise InvalidInput.of(field, value, ID_RULE)
 
 
 def check_traceparent(value: object, field: str = "traceparent") -> str:
-    """The trace if it is one; else InvalidInput."""
+    """The trace if it is valid; else InvalidInput."""
     if isinstance(value, str) and _TRACEPARENT.fullmatch(value):
         return value
     raise InvalidInput.of(field, value, "a W3C traceparent: version-trace-parent-flags in lower case hexadecimal")
 
 
 def checked_duration(value: object) -> DurationInput:
-    """Any duration, kept as the caller wrote it (a timedelta in its text form, because records are JSON)."""
+    """Any duration, kept as the caller wrote it (a timedelta as text, because records are JSON)."""
     parsed = Duration.parse(value)
     return value if isinstance(value, str | int | float) else str(parsed)
 
 
 def _checked_timeout(value: object) -> DurationInput:
-    """As a duration, and long enough for a run to end in it."""
+    """A duration that is long enough for a run to end in it."""
     checked = checked_duration(value)
     parse_ms(checked, minimum=1)
     return checked
 
 
 def _checked_time(value: object) -> TimeInput:
-    """Text as the caller wrote it, anything else as epoch milliseconds."""
+    """Text as the caller wrote it; anything else as epoch milliseconds."""
     at_ms = parse_time(value)
     return value if isinstance(value, str) else at_ms
 

@@ -10,7 +10,7 @@ STEPS_PER_OCTAVE: Final = 4
 
 
 def bucket_of(lateness_ms: int) -> int:
-    """The histogram bucket of a lateness: 0 for none, then four to each doubling."""
+    """The histogram bucket of a lateness: 0 for none, then four for each doubling."""
     if lateness_ms <= 0:
         return 0
     octave = lateness_ms.bit_length() - 1
@@ -27,7 +27,7 @@ def bucket_ms(bucket: int) -> int:
 
 
 def quantiles_ms(counts: Mapping[int, int]) -> Lateness:
-    """`p50`, `p99` and `max` of counts by bucket, each as the upper end of its bucket; None without any start."""
+    """`p50`, `p99` and `max` of counts by bucket, each as the upper end of its bucket; None without any starts."""
     total, seen = sum(counts.values()), 0
     found: Lateness = {"p50": None, "p99": None, "max": None}
     for bucket in sorted(counts):

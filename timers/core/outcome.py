@@ -1,4 +1,4 @@
-"""Owns what a run can end in: what a processor may return or raise, and what only the engine can observe."""
+"""Owns how a run can end: what a processor may return or raise, and what only the engine can observe."""
 
 import json
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class Rearm:
 
 
 def _as_json(payload: object) -> Any:
-    """The payload as the next run will get it, whatever the processor does with its own object meanwhile."""
+    """The payload as the next run will get it, whatever the processor later does with its own object."""
     try:
         return json.loads(encode_payload(payload))
     except InvalidInput as error:
@@ -108,21 +108,21 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """The pod gives the run up unfinished (it drains): due again at once, and no failure of the timer's."""
+    """The pod hands the run back unfinished because it drains: due again at once, and not a failure."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The run was not started because the timer's `missed` policy forbids one this late."""
+    """The run did not start because the timer's `missed` policy forbids one this late."""
 
     lateness_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The run was not started because its pod's deaths have used up every try."""
+    """The run did not start because crashes of its pods have used up every try."""
 
     reason: str
 

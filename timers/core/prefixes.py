@@ -1,4 +1,4 @@
-"""Owns which prefix serves which. Everything that asks who serves a timer asks `owner`."""
+"""Owns which prefix serves which. All code that asks who serves a timer uses `owner`."""
 
 from collections.abc import Container
 from typing import Final
@@ -7,10 +7,10 @@ _SEPARATORS: Final = "-_."
 
 
 def owner(prefix: str, declared: Container[str]) -> str | None:
-    """The longest of the declared prefixes that serves `prefix`; None if none does.
+    """The longest declared prefix that serves `prefix`; None if none does.
 
-    A declared prefix serves itself and whatever goes on with `-`, `_` or `.` after it: `log` serves `log-x` and not
-    `login`. Takes at most as many lookups as the prefix has characters, however many prefixes are declared.
+    A declared prefix serves itself and every prefix that continues it after `-`, `_` or `.`: `log` serves `log-x` and
+    not `login`. Takes at most as many lookups as the prefix has characters, however many prefixes are declared.
     """
     if prefix in declared:
         return prefix

@@ -1,4 +1,4 @@
-"""Owns what a caller may ask for: a new timer and a change, field by field and as a whole."""
+"""Owns what a caller may ask for: a new timer and a change, each field and as a whole."""
 
 import json
 import re
@@ -26,14 +26,14 @@ PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
 
 _STRICT: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-"""Refuses what is not JSON; a record's encoder would make text of a date or a set."""
+"""Refuses anything that is not JSON; the encoder for records would turn dates and sets into text."""
 
-# What JSON can name and UTF-8 cannot hold.
+# Half characters, which JSON can name and UTF-8 cannot encode.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def encode_payload(payload: object, field: str = "payload") -> str:
-    """The payload as compact JSON; InvalidInput where it is not JSON or passes 64 KiB."""
+    """The payload as compact JSON. Raises InvalidInput if it is not JSON or exceeds 64 KiB."""
     try:
         size = len(_STRICT.encode(payload).encode())
         text = encode(payload)
@@ -86,7 +86,7 @@ class Spec(StrictModel):
             yield FieldError("delay", shown(given["delay"]), "only one of delay and due_at")
 
     def spec(self) -> dict[str, Any]:
-        """What the record keeps: the JSON's names, only what was given and differs from the default."""
+        """What the record keeps: the JSON's names, and only what was given and differs from the defaults."""
         kept: dict[str, Any] = {}
         if self.payload is not None:
             kept["payload"] = self.payload
@@ -121,13 +121,13 @@ class PutTimer(Spec):
 
     @property
     def starts_with_ladder(self) -> bool:
-        """True where the first step of the ladder is the delay before the first try."""
+        """True if the first step of the ladder is the delay before the first try."""
         has_own_due = self.delay is not None or self.due_at is not None
         has_cron = self.repeat is not None and self.repeat.cron is not None
         return not has_own_due and not has_cron and self.retry is not None and self.retry.ladder_ms is not None
 
     def spec(self) -> dict[str, Any]:
-        """As in the base; `ladder_first` remembers that the first step was used up before the first try."""
+        """As in the base class; `ladder_first` records that the first step was used up before the first try."""
         kept = super().spec()
         if self.missed != "fire":
             kept["missed"] = self.missed
@@ -149,12 +149,12 @@ class NewTimer(PutTimer):
 
 
 def _plans_itself(given: Mapping[str, Any]) -> bool:
-    """True where no due time needs to be given: there is a ladder, whose first step it is, or a cron."""
+    """True if no due time is needed: there is a ladder, whose first step it is, or a cron."""
     return _part(given, "repeat", "cron") is not None or isinstance(_part(given, "retry", "backoff"), list | tuple)
 
 
 def _part(given: Mapping[str, Any], name: str, inner: str) -> Any:
-    """A field of a field, checked or as it was given."""
+    """A field of a field, either checked or as it was given."""
     value = given.get(name)
     return value.get(inner) if isinstance(value, Mapping) else getattr(value, inner, None)
 
@@ -164,7 +164,7 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 
 _NOT_GIVEN: Final[Any] = Field(default=None, json_schema_extra=_without_default)
-"""None stands for a field that was left out, and is not accepted itself."""
+"""None means that a field was left out; None itself is not accepted."""
 
 
 def _not_removed(value: object) -> object:
@@ -202,5 +202,5 @@ class TimerChange(Spec):
 
     @property
     def moves_due(self) -> bool:
-        """True where the due time changes."""
+        """True if the due time changes."""
         return self.delay is not None or self.due_at is not None

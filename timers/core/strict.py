@@ -1,4 +1,4 @@
-"""Owns how a caller's plain data becomes a model: nothing unknown is passed over, and every error names its field."""
+"""Owns how a caller's plain data becomes a model: nothing unknown is ignored, and every error names its field."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
@@ -15,7 +15,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """The model from plain data; raises InvalidInput naming each bad field."""
+        """Make the model from plain data; raises InvalidInput that names each bad field."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -32,8 +32,8 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> Iterable[FieldError]:
-        """What is wrong between the fields, checked or as they were given: pydantic does not come that far where one
-        of them is wrong by itself, and whoever asks wants to hear of all."""
+        """What is wrong between fields, checked or as they were given. If one field is wrong, pydantic stops before
+        such checks, but callers want to hear of all errors."""
         return ()
 
 
@@ -44,11 +44,11 @@ _ACCEPTED: Final = {
     "tuple_type": "a list",
     "bool_type": "true or false",
 }
-"""In JSON's words what pydantic says in Python's."""
+"""Pydantic's words for Python types, in the words of JSON."""
 
 
 def invalid_input(error: ValidationError) -> InvalidInput:
-    """A pydantic error in this project's words."""
+    """Turn a pydantic error into one of this project's."""
     found: list[FieldError] = []
     for item in error.errors(include_url=False):
         cause = item.get("ctx", {}).get("error")

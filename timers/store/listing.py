@@ -1,4 +1,5 @@
-"""Owns pages of timers: which indexes hold what is wanted, reading them in one order over all shards, and cursors."""
+"""Owns pages of timers: finds the indexes that hold what is wanted, reads them in one order over all shards, and makes
+cursors."""
 
 import base64
 import json
@@ -26,23 +27,24 @@ from timers.store.turns import by_turns
 PAGE_LIMIT: Final = shapes.PAGE_LIMIT
 
 LIST_LIMIT: Final = 100
-"""Timers on a page where nothing else is asked for."""
+"""Timers on a page if the caller gives no limit."""
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of records with which a page ends, however many timers more it was to have."""
+"""A page ends at this many bytes of records, even if more timers were asked for."""
 
 _ENTRY_BYTES: Final = 80
 LARGEST_BYTES: Final = 64 * 1024
-"""About what a record may have. As long as nothing is known of the records, each may have so many."""
+"""Roughly the largest size of a record. Until the real sizes are known, each record is assumed to have it."""
 
 LOOKS_PER_ITEM: Final = 10
-"""Records that a filter may reject for each place on a page; then the page ends early and its cursor goes on."""
+"""Records that a filter may reject for each place on a page. After that the page ends early, and its cursor
+continues."""
 
 LOOKS_AT_LEAST: Final = 2000
-"""Records that a page looks at before it ends early, however short it is to be."""
+"""Records that a page looks at before it may end early, however short the page."""
 
 READ_AFTER_REJECTS: Final = 250
-"""Records that are read at a time where a filter rejects most of them."""
+"""Records that are read at a time if a filter rejects most of them."""
 
 ORDER: Final = (
     Status.RUNNING,
@@ -52,14 +54,14 @@ ORDER: Final = (
     Status.COMPLETED,
     Status.CANCELLED,
 )
-"""Of the statuses in every list."""
+"""The order of the statuses in every list."""
 
 _PLACES: Final = {status: place for place, status in enumerate(ORDER)}
 _SCORE: Final = re.compile(r"-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?)")
 
 
 class _Source(NamedTuple):
-    """One index to read: the place of its status in the order, its prefix, its name, its shard, and how many timers it
+    """One index to read: the position of its status in the order, its prefix, name and shard, and how many timers it
     held when they were counted."""
 
     place: int
@@ -70,7 +72,7 @@ class _Source(NamedTuple):
 
     @property
     def listing(self) -> tuple[int, str, str]:
-        """What it has in common with the same index of the other shards."""
+        """What it shares with the same index of the other shards."""
         return self[:3]
 
 
@@ -79,7 +81,7 @@ _RUNNING: Final = _Source(_PLACES[Status.RUNNING], "", "running", 0)
 
 
 class _Place(NamedTuple):
-    """How far a listing has come: the last item read of a source."""
+    """How far a listing has come: the last item read from a source."""
 
     source: _Source
     score: str
@@ -87,12 +89,12 @@ class _Place(NamedTuple):
 
     @property
     def order(self) -> tuple[float, str]:
-        """Where it stands among those of its index, over all shards."""
+        """Its position among the items of its index, over all shards."""
         return float(self.score), self.member
 
 
 class _Item(NamedTuple):
-    """What stands at a place, and how large its record is; None where no record can be read."""
+    """The timer at a place and the size of its record; None if the record cannot be read."""
 
     timer: Timer | None
     place: _Place
@@ -100,7 +102,7 @@ class _Item(NamedTuple):
 
 
 _Read = tuple[list[_Item], bool]
-"""Items of a source, and whether there are more behind them."""
+"""Items from a source, and whether there are more after them."""
 
 
 def _order(item: _Item) -> tuple[float, str]:
@@ -109,7 +111,7 @@ def _order(item: _Item) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Timers, and the cursor to go on with; None at the end."""
+    """Timers, and the cursor to continue with; None at the end."""
 
     items: list[Timer]
     next_cursor: str | None
@@ -125,7 +127,7 @@ class _Filling:
         self._looked = self._read_bytes = self._bytes = 0
 
     def take(self, item: _Item) -> bool:
-        """Look at one more. True where the page ends with it."""
+        """Look at one more. True if the page ends with it."""
         self._looked += 1
         self._read_bytes += item.size
         if item.timer is not None and self.wanted.wants(item.timer):
@@ -140,7 +142,7 @@ class _Filling:
 
     @property
     def room(self) -> int:
-        """How many records of average size are about a page."""
+        """How many records of average size make about a page."""
         average = self._read_bytes // self._looked if self._looked else LARGEST_BYTES
         return PAGE_BYTES // max(average, 1)
 
@@ -153,8 +155,9 @@ class Listing:
         self._queries = Queries(store)
 
     async def page(self, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
-        """The next timers that pass: by status (running first), then prefix, then due time or time of the end. Pages
-        cost the same however many timers there are. Raises InvalidInput for a cursor that this did not make."""
+        """The next timers that pass: by status (running first), then prefix, then due time or end time. Every page
+        costs the same however many timers there are. Raises InvalidInput for a cursor that this method did not
+        return."""
         filling = _Filling(wanted.at(self._store.clock.now_ms()), limit)
         async with aclosing(self._items(filling, None if cursor is None else _read_cursor(cursor))) as items:
             async for item in items:
@@ -163,7 +166,7 @@ class Listing:
         return Page(filling.items, None)
 
     async def pages(self, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
-        """All timers that pass, so many at a time, in the order of `page`."""
+        """All timers that pass, a page at a time, in the order of `page`."""
         page = await self.page(wanted, limit=limit)
         yield page.items
         while page.next_cursor is not None:
@@ -171,7 +174,7 @@ class Listing:
             yield page.items
 
     async def _items(self, filling: _Filling, after: _Place | None) -> AsyncGenerator[_Item]:
-        """All records behind a place, index by index."""
+        """All records after a place, index by index."""
         sources = await self._sources(filling.wanted, after)
         running = [source.shard for source in sources if source.listing == _RUNNING.listing]
         async for item in self._running(running, filling, after):
@@ -185,7 +188,7 @@ class Listing:
                     yield item
 
     async def _sources(self, wanted: Filter, after: _Place | None) -> list[_Source]:
-        """The indexes that hold something that may be wanted, in listing order, from that of the place on."""
+        """The indexes that may hold wanted timers, in listing order, starting with that of the place."""
         found: set[_Source] = set()
         async for shard, prefix, status, n in self._queries.counted(wanted.only_prefix):
             if not wanted.covers(prefix, status):
@@ -200,7 +203,7 @@ class Listing:
         return sorted(source for source in found if after is None or source.listing >= after.source.listing)
 
     async def _merged(self, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[_Item]:
-        """The records of one index, those of all shards in one order, from what was read of it first."""
+        """The records of one index over all shards in one order, beginning with the first part read."""
         held: list[_Item] = []
         read_to: dict[_Source, _Place] = {}
         while read:
@@ -209,7 +212,7 @@ class Listing:
                 if more:
                     read_to[source] = items[-1].place
             held.sort(key=_order)
-            # What stands behind the end of what was read of another shard waits for the rest of it.
+            # Records after the end of another shard's part must wait for the rest of that part.
             reached = min((place.order for place in read_to.values()), default=None)
             ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
             for item in held[:ready]:
@@ -219,7 +222,7 @@ class Listing:
             read = await self._read(behind, filling) if behind else {}
 
     async def _read(self, asked: Mapping[_Source, _Place | None], filling: _Filling) -> dict[_Source, _Read]:
-        """The next records of each source behind its place, in one round trip; together about a page."""
+        """The next records of each source after its place, in one round trip; together about a page."""
         sharing = Counter(source.listing for source in asked)
         calls = [
             (
@@ -249,7 +252,7 @@ class Listing:
 
 
 def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> list[list[_Source]]:
-    """The indexes to read together: the first, and those behind it that hold no more than is worth reading."""
+    """The indexes to read together: the first, and following ones that hold no more than is worth reading."""
     taken = [indexes.popleft()]
     held, sources = sum(source.holds for source in taken[0]), len(taken[0])
     while indexes and held < most and sources < most_sources:
@@ -260,12 +263,12 @@ def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> 
 
 
 def _start(source: _Source, after: _Place | None) -> _Place | None:
-    """Where to go on in a source: at the place, if that is in the same index."""
+    """Where to continue in a source: at the place, if it is in the same index."""
     return after if after is not None and source.listing == after.source.listing else None
 
 
 def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argument]:
-    """The index, the scores and the place to read it from, as `list` takes them."""
+    """The index, the scores and the place to read from, as `list` takes them."""
     low, high = "-inf", "+inf"
     if source.place == _PLACES[Status.SCHEDULED]:
         low = low if wanted.due_after is None else str(wanted.due_after)
@@ -274,7 +277,7 @@ def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argum
 
 
 def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
-    """What `list` answered."""
+    """The answer of `list`."""
     for member, score, raw in zip(found[::3], found[1::3], found[2::3], strict=True):
         name = keys.text(member)
         timer = codec.readable(source.prefix, name, raw) if raw else None
@@ -282,12 +285,12 @@ def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
 
 
 def _size_of(timer: Timer) -> int:
-    """About how large the record of a timer is."""
+    """The approximate size of the timer's record."""
     return len(codec.encode_spec(timer.spec)) + sum(_ENTRY_BYTES + len(entry.text) for entry in timer.history)
 
 
 def check_cursor(value: object) -> str:
-    """The cursor. Raises InvalidInput for one that no list has answered."""
+    """Read the cursor. Raises InvalidInput for one that no list has returned."""
     _read_cursor(value)
     return str(value)
 
