@@ -275,6 +275,24 @@ async def test_a_page_reads_again_while_somebody_looks_and_counts_down(api: Api,
     watched.assert_quiet(api.server.url)
 
 
+async def test_a_page_listens_while_it_is_seen_and_shows_what_is_new(api: Api, watched: Watched) -> None:
+    """Nothing asks by the clock here: what is new comes by the stream alone."""
+    page, feed = watched.page, await api.client.feed()
+
+    async def listens(wanted: bool) -> bool:
+        return bool(feed._listeners) == wanted
+
+    await page.add_init_script("window.setInterval = () => 0")
+    await page.goto(f"{api.server.url}/")
+    await eventually(lambda: listens(True), "the page listens")
+    await api.client.create("test", "new", delay="1h")
+    await page.wait_for_selector("a[href='/ui/timers/test/new']")
+    await page.evaluate("Object.defineProperty(document, 'visibilityState', {value: 'hidden', configurable: true})")
+    await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    await eventually(lambda: listens(False), "a hidden page does not listen")
+    watched.assert_quiet(api.server.url)
+
+
 @pytest.mark.parametrize("trouble", ["no answer", "an error", "a stranger's error"])
 async def test_what_is_shown_stays_with_its_age_while_the_service_does_not_answer_as_it_should(
     api: Api, watched: Watched, trouble: str

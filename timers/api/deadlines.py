@@ -15,7 +15,7 @@ from timers.errors import Unavailable
 REQUEST_SECONDS: Final = 10.0
 """From the last byte of the request to the answer: Redis may take half of it for one command."""
 
-_UNBOUNDED: Final = frozenset({"streamEvents"})
+_UNBOUNDED: Final = frozenset({"streamEvents", "liveStream"})
 """A stream has no end."""
 
 

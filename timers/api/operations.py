@@ -321,6 +321,7 @@ PAGES: Final = (
     _page("signIn", "POST", "sign-in", None),
     _page("signOut", "POST", "sign-out", None),
     _page("setReadOnly", "POST", "read-only", "read"),
+    _page("liveStream", "GET", "live", "read"),
     _page("timersPage", "GET", "timers", "read"),
     _page("newTimerPage", "GET", "new", "write"),
     _page("newTimer", "POST", "new", "write"),

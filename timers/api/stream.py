@@ -85,12 +85,12 @@ class EventRoutes:
                     event = await listener.next()
             except TimeoutError:
                 place = "" if listener.place is None else f"id: {listener.place}\n"
-                await _write(response, f": still here\n{place}\n".encode())
+                await write(response, f": still here\n{place}\n".encode())
                 continue
             if event is None:
                 await response.write_eof()
                 return
-            await _write(response, b"".join(map(_encoded, (event, *listener.waiting(AT_ONCE)))))
+            await write(response, b"".join(map(_encoded, (event, *listener.waiting(AT_ONCE)))))
             await asyncio.sleep(0)
 
 
@@ -102,7 +102,8 @@ def _wants(request: web.Request) -> Wants | None:
     return lambda change: wanted.covers(change.prefix)
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
+async def write(response: web.StreamResponse, data: bytes) -> None:
+    """Send it; TimeoutError for a listener that takes nothing."""
     async with asyncio.timeout(STALL_SECONDS):
         await response.write(data)
 

@@ -6,12 +6,13 @@ from aiohttp import web
 
 from timers.dashboard.bulk import BulkPages
 from timers.dashboard.lists import FailedPage, TimersPage
+from timers.dashboard.live import LivePages
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import KeyPages, ServicePages
 from timers.dashboard.site import Parts, SignIn
 from timers.dashboard.timer import TimerPages
 
-_PAGES = (SignIn, OverviewPage, TimersPage, TimerPages, BulkPages, FailedPage, ServicePages, KeyPages)
+_PAGES = (SignIn, LivePages, OverviewPage, TimersPage, TimerPages, BulkPages, FailedPage, ServicePages, KeyPages)
 
 
 def all_pages(parts: Parts) -> Sequence[web.RouteDef]:

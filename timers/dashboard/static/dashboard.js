@@ -1,5 +1,5 @@
 "use strict";
-// What a page does by itself: it reads its live part again while somebody looks, counts down, and counts what is chosen.
+// What a page does by itself: it reads its live part again when there is something new and somebody looks, counts down, and counts what is chosen.
 (() => {
   const TICK_MS = 3000;
   const live = () => document.querySelector("#live[hx-get]");
@@ -47,9 +47,27 @@
     if (isBusy()) return say("Live view waits while you choose.");
     htmx.trigger(live(), "tick");
   }
-  setInterval(tick, TICK_MS);
+  // The service says when there is something new. A page that cannot hear it reads again by itself; a hidden one does neither.
+  let news = null;
+  function listen() {
+    const wanted = live() !== null && document.visibilityState === "visible";
+    if (news && (!wanted || news.readyState === EventSource.CLOSED)) {
+      news.close();
+      news = null;
+    }
+    if (!wanted || news) return;
+    news = new EventSource("/ui/live");
+    news.onmessage = tick;
+  }
+  setInterval(() => {
+    listen();
+    if (news?.readyState !== EventSource.OPEN) tick();
+  }, TICK_MS);
   setInterval(countDown, 1000);
-  document.addEventListener("visibilitychange", tick);
+  document.addEventListener("visibilitychange", () => {
+    listen();
+    tick();
+  });
   // An answer that is no page leaves what is shown, and says how old that is.
   function unheard(isUnheard) {
     const banner = document.getElementById("unheard");
@@ -69,7 +87,7 @@
     setClock();
     countDown();
     choose();
-    say("Live: read again every 3 seconds while you look.");
+    say("Live: shows what is new while you look.");
   });
 
   // Chosen timers, and words that must be typed before something cannot be undone.
@@ -106,5 +124,6 @@
   setClock();
   checkWords();
   choose();
-  if (live()) say("Live: read again every 3 seconds while you look.");
+  listen();
+  if (live()) say("Live: shows what is new while you look.");
 })();

@@ -1,0 +1,42 @@
+"""Owns telling an open page, by server-sent events, that there is something new: it then reads its live part again."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+
+from timers.api.operations import route
+from timers.api.stream import EventRoutes, write
+from timers.client.feed import QUEUE_LIMIT, Listener
+from timers.dashboard.site import Parts
+
+LEAST_SECONDS: Final = 1.0
+"""Between two words to a page, however much happens."""
+
+MOST_SECONDS: Final = 5.0
+"""After which a page is told without a change: pods come and go, and what is due becomes late."""
+
+
+class LivePages(EventRoutes):
+    """`/ui/live`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.client, linger_seconds=0.0)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What to add to an application."""
+        return (route("liveStream", self.stream),)
+
+    async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
+        """Instead of the changes only that there are some."""
+        while True:
+            await write(response, b"data: new\n\n")
+            await asyncio.sleep(LEAST_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MOST_SECONDS - LEAST_SECONDS):
+                    if await listener.next() is None:
+                        break
+            listener.waiting(QUEUE_LIMIT)
+        await response.write_eof()
