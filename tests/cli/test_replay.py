@@ -118,6 +118,12 @@ def test_a_dry_run_shows_what_would_run_and_when_and_changes_nothing(timers: Com
     assert past.timer("first") == before
 
 
+def test_a_window_may_be_given_from_now(timers: CommandLine, past: Past) -> None:
+    hours = (parse_time(past.timer("first").to_json()["updated_at"]) - NOON_MS) // (60 * MINUTE_MS) + 2
+    shown = timers("replay", "--from", f"-{hours}h", "--to", "0s", "--prefix", "ma*", "--dry-run", "-o", "json")
+    assert [each["id"] for each in shown.json] == ["too-early", "first", "second", "third", "too-late"]
+
+
 def test_a_replay_arms_them_again_in_their_order_and_at_the_pace(timers: CommandLine, past: Past) -> None:
     done = timers("replay", *WINDOW, "--prefix", "mail", "--rate", "1/m", "-o", "json")
     assert done.err == "timers: 3 of 3 armed, 1/m\n"

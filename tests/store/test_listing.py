@@ -61,6 +61,10 @@ async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
         (Filter(tag=("vip",)), 1, 8),
         (Filter(status=(Status.FAILED,)), 0, 1),
         (Filter(prefix="p7"), 2, 2),
+        (Filter(prefix="p7*"), sum(f"p{n}".startswith("p7") for n in range(PREFIXES)) + 1, 2),
+        (Filter(prefix="q*"), 0, 1),
+        (Filter(status=(Status.FAILED, Status.CANCELLED)), 0, 1),
+        (Filter(status=(Status.FAILED, Status.SCHEDULED), tag=("vip",)), 1, 8),
     ):
         sent.clear()
         pages = await all_pages(sharded, wanted)

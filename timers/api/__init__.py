@@ -1,5 +1,6 @@
-"""The HTTP API: strict JSON in, timers and problems (RFC 9457) out.
+"""The HTTP API: JSON in, timers and problems (RFC 9457) out.
 
-`routes` has the calls on timers, `health` those about the pod, `body` and `query` read requests, `problems` turns every
-error into an answer, `serving` knows which prefixes somebody serves, `server` listens.
+`operations` is the table of calls; routes, rights and the OpenAPI document come from it. `routes`, `many`, `operating`,
+`stream`, `health` and `docs` carry the calls out. `body` reads requests, `problems` turns every error into an answer,
+`openapi` and `components` make the document, `server` listens.
 """
