@@ -35,8 +35,8 @@ MISSING_LIMIT: Final = 10_000
 """Missing keys to remember; a later round finds the others again."""
 
 BUSY_RESTS, IDLE_RESTS = 4, 128
-"""After each step a scan rests this many times as long. With bare keys in use it takes a fifth of a core. With none,
-each round takes half as much as the one before, down to less than a hundredth."""
+"""After each step a scan rests this many times as long: it takes a fifth of a core while bare keys are in use, and less
+than a hundredth after a whole scan that found none."""
 
 LONGEST_STEP_SECONDS: Final = 0.05
 """In a longer step the pod itself stalled, so it does not rest for the excess."""
@@ -118,7 +118,7 @@ class Scanner:
                 _log.warning("bare keys are not adopted and fire by their event alone", reason=str(error))
             self._warned = True
         if not self._noticed.is_set():
-            self.rests = min(self.rests * 2, IDLE_RESTS)
+            self.rests = IDLE_RESTS
 
     async def _pages(
         self, page: Callable[[int], Awaitable[tuple[int, list[Identity]]]]
