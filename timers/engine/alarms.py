@@ -82,19 +82,23 @@ class AlarmBell:
             await asyncio.sleep(self._times.look_ms / 1000)
 
     async def _look(self) -> None:
-        """Note what is wrong, and arm the messages that are due. What is over before its first message gets none."""
-        seen = await self._seen()
+        """Note what is wrong now, and arm the messages that are due."""
+        seen, times = await self._seen(), self._times
         for kind in TEXTS:
             if kind in seen:
                 await self._alarms.note(kind, [{"note": note} for note in seen[kind][:NEWEST]], {})
-            times, is_counted = self._times, kind in COUNTED.values()
-            calm_ms = times.calm_ms if is_counted else times.over_ms
+            calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
             alarm = await self._alarms.look(kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
-            if alarm is not None and alarm.number == 0 and not is_counted and kind not in seen:
-                await self._alarms.told(alarm, "ended")
-            elif alarm is not None and alarm.what:
-                await self._pod.store.arm([self._message(alarm, target) for target in self.targets])
-                await self._alarms.told(alarm, alarm.what)
+            if alarm is not None:
+                await self._tell(alarm, is_seen=kind in seen)
+
+    async def _tell(self, alarm: Alarm, *, is_seen: bool) -> None:
+        """Arm the message that is due. What is over before its first message gets none; what is seen is not over."""
+        if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
+            await self._alarms.told(alarm, "ended")
+        elif alarm.what and not (is_seen and alarm.what == "ended"):
+            await self._pod.store.arm([self._message(alarm, target) for target in self.targets])
+            await self._alarms.told(alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:
         """What is wrong now, by alarm, with what to say about it."""
