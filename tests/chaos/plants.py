@@ -315,7 +315,7 @@ def told_to_stop_and_ended_badly(past: Past) -> None:
 def error_in_the_log_of_a_pod(past: Past) -> None:
     past.create(TIMER)
     done(past)
-    past.complaints.append("a: service failed and is started again")
+    past.complaints.append("a: service failed and is restarted")
 
 
 def created_twice(past: Past) -> None:

@@ -115,4 +115,4 @@ async def test_one_that_fails_to_close_is_told_and_ends_nothing_else() -> None:
     await lifespans.open()
     with capture_logs() as lines:
         await lifespans.close()
-    assert [line["event"] for line in lines] == ["what a processor held open could not be closed"]
+    assert [line["event"] for line in lines] == ["the lifespan of a processor could not be closed"]

@@ -14,7 +14,7 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.errors import NoProcessor, NotFound, Refused
 
-PATIENCE_MS = 200
+UNHANDLED_AFTER_MS = 200
 BUILT_IN = ("log", "send-message")
 LONGER = ("login-check", "send-message-vip")
 WHOSE = {
@@ -87,7 +87,7 @@ async def test_with_its_pod_gone_a_timer_waits_and_is_nobody_elses(fleet: Fleet)
     """It was all run by `send-message`. Now a create is taken in the gap; the timer waits, becomes `unhandled`, and a
     retry runs it once its pod is back."""
     shorter = calls_of(BUILT_IN)
-    watch = await fleet.pod(*shorter, name="one", unhandled_after_ms=PATIENCE_MS)
+    watch = await fleet.pod(*shorter, name="one", unhandled_after_ms=UNHANDLED_AFTER_MS)
     gone = await fleet.pod(*calls_of(LONGER), name="two")
     await knows(watch, "send-message-vip")
     await fleet.drain(gone)
@@ -125,7 +125,7 @@ async def test_a_prefix_that_nobody_ever_declared_is_refused(fleet: Fleet) -> No
 
 async def test_a_dead_pods_run_is_not_rescued_by_a_shorter_prefix(fleet: Fleet) -> None:
     shorter, held = calls_of(BUILT_IN), Held("send-message-vip")
-    watch = await fleet.pod(*shorter, name="one", unhandled_after_ms=PATIENCE_MS, forget_after_ms=500)
+    watch = await fleet.pod(*shorter, name="one", unhandled_after_ms=UNHANDLED_AFTER_MS, forget_after_ms=500)
     dying = await fleet.pod(held, name="two")
     await knows(watch, "send-message-vip")
     await fleet.client.create("send-message-vip", "x", delay=0)
@@ -185,7 +185,7 @@ async def test_forget_gives_a_prefix_to_the_shorter_one(fleet: Fleet) -> None:
 async def test_a_bare_key_is_its_own_processors_too(fleet: Fleet) -> None:
     """Adopted while its pod is away, it waits and becomes `unhandled`; while its pod is there, that one runs it."""
     shorter, longer = Calls("send-message"), Calls("send-message-vip")
-    one = await fleet.pod(shorter, name="one", adopt_every_ms=50, unhandled_after_ms=PATIENCE_MS)
+    one = await fleet.pod(shorter, name="one", adopt_every_ms=50, unhandled_after_ms=UNHANDLED_AFTER_MS)
     two = await fleet.pod(longer, name="two", adopt_every_ms=50)
     await knows(one, "send-message-vip")
     await until(lambda: two.seen.subscriptions, "the pod hears of expiries")

@@ -20,7 +20,7 @@ from timers.store.connect import connect
 from timers.store.membership import Member
 from timers.store.store import Identity, Store, Touched
 
-PATIENCE_MS = 200
+UNHANDLED_AFTER_MS = 200
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ class TestUnhandled:
         self, fleet: Fleet, logged: list[EventDict]
     ) -> None:
         watching = Calls("mail")
-        await fleet.pod(watching, unhandled_after_ms=PATIENCE_MS)
+        await fleet.pod(watching, unhandled_after_ms=UNHANDLED_AFTER_MS)
         await fleet.client.create("note", "x", delay=0, payload={"n": 1})
         timer = await fleet.reached(Status.UNHANDLED, "x")
         last = timer.history[-1]
         assert (last.status, last.pod, last.note) == (Status.UNHANDLED, "a", "no live pod serves the prefix")
-        assert last.at_ms - timer.due_ms >= PATIENCE_MS
+        assert last.at_ms - timer.due_ms >= UNHANDLED_AFTER_MS
         alarms = await _alarms(logged)
         assert [(alarm["log_level"], alarm["prefix"], alarm["count"], alarm["first"]) for alarm in alarms] == [
             ("error", "note", 1, "x")
@@ -70,7 +70,7 @@ class TestUnhandled:
         dying = await fleet.pod(held, name="dying")
         await fleet.client.create("note", "x", delay=0, payload={"n": 1})
         await until(lambda: len(held) == 1, "it runs")
-        await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=PATIENCE_MS, forget_after_ms=500)
+        await fleet.pod(Calls("mail"), name="watch", unhandled_after_ms=UNHANDLED_AFTER_MS, forget_after_ms=500)
         await fleet.kill(dying)
         await fleet.expire_lease("x")
         timer = await fleet.reached(Status.UNHANDLED, "x")
@@ -94,7 +94,7 @@ class TestUnhandled:
         waiting = [("paused", "x"), ("later", "x"), ("mail", "second")]
         for prefix, timer_id in [("mail", "first"), *waiting]:
             await fleet.client.create(prefix, timer_id, delay="1h" if prefix == "later" else 0)
-        await fleet.pod(held, unhandled_after_ms=PATIENCE_MS)
+        await fleet.pod(held, unhandled_after_ms=UNHANDLED_AFTER_MS)
         for timer_id in ("x", "y"):
             # The second one is looked at after all that was there with the first.
             await fleet.client.create("lost", timer_id, delay=0)
@@ -156,7 +156,7 @@ async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_
     store = _Overdue(due, orphans)
     others = _Others(store, Member("a"))
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
-    unserved = Unserved(pod, others, patience_ms=60_000)
+    unserved = Unserved(pod, others, unhandled_after_ms=60_000)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
         await unserved._look(0)

@@ -109,7 +109,7 @@ class ExpiredKeys:
 
     async def _announce(self, batch: dict[Identity, Heard]) -> None:
         if self._dropped:
-            _log.error("more bare keys expired than this pod can remember; other pods have to tell", left=self._dropped)
+            _log.error("more bare keys expired than this pod remembers; other pods report them", left=self._dropped)
             self._dropped = 0
         try:
             unclear = []

@@ -381,7 +381,7 @@ async def reachable_url(settings: Settings) -> str:
     url = settings.redis_url or await running_url(settings.data_dir)
     if url is None:
         raise ConfigurationError(
-            f"no Redis to speak to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {settings.data_dir} "
+            f"no Redis to connect to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {settings.data_dir} "
             "(TIMERS_DATA_DIR)"
         )
     return url

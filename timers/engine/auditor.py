@@ -40,7 +40,7 @@ class Auditor:
         began = time.monotonic()
         async for found in audit(self._pod.store, shard):
             if found:
-                _log.error("the books disagreed and were mended", shard=shard, **found)
+                _log.error("indexes or counts disagreed with the records and were mended", shard=shard, **found)
             await asyncio.sleep(pause_after(time.monotonic() - began))
             began = time.monotonic()
 

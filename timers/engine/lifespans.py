@@ -45,7 +45,7 @@ class Lifespans:
         try:
             await self._holding
         except Exception as error:  # noqa: BLE001 (a processor's own code; the pod ends all the same)
-            _log.error("what a processor held open could not be closed", exc_info=error)
+            _log.error("the lifespan of a processor could not be closed", exc_info=error)
 
     async def _hold(self) -> None:
         """Runs in a task of its own, because a context may have to be left in the task that entered it."""

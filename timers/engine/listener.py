@@ -85,7 +85,7 @@ class Listener:
             done, _ = await asyncio.wait({hearing, silence}, return_when=asyncio.FIRST_COMPLETED)
             if hearing in done:
                 return await hearing
-            raise Unavailable("no notification arrives")
+            raise Unavailable("notifications do not arrive")
         finally:
             hearing.cancel()
             silence.cancel()

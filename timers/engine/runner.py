@@ -179,7 +179,7 @@ class Runner:
             run.timeout.cancel()
         if run.in_thread:
             self._abandoned += 1
-            _log.warning("function goes on in its thread", **run.named, abandoned=self._abandoned)
+            _log.warning("function keeps running in its thread", **run.named, abandoned=self._abandoned)
         if run.timers is not None:
             run.timers.close(_over(run))
         self._executing -= 1

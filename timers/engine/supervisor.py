@@ -97,13 +97,13 @@ def _first(error: Exception) -> Exception:
 
 
 def _ended(name: str, how: str) -> str:
-    _log.error("service ended and is started again", service=name, how=how)
+    _log.error("service ended and is restarted", service=name, how=how)
     return f"restarting: {how}"
 
 
 def _told(name: str, error: Exception) -> str:
     if isinstance(error, Unavailable):
-        _log.warning("service waits for redis", service=name, reason=str(error))
+        _log.warning("service waits for Redis", service=name, reason=str(error))
         return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"
-    _log.error("service failed and is started again", service=name, exc_info=error)
+    _log.error("service failed and is restarted", service=name, exc_info=error)
     return f"restarting: {type(error).__name__}: {error}"

@@ -53,7 +53,7 @@ class Threads:
         except RuntimeError as error:
             if not self._made:
                 raise
-            _log.warning("no further thread: a plain function waits", threads=self._made, reason=str(error))
+            _log.warning("no more threads: a plain function waits", threads=self._made, reason=str(error))
         else:
             self._made += 1
 

@@ -10,7 +10,7 @@ from timers.engine.pod import Pod
 from timers.logs import get_logger
 
 EVERY_SECONDS: Final = 5.0
-PATIENCE_MS: Final = 60_000
+UNHANDLED_AFTER_MS: Final = 60_000
 """How long a prefix must have been without a live pod, and its timers overdue or their leases expired, before its
 timers become `unhandled`. A rolling deploy takes less."""
 
@@ -24,8 +24,8 @@ class Unserved:
 
     name = "unserved"
 
-    def __init__(self, pod: Pod, peers: Peers, *, patience_ms: int = PATIENCE_MS) -> None:
-        self._pod, self._peers, self._patience_ms = pod, peers, patience_ms
+    def __init__(self, pod: Pod, peers: Peers, *, unhandled_after_ms: int = UNHANDLED_AFTER_MS) -> None:
+        self._pod, self._peers, self._unhandled_after_ms = pod, peers, unhandled_after_ms
         self._unserved_since: dict[tuple[int, str], float] = {}
 
     async def run(self) -> None:
@@ -34,7 +34,7 @@ class Unserved:
             for shard in self._pod.shards:
                 if self._peers.rank(shard) == 0:
                     await self._look(shard)
-            await asyncio.sleep(min(EVERY_SECONDS, self._patience_ms / 2000))
+            await asyncio.sleep(min(EVERY_SECONDS, self._unhandled_after_ms / 2000))
 
     async def _look(self, shard: int) -> None:
         """If a queue is served again, or has nothing overdue or orphaned, its wait starts again."""
@@ -44,8 +44,8 @@ class Unserved:
             del self._unserved_since[queue]
         for prefix in unserved:
             since_ms = self._unserved_since.setdefault((shard, prefix), now_ms)
-            if now_ms - since_ms >= self._patience_ms:
-                await self._abandon(shard, prefix, lost.get(prefix, ()), now_ms - self._patience_ms)
+            if now_ms - since_ms >= self._unhandled_after_ms:
+                await self._abandon(shard, prefix, lost.get(prefix, ()), now_ms - self._unhandled_after_ms)
 
     async def _due(self, shard: int) -> tuple[Set[str], int]:
         """The queues with due timers, and the server's time."""

@@ -33,7 +33,7 @@ from timers.engine.settler import Settler
 from timers.engine.spans import Spans
 from timers.engine.supervisor import Service, Supervisor
 from timers.engine.sweeper import Sweeper
-from timers.engine.unserved import PATIENCE_MS, Unserved
+from timers.engine.unserved import UNHANDLED_AFTER_MS, Unserved
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
@@ -63,7 +63,7 @@ class WorkerOptions:
     shard_subset: tuple[int, ...] | None = None
     adopt_every_ms: int | None = 10_000
     settings: Mapping[str, str] = field(default_factory=dict)
-    unhandled_after_ms: int = PATIENCE_MS
+    unhandled_after_ms: int = UNHANDLED_AFTER_MS
     audit_every_seconds: float = AUDIT_SECONDS
     beat_ms: int = BEAT_MS
     forget_after_ms: int = FORGET_AFTER_MS
@@ -162,7 +162,7 @@ class Worker:
         )
         self._claimer = Claimer(pod, intake, self.runner)
         janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
-        unserved = Unserved(pod, peers, patience_ms=self._options.unhandled_after_ms)
+        unserved = Unserved(pod, peers, unhandled_after_ms=self._options.unhandled_after_ms)
         auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(
             [

@@ -66,7 +66,7 @@ class Callers:
                 await self._redis.set(name, secrets.token_hex(32), nx=True)
                 kept = await self._redis.get(name)
         if not kept:
-            raise Unavailable("Redis does not keep the secret of sessions")
+            raise Unavailable("Redis does not keep the session secret")
         return bytes(kept)
 
     async def first_time(self, request_id: str, remember_ms: int) -> bool:

@@ -164,7 +164,7 @@ class Store:
             if len(told) == len(identities):
                 return [told[place] for place in range(len(identities))]
             await self.identity.found(foreign)
-        raise Unavailable("the db is emptied, or given another epoch, again and again")
+        raise Unavailable("the db keeps being emptied or given another epoch")
 
     async def get(self, identities: Sequence[Identity]) -> list[Timer | None]:
         """The timers of any shards, with their leases; None for those that do not exist."""

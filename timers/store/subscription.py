@@ -58,7 +58,7 @@ async def _watched(connection: AbstractConnection, pumping: Coroutine[Any, Any, 
             if done:
                 return await pump
             if is_asked and not heard.is_set():
-                raise Unavailable("the subscriber's connection gave no sign of life")
+                raise Unavailable("the subscriber's connection does not answer")
             is_asked = not heard.is_set()
             if is_asked:
                 await connection.send_command("PING")
