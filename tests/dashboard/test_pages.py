@@ -11,8 +11,10 @@ from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visito
 from tests.members import announce, sign_off
 from tests.waiting import eventually
 from timers.api.operations import PAGES, Operation
+from timers.core.hooks import Hook
 from timers.core.model import Status
 from timers.store.membership import Membership
+from timers.store.outbox import Outbox
 
 if TYPE_CHECKING:
     from timers.core.keywords import NewTimerFields, RepeatFields
@@ -333,6 +335,23 @@ async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> No
         assert f"<strong>{check}</strong>" in text
     assert "noeviction" in text
     assert "Mend: <code>start one: timers serve</code>" in text
+
+
+async def test_the_server_page_shows_hooks_and_alarms_without_their_urls(visitor: Visitor) -> None:
+    assert "No pod has TIMERS_HOOKS" in (await visitor.get("/ui/server")).text
+    hook = Hook.of("failed+completed@mine*", "https://user:secret@example.org/x")
+    await Outbox(visitor.api.store).tell(0, [str(hook)], [])
+    text = (await visitor.get("/ui/server")).text
+    assert hook.prefix in text
+    assert "completed, failed" in text
+    assert "mine*" in text
+    assert "secret" not in text
+
+
+async def test_the_prefixes_page_shows_the_limits_that_pods_tell(visitor: Visitor) -> None:
+    limits = {"limits of test": "3 at once, one every 0.1 s"}
+    await announce(visitor.api.store, "a-pod", processors=["test"], notifications="ok", settings=limits)
+    assert "3 at once, one every 0.1 s" in (await visitor.get("/ui/prefixes?q=test")).text
 
 
 async def test_pods_tell_what_they_are_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:

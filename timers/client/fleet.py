@@ -21,7 +21,8 @@ from timers.store.turns import by_turns
 @dataclass(frozen=True, slots=True)
 class PrefixView:
     """A prefix that has timers, was declared, or is paused. `processor` owns its timers, `pods` are the live pods that
-    run them, `declaration` is the prefix's own, and `next_due_ms` is its earliest due time."""
+    run them, `declaration` is the prefix's own, and `next_due_ms` is its earliest due time. `limits` are those of its
+    processor, as one of the pods tells them; empty if none does."""
 
     prefix: str
     processor: str | None
@@ -30,6 +31,7 @@ class PrefixView:
     paused: bool
     counts: Mapping[Status, int]
     next_due_ms: int | None
+    limits: str = ""
 
     @property
     def away(self) -> bool:
@@ -147,6 +149,7 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
             prefix in paused,
             counts.get(prefix, {}),
             heads.get(prefix),
+            next((member.limits_of(roster.owner(prefix)) for member in roster.serving(prefix)), ""),
         )
         async for prefix in by_turns(sorted({*counts, *paused, *roster.declared}))
     ]

@@ -75,6 +75,11 @@ class Hook(NamedTuple):
     def __str__(self) -> str:
         return " ".join((self.letters, self.pattern, self.prefix, *(["payload"] if self.with_payload else [])))
 
+    @property
+    def events(self) -> Sequence[str]:
+        """The names of what is asked for."""
+        return [NAMES[letter] for letter in self.letters]
+
     def hears(self, prefix: str) -> bool:
         """Whether it is about timers of the prefix; as in lua/common.lua."""
         return prefix.startswith(self.pattern[:-1]) if self.pattern.endswith("*") else prefix == self.pattern

@@ -10,11 +10,13 @@ from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
 from timers.api.operations import route
 from timers.api.scope import caller_of, require_visible, visible_to
 from timers.client.doctor import examine
+from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
+from timers.store.outbox import Outbox
 
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5
@@ -99,9 +101,20 @@ class ServicePages:
             now_ms=await self._parts.store.now_ms(),
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
             info=await server_facts(self._parts.store),
+            **await self._hooks(),
             shards=self._parts.store.shards,
             losses=self._client.losses,
         )
+
+    async def _hooks(self) -> Mapping[str, Any]:
+        """What the shards are asked to tell, and how much of it waits."""
+        store = self._parts.store
+        looks = await Outbox(store).look(range(store.shards))
+        lines = sorted({line for known, _ in looks for line in known})
+        return {
+            "hooks": [hook for line in lines if (hook := Hook.parse(line)) is not None],
+            "waiting": sum(waiting for _, waiting in looks),
+        }
 
     async def acknowledge(self, request: web.Request) -> web.Response:
         """303 back to the server's page; nobody is warned of the losses any more."""

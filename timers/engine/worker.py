@@ -38,7 +38,7 @@ from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store.fired import FiredRing
-from timers.store.membership import FORGET_AFTER_MS, Member
+from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member
 from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0
@@ -127,7 +127,7 @@ class Worker:
             only=registry.only,
             shards=options.shard_subset,
             concurrency=options.concurrency,
-            settings={**options.settings, **{f"limits of {p.prefix}": str(p.limits) for p in registry.processors}},
+            settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
         timings = {"beat_ms": options.beat_ms, "forget_after_ms": options.forget_after_ms}
         return Peers(store, me, self._state, self._watch.look, **timings)

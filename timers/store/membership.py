@@ -29,6 +29,9 @@ FORGET_AFTER_MS: Final = 4000
 HEARINGS: Final = ("ok", "late", "deaf")
 """How notifications arrive at a pod, worst last."""
 
+LIMITS: Final = "limits of "
+"""Begins the name of the setting in which a pod tells the limits of a processor."""
+
 _CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings")
 _STATE: Final = ("running", "notifications", "lateness", "epoch", "marks")
 _VERSION: Final = f"{keys.PODS_ROOT}version"
@@ -69,6 +72,10 @@ class Member:
     def hearing(self) -> str:
         """How notifications arrive at the pod; `deaf` for anything unknown."""
         return self.notifications if self.notifications in HEARINGS else HEARINGS[-1]
+
+    def limits_of(self, processor: str | None) -> str:
+        """The limits of a processor over all pods; empty if this pod tells none."""
+        return self.settings.get(f"{LIMITS}{processor}", "")
 
     def takes(self, shard: int) -> bool:
         """Whether it runs timers of the shard."""
