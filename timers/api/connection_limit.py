@@ -1,4 +1,5 @@
-"""Owns how many connections an API holds, and how long one may take to say what it wants or to hear the answer."""
+"""Owns how many connections an API holds, and how long one may take to send a request or to accept the answer. aiohttp
+limits neither."""
 
 import asyncio
 import resource

@@ -32,9 +32,8 @@ class Auditor:
         """Audit all shards, rest, and start again."""
         while True:
             await asyncio.sleep(self._every_seconds)
-            for shard in self._pod.shards:
-                if self._peers.rank(shard) == 0:
-                    await self._audit(shard)
+            for shard in self._peers.led(self._pod.shards):
+                await self._audit(shard)
 
     async def _audit(self, shard: int) -> None:
         began = time.monotonic()

@@ -93,7 +93,7 @@ class Hooks:
 
     async def _look(self, all_shards: Sequence[int]) -> None:
         """Look at those shards of which this pod has rank 0."""
-        shards = [shard for shard in all_shards if self._peers.rank(shard) == 0]
+        shards = list(self._peers.led(all_shards))
         for shard, (known, waiting) in zip(shards, await self._outbox.look(shards), strict=True):
             await self._equip(shard, known)
             if waiting:

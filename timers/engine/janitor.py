@@ -26,9 +26,8 @@ class Janitor:
         """Prune now and then at intervals."""
         is_short = self._retention_ms < EVERY_SECONDS * 1000
         while True:
-            for shard in self._pod.shards:
-                if self._peers.rank(shard) == 0:
-                    await self._clean(shard)
+            for shard in self._peers.led(self._pod.shards):
+                await self._clean(shard)
             await asyncio.sleep(SHORT_EVERY_SECONDS if is_short else EVERY_SECONDS)
 
     async def _clean(self, shard: int) -> None:

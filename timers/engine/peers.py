@@ -8,7 +8,7 @@ Scheme for Rendezvous", 1996.
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -121,6 +121,10 @@ class Peers:
         """This pod's rank among the pods that may sweep the shard. Rank 0 usually does the touching."""
         mine = weight(self._own_seed, shard)
         return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in self._others if m.takes(shard))
+
+    def led(self, shards: Iterable[int]) -> Iterator[int]:
+        """Those of the shards for which this pod has rank 0, each asked when its turn comes."""
+        return (shard for shard in shards if self.rank(shard) == 0)
 
     def mine(self, shard: int, prefix: str, timer_id: str) -> bool:
         """Whether this pod should claim at once for an event of the timer."""

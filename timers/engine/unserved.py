@@ -31,9 +31,8 @@ class Unserved:
     async def run(self) -> None:
         """Look at intervals."""
         while True:
-            for shard in self._pod.shards:
-                if self._peers.rank(shard) == 0:
-                    await self._look(shard)
+            for shard in self._peers.led(self._pod.shards):
+                await self._look(shard)
             await asyncio.sleep(min(EVERY_SECONDS, self._unhandled_after_ms / 2000))
 
     async def _look(self, shard: int) -> None:

@@ -105,7 +105,9 @@ class Worker:
         self._options = options
         self._draining = False
         self._overdue = asyncio.Event()
-        self._watch = IdentityWatch(store.identity, mine=self._first_in_line, disagreed=disagreed)
+        self._watch = IdentityWatch(
+            store.identity, mine=lambda: list(self.peers.led(self._pod.shards)), disagreed=disagreed
+        )
         self.peers = self._build_peers(store, registry)
         shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
         self._pod = Pod(
@@ -281,7 +283,3 @@ class Worker:
             "lateness": self._pod.observer.lateness.counts(),
             **self._watch.said(),
         }
-
-    def _first_in_line(self) -> Sequence[int]:
-        """The shards for which this pod has rank 0."""
-        return [shard for shard in self._pod.shards if self.peers.rank(shard) == 0]
