@@ -15,8 +15,14 @@ from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
 from tests.servers import start_server
 from tests.waiting import eventually
-from timers.api import deadlines, health
+from timers.api import deadlines, health, livekeys
+from timers.api.auth import Auth
+from timers.api.operating import OperatingRoutes
+from timers.api.server import ApiServer, application
 from timers.embedded import EmbeddedServer
+from timers.metrics import Metrics
+from timers.store.callers import Callers
+from timers.store.store import Store
 
 HEADERS, KEY = new_key()
 TIMER = {"prefix": "test", "id": "one", "delay": "1h", "payload": 1}
@@ -109,6 +115,41 @@ async def test_metrics_are_answered_while_redis_is_away(tmp_path: Path) -> None:
             assert response.status == 200
         async with api.session.get(api.server.url + "/metrics") as response:
             assert response.status == 401
+
+
+class SilentCallers(Callers):
+    """The keys in a Redis that stands still, or answers."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def entries(self) -> dict[str, str]:
+        await self.answers.wait()
+        return dict(await super().entries())
+
+
+@pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
+async def test_metrics_do_not_wait_for_the_keys_of_a_redis_that_stands_still(
+    api: Api, monkeypatch: pytest.MonkeyPatch, keys: str | None
+) -> None:
+    """They took six seconds, when most scrapers have given up."""
+    monkeypatch.setattr(livekeys, "FRESH_SECONDS", -1.0)
+    callers = SilentCallers(api.store)
+    routes = OperatingRoutes(api.client, Metrics(), None).routes()
+    auth = Auth(callers, keys)
+    server = await ApiServer.start(application(routes, auth), "127.0.0.1", 0)
+    url = f"{server.url}/metrics"
+    async with api.session.get(url, headers=HEADERS) as response:
+        assert response.status == 200
+    callers.answers.clear()
+    async with api.session.get(url, headers=HEADERS) as response:
+        assert response.status == 200
+    async with api.session.get(url, headers={"Authorization": "Bearer nobody's"}) as response:
+        assert response.status == (200 if keys is None else 401)
+    callers.answers.set()
+    await server.stop()
 
 
 async def test_metrics_are_answered_while_redis_stands_still(own_server: EmbeddedServer) -> None:

@@ -31,7 +31,7 @@ _STRANGER: Final = Caller("", Scope(()), frozenset())
 """Sees no prefix, and may do nothing but what anybody may."""
 
 READER_SECONDS: Final = 0.3
-"""How long a probe waits to know whose key it was sent with."""
+"""How long a probe or a scrape waits to know whose key it was sent with."""
 
 _OF_ALL_PREFIXES: Final = frozenset(
     {"getMetrics", "acknowledgeLosses", "acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
@@ -146,11 +146,12 @@ class Auth:
         return ANYBODY
 
     async def _ring(self, operation: Operation) -> KeyRing:
-        try:
+        if operation.id not in _WITHOUT_REDIS or not self._keys.known:
             return await self._keys.current()
-        except Unavailable:
-            if operation.id not in _WITHOUT_REDIS or not self._keys.known:
-                raise
+        try:
+            async with asyncio.timeout(READER_SECONDS):
+                return await self._keys.current()
+        except (Unavailable, TimeoutError):
             return self._keys.last
 
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
