@@ -1,4 +1,4 @@
-"""Owns the form of an answer: JSON as UTF-8."""
+"""Owns the form of an answer: JSON in UTF-8."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -19,13 +19,13 @@ def answer(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 def of_bytes(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An answer of JSON that is encoded already."""
+    """An answer from JSON that is already encoded."""
     return web.Response(body=body, status=status, headers=headers, content_type=JSON, charset="utf-8")
 
 
 def encoded(data: Any) -> bytes:
-    """The JSON of a value. Of a page or a batch the writing of it is the largest part, and this way takes a third of
-    `json`'s time; `json` itself is asked where text has half a character, which it can write and UTF-8 cannot."""
+    """Encode a value as JSON. For a page or a batch this is the largest part of the work, and `to_json` takes a third
+    of `json`'s time. `json` takes over for text with half a character (a lone surrogate), which UTF-8 cannot encode."""
     try:
         return to_json(data)
     except ValueError:
@@ -33,5 +33,6 @@ def encoded(data: Any) -> bytes:
 
 
 async def joined(things: Iterable[T], encode: Callable[[T], bytes]) -> bytes:
-    """The members of a long array or object, with commas between. Thousands of them hold nobody up."""
+    """Join the members of a long array or object with commas, in turns, so that thousands of them do not block the
+    loop."""
     return b",".join([encode(thing) async for thing in by_turns(things)])

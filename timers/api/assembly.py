@@ -1,5 +1,5 @@
-"""Owns which calls an API has, all in the table of operations, over one pod's parts; and which of them a probe port
-has."""
+"""Owns which calls an API has, all from the table of operations and over one pod's parts, and which of them a probe
+port has."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from timers.metrics import Metrics
 def all_routes(
     client: TimerClient, health: HealthRoutes, metrics: Metrics, worker: Worker | None
 ) -> Sequence[web.RouteDef]:
-    """What to add to an application; paths without braces come before those with them."""
+    """The routes to add to an application. Paths without braces come before paths with them."""
     return (
         *health.routes(),
         *DocsRoutes().routes(),
@@ -37,7 +37,7 @@ def all_routes(
 def probe_application(
     client: TimerClient, health: HealthRoutes, metrics: Metrics, worker: Worker | None
 ) -> web.Application:
-    """Health, readiness and metrics, without keys, for kubelets and scrapers."""
+    """An application with health, readiness and metrics, without keys, for kubelets and scrapers."""
     app = web.Application(middlewares=[follow, answer_problems, as_stranger])
     app.add_routes([*health.routes(), route("getMetrics", OperatingRoutes(client, metrics, worker).metrics)])
     return app

@@ -1,4 +1,5 @@
-"""Owns who gets in and how far: from a request to a caller, from a caller to the calls and prefixes it may use."""
+"""Owns who may call and how far: it finds the caller of a request, and the calls and prefixes that the caller may
+use."""
 
 import asyncio
 import time
@@ -25,21 +26,22 @@ from timers.store.callers import Callers
 _log = get_logger("timers.api")
 
 _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
-"""Whoever has a signing secret may do everything that a signature can cover."""
+"""Anybody with a signing secret may do everything that a signature can cover."""
 
 _STRANGER: Final = Caller("", Scope(()), frozenset())
-"""Sees no prefix, and may do nothing but what anybody may."""
+"""A caller that sees no prefix and may do only what anybody may do."""
 
 READER_SECONDS: Final = 0.3
-"""How long a probe or a scrape waits to know whose key it was sent with."""
+"""How long a probe or a scrape waits to find out whose key it carries."""
 
 _OF_ALL_PREFIXES: Final = frozenset(
     {"getMetrics", "acknowledgeLosses", "acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
 )
-"""What tells of all prefixes at once is only for keys that cover all."""
+"""Calls that concern all prefixes at once. Only keys that cover all prefixes may make them."""
 
 _WITHOUT_REDIS: Final = frozenset({"getMetrics", "getDashboard", *(page.id for page in PAGES if page.method == "GET")})
-"""A pod is looked at most while Redis is away. It shows nothing new of Redis then, so the keys last known will do."""
+"""Calls that go on while Redis is away, when people look at a pod most. They show nothing new from Redis then, so the
+last known keys will do."""
 
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
 
@@ -52,7 +54,7 @@ async def as_stranger(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 class Auth:
-    """Lets requests through to the calls of the table. Without keys and secrets it lets everybody do everything."""
+    """Lets requests through to the calls of the table. Without keys and secrets, everybody may do everything."""
 
     def __init__(
         self,
@@ -63,8 +65,8 @@ class Auth:
         insecure: bool = False,
         unverified_bytes: int = UNVERIFIED_BYTES,
     ) -> None:
-        """`api_keys` as in TIMERS_API_KEYS, None where it is not set; `secrets` as in TIMERS_SIGNING_SECRETS;
-        `insecure` where the API is meant to be open under any name."""
+        """`api_keys` is the text of TIMERS_API_KEYS, or None if that is not set. `secrets` are those of
+        TIMERS_SIGNING_SECRETS. `insecure` means that the API is open on purpose, under any host name."""
         self._insecure = insecure
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
@@ -75,7 +77,7 @@ class Auth:
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """401, 403, 404 or 429 for who may not; everybody else goes on, limited to the prefixes of the key."""
+        """Refuse callers without access with 401, 403, 404 or 429. Limit all others to the prefixes of their key."""
         operation = operation_of(request)
         if request.match_info.http_exception is not None or (operation is not None and operation.right is None):
             if operation is not None and operation.id == "getReadiness":
@@ -97,7 +99,7 @@ class Auth:
             return await handler(request)
 
     async def _require(self, caller: Caller, request: web.Request, operation: Operation) -> None:
-        """Raises where the caller may not make this call now."""
+        """Raises if the caller may not make this call now."""
         try:
             await self._admit(caller)
             _check_prefix(caller, request)
@@ -122,20 +124,21 @@ class Auth:
         return caller
 
     async def _reader(self, request: web.Request, operation: Operation) -> Caller:
-        """Who asks for what anybody may ask for, to be told more where the key may read; a stranger in any doubt."""
+        """The caller of a call that anybody may make, because a key that may read is told more. In any doubt, a
+        stranger."""
         try:
             async with asyncio.timeout(READER_SECONDS):
                 caller = await self._caller(request, operation)
-        except Exception:  # noqa: BLE001 (a probe is answered, whatever is wrong with the key or with Redis)
+        except Exception:  # noqa: BLE001 (a probe gets an answer, whatever is wrong with the key or Redis)
             return _STRANGER
         return caller if "read" in caller.rights else _STRANGER
 
     async def owner_of(self, key: str) -> Caller | None:
-        """Whose key this is; None for anything else. Raises Unavailable."""
+        """The owner of this key, or None for any other text. Raises Unavailable."""
         return (await self._keys.current()).find(key.encode("utf-8", "replace"))
 
     async def asks_for_keys(self) -> bool:
-        """Whether anybody needs a key here. Raises Unavailable."""
+        """Whether callers need a key here. Raises Unavailable."""
         await self._keys.current()
         return self._closed or self._keys.closed
 
@@ -175,19 +178,19 @@ class Auth:
 
 
 def _log_refusal(request: web.Request, error: Exception) -> None:
-    """Whoever looks for a break-in wants to see the tries."""
+    """Log refused requests, for anybody who looks for a break-in."""
     _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
 
 
 def _reduced(caller: Caller, request: web.Request, operation: Operation) -> Caller:
-    """The caller as its browser has asked to be taken."""
+    """The caller with its rights reduced to reading, if its browser asked for that."""
     if operation.tag == DASHBOARD and is_read_only(request):
         return replace(caller, rights=caller.rights & {"read"})
     return caller
 
 
 def _token(request: web.Request) -> bytes:
-    """The key that was sent. Raises Unauthorized."""
+    """The key in the request. Raises Unauthorized."""
     given = request.headers.getall("Authorization", [])
     scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
     if scheme.lower() != "bearer":
@@ -196,8 +199,8 @@ def _token(request: web.Request) -> bytes:
 
 
 def _check_prefix(caller: Caller, request: web.Request) -> None:
-    """Raises NotFound for another's prefix in the address, in the words for a timer that does not exist. What is no
-    prefix is refused by the call itself, with all else that is wrong."""
+    """Raises NotFound if the address has a prefix of others, in the same words as for a timer that does not exist. The
+    call itself refuses an invalid prefix, together with every other mistake."""
     prefix, timer_id = request.match_info.get("prefix"), request.match_info.get("id")
     if prefix is None or not is_prefix(prefix) or caller.scope.covers(prefix):
         return

@@ -17,18 +17,19 @@ Query = TypeVar("Query", bound=StrictModel)
 Spec = TypeVar("Spec")
 
 BODY_LIMIT_BYTES: Final = 256 * 1024
-"""One timer: a payload of 64 KiB, which is three times as long where each character beyond ASCII is escaped."""
+"""The limit for one timer. Its payload may have 64 KiB, and three times that if each character beyond ASCII is
+escaped."""
 
 BATCH_LIMIT_BYTES: Final = 8 * 1024 * 1024
-"""A batch: 8 KiB for each of 1,000 timers."""
+"""The limit for a batch: 8 KiB for each of 1,000 timers."""
 
 UNVERIFIED_BYTES: Final = 32 * 1024 * 1024
-"""Bodies that a pod holds at a time for callers it does not know: those without a key, and those whose signature is
-still to be checked."""
+"""How much a pod holds at a time of bodies from unknown callers: those without a key, and those whose signature is not
+checked yet."""
 
 UNCOUNTED_BYTES: Final = 64 * 1024
-"""So much of each body does not count: no more than a connection's own buffer takes, and what most bodies have, so that
-nobody keeps those out by sending large ones."""
+"""The first bytes of each body, which do not count. A connection's own buffer takes as much, and most bodies are no
+longer. So nobody can keep such bodies out by sending large ones."""
 
 READ_SECONDS: Final = 20.0
 """How long a body may take to arrive."""
@@ -39,14 +40,14 @@ _JSON: Final = ("application/json",)
 
 
 class Unverified:
-    """The bytes of bodies that a pod holds for callers it does not know."""
+    """Counts the bytes of bodies that a pod holds for unknown callers."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._held = limit_bytes, 0
 
     @contextmanager
     def reading(self, request: web.Request, hear: Callable[[bytes], None] = lambda _: None) -> Iterator[None]:
-        """What is read of the request's body in this context counts until its end. `hear` is told each part."""
+        """Count what is read of the request's body until the context ends. `hear` gets each part."""
         request[_READING] = reading = _Reading(self, hear)
         try:
             yield
@@ -55,7 +56,7 @@ class Unverified:
             del request[_READING]
 
     def hold(self, more: int) -> None:
-        """Count them. Raises Busy where they are too many."""
+        """Count more bytes. Raises Busy if they are too many."""
         if self._held + more > self._limit_bytes:
             raise Busy(
                 f"this pod holds {self._held} bytes of bodies whose senders are not known yet, and takes "
@@ -65,7 +66,7 @@ class Unverified:
 
 
 class _Reading:
-    """One of these bodies."""
+    """The reading of one such body."""
 
     __slots__ = ("_all", "_hear", "_read", "held")
 
@@ -74,7 +75,7 @@ class _Reading:
         self._read = self.held = 0
 
     def take(self, part: bytes) -> None:
-        """The next part of it. Raises Busy."""
+        """Take the next part of the body. Raises Busy."""
         self._read += len(part)
         more = max(self._read - UNCOUNTED_BYTES, 0) - self.held
         self._all.hold(more)
@@ -88,7 +89,8 @@ _READING: Final = web.RequestKey("reading", _Reading)
 async def read_json(
     request: web.Request, *, types: tuple[str, ...] = _JSON, limit_bytes: int = BODY_LIMIT_BYTES
 ) -> Any:
-    """The body as JSON. HTTP 400, 408, 413 or 415 for what is not JSON in time and size."""
+    """Read the body as JSON. Raises HTTP 400, 408, 413 or 415 if it is not JSON, too slow, too large or of another
+    type."""
     media_type(request, types)
     try:
         return decode(await read_bytes(request, limit_bytes))
@@ -97,8 +99,8 @@ async def read_json(
 
 
 async def read_lines(request: web.Request, limit_bytes: int) -> list[Any]:
-    """The body as JSON values, one a line (NDJSON); a line that is none is the InvalidInput that says so. Empty lines
-    are passed over. HTTP 400, 408, 413."""
+    """Read the body as JSON values, one a line (NDJSON). A line that is not JSON becomes an InvalidInput in the list.
+    Empty lines are skipped. Raises HTTP 400, 408 or 413."""
     return [_line(line) for line in (await read_bytes(request, limit_bytes)).split(b"\n") if line.strip()]
 
 
@@ -110,18 +112,19 @@ def _line(raw: bytes) -> Any:
 
 
 async def refuse_body(request: web.Request) -> None:
-    """For calls that take none: anything but an empty body or `{}` would be a wish that is not heard."""
+    """Refuse a body for a call that takes none. Only an empty body or `{}` passes; anything else would be ignored
+    silently."""
     raw = (await read_bytes(request, BODY_LIMIT_BYTES)).strip()
     if raw not in (b"", b"{}"):
         raise InvalidInput.of("", raw.decode(errors="replace"), "no body; this call takes no fields")
 
 
 async def read_bytes(request: web.Request, limit_bytes: int) -> bytes:
-    """The body, given up as soon as it passes the limit. HTTP 400, 408, 413; Busy."""
+    """Read the body, and give up as soon as it passes the limit. Raises HTTP 400, 408 or 413, or Busy."""
     kept: bytes | None = request.get(_KEPT)
     if kept is None:
         if request.content.is_eof() and request.content.exception() is None:
-            # It came with the headers, as small bodies do: nothing to wait for, so no deadline to set up.
+            # A small body comes with the headers. There is nothing to wait for, so this needs no deadline.
             body = _within(request.content.read_nowait(), limit_bytes)
             if (reading := request.get(_READING)) is not None:
                 reading.take(body)
@@ -138,7 +141,7 @@ def _within(body: bytes, limit_bytes: int) -> bytes:
 
 
 async def keep_body(request: web.Request, limit_bytes: int) -> None:
-    """As `read_bytes`, before the call itself reads the body."""
+    """Read the body as `read_bytes` does, and keep it for the call itself."""
     request[_KEPT] = await read_bytes(request, limit_bytes)
 
 
@@ -166,7 +169,7 @@ def _too_large(limit_bytes: int) -> web.HTTPException:
 
 
 def media_type(request: web.Request, types: tuple[str, ...]) -> str:
-    """The body's type, one of those accepted. HTTP 415."""
+    """The body's media type, which is one of those accepted. Raises HTTP 415."""
     given = request.headers.get("Content-Type", "nothing")
     if given in types and "Content-Encoding" not in request.headers:
         return given
@@ -181,8 +184,8 @@ def media_type(request: web.Request, types: tuple[str, ...]) -> str:
 
 
 def read_query(request: web.Request, model: type[Query]) -> Query:
-    """The query parameters as a model, those that come several times as lists. InvalidInput names all that are not
-    accepted."""
+    """Read the query parameters as a model. Parameters that come several times become lists. InvalidInput names every
+    parameter that is not accepted."""
     query = request.rel_url.query
     given = {name: values if len(values := query.getall(name)) > 1 else values[0] for name in query}
     checks = Checks()
@@ -194,7 +197,8 @@ def read_query(request: web.Request, model: type[Query]) -> Query:
 
 
 def refuse_query(request: web.Request) -> None:
-    """For calls without query parameters: a misspelt wish must not go unheard. Raises InvalidInput."""
+    """Refuse query parameters for a call that takes none, because a misspelt one must not be ignored. Raises
+    InvalidInput."""
     if request.rel_url.raw_query_string:
         _refuse_unknown((), request.rel_url.query)
 
@@ -206,7 +210,7 @@ def _refuse_unknown(known: tuple[str, ...], given: Mapping[str, object]) -> None
 
 
 def parsed(request: web.Request, parse: Callable[[Any], Spec], body: Any) -> Spec:
-    """What a body asks for, as `parse` reads it. InvalidInput tells of all that is wrong with query and body."""
+    """Read a body with `parse`. InvalidInput names everything that is wrong with the query and the body."""
     checks = Checks()
     checks.of(refuse_query, request)
     spec = checks.of(parse, body)

@@ -1,7 +1,8 @@
-"""Owns the schemas of the OpenAPI document, made from the types of requests and answers, and examples made from them.
+"""Owns the schemas of the OpenAPI document, made from the types of requests and answers, and the examples made from
+them.
 
-Generators of clients stumble over much that is right: a default makes a field required, a title names a type, an inline
-schema is given a number. So the document says the same without them.
+Some valid schemas confuse generators of clients: a default makes a field required, a title becomes a type's name, and
+an inline schema gets a number as its name. So the document says the same without them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,7 @@ class Components:
         }
 
     def _plain(self, schema: Json) -> Json:
-        """Without titles and defaults, and with references to what has a name."""
+        """The schema without titles and defaults, and with references to named schemas."""
         plain = {name: self._part(name, part) for name, part in schema.items() if not _is_title(name, part)}
         name, default = plain.pop("x-name", None), plain.pop("default", None)
         if "x-ref" in plain:
@@ -58,11 +59,11 @@ class Components:
         return self._plain(part) if isinstance(part, dict) else part
 
     def resolved(self, schema: Json) -> Json:
-        """The schema that a reference stands for; any other as it is."""
+        """The schema behind a reference; any other schema unchanged."""
         return {**self.schemas[schema["$ref"].removeprefix(_ROOT)], **schema} if "$ref" in schema else schema
 
     def example(self, schema: Json) -> Any:
-        """A value of a schema: the first example that it has, or one made of those of its parts."""
+        """An example value for a schema: the schema's first example, or a value made from the examples of its parts."""
         schema = self.resolved(schema)
         if "examples" in schema:
             return schema["examples"][0]
@@ -79,7 +80,7 @@ class Components:
 
 
 def reference(name: str) -> Json:
-    """A reference to the schema of that name."""
+    """A reference to the schema with that name."""
     return {"$ref": _ROOT + name}
 
 

@@ -21,8 +21,8 @@ _HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer 
 
 @web.middleware
 async def refuse_unchecked(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """400 for a write with a condition that it does not check: it must not look as if it was. A read without its
-    condition only answers more."""
+    """Answer 400 to a write with a condition that the call does not check, because the caller would believe that it was
+    checked. A read may ignore its condition: it only answers more."""
     given = [name for name in CONDITIONS if name in request.headers]
     operation = operation_of(request) if given else None
     if operation is not None and operation.method != "GET":
@@ -39,7 +39,8 @@ def etag(timer: Timer) -> str:
 
 
 def versions(request: web.Request) -> list[int] | None:
-    """The versions of ours that If-Match names; None where any will do. HTTP 400 where it is malformed."""
+    """The versions of ours that If-Match names, or None if any version will do. Raises HTTP 400 if the header is
+    malformed."""
     tags = _tags(request, "If-Match")
     if tags is None or tags == ["*"]:
         return None
@@ -47,13 +48,14 @@ def versions(request: web.Request) -> list[int] | None:
 
 
 def is_known(request: web.Request, timer: Timer) -> bool:
-    """Whether the caller has this version already, by If-None-Match. HTTP 400 where that is malformed."""
+    """Whether If-None-Match says that the caller already has this version. Raises HTTP 400 if the header is
+    malformed."""
     tags = _tags(request, "If-None-Match") or []
     return tags == ["*"] or etag(timer) in [tag.removeprefix("W/") for tag in tags]
 
 
 def _tags(request: web.Request, name: str) -> list[str] | None:
-    """The tags of a condition, `*` alone for any; None where it is not there."""
+    """The tags of a condition, `*` alone for any, or None without the header."""
     if name not in request.headers:
         return None
     text = ",".join(request.headers.getall(name))

@@ -10,26 +10,27 @@ from aiohttp import web
 from timers.api.problems import CONTENT_TYPE, RETRY_AFTER_SECONDS, of_status
 
 CONNECTION_LIMIT: Final = 4096
-"""Connections at a time, of one pod. An idle one costs some 30 KB."""
+"""The number of connections that a pod holds at a time. An idle one costs about 30 KB."""
 
 OTHER_FILES: Final = 256
 """File descriptors left for Redis, logs and whatever processors open."""
 
 IDLE_SECONDS: Final = 20.0
-"""How long a connection may be open without a complete request head: new, between two requests, or dripping."""
+"""How long a connection may stay open without a complete request head: a new one, one between two requests, or one that
+sends slowly."""
 
 TAKE_SECONDS: Final = 60.0
 """How long a client may take to accept its answer."""
 
 SHORT_BYTES: Final = 16 * 1024
-"""What a connection's buffer holds beside what the system's takes: writing no more than that never waits."""
+"""What a connection's buffer holds beyond the system's own buffer. Writing no more than that never waits."""
 
 FAREWELL_SECONDS: Final = 1.0
-"""How long one that is turned away has to read why: closing at once would reset the connection before it has."""
+"""How long a refused connection has to read the reason. If it were closed at once, it would be reset before that."""
 
 
 class ConnectionLimit:
-    """Counts who is inside."""
+    """Counts the open connections."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -37,7 +38,7 @@ class ConnectionLimit:
 
     @classmethod
     def as_wide_as_possible(cls) -> "ConnectionLimit":
-        """For as many as the limit, and the file descriptors that the system grants, allow."""
+        """A limit of CONNECTION_LIMIT, or less if the system grants too few file descriptors."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = CONNECTION_LIMIT + OTHER_FILES
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -47,10 +48,10 @@ class ConnectionLimit:
 
 
 class TurnedAway(asyncio.Protocol):
-    """A connection beyond the limit: told so, never read."""
+    """A connection beyond the limit. It gets an answer, and nothing is read from it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say 503 and hang up."""
+        """Answer 503 and hang up."""
         stream = cast("asyncio.Transport", transport)
         stream.write(_full())
         stream.write_eof()
@@ -68,14 +69,14 @@ def _full() -> bytes:
 
 
 class BoundedConnection(web.RequestHandler):
-    """One client's connection, counted at the door, closed when the client takes too long."""
+    """A client's connection. It counts against the limit, and is closed when the client takes too long."""
 
     def __init__(self, manager: web.Server, *, limit: ConnectionLimit, **options: Any) -> None:
         super().__init__(manager, keepalive_timeout=IDLE_SECONDS, **options)
         self._limit = limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio. One too many never becomes a connection of the server."""
+        """See asyncio. A connection beyond the limit never becomes a connection of the server."""
         if self._limit.inside >= self._limit.limit:
             away = TurnedAway()
             transport.set_protocol(away)
@@ -92,7 +93,7 @@ class BoundedConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """See aiohttp. What a client does not take in time is dropped with it."""
+        """See aiohttp. If the client does not accept the answer in time, its connection is dropped."""
         transport = self.transport
         if _goes_at_once(resp, transport):
             return await super().finish_response(request, resp, start_time)
@@ -101,12 +102,12 @@ class BoundedConnection(web.RequestHandler):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             if transport is not None:
-                transport.abort()  # not close, which would wait for the same client
+                transport.abort()  # close() would wait for the same client
             return resp, True
 
 
 def _goes_at_once(resp: web.StreamResponse, transport: asyncio.Transport | None) -> bool:
-    """Whether the answer needs nobody to take it: it is short, and nothing before it waits to be taken."""
+    """Whether the answer can be written without waiting: it is short, and nothing before it is still unsent."""
     if transport is None or not isinstance(resp, web.Response) or not isinstance(resp.body, bytes):
         return False
     return len(resp.body) < SHORT_BYTES and transport.get_write_buffer_size() == 0

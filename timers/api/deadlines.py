@@ -1,4 +1,4 @@
-"""Owns how long a request may take: not longer than it makes sense to wait for Redis."""
+"""Owns how long a request may take: no longer than it makes sense to wait for Redis."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from timers.api.tracing import Handler
 from timers.errors import Unavailable
 
 REQUEST_SECONDS: Final = 10.0
-"""From the last byte of the request to the answer: Redis may take half of it for one command."""
+"""From the last byte of the request to the answer. One Redis command may take half of it."""
 
 _UNBOUNDED: Final = frozenset({"streamEvents", "liveStream"})
-"""A stream has no end."""
+"""Streams, which have no end."""
 
 
 class Deadlines:
-    """The deadlines of an application's requests, with one timer of the loop for all: it is set to the first of them,
-    which has mostly ended by then. An `asyncio.timeout` for each would be a twentieth of what a create costs."""
+    """The deadlines of an application's requests. They share one timer of the loop, set to the first deadline; that
+    request has usually ended by then. An `asyncio.timeout` for each request would cost a twentieth of a create."""
 
     def __init__(self) -> None:
         self._running: set[Deadline] = set()
@@ -29,9 +29,9 @@ class Deadlines:
 
     @web.middleware
     async def answer_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """503 for a request whose answer takes too long."""
+        """Answer 503 to a request that takes too long."""
         operation = operation_of(request)
-        # What is public does not wait for Redis, but for the readiness, which has a patience of its own.
+        # Public calls do not wait for Redis, except readiness, which has its own time limit.
         if operation is not None and (operation.right is None or operation.id in _UNBOUNDED):
             return await handler(request)
         try:
@@ -42,7 +42,7 @@ class Deadlines:
             raise Unavailable(f"Redis did not answer within {REQUEST_SECONDS:g} seconds") from None
 
     def begin(self, deadline: "Deadline") -> None:
-        """Let the deadline run, anew."""
+        """Start the deadline anew."""
         loop = deadline.task.get_loop()
         deadline.at = loop.time() + REQUEST_SECONDS
         self._running.add(deadline)
@@ -50,7 +50,7 @@ class Deadlines:
             self._look_at(deadline.at)
 
     def end(self, deadline: "Deadline") -> None:
-        """Let it run no more."""
+        """Stop the deadline."""
         self._running.discard(deadline)
 
     def _look_at(self, at: float) -> None:
@@ -59,7 +59,7 @@ class Deadlines:
         self._next_look = asyncio.get_running_loop().call_at(at, self._look)
 
     def _look(self) -> None:
-        """Expire what is over, and look again when the first of the others is."""
+        """Expire the deadlines that are over, and look again when the next one is."""
         self._next_look, now = None, asyncio.get_running_loop().time()
         for deadline in [each for each in self._running if each.at <= now]:
             self.end(deadline)
@@ -69,8 +69,9 @@ class Deadlines:
 
 
 class Deadline:
-    """Of the task that enters it, which is cancelled when it expires. Leaving it raises TimeoutError then, as
-    `asyncio.timeout` does. (That asks for the task, which before Python 3.12 takes as long as all else here.)"""
+    """The deadline of the task that enters it. When it expires, the task is cancelled, and leaving it raises
+    TimeoutError, as `asyncio.timeout` does. (`asyncio.timeout` looks up the current task, which before Python 3.12
+    takes as long as everything else here.)"""
 
     __slots__ = ("_cancelled_before", "_expired", "_patience", "at", "task")
 
@@ -79,7 +80,7 @@ class Deadline:
         self._cancelled_before = task.cancelling()
         self._expired = False
         self.at = float("inf")
-        """When, by the loop's clock."""
+        """When it expires, by the loop's clock."""
 
     def __enter__(self) -> "Deadline":
         self._patience.begin(self)
@@ -89,7 +90,7 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patience.end(self)
-        # Somebody else may have cancelled the task as well; theirs goes on.
+        # Others may have cancelled the task too; their cancellation goes on.
         if self._expired and self.task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -100,7 +101,7 @@ class Deadline:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """It does not run meanwhile, and begins anew afterwards."""
+        """Stop the deadline within this context, and start it anew afterwards."""
         self._patience.end(self)
         try:
             yield
@@ -113,7 +114,7 @@ _DEADLINE: Final = web.RequestKey("deadline", Deadline)
 
 @contextmanager
 def not_counting(request: web.Request) -> Iterator[None]:
-    """The time within is the client's: it has a deadline of its own."""
+    """Do not count the time within this context. It is the client's, and has its own deadline."""
     deadline = request.get(_DEADLINE)
     if deadline is None:
         yield

@@ -1,4 +1,4 @@
-"""Owns the document as served: `/openapi.json`, and a page of it that asks no other host for anything."""
+"""Owns serving the document: `/openapi.json`, and a page for it that loads nothing from other hosts."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -50,13 +50,13 @@ SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, valida
 
 
 class DocsRoutes:
-    """The document for programs and for people."""
+    """Serves the document to programs and to people."""
 
     def __init__(self, make: Callable[[], Json] = document) -> None:
         self._make, self._making, self._made = make, asyncio.Lock(), b""
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("getDocument", self.document),
             route("getDocs", self.page),
@@ -66,26 +66,27 @@ class DocsRoutes:
         )
 
     async def document(self, request: web.Request) -> web.Response:
-        """200 OpenAPI 3.1. It is made when it is first asked for, in a thread, because that takes a while."""
+        """Answers 200 with OpenAPI 3.1. The document is made at the first request, in a thread, because that takes a
+        while."""
         refuse_query(request)
         async with self._making:
             self._made = self._made or await asyncio.to_thread(lambda: encoded(self._make()))
         return of_bytes(self._made)
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 the page."""
+        """Answers 200 with the page."""
         return _text(request, _PAGE, HTML)
 
     async def style(self, request: web.Request) -> web.Response:
-        """200 the page's style."""
+        """Answers 200 with the page's style sheet."""
         return _text(request, _vendored("swagger-ui.css"), CSS)
 
     async def program(self, request: web.Request) -> web.Response:
-        """200 the page's program."""
+        """Answers 200 with the page's script."""
         return _text(request, _vendored("swagger-ui-bundle.js"), JAVASCRIPT)
 
     async def start(self, request: web.Request) -> web.Response:
-        """200 what sets the program going."""
+        """Answers 200 with the code that starts the script."""
         return _text(request, _START, JAVASCRIPT)
 
 

@@ -1,4 +1,4 @@
-"""Owns what probes ask: whether the process lives, and whether it can do its work now."""
+"""Owns the answers to probes: whether the process lives, and whether it can do its work now."""
 
 import asyncio
 import time
@@ -20,16 +20,16 @@ from timers.store.filters import Visible
 from timers.store.store import Store
 
 ANSWER_SECONDS: Final = 0.6
-"""How long Redis may take to answer a probe: probes themselves usually give up after a second."""
+"""How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
 
 FRESH_SECONDS: Final = 1.0
-"""How long what Redis said is believed: however many probes come, one look a second answers them."""
+"""How long an answer from Redis counts. One look a second serves all probes."""
 
 _log = get_logger("timers.api")
 
 
 class HealthRoutes:
-    """`/healthz` and `/readyz` of one pod; `worker` is None where the pod has not that role."""
+    """`/healthz` and `/readyz` of one pod. `worker` is None if the pod does not have that role."""
 
     def __init__(self, store: Store, worker: Worker | None, *, fresh_seconds: float = FRESH_SECONDS) -> None:
         self._store, self._worker, self._fresh_seconds = store, worker, fresh_seconds
@@ -41,19 +41,19 @@ class HealthRoutes:
         self._uncovered = Uncovered((), ())
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("getHealth", self.healthz), route("getReadiness", self.readyz))
 
     def drain(self) -> None:
-        """Say "not ready" from now on, so that no new work is sent here."""
+        """Answer "not ready" from now on, so that no new work is sent here."""
         self._draining = True
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        """Whoever answers lives."""
+        """Answers 200: a process that answers lives."""
         return answer({"status": "ok"})
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 where Redis answers and every part works; else 503 with the reasons. Strangers are told no names."""
+        """Answers 200 if Redis answers and every part works, else 503 with the reasons. Strangers see no names."""
         await self._refresh()
         visible = visible_to(request)
         state: dict[str, Any] = {
@@ -69,14 +69,14 @@ class HealthRoutes:
         return answer(state)
 
     async def _refresh(self) -> None:
-        """Look again where what is known is too old; one look for all who wait for it."""
+        """Look again if the last look is too old. All who wait share one look."""
         if time.monotonic() - self._looked_at > self._fresh_seconds:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look())
             await asyncio.shield(self._looking)
 
     async def _look(self) -> None:
-        """Whatever Redis answers, there is something to tell."""
+        """Look at Redis. Whatever it answers, there is something to tell the probes."""
         began = time.monotonic()
         is_full: Sequence[str] = ()
         found, trouble = Uncovered((), ()), None
@@ -87,7 +87,7 @@ class HealthRoutes:
             trouble = f"Redis does not answer within {ANSWER_SECONDS:g} seconds"
         except Unavailable as error:
             trouble = str(error)
-        except Exception as error:  # noqa: BLE001 (a probe is answered, whatever lies in Redis)
+        except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("what the probes ask of Redis cannot be read", exc_info=error)
             trouble = f"what lies in Redis cannot be read ({type(error).__name__}); the log of this pod says more"
         self._trouble, self._full, self._uncovered, self._looked_at = trouble, is_full, found, began
@@ -97,7 +97,7 @@ class HealthRoutes:
             return {}
         health = self._worker.health()
         services, problems = dict(health.services), list(health.problems)
-        if visible is not None:  # the reason of a restart may name anything
+        if visible is not None:  # the reason for a restart may contain any name
             services = {name: state.partition(":")[0] for name, state in services.items()}
             problems = [": ".join(said.split(": ")[:2]) for said in problems]
         return {

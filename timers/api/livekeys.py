@@ -1,4 +1,4 @@
-"""Owns the API keys that are valid now: those of the settings and those kept in Redis, without the revoked."""
+"""Owns the API keys that are valid now: those in the settings and those in Redis, without the revoked ones."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from timers.logs import get_logger
 from timers.store.callers import REVOKED, Callers
 
 FRESH_SECONDS: Final = 2.0
-"""How long the keys in Redis are believed: a key that is made or revoked is so on every pod this much later."""
+"""How long the keys read from Redis count. Every pod learns of a new or a revoked key within this time."""
 
 _log = get_logger("timers.api")
 
@@ -26,26 +26,26 @@ class LiveKeys:
         self._ring = KeyRing(())
         self._kept = False
         self.closed = False
-        """Whether Redis was ever told of a key, be it revoked, or all of them gone by now."""
+        """Whether Redis has ever held a key, even if all are revoked or gone by now."""
 
     @property
     def known(self) -> bool:
-        """Whether they were ever read."""
+        """Whether the keys have ever been read."""
         return self._read_at > float("-inf")
 
     @property
     def last(self) -> KeyRing:
-        """The keys as they were when they were read last."""
+        """The keys as they were last read."""
         return self._ring
 
     async def current(self) -> KeyRing:
-        """The keys, read again when they are no longer fresh. Raises Unavailable: without Redis nobody knows whether a
+        """The keys, read again if they are no longer fresh. Raises Unavailable: without Redis nobody knows whether a
         key is revoked."""
         if time.monotonic() - self._read_at > FRESH_SECONDS:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
                 self._reading.add_done_callback(_look_at)
-            # One reading for all who wait for it, and none ends with whoever began it.
+            # All callers that wait share one reading. It goes on even if the caller that began it is cancelled.
             await asyncio.shield(self._reading)
         return self._ring
 
@@ -60,7 +60,7 @@ class LiveKeys:
 
 
 def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
-    """The keys; an entry that cannot be read opens nothing, and harms no other."""
+    """Parse the keys. An entry that cannot be read opens nothing and does not affect the others."""
     found: list[ApiKey] = []
     for key_id, entry in kept.items():
         try:
@@ -72,6 +72,6 @@ def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
 
 
 def _look_at(reading: asyncio.Task[None]) -> None:
-    """Take note of an error that nobody waits for any more."""
+    """Take note of an error that nobody waits for any more, so that asyncio does not complain."""
     if not reading.cancelled():
         reading.exception()

@@ -1,4 +1,4 @@
-"""Owns the calls on many timers at once: lists, batches, actions by filter."""
+"""Owns the calls on many timers at once: lists, batches and actions by filter."""
 
 import time
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ from timers.store.filters import Visible
 from timers.store.listing import PageRequest
 
 _LINES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")
-"""The names that programs have for a JSON value a line; none of them is registered."""
+"""The media types that programs use for one JSON value a line. None of them is registered."""
 
 ACTIONS_AT_ONCE: Final = 2
-"""Actions of one pod at a time: each keeps a quarter of the connections to Redis busy."""
+"""Actions that a pod runs at a time. Each keeps a quarter of the connections to Redis busy."""
 
 ACTION_LIMIT: Final = 1000
-"""Timers that pass the filter with which a call of an action ends, after the page it is at; its cursor goes on."""
+"""An action's call ends after the page on which this many timers have passed the filter. Its cursor continues from
+there."""
 
 ACTION_SECONDS: Final = 5.0
-"""How long a call of an action may take, however few timers pass its filter: half of what any call may."""
+"""How long an action's call may take, even if few timers pass its filter: half of what any call may take."""
 
 Wish = NewTimer | TimersError
-"""A timer of a batch, or why it is none."""
+"""A timer of a batch, or the error that says why it is not one."""
 
 
 class ManyRoutes:
@@ -44,7 +45,7 @@ class ManyRoutes:
         self._acting = 0
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("listTimers", self.list),
             route("createTimers", self.create),
@@ -52,13 +53,13 @@ class ManyRoutes:
         )
 
     async def list(self, request: web.Request) -> web.Response:
-        """200 a page."""
+        """Answers 200 with a page."""
         page = await self._client.page(read_query(request, PageRequest).seen_by(visible_to(request)))
         items = await joined(page.items, lambda timer: encoded(timer.to_json()))
         return of_bytes(b'{"items":[' + items + b'],"next_cursor":' + encoded(page.next_cursor) + b"}")
 
     async def create(self, request: web.Request) -> web.Response:
-        """200 a result for each timer, in order."""
+        """Answers 200 with a result for each timer, in order."""
         values, visible = await _read_batch(request), visible_to(request)
         wishes = [_wish(value, visible) for value in values]
         news = [wish for wish in wishes if isinstance(wish, NewTimer)]
@@ -68,7 +69,7 @@ class ManyRoutes:
         return answer({"results": results})
 
     async def act(self, request: web.Request) -> web.Response:
-        """200 the counts, and where to go on."""
+        """Answers 200 with the counts and a cursor to continue with."""
         asked = parsed(request, BulkAction.parse, await read_json(request))
         if self._acting >= ACTIONS_AT_ONCE:
             raise Busy(f"{self._acting} actions are under way on this pod, as many as it runs; try again soon")
@@ -82,7 +83,7 @@ class ManyRoutes:
 
 
 async def _read_batch(request: web.Request) -> Sequence[Any]:
-    """The timers as they were sent; a line that is not JSON is its error."""
+    """The timers as they were sent. A line that is not JSON becomes its error."""
     if media_type(request, (JSON, *_LINES)) in _LINES:
         body: Any = {"timers": await read_lines(request, BATCH_LIMIT_BYTES)}
     else:
@@ -108,7 +109,7 @@ def _result(came: Armed | TimersError) -> dict[str, Any]:
 
 
 def _enough_for(request: web.Request) -> Stop:
-    """Whether a call of an action has done enough, or nobody waits for its answer any more."""
+    """A test of whether an action's call has done enough, or its client has gone."""
     until = time.monotonic() + ACTION_SECONDS
 
     def enough(counts: Counts) -> bool:

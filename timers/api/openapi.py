@@ -1,4 +1,5 @@
-"""Owns the OpenAPI 3.1 document, made from the table of calls, the models of bodies and answers, and the problems."""
+"""Owns the OpenAPI 3.1 document. It is made from the table of calls, the models of bodies and answers, and the
+problems."""
 
 import json
 from collections import defaultdict
@@ -89,12 +90,12 @@ _TEXTS: Final[Mapping[str, Json]] = {
 
 @cache
 def document() -> Json:
-    """The document. Treat it as read-only: it is made once."""
+    """The document. It is made once, so treat it as read-only."""
     return _Document().whole()
 
 
 class _Document:
-    """The document while it is made."""
+    """Builds the document."""
 
     def __init__(self) -> None:
         types = [body for operation in OPERATIONS for body in operation.body.values() if body is not None]
@@ -109,7 +110,7 @@ class _Document:
         }
 
     def whole(self) -> Json:
-        """All of it."""
+        """The whole document."""
         return {
             "openapi": "3.1.0",
             "info": {
@@ -151,7 +152,8 @@ class _Document:
         return told
 
     def _query(self, model: type[BaseModel] | None) -> Iterable[Json]:
-        """The parameters of a query; one that may be a list is one, so that it may come several times."""
+        """The parameters of a query. One that may be a list is described as a list, so that it may come several
+        times."""
         for name, schema in self._components.of_fields(model).items() if model is not None else ():
             whole = schema["anyOf"][0] if {"type": "null"} in schema.get("anyOf", ()) else schema
             told = self._components.resolved(whole)
@@ -187,7 +189,8 @@ def _header(description: str, schema: Json, example: object) -> Json:
 
 
 def _security(operation: Operation) -> list[Json]:
-    """A signature covers the body alone, so it opens only reads and what is asked for in a body."""
+    """The ways to authenticate a call. A signature covers only the body, so it opens only reads and calls that have a
+    body."""
     if operation.right is None:
         return []
     return [_KEY, _SIGNED] if operation.body or operation.method == "GET" else [_KEY]
@@ -205,7 +208,8 @@ def _parameter(parameter: Parameter) -> Json:
 
 
 def _header_references(names: Iterable[str], required: Iterable[str]) -> Json:
-    """References, or the header itself where it always comes: a reference cannot say so."""
+    """The headers of an answer: references, or the header itself if it always comes, because a reference cannot say
+    so."""
     always = set(required)
     return {
         name: {**_header(*_HEADERS[name]), "required": True}
@@ -223,7 +227,7 @@ def _problems(operation: Operation) -> Json:
 
 
 def _slugs(operation: Operation) -> Iterable[str]:
-    """The problems of a call: its own, and those of every call of its kind."""
+    """The types of a call's problems: its own, and those of every call of its kind."""
     yield from operation.problems
     yield from _ALWAYS
     if operation.right:

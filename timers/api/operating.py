@@ -1,4 +1,4 @@
-"""Owns the calls for whoever keeps the service running: stats, prefixes, pods, pause, resume and forget, metrics."""
+"""Owns the calls for operators: stats, prefixes, pods, pause, resume and forget, metrics."""
 
 import asyncio
 import math
@@ -26,23 +26,23 @@ from timers.store.filters import Visible
 from timers.store.turns import by_turns
 
 COUNTS_SECONDS: Final = 0.7
-"""How long a scrape waits for Redis; without it the pod's own metrics are answered alone, within a second."""
+"""How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""
 
 UNDECLARED: Final = "-"
-"""Labels the metrics of prefixes that no processor serves; no prefix can have this name."""
+"""The label for metrics of prefixes that no processor serves. No prefix can have this name."""
 
 _UNKNOWN_LATENESS: Final = quantiles_ms({})
-"""In the place of a lateness that tells of prefixes which the asker may not see."""
+"""Replaces a lateness that includes prefixes which the caller may not see."""
 
 
 class OperatingRoutes:
-    """The service seen as a whole. `worker` is None where this pod has not that role."""
+    """The calls on the service as a whole. `worker` is None if this pod does not have that role."""
 
     def __init__(self, client: TimerClient, metrics: Metrics, worker: Worker | None) -> None:
         self._client, self._metrics, self._worker = client, metrics, worker
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("getStats", self.stats),
             route("listPrefixes", self.prefixes),
@@ -55,7 +55,7 @@ class OperatingRoutes:
         )
 
     async def stats(self, request: web.Request) -> web.Response:
-        """200 the state of the whole service; of timers only what the asker may see."""
+        """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
         refuse_query(request)
         visible = visible_to(request)
         stats = await self._client.stats(visible)
@@ -73,43 +73,43 @@ class OperatingRoutes:
         return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
 
     async def prefixes(self, request: web.Request) -> web.Response:
-        """200 the prefixes that the asker may see."""
+        """Answers 200 with the prefixes that the caller may see."""
         refuse_query(request)
         visible = visible_to(request)
         views = [view for view in await self._client.prefixes() if visible is None or visible(view.prefix)]
         return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
 
     async def pause(self, request: web.Request) -> web.Response:
-        """200 the prefix, paused."""
+        """Answers 200 with the prefix, paused."""
         prefix = await _prefix(request)
         await self._client.pause(prefix)
         return answer({"prefix": prefix, "paused": True})
 
     async def resume(self, request: web.Request) -> web.Response:
-        """200 the prefix, no longer paused."""
+        """Answers 200 with the prefix, no longer paused."""
         prefix = await _prefix(request)
         await self._client.resume(prefix)
         return answer({"prefix": prefix, "paused": False})
 
     async def forget(self, request: web.Request) -> web.Response:
-        """204 once the declaration is taken back."""
+        """Answers 204 after taking back the declaration."""
         await self._client.forget(await _prefix(request))
         return web.Response(status=204)
 
     async def pods(self, request: web.Request) -> web.Response:
-        """200 the live pods; of what they serve only what the asker may see."""
+        """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
         refuse_query(request)
         visible = visible_to(request)
         return answer({"items": [_seen(pod.to_json(), visible) for pod in await self._client.pods()]})
 
     async def acknowledge_losses(self, request: web.Request) -> web.Response:
-        """200 the losses that nobody is warned of any more."""
+        """Answers 200 with the losses that now cause no more warnings."""
         refuse_query(request)
         await refuse_body(request)
         return answer({"items": [loss.to_json() for loss in await self._client.acknowledge_losses()]})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """200 the exposition text."""
+        """Answers 200 with the exposition text."""
         refuse_query(request)
         health = None if self._worker is None else self._worker.health()
         losses, dropped = len(self._client.losses), self._client.events_dropped
@@ -117,9 +117,9 @@ class OperatingRoutes:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Mapping[str, int], Sequence[int], float]:
-        """The timers by declared prefix and status, of how many prefixes of each timers are due that no pod takes, the
-        shards that none takes, and how many milliseconds the oldest has waited; nothing while Redis is away or stands
-        still: a pod is looked at most then."""
+        """Four figures from Redis: the timers by declared prefix and status; for each declared prefix, how many
+        prefixes have due timers that no pod takes; the shards that no pod takes; how many milliseconds the oldest timer
+        has waited. All are empty while Redis is away or stands still, which is when people look at a pod most."""
         found: dict[str, Counter[Status]] = {}
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
@@ -137,7 +137,8 @@ class OperatingRoutes:
 
 
 def _seen(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
-    """A pod as it is shown to who may see only some prefixes: with these alone, and without what tells of all."""
+    """A pod as shown to a caller that may see only some prefixes: with only these, and without figures over all
+    prefixes."""
     if visible is None:
         return pod
     serves, only = ([prefix for prefix in some if visible(prefix)] for some in (pod["serves"], pod["only"]))

@@ -1,6 +1,6 @@
-"""Owns the one table of calls: method, address, right, what goes in, what comes out.
+"""Owns the one table of calls: method, address, right, input and output.
 
-Routes, rights and the OpenAPI document are all made from it, so that none of them can forget a call.
+Routes, rights and the OpenAPI document are all made from it, so none of them can miss a call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ _ONE: Final = "/v1/timers/{prefix}/{id}"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of a call. `body` is its model, None where it is text of the media type; without a media type there is
-    no content."""
+    """One possible answer of a call. `body` is its model, or None for text of the media type. Without a media type the
+    answer has no content."""
 
     status: int
     description: str
@@ -45,8 +45,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call. `right` is what a key must have for it, None where everybody may. `body` maps media types to models,
-    None for text. `problems` are the types this call can answer beside those that every call of its kind can."""
+    """One call. `right` is the right that a key needs for it, or None if everybody may make it. `body` maps media types
+    to models, or to None for text. `problems` are the types that this call can answer besides those of every call of
+    its kind."""
 
     id: str
     method: str
@@ -292,7 +293,7 @@ PROBE_OPERATIONS: Final = (
 )
 
 DASHBOARD: Final = "dashboard"
-"""The tag of calls that answer pages for people. A browser's session opens them as well as a key does."""
+"""The tag of calls that answer with pages for people. A browser's session opens them as well as a key does."""
 
 DASHBOARD_OPERATIONS: Final = (
     Operation(
@@ -341,7 +342,7 @@ PAGES: Final = (
     _page("makeKey", "POST", "keys", "operate"),
     _page("revokeKey", "POST", "keys/{key}/revoke", "operate"),
 )
-"""The pages behind the first one, for people alone: not in the document, but each has its right here."""
+"""The pages behind the first one. They are for people alone and not in the document, but each has its right here."""
 
 _BY_TAG: Final = {
     "timers": TIMER_OPERATIONS,
@@ -354,14 +355,14 @@ _BY_TAG: Final = {
 OPERATIONS: Final[Sequence[Operation]] = tuple(
     replace(operation, tag=tag) for tag, operations in _BY_TAG.items() for operation in operations
 )
-"""Every call, in the order of the document. A path without braces comes before one with them in an application."""
+"""Every call, in the order of the document. In an application, a path without braces comes before one with them."""
 
 _BY_ID: Final = {operation.id: operation for operation in (*OPERATIONS, *PAGES)}
 _BY_ADDRESS: Final = {(operation.method, operation.path): operation for operation in _BY_ID.values()}
 
 
 def route(operation_id: str, handler: Handler) -> web.RouteDef:
-    """The operation's route with its handler, to be added to an application."""
+    """The operation's route with its handler, to add to an application."""
     operation = _BY_ID[operation_id]
     endless = any(answer.media_type == EVENTS for answer in operation.answers)
     options: dict[str, Any] = {"allow_head": False} if endless else {}
@@ -369,7 +370,7 @@ def route(operation_id: str, handler: Handler) -> web.RouteDef:
 
 
 def operation_of(request: web.Request) -> Operation | None:
-    """The operation that a request asks for; None where there is nothing of that method at that address."""
+    """The operation that a request asks for, or None if that address has nothing for that method."""
     resource = request.match_info.route.resource
     method = "GET" if request.method == "HEAD" else request.method
     return None if resource is None else _BY_ADDRESS.get((method, resource.canonical))

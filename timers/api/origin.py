@@ -1,4 +1,5 @@
-"""Owns keeping other sites' pages out of an open API: a browser on this machine reaches it, and no key is asked for."""
+"""Owns keeping pages of other sites out of an open API: a browser on this machine can reach it, and it asks for no
+key."""
 
 import ipaddress
 from functools import lru_cache
@@ -11,12 +12,12 @@ from timers.errors import Forbidden, shown
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
 _NOBODYS: Final = (".localhost", ".internal", ".local")
-"""Not to be had from any registrar (RFC 6761, RFC 6762, ICANN for `.internal`)."""
+"""Names that no registrar sells (RFC 6761, RFC 6762, ICANN for `.internal`)."""
 
 
 def check_host(request: web.Request) -> None:
-    """Raises Forbidden for a name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses are
-    no names, and names without a dot or under these ends are in nobody's hands."""
+    """Raises Forbidden for a host name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses
+    are safe. So are names without a dot and names with these endings, because nobody can register them."""
     given = request.headers.get("Host")
     if given is None or _is_nobodys(given):
         return
@@ -27,14 +28,14 @@ def check_host(request: web.Request) -> None:
 
 
 def check_origin(request: web.Request) -> None:
-    """Raises Forbidden for a change that a page of another site asks for."""
+    """Raises Forbidden if a page of another site asks for a change."""
     origin = request.headers.get("Origin")
     if origin is None or request.method in _SAFE_METHODS or _parts(origin).netloc == request.host:
         return
     raise Forbidden("a page of another site may change nothing here; set TIMERS_API_KEYS and send a key")
 
 
-@lru_cache(maxsize=256)  # the clients of one API use few names for it
+@lru_cache(maxsize=256)  # the clients of one API use only a few names for it
 def _is_nobodys(given: str) -> bool:
     host = _parts(f"//{given}").hostname or "."
     return "." not in host or host.endswith(_NOBODYS) or _is_address(host)

@@ -1,4 +1,4 @@
-"""Owns what is told of each type of problem: when it comes, and a `detail` as an example."""
+"""Owns the descriptions of the types of problems: when each comes, and an example of its `detail`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from timers.api.problems import HTTP_KINDS, KINDS, Kind
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """When a problem comes, and how its `detail` may read."""
+    """When a problem comes, and an example of its `detail`."""
 
     when: str
     detail: str

@@ -36,15 +36,16 @@ from timers.logs import get_logger, request_id
 TYPE_ROOT: Final = "urn:timers:problem:"
 CONTENT_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = 1
-"""A pod looks for a Redis that went away at least this often, so it is not worth trying sooner."""
+"""A pod looks for a lost Redis at least this often, so an earlier try is of no use."""
 
 PENDING_RETRY_AFTER_SECONDS: Final = 60
-"""Nobody knows when some of the waiting timers will have ended; asking once a minute costs nothing."""
+"""Nobody knows when some of the waiting timers will have ended. Asking once a minute costs nothing."""
 
 _REPEAT: Final = "repeat it with PUT, or with an id and if_exists 'keep'"
 
 ERRORS_TOLD: Final = 20
-"""Entries of `errors[]`: a body can hold thousands of mistakes, and the answer must not be larger than the request."""
+"""The most entries in `errors[]`. A body can hold thousands of mistakes, and the answer must not be larger than the
+request."""
 
 _log = get_logger("timers.api")
 
@@ -79,7 +80,7 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
         TimersError: Kind(500, "internal", "Something is wrong in the service"),
     }
 )
-"""By class; an error that is not in it is of the kind of its nearest base."""
+"""Kinds by error class. An error of any other class has the kind of its nearest base class."""
 
 HTTP_KINDS: Final[Mapping[int, Kind]] = MappingProxyType(
     {
@@ -97,7 +98,7 @@ HTTP_KINDS: Final[Mapping[int, Kind]] = MappingProxyType(
         )
     }
 )
-"""What HTTP itself refuses, whether aiohttp or a reader of this package noticed."""
+"""The kinds for what HTTP itself refuses, whether aiohttp noticed it or a reader of this package."""
 
 
 def kind_of(error: TimersError) -> Kind:
@@ -106,7 +107,7 @@ def kind_of(error: TimersError) -> Kind:
 
 
 def problem(kind: Kind, detail: str, **members: Any) -> web.Response:
-    """A problem as a response. `members` are further members of the JSON object."""
+    """A problem as a response. `members` are added to the JSON object."""
     return _response(_body(kind, detail, **members))
 
 
@@ -124,7 +125,8 @@ def _response(body: dict[str, Any]) -> web.Response:
 
 
 def field_json(error: FieldError) -> BadField:
-    """One entry of `errors[]`: dotted path, value as far as it is shown, what is accepted, and all that as a text."""
+    """One entry of `errors[]`: the dotted path, the value (perhaps shortened), what is accepted, and all of that as
+    text."""
     return {"field": error.field, "value": error.value, "accepted": error.accepted, "message": str(error)}
 
 
@@ -142,13 +144,13 @@ def of_error(error: TimersError) -> web.Response:
 
 
 def _in_doubt(error: Unavailable) -> Unavailable:
-    """The same of a call that may have changed something before Redis went away."""
+    """The same error, for a call that may have changed something before Redis went away."""
     known = "nothing was done" if error.nothing_done else f"this may or may not have been done: {_REPEAT}"
     return Unavailable(f"{error}; {known}")
 
 
 def problem_body(error: TimersError) -> dict[str, Any]:
-    """The problem for an error of this package, as the JSON object."""
+    """The problem for an error of this package, as a JSON object."""
     fields = error.errors if isinstance(error, InvalidInput) else _fields_in(error)
     if not fields:
         return _body(kind_of(error), str(error))
@@ -158,18 +160,18 @@ def problem_body(error: TimersError) -> dict[str, Any]:
 
 
 def _fields_in(error: TimersError) -> tuple[FieldError, ...]:
-    """The fields of an error that was raised with a FieldError for its text."""
+    """The fields of an error, if it was raised with a FieldError as its text."""
     return tuple(field for field in error.args if isinstance(field, FieldError))
 
 
 def of_status(status: int, detail: str) -> web.Response:
-    """The problem for what HTTP itself refuses."""
+    """The problem for a request that HTTP itself refuses."""
     unnamed = Kind(status, f"http-{status}", HTTPStatus(status).phrase)
     return problem(HTTP_KINDS.get(status, unnamed), detail)
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
-    """The problem for an error of aiohttp; one that brings no words of its own is told where it happened."""
+    """The problem for an error of aiohttp. If the error has no text of its own, the problem says where it happened."""
     silent = not error.text or error.text == f"{error.status}: {error.reason}"
     response = of_status(error.status, _said_of(request, error) if silent else str(error.text))
     if "Allow" in error.headers:
@@ -186,7 +188,7 @@ def _said_of(request: web.Request, error: web.HTTPException) -> str:
 
 @web.middleware
 async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error of a handler, foreseen or not, becomes a problem; an unforeseen one is told to the log only."""
+    """Turn every error of a handler into a problem. The details of an unexpected error go only to the log."""
     try:
         return await handler(request)
     except web.HTTPException as error:

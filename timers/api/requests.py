@@ -1,4 +1,4 @@
-"""Owns what only HTTP takes: batches, and the parameters in addresses, queries and headers."""
+"""Owns the input that only HTTP has: batches, and the parameters in addresses, queries and headers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """A part of the address is, the rest is a wish."""
+        """Whether the parameter is required: those in the path are, all others are optional."""
         return self.where == "path"
 
 

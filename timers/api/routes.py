@@ -1,4 +1,4 @@
-"""Owns the calls on single timers: from a request to a call of the client, from a timer to an answer."""
+"""Owns the calls on single timers: it turns a request into a call of the client, and a timer into an answer."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from timers.errors import Checks, FieldError, InvalidInput, shown
 
 _PATCH_TYPES: Final = (JSON, MERGE_PATCH)
 _NO_VERSION: Final = -1
-"""A version that no timer has, for an If-Match that names none of ours."""
+"""A version that no timer has. It stands for an If-Match that names none of our versions."""
 
 
 class TimerRoutes:
@@ -31,7 +31,7 @@ class TimerRoutes:
         self._client = client
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("createTimer", self.create),
             route("getTimer", self.get),
@@ -43,11 +43,11 @@ class TimerRoutes:
         )
 
     async def create(self, request: web.Request) -> web.Response:
-        """201 the new timer, 200 one that was kept or replaced."""
+        """Answers 201 with a new timer, or 200 with one that was kept or replaced."""
         return await self._arm(request, parsed(request, NewTimer.parse, await read_json(request)))
 
     async def put(self, request: web.Request) -> web.Response:
-        """As create, with the identity from the address and whatever was there replaced."""
+        """Like create, but takes the prefix and id from the address and replaces whatever was there."""
         fixed = {**request.match_info, "if_exists": "replace"}
         return await self._arm(request, parsed(request, partial(_named, fixed), await read_json(request)))
 
@@ -57,14 +57,14 @@ class TimerRoutes:
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
     async def get(self, request: web.Request) -> web.Response:
-        """200 the timer, 304 where the caller has it already."""
+        """Answers 200 with the timer, or 304 if the caller already has it."""
         timer = await self._client.get(*parsed(request, _identity, request))
         if conditions.is_known(request, timer):
             return web.Response(status=304, headers={"ETag": conditions.etag(timer)})
         return _shown(timer)
 
     async def patch(self, request: web.Request) -> web.Response:
-        """200 the changed timer."""
+        """Answers 200 with the changed timer."""
         body = await read_json(request, types=_PATCH_TYPES)
         checks = Checks()
         identity = checks.of(_identity, request)
@@ -74,7 +74,7 @@ class TimerRoutes:
         return _shown(await self._client.change(*identity, change, version=version))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """200 the cancelled timer; with `?purge=true` its record is gone too."""
+        """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
         await refuse_body(request)
         checks = Checks()
         query = checks.of(partial(read_query, request), CancelQuery)
@@ -84,17 +84,17 @@ class TimerRoutes:
         return _shown(await self._client.cancel(*identity, version=version, purge=query.purge))
 
     async def retry(self, request: web.Request) -> web.Response:
-        """200 the timer, armed again for now."""
+        """Answers 200 with the timer, armed again for now."""
         await refuse_body(request)
         return _shown(await self._client.retry(*parsed(request, _identity, request)))
 
     async def fire(self, request: web.Request) -> web.Response:
-        """200 the timer, due now."""
+        """Answers 200 with the timer, due now."""
         await refuse_body(request)
         return _shown(await self._client.fire(*parsed(request, _identity, request)))
 
     async def _expected_version(self, request: web.Request) -> int | None:
-        """The version that If-Match asks for; None where any will do."""
+        """The version that If-Match asks for, or None if any version will do."""
         versions = conditions.versions(request)
         if versions is None:
             return None
@@ -105,7 +105,7 @@ class TimerRoutes:
 
 
 def _identity(request: web.Request) -> tuple[str, str]:
-    """The prefix and id of the address. InvalidInput names each that is none."""
+    """The prefix and id in the address. InvalidInput names each that is invalid."""
     checks = Checks()
     prefix = checks.of(check_prefix, request.match_info["prefix"])
     timer_id = checks.of(check_id, request.match_info["id"])
@@ -114,7 +114,7 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 
 def _named(fixed: Mapping[str, str], body: Any) -> NewTimer:
-    """The timer of a PUT, whose body may repeat what the address says, but not contradict it."""
+    """The timer of a PUT. Its body may repeat what the address says, but not contradict it."""
     if not isinstance(body, dict):
         return NewTimer.parse(body)
     checks = Checks()
@@ -134,6 +134,6 @@ def _refuse_others(pairs: Mapping[str, tuple[object, str]]) -> None:
 def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Response:
     headers = {"ETag": conditions.etag(timer)}
     if located:
-        # Every character of a prefix and an id may stand in a path as it is (RFC 3986 §3.3).
+        # A path may contain every character of a prefix and an id unescaped (RFC 3986 §3.3).
         headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"
     return answer(timer.to_json(), status=status, headers=headers)

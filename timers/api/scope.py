@@ -1,4 +1,4 @@
-"""Owns which prefixes a request may touch and how many timers it may leave there: `auth` says once who asks, and
+"""Owns which prefixes a request may touch and how many timers it may leave there. `auth` sets the caller once, and
 every call that takes or shows prefixes looks here."""
 
 from typing import Final
@@ -14,34 +14,35 @@ _CALLER: Final = web.RequestKey("caller", Caller)
 
 
 def limit(request: web.Request, caller: Caller) -> None:
-    """From here on the request touches only the caller's prefixes, and arms only as many timers as it may have."""
+    """From now on the request touches only the caller's prefixes, and arms only as many timers as the caller may
+    have."""
     request[_CALLER] = caller
 
 
 def caller_of(request: web.Request) -> Caller | None:
-    """Who asks; None where nobody was asked who they are."""
+    """The caller, or None if the request was not asked for one."""
     return request.get(_CALLER)
 
 
 def visible_to(request: web.Request) -> Visible | None:
-    """What the request is limited to; None where it is not."""
+    """The prefixes that the request may see, or None if it may see all."""
     scope = request[_CALLER].scope
     return None if scope.is_everything else scope.covers
 
 
 def require_visible(request: web.Request, prefix: str) -> None:
-    """Raises NotFound for a prefix that the request may not touch: it learns no more than that."""
+    """Raises NotFound for a prefix that the request may not touch, and tells no more than that."""
     visible = visible_to(request)
     if visible is not None and not visible(prefix):
         raise nothing_of(prefix)
 
 
 def nothing_of(prefix: str) -> NotFound:
-    """What is said of a prefix that may not be touched."""
+    """The error for a prefix that the request may not touch."""
     return NotFound(f"there is nothing of the prefix {shown(prefix)}")
 
 
 def quota_of(request: web.Request) -> Quota | None:
-    """The quota of the request; None where there is none."""
+    """The quota of the request, or None if it has none."""
     caller = request[_CALLER]
     return None if caller.pending is None else Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)

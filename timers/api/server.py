@@ -1,4 +1,5 @@
-"""Owns listening: the application with its routes, the address, and connections whose own errors are problems too."""
+"""Owns listening: the application with its routes, the address, and connections that turn their own errors into
+problems."""
 
 import asyncio
 import errno
@@ -27,12 +28,12 @@ FINISH_SECONDS: Final = 5.0
 
 
 class _Connection(BoundedConnection):
-    """One client's connection. What is not HTTP is answered in the same form as everything else."""
+    """A client's connection. It answers requests that are not HTTP in the same form as all others."""
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer to a request that never reached a handler."""
+        """The answer to a request that reached no handler."""
         with new_request() as request_id:
             _log.info("request cannot be read", status=status, reason=message or repr(exc))
             response = of_status(status, message or "the request is not HTTP that can be read")
@@ -42,7 +43,7 @@ class _Connection(BoundedConnection):
 
 
 async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web.StreamResponse:
-    """aiohttp looks at `Expect` before any middleware, so what it refuses there is caught outside of them."""
+    """Catch the errors of `Expect` headers here: aiohttp checks them before any middleware runs."""
     try:
         return await handle(request)
     except web.HTTPExpectationFailed as error:
@@ -57,8 +58,8 @@ def application(
     auth: Auth,
     *around: Middleware,
 ) -> web.Application:
-    """An application of these routes, for whom the auth lets through. `around` are middlewares that see every error
-    before it becomes a problem."""
+    """An application with these routes, for callers that `auth` lets through. `around` are middlewares that see every
+    error before it becomes a problem."""
     patience = Deadlines()
     inner = (patience.answer_in_time, auth.check, refuse_unchecked)
     app = web.Application(middlewares=[follow, answer_problems, *around, *inner])
@@ -67,7 +68,7 @@ def application(
 
 
 class ApiServer:
-    """A listening API. `url` is where it is reached from this machine."""
+    """An API that listens. `url` is its address for clients on this machine."""
 
     def __init__(self, runner: web.AppRunner, listener: asyncio.Server, host: str) -> None:
         self._runner, self._listener, self._host = runner, listener, host
@@ -82,9 +83,9 @@ class ApiServer:
         setting: str = "TIMERS_HTTP_PORT",
         limit: ConnectionLimit | None = None,
     ) -> Self:
-        """Listen. ConfigurationError where the address cannot be used; it names the `setting` that the port is from.
-        No `limit`: as many connections as this process can hold."""
-        # No access log: at a thousand requests a second it would be the busiest part.
+        """Start to listen. Raises ConfigurationError if the address cannot be used, and names the `setting` that the
+        port comes from. Without a `limit` it takes as many connections as this process can hold."""
+        # No access log: at a thousand requests a second it would be the busiest part of the process.
         runner = web.AppRunner(app, shutdown_timeout=FINISH_SECONDS)
         await runner.setup()
         server = cast("web.Server", runner.server)
@@ -106,7 +107,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """With the port that was really taken, and an address that a client on this machine can use."""
+        """The address for clients on this machine, with the port that was really taken."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104 (compared, not bound)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._address()[1]}"
 
@@ -115,13 +116,13 @@ class ApiServer:
         return address
 
     async def stop(self) -> None:
-        """Listen no more, finish the requests in progress, close the connections."""
+        """Stop listening, finish the requests in progress, and close the connections."""
         self._listener.close()
         await self._runner.cleanup()
 
 
 def _unusable(host: str, setting: str, port: int, error: Exception) -> ConfigurationError:
-    """Says which of the two settings is wrong, as far as the system told."""
+    """The error for an address that cannot be used. It says which of the two settings is wrong, if the system tells."""
     reason = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
         wrong = FieldError(setting, str(port), f"a port of {host} that is free to use ({reason})")

@@ -1,7 +1,8 @@
 """Owns sign-in: the cookie that stands for an API key in a browser, and the one that makes a browser read-only.
 
 A session is `<key id>.<end, Unix seconds>.<HMAC-SHA256 of both>`, signed with a secret that all pods share through
-Redis. It proves that the key was shown; rights, prefixes and revocation are looked up with the key at each request.
+Redis. It proves only that the browser showed the key. Each request looks up the key's rights and prefixes, and whether
+it was revoked.
 """
 
 import hashlib
@@ -19,11 +20,11 @@ READ_ONLY_COOKIE: Final = "timers_read_only"
 SESSION_SECONDS: Final = 12 * 3600
 READ_ONLY_SECONDS: Final = 365 * 24 * 3600
 SECRET_FRESH_SECONDS: Final = 30.0
-"""How long the secret is believed: a db that was emptied has another one."""
+"""How long the secret read from Redis counts. A db that was emptied has a new secret."""
 
 
 class Sessions:
-    """Makes and reads the cookies. Methods raise Unavailable while Redis is away and the secret was never read."""
+    """Makes and reads the cookies. Methods raise Unavailable while Redis is away, if the secret has never been read."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
@@ -31,7 +32,7 @@ class Sessions:
         self._read_at = float("-inf")
 
     async def key_id(self, request: web.Request) -> str | None:
-        """The id of the key that the session stands for; None without a valid session."""
+        """The id of the session's key, or None without a valid session."""
         key_id, _, rest = request.cookies.get(COOKIE, "").partition(".")
         end, _, signature = rest.partition(".")
         if not signature or not end.isdecimal() or len(end) > 12 or int(end) < time.time():
@@ -60,12 +61,12 @@ class Sessions:
 
 
 def is_read_only(request: web.Request) -> bool:
-    """Whether the browser has asked to change nothing."""
+    """Whether the browser has asked to be read-only."""
     return READ_ONLY_COOKIE in request.cookies
 
 
 def set_read_only(request: web.Request, response: web.StreamResponse, *, wanted: bool) -> None:
-    """Let the browser change nothing from now on, or again what its key may."""
+    """Make the browser read-only, or let it do again what its key may do."""
     if wanted:
         _set(request, response, READ_ONLY_COOKIE, "1", READ_ONLY_SECONDS)
     else:
@@ -73,7 +74,7 @@ def set_read_only(request: web.Request, response: web.StreamResponse, *, wanted:
 
 
 def _set(request: web.Request, response: web.StreamResponse, name: str, value: str, seconds: int) -> None:
-    """Behind a proxy that ends TLS the header tells of it; whoever forges it only gets a stricter cookie."""
+    """Set a cookie. A proxy that ends TLS says so in a header. A forged header only makes the cookie stricter."""
     is_secure = request.secure or request.headers.get("X-Forwarded-Proto") == "https"
     response.set_cookie(name, value, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
 

@@ -1,7 +1,7 @@
-"""Owns signed requests: the headers of Standard Webhooks (https://www.standardwebhooks.com), version 1.
+"""Owns signed requests, with the headers of Standard Webhooks (https://www.standardwebhooks.com), version 1.
 
-A signature is HMAC-SHA256 over `id.timestamp.body`. It covers the body and not the method or the address, so it opens
-only reads and calls whose effect is in their body, and each id opens once.
+A signature is HMAC-SHA256 over `id.timestamp.body`. It covers the body but not the method or the address, so it opens
+only reads and calls whose effect is in their body. Each id works once.
 """
 
 import hashlib
@@ -22,17 +22,19 @@ SIGNATURE: Final = "webhook-signature"
 
 TOLERANCE_SECONDS: Final = 300
 REMEMBER_MS: Final = 3 * TOLERANCE_SECONDS * 1000
-"""Longer than any signature is good for: from 5 minutes before its time to 5 after, on pods whose clocks differ."""
+"""Longer than any signature is valid: from 5 minutes before its time to 5 minutes after, on pods whose clocks
+differ."""
 
 _VERSION: Final = "v1"
-# No full stop, which ends the id in what is signed: else two ids could share one signature.
+# An id has no full stop, because a full stop ends the id in the signed text; otherwise two ids could share one
+# signature.
 _SANE_ID: Final = re.compile(r"[!-\-/-~]{1,256}")
 _SANE_TIME: Final = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the headers say, not yet proven."""
+    """What the headers claim, before any proof."""
 
     id: str
     timestamp: str
@@ -40,7 +42,7 @@ class Claim:
 
     @classmethod
     def read(cls, headers: CIMultiDictProxy[str], now_seconds: float) -> Self:
-        """From the headers. Raises Unauthorized where they cannot be a fresh signature."""
+        """Read the headers. Raises Unauthorized if they cannot be a fresh signature."""
         request_id, timestamp, signatures = (_only(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))
         if not _SANE_ID.fullmatch(request_id):
             raise Unauthorized(f"{ID}: expected 1 to 256 visible ASCII characters, none of them a full stop")
@@ -57,27 +59,27 @@ def _only(headers: CIMultiDictProxy[str], name: str) -> str:
 
 
 def is_signed(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the request means to be signed."""
+    """Whether the request claims to be signed."""
     return SIGNATURE in headers
 
 
 class Signatures:
-    """Checks claims against secrets, any of which may have signed."""
+    """Checks claims against the secrets. Any of them may have signed."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        """Secrets as `whsec_` and base64."""
+        """`secrets` are written as `whsec_` and base64."""
         self._keys = tuple(b64decode(secret.partition("_")[2]) for secret in secrets)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
     def proof(self, claim: Claim) -> "Proof":
-        """What finds out whether the claim holds, while the body comes."""
+        """Start to check the claim while its body arrives."""
         return Proof(claim, self._keys)
 
 
 class Proof:
-    """A claim, and the hashes of it and of as much of its body as there is."""
+    """A claim, with a hash for each secret over the claim and the part of its body that has arrived."""
 
     def __init__(self, claim: Claim, keys: Iterable[bytes]) -> None:
         signed = f"{claim.id}.{claim.timestamp}.".encode()
@@ -90,6 +92,6 @@ class Proof:
             each.update(part)
 
     def holds(self) -> bool:
-        """Whether one of the claim's signatures was made over it and the body with one of the secrets."""
+        """Whether one of the claim's signatures was made with one of the secrets over the claim and its body."""
         expected = [f"{_VERSION},".encode() + b64encode(each.digest()) for each in self._hashes]
         return any(hmac.compare_digest(one, other) for one in self._given for other in expected)

@@ -1,4 +1,4 @@
-"""Owns the server-sent events (WHATWG HTML §9.2): the timers' life, to each listener as fast as it reads."""
+"""Owns the server-sent events (WHATWG HTML §9.2): it sends the timers' changes to each listener as fast as it reads."""
 
 import asyncio
 import json
@@ -21,34 +21,35 @@ from timers.store.filters import Filter
 from timers.store.queries import Change
 
 HEARTBEAT_SECONDS: Final = 15.0
-"""Silence after which a comment is sent: it keeps proxies from closing, and finds listeners that are gone."""
+"""After this much silence a comment is sent. It keeps proxies from closing the stream, and finds listeners that are
+gone."""
 
 STALL_SECONDS: Final = 30.0
-"""A listener that takes nothing for so long is cut off."""
+"""How long a listener may accept nothing before it is cut off."""
 
 LISTENERS: Final = 256
-"""Listeners of one pod at a time: each change is written to each of them."""
+"""Listeners of one pod at a time. Each change is written to every one of them."""
 
 LINGER_SECONDS: Final = 60.0
-"""How long a pod goes on remembering changes once its last listener has left, for those that come back."""
+"""How long a pod remembers changes after its last listener has left, for listeners that come back."""
 
 AT_ONCE: Final = 100
-"""Events written to a listener before others get their turn."""
+"""How many events are written to a listener before others get their turn."""
 
 
 class EventRoutes:
-    """`/v1/events`, for so many listeners at a time."""
+    """`/v1/events`, for a limited number of listeners at a time."""
 
     def __init__(self, client: TimerClient, most: int = LISTENERS, *, linger_seconds: float = LINGER_SECONDS) -> None:
         self._client, self._most, self._linger_seconds = client, most, linger_seconds
         self._listening = 0
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("streamEvents", self.stream),)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """200 events until one of the two sides closes."""
+        """Answers 200 with events until one side closes."""
         wants = _wants(request)
         if self._listening >= self._most:
             raise Busy(f"{self._most} listeners follow the events of this pod, as many as it takes; try again later")
@@ -60,7 +61,7 @@ class EventRoutes:
 
     async def _stream(self, request: web.Request, wants: Wants | None) -> web.StreamResponse:
         feed = await self._client.feed()
-        # Nobody can add to the headers later: a stream is sent while it is being made.
+        # All headers must be there now: a stream is sent while it is being made, so nobody can add to them later.
         named = {REQUEST_ID: request_id.get() or ""}
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **named})
         response.content_type = EVENTS
@@ -72,13 +73,13 @@ class EventRoutes:
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # it has gone: there is nobody to tell
+            pass  # the listener has gone, so there is nobody to tell
         finally:
             await feed.leave(listener, self._linger_seconds)
         return response
 
     async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
-        """Write what happens, all that waits at a time, until the feed ends."""
+        """Write events as they come, everything that waits at a time, until the feed ends."""
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -103,14 +104,14 @@ def _wants(request: web.Request) -> Wants | None:
 
 
 async def write(response: web.StreamResponse, data: bytes) -> None:
-    """Send it; TimeoutError for a listener that takes nothing."""
+    """Send the data. Raises TimeoutError if the listener accepts nothing."""
     async with asyncio.timeout(STALL_SECONDS):
         await response.write(data)
 
 
 def _encoded(event: Event) -> bytes:
-    """An event as it is sent. What was dropped has no id: who comes back with that of the event before hears it again,
-    as far as it is remembered."""
+    """An event as it is sent. A `dropped` event has no id. So a listener that comes back with the id of the event
+    before it gets the dropped changes again, as far as the pod remembers them."""
     if isinstance(event, Change):
         return _encoded_change(event)
     place = b"" if isinstance(event, Dropped) else f"id: {event.place}\n".encode()
@@ -119,7 +120,7 @@ def _encoded(event: Event) -> bytes:
 
 @lru_cache(maxsize=4 * QUEUE_LIMIT)
 def _encoded_change(change: Change) -> bytes:
-    """A change as it is sent, made once for all listeners."""
+    """A change as it is sent, encoded once for all listeners."""
     return f"id: {change.place}\n".encode() + _body(change)
 
 

@@ -1,4 +1,4 @@
-"""Owns what a pod answers before it has reached Redis: it lives, it is not ready, and all else has to wait."""
+"""Owns what a pod answers before it has reached Redis: it lives, it is not ready, and everything else has to wait."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ REASON: Final = "the pod starts and has not reached Redis yet (TIMERS_REDIS_URL)
 
 
 def waiting_application() -> web.Application:
-    """An application for as long as Redis is away at the start."""
+    """The application that serves while Redis is away at the start."""
     app = web.Application(middlewares=[follow, answer_problems])
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
