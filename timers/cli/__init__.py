@@ -1,4 +1,5 @@
-"""The command line: `timers`. Data on stdout, all else on stderr; exit 0 fine, 1 refused or failed, 2 wrong usage."""
+"""The command line: `timers`. It writes data to stdout and everything else to stderr. Exit codes: 0 fine, 1 refused or
+failed, 2 wrong usage."""
 
 import sys
 from importlib.metadata import version
@@ -53,7 +54,7 @@ _OPTIONS: Final = {
     "from": "--from",
     "to": "--to",
 }
-"""How a timer's fields are called on the command line."""
+"""The names of a timer's fields on the command line."""
 
 app = typer.Typer(
     name="timers",

@@ -1,4 +1,4 @@
-"""Owns the commands that do something to one timer, or to all that pass a filter: cancel, reschedule, retry, purge."""
+"""Owns the commands that act on one timer, or on all that pass a filter: cancel, reschedule, retry, purge."""
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,11 +40,11 @@ In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due af
 At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Due at 2026-11-21T20:00:00Z, or epoch ms.")]
 
 One = Callable[[Session, str, str], Awaitable[Timer]]
-"""Does it to the timer of a prefix and an id."""
+"""Acts on the timer with a prefix and an id."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     for command in (cancel, reschedule, retry, purge):
         app.command()(command)
 
@@ -140,7 +140,7 @@ def purge(
 
 
 def due_of(after: str | None, at: str | None) -> dict[str, Any]:
-    """The field that `--in` or `--at` stands for. Raises InvalidInput for both and for neither."""
+    """The field that `--in` or `--at` stands for. Raises InvalidInput if both or neither are given."""
     if after is not None and at is None:
         return {"delay": after}
     if at is not None and after is None:
@@ -168,7 +168,7 @@ def _do_all(
     output: Format,
     **due: Any,
 ) -> None:
-    """Count first, ask, then act until the end; exit 1 where some were refused."""
+    """Count the timers, ask, then act until all are done. Exits with 1 if some were refused."""
     if argument is not None:
         raise InvalidInput.of("PREFIX", argument, "either PREFIX and ID, or a filter: --prefix instead")
     asked = Filter.parse(wanted)
@@ -190,7 +190,7 @@ def _do_all(
 
 
 async def _act(session: Session, action: Action, chosen: Filter, number: int, due: Mapping[str, Any]) -> Counts:
-    """Act on all that pass, about so many, and show a terminal how far it has come."""
+    """Act on all timers that pass, about `number` of them, and show the progress on a terminal."""
     with progress(action, number) as show:
 
         def go_on(counts: Counts) -> bool:

@@ -1,4 +1,4 @@
-"""Owns `timers bench`: measures a server with timers in prefixes of its own, run by a pod in this process."""
+"""Owns `timers bench`: it measures a server with timers of its own prefixes, run by a pod in this process."""
 
 import asyncio
 import secrets
@@ -30,16 +30,17 @@ ROUND_TRIPS: Final = 200
 SINGLE: Final = 500
 PAYLOAD: Final = {"email": "someone@example.org", "plan": "trial-1", "source": "web"}
 PATIENCE_SECONDS: Final = 60.0
-"""How long after their due time timers are waited for; what has not run by then counts as never."""
+"""How long after their due time the command waits for timers. A timer that has not run by then counts as never."""
 
 NEVER_MS: Final = 3_650 * DAY_MS
-"""The retention of this pod, and its patience with what nobody serves: it must do nothing to the timers of others."""
+"""This pod's retention, and how long it leaves unserved timers alone. It is very long, because this pod must not touch
+the timers of others."""
 
 Row = Mapping[str, Any]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(bench)
 
 
@@ -64,7 +65,7 @@ def bench(
 
 
 class _Starts(Observer):
-    """What this pod's runs were like; nothing of it goes into the fleet's figures."""
+    """Records this pod's runs. They do not count in the fleet's figures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,13 +76,13 @@ class _Starts(Observer):
         self._all_ended = asyncio.Event()
 
     def expect(self, timers: int) -> None:
-        """Begin anew, with so many timers to come."""
+        """Start anew and expect this many timers."""
         self.late_ms.clear()
         self._left = timers
         self._all_ended.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Until all have ended, but not longer."""
+        """Wait until all have ended, or this many seconds."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._all_ended.wait(), seconds)
 
@@ -103,7 +104,7 @@ class _Bench:
     timers: int
 
     async def round_trips(self) -> Row:
-        """One call after the other."""
+        """Measure calls one after the other."""
         took = []
         for _ in range(ROUND_TRIPS):
             began = time.monotonic()
@@ -112,7 +113,7 @@ class _Bench:
         return _spread(took)
 
     async def arming(self) -> Sequence[Row]:
-        """In batches, then one by one."""
+        """Measure arming in batches, then one by one."""
         began, prefix = time.monotonic(), f"{self.prefix}-arming"
         await self._arm(prefix, self.session.store.clock.now_ms() + DAY_MS, 1.0)
         batched = self.timers / (time.monotonic() - began)
@@ -125,18 +126,19 @@ class _Bench:
         return [{"way": f"batches of {BATCH_LIMIT:,}", "timers/s": round(batched), **_spread([])}, one_by_one]
 
     async def lateness(self, seconds: float) -> Row:
-        """Timers over some time: from due to start."""
+        """Measure the lateness, from due to start, of timers spread over this many seconds."""
         await self._fire("spread", seconds * 1000 / self.timers)
         return {**self._tally("spread"), **_spread(self.starts.late_ms)}
 
     async def burst(self) -> Row:
-        """All at once: from due to the last end."""
+        """Measure timers that are all due at once, from due to the last end."""
         due_at = await self._fire("burst", 0.0)
         drained = self.timers / max(self.starts.last_end - due_at, 0.001)
         return {**self._tally("burst"), "timers/s": round(drained), **_spread(self.starts.late_ms)}
 
     async def _fire(self, name: str, step_ms: float) -> float:
-        """Arm ahead and wait until all have run; answers when the first was due, by this machine's monotonic clock."""
+        """Arm timers ahead and wait until all have run. Returns when the first was due, by this machine's monotonic
+        clock."""
         store, prefix = self.session.store, f"{self.prefix}-{name}"
         self.starts.expect(self.timers)
         first_ms = await store.now_ms() + 1000 + self.timers // 2
@@ -188,7 +190,8 @@ def _result(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _pod(session: Session) -> AsyncIterator[tuple[str, _Starts]]:
-    """A pod that runs the timers of a fresh prefix and of what continues it; all of them are removed at the end."""
+    """A pod that runs the timers of a fresh prefix and of the prefixes that begin with it. All of these timers are
+    removed at the end."""
     prefix, starts = f"bench-{secrets.token_hex(4)}", _Starts()
 
     @processor(prefix)
@@ -227,7 +230,7 @@ async def _clean_up(session: Session, prefix: str) -> None:
 
 
 def _spread(took_ms: Sequence[float]) -> Row:
-    """Median, 99th percentile and maximum; None without any."""
+    """Median, 99th percentile and maximum, or None for each without any values."""
     if not took_ms:
         return {"p50_ms": None, "p99_ms": None, "max_ms": None}
     ordered = sorted(took_ms)

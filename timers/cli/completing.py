@@ -1,4 +1,4 @@
-"""Owns what a shell completes: prefixes, ids and statuses. Where they cannot be read in time, nothing."""
+"""Owns what a shell completes: prefixes, ids and statuses. If they cannot be read in time, it completes nothing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,13 +16,13 @@ MOST: Final = 100
 
 
 def statuses(incomplete: str) -> Sequence[str]:
-    """Those that begin so; several have commas between them."""
+    """The statuses that begin with this text. Several may stand in it, with commas between them."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{status.value}" for status in Status if status.value.startswith(last)]
 
 
 def prefixes(incomplete: str) -> Sequence[str]:
-    """The prefixes that begin so."""
+    """The prefixes that begin with this text."""
 
     async def read(session: Session) -> Sequence[str]:
         return [view.prefix for view in await session.client.prefixes() if view.prefix.startswith(incomplete)][:MOST]
@@ -31,7 +31,7 @@ def prefixes(incomplete: str) -> Sequence[str]:
 
 
 def ids(context: typer.Context, incomplete: str) -> Sequence[str]:
-    """Ids that begin so, of the prefix before."""
+    """The ids that begin with this text, for the prefix given before it."""
     prefix = context.params.get("prefix")
 
     async def read(session: Session) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Owns the command on what is in effect here: `timers config`."""
+"""Owns the command that shows what is in effect here: `timers config`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from timers.settings import SETTING_NAMES, Settings, load_settings, setting_orig
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(config)
 
 
@@ -49,7 +49,7 @@ def _processors(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _setting_texts(settings: Settings) -> dict[str, str | None]:
-    """The settings by name, as one would write them; secrets are `***`, None is what is not set."""
+    """The settings by name, as a person would write them. Secrets are `***`; a setting that is not set is None."""
     texts = {
         name: _setting_text(getattr(settings, field), is_length=field.endswith("_ms"))
         for name, field in zip(SETTING_NAMES, Settings.model_fields, strict=True)

@@ -1,4 +1,4 @@
-"""Owns the command that arms timers: one by its options, or many from a file."""
+"""Owns the command that arms timers: one from its options, or many from a file."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from timers.core.spec import NewTimer
 from timers.errors import InvalidInput, TimersError
 
 Read = NewTimer | InvalidInput
-"""A timer of a file, or why it is none."""
+"""A timer from a file, or the error that says why it is not one."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(create)
 
 
@@ -112,7 +112,7 @@ def _result(asked: Read, came: Armed | TimersError) -> dict[str, Any]:
 
 
 def _read(path: str) -> list[Read]:
-    """The timers of a JSON array, of the API's `{"timers": […]}`, or of a JSON object a line."""
+    """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object a line."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:

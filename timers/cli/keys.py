@@ -25,7 +25,7 @@ _EVERY_RIGHT: Final = ",".join(RIGHTS)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     keys.command()(make)
     keys.command()(ls)
     keys.command()(revoke)

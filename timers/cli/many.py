@@ -15,7 +15,7 @@ _COLUMNS: Final = ("prefix", "id", "status", "due_at", "attempt", "failures", "v
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     for command in (ls, stats):
         app.command()(command)
 

@@ -1,4 +1,4 @@
-"""Owns the commands for whoever keeps the service running: init, prefixes, pause, resume, pods, doctor."""
+"""Owns the commands for operators: init, prefixes, pause, resume, pods, doctor."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     group = typer.Typer(help="List the prefixes and who runs them, or take a declaration back.")
     group.callback(invoke_without_command=True)(prefixes)
     group.command()(forget)
@@ -56,7 +56,7 @@ def prefixes(context: typer.Context, output: Output = Format.TABLE) -> None:
 
 
 def _row(view: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A prefix in a line: how many pods, and each count in a column of its own."""
+    """A prefix as one row: the number of its pods, and a column for each count."""
     rest = {name: value for name, value in view.items() if name != "counts"}
     return {**rest, "pods": len(view["pods"]), **view["counts"]}
 
@@ -102,7 +102,7 @@ def doctor(
 
 
 async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
-    """Also of a db that no other command would open."""
+    """Run the checks. This also works on a db that no other command would open."""
     settings = load_worker_settings()
     connections = connect(await reachable_url(settings))
     try:
@@ -112,7 +112,8 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
 
 
 def _show_checks(checks: Sequence[Check]) -> None:
-    """A line each; under what is not fine what it means and what mends it. Colours only on a terminal."""
+    """Print a line for each check. Below a check that is not fine, say what it means and how to mend it. Use colours
+    only on a terminal."""
     width = max(len(check.name) for check in checks)
     for check in checks:
         level = typer.style(f"{check.level:<4}", fg=_COLOURS[check.level], bold=check.level == "fail")

@@ -1,4 +1,4 @@
-"""Owns how data look on stdout: a table for people, JSON or one JSON line a record for programs."""
+"""Owns how data look on stdout: a table for people; JSON, or one JSON line a record, for programs."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import typer
 
 
 class Format(StrEnum):
-    """What `-o` takes."""
+    """The values of `-o`."""
 
     TABLE = "table"
     JSON = "json"
@@ -22,12 +22,12 @@ Output = Annotated[Format, typer.Option("-o", "--output", help="How to show it."
 
 
 def show_document(document: Any, form: Format) -> None:
-    """One JSON document, indented for `json`."""
+    """Show one JSON document, indented for `json`."""
     typer.echo(json.dumps(document, indent=2 if form is Format.JSON else None))
 
 
 def show_lines(lines: Sequence[str], form: Format) -> None:
-    """A text, line by line; for programs a JSON array, or a JSON text a line."""
+    """Show a text line by line. Programs get a JSON array, or one JSON string a line."""
     match form:
         case Format.TABLE:
             typer.echo("\n".join(lines))
@@ -39,13 +39,14 @@ def show_lines(lines: Sequence[str], form: Format) -> None:
 
 @contextmanager
 def progress(label: str, number: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr where that is a terminal; told how many of about so many are done."""
+    """Show a progress bar on stderr, if that is a terminal. Call the result with how many of about `number` are
+    done."""
     with typer.progressbar(length=number, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         yield lambda done: bar.update(done - bar.pos)
 
 
 def show_timer(timer: Mapping[str, Any], form: Format) -> None:
-    """One timer."""
+    """Show one timer."""
     if form is Format.TABLE:
         typer.echo(_as_table(timer))
     else:
@@ -53,7 +54,7 @@ def show_timer(timer: Mapping[str, Any], form: Format) -> None:
 
 
 def show_record(record: Mapping[str, Any], form: Format) -> None:
-    """One record of plain fields."""
+    """Show one record of plain fields."""
     if form is Format.TABLE:
         width = max(map(len, record)) + 2
         typer.echo("\n".join(f"{name:<{width}}{cell(value)}" for name, value in record.items()))
@@ -62,7 +63,7 @@ def show_record(record: Mapping[str, Any], form: Format) -> None:
 
 
 def show_records(records: Sequence[Mapping[str, Any]], form: Format) -> None:
-    """Records with the same fields: a table with a line each, a JSON array, or a JSON line each."""
+    """Show records with the same fields: as a table with a line each, as a JSON array, or as a JSON line each."""
     match form:
         case Format.TABLE:
             typer.echo("\n".join(_columns(records)))
@@ -88,7 +89,7 @@ def _short(value: Any) -> str:
 
 
 def _as_table(timer: Mapping[str, Any]) -> str:
-    """One field a line; the history last, one transition a line."""
+    """One field a line, with the history last, one transition a line."""
     width = max(map(len, timer)) + 2
     lines = [f"{name:<{width}}{cell(value)}" for name, value in timer.items() if name != "history"]
     for position, entry in enumerate(timer["history"]):
@@ -100,5 +101,5 @@ def _as_table(timer: Mapping[str, Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """Text as it is unless it could steer a terminal; everything else as JSON."""
+    """Text is shown as it is, unless it could steer a terminal. Everything else is shown as JSON."""
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Owns the command that writes a plugin to start from: `timers new-processor`."""
+"""Owns the command that writes a starter plugin: `timers new-processor`."""
 
 import keyword
 import re
@@ -20,11 +20,11 @@ _FILES: Final = {
     "src/{module}/py.typed": None,
     "tests/test_{module}.py": "test_processor.py",
 }
-"""What is written, and the template in `plugin/` that it is made from."""
+"""The files that the command writes, each with its template in `plugin/`."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command("new-processor")(new_processor)
 
 
@@ -49,7 +49,7 @@ def _read(template: str) -> str:
 
 
 def _module(name: str) -> str:
-    """The module's name. Raises InvalidInput for a name that no prefix, package and module can all have."""
+    """The module's name. Raises InvalidInput for a name that cannot serve as a prefix, a package and a module."""
     check_prefix(name)
     module = re.sub(r"[-.]", "_", name)
     taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module.split("_")[0] == "timers"

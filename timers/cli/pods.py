@@ -27,7 +27,7 @@ def _check_roles(given: str | None) -> str | None:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     app.command("dev")(run_dev)
     app.command("serve")(run_serve)
 

@@ -1,4 +1,4 @@
-"""Owns `timers dev --reload`: a pod as a child, restarted when processors' files change."""
+"""Owns `timers dev --reload`: it runs a pod as a child process, and restarts it when processors' files change."""
 
 import logging
 import signal
@@ -18,16 +18,17 @@ from timers.errors import ConfigurationError
 from timers.processor import ENTRY_POINT_GROUP
 
 LOOK_MS: Final = 100
-"""How often the child is looked after."""
+"""How often this process looks at its child."""
 
 
 def folders_of(modules: Iterable[str]) -> set[Path]:
-    """The working directory, and where these processors' modules and the plugins lie that are not simply installed."""
+    """The folders to watch: the working directory, and those of the processors' modules and plugins that are not in
+    site-packages."""
     found = {Path.cwd()}
     for name in (*modules, *(point.value for point in entry_points(group=ENTRY_POINT_GROUP))):
         try:
             spec = find_spec(name.partition(":")[0])
-        except Exception:  # noqa: BLE001, S112 (of a package's own code; the pod will say what is wrong with it)
+        except Exception:  # noqa: BLE001, S112 (an error in a package's own code; the pod will report it)
             continue
         if spec is not None and spec.origin is not None and "site-packages" not in spec.origin:
             found.add(Path(spec.origin).parent)
@@ -35,23 +36,23 @@ def folders_of(modules: Iterable[str]) -> set[Path]:
 
 
 def reloading(folders: Iterable[Path]) -> int:
-    """Run this command without `--reload` until a signal ends it; restart it after each change. Answers its
-    exit code."""
+    """Run this command without `--reload` until a signal ends it, and restart it after each change. Returns its exit
+    code."""
     try:
         from watchfiles import PythonFilter, watch  # noqa: PLC0415 (the extra `reload`)
     except ImportError:
         raise ConfigurationError("--reload needs watchfiles: pip install 'redis-timers[reload]'") from None
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes; here they are named
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # watchfiles only counts changes; here they are named
     stop = threading.Event()
     pod = _Pod(stop)
     looks = watch(*folders, watch_filter=PythonFilter(), rust_timeout=LOOK_MS, yield_on_timeout=True, stop_event=stop)
-    for changes in looks:  # the first look comes when the folders are watched
+    for changes in looks:  # the first look comes once the folders are watched
         pod.look({Path(path).name for _, path in changes})
     return pod.end()
 
 
 class _Pod:
-    """The child. It has a session of its own, so that Ctrl-C reaches it through this process alone, once."""
+    """The child process. It has its own session, so Ctrl-C reaches it only through this process, and only once."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -61,8 +62,8 @@ class _Pod:
             signal.signal(number, self._signalled)
 
     def look(self, changed: set[str]) -> None:
-        """Start it at the first look, and restart it when files have changed. If it has ended by itself, because its
-        code is broken, wait for the next change."""
+        """Start the child at the first look, and restart it when files have changed. If it has ended by itself, because
+        its code is broken, wait for the next change."""
         if self._process is None:
             self._start()
         elif changed:
@@ -77,7 +78,7 @@ class _Pod:
             self._told = True
 
     def end(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for the child to end. Returns its exit code."""
         return 0 if self._process is None else self._process.wait()
 
     def _start(self) -> None:
@@ -85,7 +86,7 @@ class _Pod:
         self._process, self._told = subprocess.Popen(command, start_new_session=True), False
 
     def _signalled(self, _number: int, _frame: FrameType | None) -> None:
-        """Hand it on: the first ends the pod in order, the second faster."""
+        """Pass the signal on. The first ends the pod in order, the second faster."""
         self._stop.set()
         if self._process is not None:
             self._process.terminate()

@@ -1,4 +1,4 @@
-"""Owns the command that runs again what fell into a window of time."""
+"""Owns `timers replay`: it runs timers from a window of time again."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -15,7 +15,7 @@ from timers.store.filters import Filter
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(replay)
 
 

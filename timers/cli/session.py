@@ -1,5 +1,5 @@
-"""Owns reaching the timers from a command: the Redis of `--url` or of the settings, or the embedded server of a running
-`timers dev`."""
+"""Owns how a command reaches the timers: through the Redis of `--url` or of the settings, or the embedded server of a
+running `timers dev`."""
 
 import asyncio
 import os
@@ -21,7 +21,8 @@ URL_NAME: Final = "TIMERS_REDIS_URL"
 
 
 def _use_url(context: typer.Context, url: str | None) -> None:
-    """Whatever reads settings, in this process or one that it starts, is to find it."""
+    """Set the URL in the environment, where everything that reads settings finds it, in this process and in those it
+    starts."""
     if url is not None:
         os.environ[URL_NAME] = url
         context.meta[URL_NAME] = "--url"
@@ -35,11 +36,11 @@ def _with_url(
         ),
     ] = None,
 ) -> None:
-    """A command of which only the option is used."""
+    """A command that exists only for its option."""
 
 
 def add_url(command: Any) -> Any:
-    """Give a command, and those below it, the option `--url`."""
+    """Add the option `--url` to a command and to its subcommands."""
     source = typer.Typer(add_completion=False)
     source.command()(_with_url)
     (option,) = typer.main.get_command(source).params
@@ -62,7 +63,7 @@ class Session:
 
 
 def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
-    """Do something with the timers and close the connections. `options` stand for settings (`TIMERS_SHARDS="4"`)."""
+    """Run `act` on the timers, then close the connections. `options` stand for settings (`TIMERS_SHARDS="4"`)."""
     return asyncio.run(_run(act, {name: value for name, value in options.items() if value is not None}))
 
 

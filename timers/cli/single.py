@@ -1,4 +1,4 @@
-"""Owns the commands on one timer only: get, fire."""
+"""Owns the commands on a single timer: get, fire."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -19,7 +19,7 @@ Id = Annotated[str, typer.Argument(help="Which one.", show_default=False, autoco
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     for command in (get, fire):
         app.command()(command)
 

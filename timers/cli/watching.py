@@ -1,4 +1,4 @@
-"""Owns `timers watch`: a live view on a terminal, else a line for each change."""
+"""Owns `timers watch`: a live view on a terminal, or else a line for each change."""
 
 import asyncio
 import json
@@ -35,10 +35,10 @@ from timers.store.search import Ending, endings
 
 LOOK_SECONDS: Final = 1.0
 ROWS: Final = 8
-"""Timers due next, and failures, that are shown."""
+"""How many of the next due timers, and of the failures, are shown."""
 
 FAILING_PREFIXES: Final = 20
-"""Prefixes whose newest failures are looked at, those with most of them."""
+"""How many prefixes are searched for their newest failures. Those with most failures come first."""
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
@@ -51,7 +51,7 @@ PrefixOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(watch)
 
 
@@ -74,7 +74,7 @@ def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Op
     except KeyboardInterrupt:
         return
     except BrokenPipeError:
-        # Whoever read has had enough. Python would complain of it once more at the end.
+        # The reader has closed the pipe. Without this, Python would complain about it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -93,7 +93,7 @@ def _told(event: Event) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one look has found."""
+    """The results of one look."""
 
     now_ms: int
     stats: Stats
@@ -104,7 +104,7 @@ class _Seen:
 
 
 async def _show(session: Session, console: Console, prefix: str | None) -> None:
-    """Look every second until `q`. While Redis is away the last look stays."""
+    """Look every second until `q`. While Redis is away, the last look stays on the screen."""
     seen, trouble, paused = None, "", False
     with Live(console=console, screen=True, auto_refresh=False) as view, _keystrokes() as pressed:
         while True:
@@ -122,7 +122,7 @@ async def _show(session: Session, console: Console, prefix: str | None) -> None:
 
 @contextmanager
 def _keystrokes() -> Iterator[asyncio.Queue[str]]:
-    """What is typed, key by key; nothing where the input is no terminal."""
+    """The keys as they are typed, or none if the input is not a terminal."""
     pressed = asyncio.Queue[str]()
     if not sys.stdin.isatty():
         yield pressed
@@ -144,7 +144,7 @@ def _keystrokes() -> Iterator[asyncio.Queue[str]]:
 
 
 async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
-    """None where nothing is typed until it is time for the next look."""
+    """The next key, or None if none is typed before the next look."""
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             return await pressed.get()

@@ -1,4 +1,4 @@
-"""Tests of processors without a server, on a clock that the test moves. Needs the extra `testing`.
+"""Test processors without a server, on a clock that the test moves. Needs the extra `testing`.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Owns calling one processor by itself, with a timer and a context that are made up."""
+"""Owns calling one processor by itself, with a made-up timer and context."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from timers.processor import BlockingContext, Context, Processor, Result
 
 
 class _NoTimers(Timers):
-    """Refuses: a test that wants to see other timers uses the lab."""
+    """Refuses every call. A test that needs other timers uses the lab."""
 
     async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         raise AssertionError(_REFUSED)
@@ -51,8 +51,9 @@ async def call(
     metadata: Mapping[str, str] | None = None,
     state: Any = None,
 ) -> Result:
-    """What the processor returns for a timer with these fields; what it raises is raised. `prefix` is the processor's
-    own unless another is given, `state` what its lifespan would give. `context.timers` refuses."""
+    """Call the processor for a timer with these fields. Returns what the processor returns, and raises what it raises.
+    `prefix` is the processor's own by default; `state` is what its lifespan would give. `context.timers` refuses every
+    call."""
     now_ms = parse_time(datetime.now(UTC) if due_at is None else due_at)
     timer = Timer(
         prefix=prefix or processor.prefix,

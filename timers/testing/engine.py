@@ -1,4 +1,5 @@
-"""Owns what runs a lab's timers: the service's own claimer, runner and settler, told by the lab what is due."""
+"""Owns running a lab's timers: it uses the service's own claimer, runner and settler, and the lab tells it what is
+due."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -20,11 +21,11 @@ from timers.store.store import Store
 
 CONCURRENCY: Final = 1000
 FOR_EVER_MS: Final = 365 * 24 * 3600 * 1000
-"""The lease of a lab's runs, which nothing extends, and its retention."""
+"""How long a lab's leases, which nothing extends, and its retention last."""
 
 
 class Engine:
-    """The taking and running part of a pod, over one shard."""
+    """The part of a pod that claims and runs timers, over one shard."""
 
     def __init__(self, store: Store, timers: TimerClient, processors: Iterable[Processor], later: Later) -> None:
         pod = Pod("lab", store, Registry(processors), (0,), FOR_EVER_MS, Observer())
@@ -40,7 +41,7 @@ class Engine:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Claims and runs for as long as the block lasts. What processors hold open stays open after it."""
+        """Claim and run for as long as the block lasts. What processors hold open stays open after it."""
         if not self._is_open:
             await self._lifespans.open()
             self._is_open = True
@@ -57,20 +58,20 @@ class Engine:
 
     @property
     def executing(self) -> int:
-        """Runs under way."""
+        """The number of runs under way."""
         return self._runner.executing
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being claimed or written."""
+        """Whether it is claiming or writing anything."""
         return not self._intake.is_empty or not self._claimer.is_idle or self._settler.waiting > 0
 
     def serves(self, prefix: str) -> bool:
-        """Whether it runs timers of the prefix."""
+        """Whether it runs timers of this prefix."""
         return self._registry.match(prefix) is not None
 
     def claim(self, prefixes: Iterable[str]) -> None:
-        """Take whatever these queues have due."""
+        """Claim whatever is due in these queues."""
         for prefix in prefixes:
             self._intake.mark_all(0, prefix, "sweep")
 

@@ -1,6 +1,6 @@
-"""Owns the stand-in for a server: fakeredis, which runs the service's own scripts, on a clock that the test moves.
+"""Owns the fake server: fakeredis, which runs the service's own scripts on a clock that the test moves.
 
-It publishes no `expired` event, so the lab looks for what is due by itself.
+It publishes no `expired` event, so the lab itself looks for what is due.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ _CLOCKS: Final = (
     "fakeredis.commands_mixins.server_mixin.time",
     "fakeredis._socket._base.time",
 )
-"""Where fakeredis asks for the time."""
+"""The places where fakeredis asks for the time."""
 
 
 class _Time:
-    """The module `time`, but for the time of day."""
+    """The module `time`, with another time of day."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.time = now_s
@@ -34,7 +34,7 @@ class _Time:
 
 @contextmanager
 def on_clock(now_s: Callable[[], float]) -> Iterator[None]:
-    """Gives every fake server this clock, in seconds since the epoch."""
+    """Give every fake server this clock, in seconds since the epoch."""
     with ExitStack() as patches:
         for name in _CLOCKS:
             patches.enter_context(patch(name, _Time(now_s)))
@@ -42,7 +42,7 @@ def on_clock(now_s: Callable[[], float]) -> Iterator[None]:
 
 
 class _FlaggedLua:
-    """The fake server's Lua, which takes a script whose first line is its flags, as Redis does."""
+    """The fake server's Lua. Like Redis, it accepts a script whose first line holds its flags."""
 
     def __init__(self, lua: Any) -> None:
         self._lua = lua
@@ -59,8 +59,8 @@ def _sha1hex(value: bytes) -> bytes:
 
 
 def fake_connections(server: FakeServer | None = None) -> Connections:
-    """The ways to a fake server, by default an empty one. It lacks `redis.sha1hex`, which is added to its Lua, and the
-    flags of scripts."""
+    """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex` and the flags of scripts, so
+    this adds them."""
     server = server or FakeServer()
     FakeRedis(server=server).eval("return 1", 0)
     lua: Any = vars(server)["_lua_runtime"]

@@ -1,4 +1,4 @@
-"""Owns the lab: a timer service for one test, in its process, on a clock that stands still until the test moves it.
+"""Owns the lab: a timer service for one test, in the test's process. Its clock stands still until the test moves it.
 
 The records, scripts, claims, policies and the runner are the service's own. It has no events, sweeps or other pods, and
 nothing extends a lease.
@@ -34,10 +34,11 @@ from timers.testing.engine import Engine
 from timers.testing.fake import fake_connections, on_clock
 
 PATIENCE_SECONDS: Final = 1.0
-"""Real time after which a run that waits for no clock of ours, and has a time-out, is taken to wait for that."""
+"""If a run waits this long, in real time, for something other than the lab's clock, it is taken to wait for its
+time-out."""
 
 HANG_SECONDS: Final = 10.0
-"""Real time after which a run without a time-out is taken to hang."""
+"""A run without a time-out that waits this long, in real time, is taken to hang."""
 
 _RUN_OF: ContextVar["TimerLab | None"] = ContextVar("timers.testing.lab", default=None)
 _really_sleep = asyncio.sleep
@@ -45,8 +46,8 @@ _really_sleep = asyncio.sleep
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that has ended. `status` is how: `completed`, `failed` (it may be tried again), `skipped`, `snoozed` or
-    `handed-back`; `error` is what failed, as `type: reason`; `at` is when it started."""
+    """A run that has ended. `status` says how: `completed`, `failed` (it may be tried again), `skipped`, `snoozed` or
+    `handed-back`. `error` is its failure, as `type: reason`. `at` is when it started."""
 
     prefix: str
     id: str
@@ -59,11 +60,11 @@ class Run:
 
 
 class TimerLab:
-    """A timer service for one test, as a context manager. `timers` is its client, `runs` are the runs that have ended,
-    in their order. While it is open, `asyncio.sleep` of a processor waits for the lab's clock."""
+    """A timer service for one test, as a context manager. `timers` is its client. `runs` are the runs that have ended,
+    in order. While the lab is open, a processor's `asyncio.sleep` waits for the lab's clock."""
 
     def __init__(self, *, start: datetime | None = None) -> None:
-        """A lab whose clock begins at `start`, by default now."""
+        """A lab whose clock begins at `start`, or now by default."""
         self._now_ms: float = round((time.time() if start is None else start.timestamp()) * 1000)
         self.runs: list[Run] = []
         self._processors: dict[str, Processor] = {}
@@ -87,11 +88,12 @@ class TimerLab:
 
     @property
     def now(self) -> datetime:
-        """The lab's time, which moves only in `advance`."""
+        """The lab's time. Only `advance` moves it."""
         return to_datetime(round(self._now_ms))
 
     def add(self, *processors: Processor | ModuleType) -> None:
-        """Serve with these processors, or with all of a module. Of two for one prefix the later one counts."""
+        """Serve with these processors, or with all processors of a module. If two have the same prefix, the later one
+        counts."""
         if self._sleeping:
             raise RuntimeError("a run is under way; add processors before")
         for given in processors:
@@ -103,8 +105,8 @@ class TimerLab:
         self._engine = None
 
     async def advance(self, by: Duration) -> None:
-        """Let this much time pass: whatever becomes due runs at its time, and its retries, repeats and re-armed timers
-        too, in the order of time."""
+        """Let this much time pass. Everything that becomes due runs at its time, in order, and so do its retries,
+        repeats and re-armed timers."""
         until_ms = ParsedDuration.parse(by).add_to(round(self._now_ms))
         engine = self._engine = self._engine or Engine(self._store, self.timers, self._processors.values(), self.later)
         async with engine.working():
@@ -116,13 +118,13 @@ class TimerLab:
         self._now_ms = until_ms
 
     def later(self, seconds: float, call: Callable[[], object]) -> Cancellable:
-        """Call it when so much of the lab's time has passed."""
+        """Call `call` after this much of the lab's time."""
         waiting = _Later(call)
         heapq.heappush(self._waiting, (self._now_ms + seconds * 1000, next(self._order), waiting))
         return waiting
 
     def ended(self, timer: Timer, ends: Settlement) -> None:
-        """Keep the run."""
+        """Record the run."""
         code, _ = ends.transition.cause
         status = {"re-armed": "completed", "retry": "failed"}.get(code, code)
         last = ends.transition.progress.last_error or timer.last_error or {}
@@ -133,7 +135,7 @@ class TimerLab:
         )
 
     async def sleep(self, seconds: float) -> None:
-        """Until the lab's clock has moved so far."""
+        """Wait until the lab's clock has moved this far."""
         awake = asyncio.Event()
         self._sleeping += 1
         handle = self.later(seconds, awake.set)
@@ -144,14 +146,15 @@ class TimerLab:
             self._sleeping -= 1
 
     async def _run_what_is_due(self, engine: Engine, until_ms: float) -> None:
-        """Until nothing new is due now. What is due and does not start (paused, at its limit) is left."""
+        """Run timers until no more become due now. A timer that is due but does not start (paused, at its limit)
+        stays."""
         before = None
         while before != (before := (len(self.runs), engine.executing)):
             engine.claim([prefix for prefix, due_ms in (await self._heads()).items() if due_ms <= self._now_ms])
             await self._until_quiet(engine, until_ms)
 
     async def _until_quiet(self, engine: Engine, until_ms: float) -> None:
-        """Until all runs have ended or wait for the lab's clock."""
+        """Wait until all runs have ended or wait for the lab's clock."""
         began, turns = time.monotonic(), 0
         while engine.executing > self._sleeping or engine.is_busy:
             turns += 1
@@ -167,7 +170,7 @@ class TimerLab:
             heapq.heappop(self._waiting)[2].come()
 
     async def _next_ms(self) -> float:
-        """When something is next: a timer becomes due, or somebody's wait is over."""
+        """The next time at which something happens: a timer becomes due, or a wait is over."""
         while self._waiting and self._waiting[0][2].cancelled:
             heapq.heappop(self._waiting)
         heads = [due_ms for due_ms in (await self._heads()).values() if due_ms > self._now_ms]
@@ -181,7 +184,7 @@ class TimerLab:
         return self._engine is not None and self._engine.serves(prefix)
 
     def _clocked(self, processor: Processor) -> Callable[..., Any]:
-        """The function, whose sleeps are on the lab's clock."""
+        """The processor's function, with its sleeps on the lab's clock."""
         function = processor.function
         if not processor.is_async:
             return function
@@ -196,7 +199,7 @@ class TimerLab:
 
 
 async def _sleep(delay: float, result: Any = None) -> Any:
-    """In the place of `asyncio.sleep`."""
+    """Replaces `asyncio.sleep`."""
     lab = _RUN_OF.get()
     if lab is None:
         return await _really_sleep(delay, result)
@@ -205,7 +208,7 @@ async def _sleep(delay: float, result: Any = None) -> Any:
 
 
 class _Later:
-    """A call that comes later."""
+    """A call that comes later and can be cancelled."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -221,14 +224,14 @@ class _Later:
 
 
 class _LabClock(ServerClock):
-    """The lab's."""
+    """The server's clock, which is the lab's."""
 
     def __init__(self, lab: TimerLab) -> None:
         super().__init__()
         self._lab = lab
 
     def observe(self, server_ms: int, sent: float, received: float) -> None:
-        """Nothing to learn."""
+        """Do nothing: this clock has nothing to learn."""
 
     @property
     def known(self) -> bool:
@@ -239,7 +242,7 @@ class _LabClock(ServerClock):
 
 
 class _LabStore(Store):
-    """A store on a fake server that tells the lab of every end."""
+    """A store on a fake server. It tells the lab of every end."""
 
     def __init__(self, lab: TimerLab) -> None:
         self._server = FakeServer()
@@ -247,7 +250,7 @@ class _LabStore(Store):
         self._lab = lab
 
     def declare(self, prefixes: Iterable[str]) -> None:
-        """What a pod does with its first sign of life."""
+        """Declare prefixes as a pod does with its first sign of life."""
         redis = FakeRedis(server=self._server)
         for prefix in prefixes:
             redis.hset(f"{keys.PODS_ROOT}declared", prefix, "0 lab")
