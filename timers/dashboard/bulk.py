@@ -1,6 +1,7 @@
-"""Owns doing one thing to many timers: the number first, words to type, then a slice a request until all is done.
+"""Owns acting on many timers: it shows the number, asks for words to type, then does a slice a request until all are
+done.
 
-The browser holds how far it has come, so any pod goes on, no request takes long, and closing the page stops it.
+The browser keeps the progress. So any pod can go on, no request takes long, and closing the page stops it.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ REFUSED_SHOWN: Final = 20
 
 @dataclass(slots=True)
 class Progress:
-    """How far an action has come. `cursor` None: it has not begun, or is at its end."""
+    """The progress of an action. `cursor` is None before it begins and at its end."""
 
     since_ms: int = 0
     done: int = 0
@@ -43,7 +44,7 @@ class Progress:
 
     @classmethod
     def read(cls, text: str) -> "Progress":
-        """From a form's field. Raises InvalidInput."""
+        """Read the progress from a form's field. Raises InvalidInput."""
         try:
             given = json.loads(text)
             numbers = [int(given[name]) for name in ("since_ms", "done", "left_alone", "refused_number")]
@@ -53,7 +54,7 @@ class Progress:
         return cls(numbers[0], numbers[1], numbers[2], refused, numbers[3], given.get("cursor"))
 
     def to_text(self) -> str:
-        """As a form's field."""
+        """The progress as a form's field."""
         names = ("since_ms", "done", "left_alone", "refused", "refused_number", "cursor")
         return json.dumps({name: getattr(self, name) for name in names})
 
@@ -69,7 +70,7 @@ class Order:
 
     @classmethod
     def parse(cls, request: web.Request, pairs: Sequence[tuple[str, str]]) -> "Order":
-        """From an address or a form. Raises InvalidInput."""
+        """Read the order from an address or a form. Raises InvalidInput."""
         one, chosen = dict(pairs), [value for name, value in pairs if name == "timer"]
         action = check_action(one.get("action"))
         wanted = Wanted.parse([] if chosen else pairs, visible_to(request))
@@ -81,12 +82,12 @@ class Order:
 
     @property
     def statuses(self) -> Sequence[Status]:
-        """Those to look at: what was asked for, as far as the action takes it."""
+        """The statuses to look at: those asked for, as far as the action takes them."""
         return [s for s in TAKES[self.action] if not self.wanted.statuses or s in self.wanted.statuses]
 
     @property
     def filter(self) -> Filter:
-        """The conditions, with these statuses."""
+        """The conditions with these statuses."""
         return self.wanted.filter.model_copy(update={"status": tuple(self.statuses)})
 
 
@@ -98,15 +99,15 @@ class BulkPages:
         self._listing = Listing(parts.store)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("bulkPage", self.page), route("bulk", self.go_on))
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 how many there are, and the word to type."""
+        """Answers 200 with the number of timers and the words to type."""
         return await self._asked(request, Order.parse(request, list(request.query.items())))
 
     async def go_on(self, request: web.Request) -> web.Response:
-        """200 how far it has come; without the word, what to type."""
+        """Answers 200 with the progress, or with the words to type if they are missing."""
         pairs = await pairs_of(request)
         order, form = Order.parse(request, pairs), dict(pairs)
         number = form.get("number", "")
@@ -147,7 +148,7 @@ class BulkPages:
         return Progress(since_ms=await self._parts.store.now_ms())
 
     async def _count(self, order: Order) -> tuple[int, bool]:
-        """How many there are, and whether that is all of them."""
+        """The number of timers, and whether the count is exact."""
         if order.chosen:
             return len(order.chosen), True
         if not order.statuses:
@@ -161,7 +162,7 @@ class BulkPages:
         return len(page.items), page.next_cursor is None
 
     async def _slice(self, request: web.Request, order: Order, progress: Progress) -> None:
-        """Do as much as fits into a request."""
+        """Do as much as fits into one request."""
         until = time.monotonic() + SLICE_SECONDS
         while not progress.ended:
             timers = await self._next(request, order, progress)
@@ -172,7 +173,7 @@ class BulkPages:
                 return
 
     async def _next(self, request: web.Request, order: Order, progress: Progress) -> list[Timer]:
-        """The timers that follow, and how far that goes."""
+        """The next timers to act on. Moves the progress past them."""
         if order.chosen:
             at = int(progress.cursor or 0)
             some = order.chosen[at : at + SLICE]

@@ -1,4 +1,4 @@
-"""Owns the geometry of charts: numbers in, bars and lines of an SVG out. Pure."""
+"""Owns the geometry of charts: it turns numbers into bars and lines of an SVG. It is pure."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -8,7 +8,7 @@ HEIGHT: Final = 90
 
 
 class Bar(NamedTuple):
-    """One bar, its foot on the base line, and what is said when the pointer is on it."""
+    """One bar. It stands on the base line; `said` is shown when the pointer is on it."""
 
     x: float
     y: float
@@ -18,15 +18,15 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A piece of a line, from one hole to the next; `name` is the series."""
+    """A piece of a line, from one hole to the next. `name` is its series."""
 
     name: str
     points: str
 
 
 class Chart(NamedTuple):
-    """A chart; `top` is the number at its upper edge, `labels` stand under it from left to right, `said` is all of it
-    in words."""
+    """A chart. `top` is the number at its upper edge, `labels` stand under it from left to right, and `said` is all of
+    it in words."""
 
     marks: Sequence[Bar] | Sequence[Line]
     top: int
@@ -35,7 +35,7 @@ class Chart(NamedTuple):
 
 
 def bars(values: Sequence[int], said: Sequence[str], labels: Sequence[str], summary: str) -> Chart:
-    """A bar for each value."""
+    """A chart with a bar for each value."""
     top, step = nice(max(values, default=0)), WIDTH / max(1, len(values))
     heights = [max(1.0, round(HEIGHT * value / top, 1)) if value else 0.0 for value in values]
     made = [
@@ -46,7 +46,7 @@ def bars(values: Sequence[int], said: Sequence[str], labels: Sequence[str], summ
 
 
 def lines(series: Sequence[tuple[str, Sequence[int | None]]], labels: Sequence[str], summary: str) -> Chart:
-    """A line for each series; None leaves a hole."""
+    """A chart with a line for each series. None leaves a hole."""
     top = nice(max((value for _, values in series for value in values if value is not None), default=0))
     pieces = [Line(name, points) for name, values in series for points in _pieces(values, top)]
     return Chart(pieces, top, labels, summary)
@@ -64,7 +64,7 @@ def _pieces(values: Sequence[int | None], top: int) -> list[str]:
 
 
 def nice(value: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50 … that is not below."""
+    """The smallest of 1, 2, 5, 10, 20, 50 … that is not below the value."""
     scale = 1
     while 5 * scale < value:
         scale *= 10

@@ -1,4 +1,4 @@
-"""Owns the pages of many timers: the list with its conditions in the address, and what failed, by prefix and error."""
+"""Owns the pages of many timers: the list, with its conditions in the address, and the failures by prefix and error."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from timers.store.search import endings, newest_first
 
 PAGE: Final = 50
 GROUPED: Final = 200
-"""The newest ends of a prefix and status that are looked at to find the groups."""
+"""How many of the newest ends of a prefix and status are read to find the groups."""
 
 PREFIXES_A_PAGE: Final = 20
 
@@ -31,11 +31,11 @@ class TimersPage:
         self._parts = parts
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("timersPage", self.page),)
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 a page; 422 the form with what is wrong."""
+        """Answers 200 with a page, or 422 with the form and what is wrong."""
         wanted, errors = _wanted(request)
         may_sort = (
             wanted.filter.only_prefix is not None
@@ -70,7 +70,7 @@ class TimersPage:
 
 
 def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
-    """What the address asks for, and what is wrong with it by field."""
+    """What the address asks for, and what is wrong with each field."""
     pairs = list(request.query.items())
     try:
         return Wanted.parse(pairs, visible_to(request)), {}
@@ -91,7 +91,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FailedPrefix:
-    """A prefix with failed or unhandled timers, how many there are, and their groups, the largest first."""
+    """A prefix with failed or unhandled timers: how many there are, and their groups, the largest first."""
 
     prefix: str
     counts: Mapping[Status, int]
@@ -106,11 +106,11 @@ class FailedPage:
         self._parts = parts
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("failedPage", self.page),)
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 the prefixes with most failures first."""
+        """Answers 200 with the prefixes, those with most failures first."""
         visible = visible_to(request)
         counts = await self._parts.client.counts()
         ended = {

@@ -1,4 +1,5 @@
-"""Owns telling an open page, by server-sent events, that there is something new: it then reads its live part again."""
+"""Owns telling an open page, by server-sent events, that there is something new. The page then reads its live part
+again."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from timers.client.feed import QUEUE_LIMIT, Listener
 from timers.dashboard.site import Parts
 
 LEAST_SECONDS: Final = 1.0
-"""Between two words to a page, however much happens."""
+"""The shortest time between two messages to a page, however much happens."""
 
 MOST_SECONDS: Final = 5.0
-"""After which a page is told without a change: pods come and go, and what is due becomes late."""
+"""How long a page waits without a change before it is told anyway: pods come and go, and due timers become late."""
 
 
 class LivePages(EventRoutes):
@@ -26,11 +27,11 @@ class LivePages(EventRoutes):
         super().__init__(parts.client, linger_seconds=0.0)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("liveStream", self.stream),)
 
     async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
-        """Instead of the changes only that there are some."""
+        """Tell only that there are changes, not which."""
         while True:
             await write(response, b"data: new\n\n")
             await asyncio.sleep(LEAST_SECONDS)

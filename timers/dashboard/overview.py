@@ -1,4 +1,4 @@
-"""Owns the first page: whether all is well, what was fired, what is due next."""
+"""Owns the first page: whether all is well, what was fired, and what is due next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from timers.store.fired import FiredRing, Slot, total
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000
-"""Overdue by more than a sweep interval and some: timers are late."""
+"""Timers overdue by more than this are late. It is somewhat longer than a sweep interval."""
 
 STATS_SECONDS: Final = 1.5
 LOAD_SECONDS: Final = 20.0
@@ -31,7 +31,8 @@ NEXT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One sentence on how the service is: `level` is `ok`, `warn` or `bad`; `reasons` are all that is wrong."""
+    """One sentence on the state of the service. `level` is `ok`, `warn` or `bad`; `reasons` are everything that is
+    wrong."""
 
     level: str
     said: str
@@ -83,11 +84,11 @@ class OverviewPage:
         self._load = Fresh(lambda: self._loaded(None), LOAD_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("getDashboard", self.page),)
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 the page."""
+        """Answers 200 with the page."""
         refuse_query(request)
         visible = visible_to(request)
         stats = await (self._stats.get() if visible is None else self._parts.client.stats(visible))
@@ -118,7 +119,7 @@ class OverviewPage:
 
 
 def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:
-    """What a ring shows: how many fired in each step, and how late."""
+    """The data of a ring: how many timers fired in each step, and how late."""
     fired = [sum(slot.counts.values()) for slot in slots]
     late = [quantiles_ms(slot.counts) for slot in slots]
     overall = quantiles_ms(total(slots))

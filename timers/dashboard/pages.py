@@ -1,4 +1,4 @@
-"""Owns which pages there are: everything of the dashboard, over one pod's parts."""
+"""Owns which pages there are: the whole dashboard, over one pod's parts."""
 
 from collections.abc import Sequence
 
@@ -16,5 +16,5 @@ _PAGES = (SignIn, LivePages, OverviewPage, TimersPage, TimerPages, BulkPages, Fa
 
 
 def all_pages(parts: Parts) -> Sequence[web.RouteDef]:
-    """What to add to an application; paths without braces come before those with them."""
+    """The routes to add to an application. Paths without braces come before paths with them."""
     return [each for pages in _PAGES for each in pages(parts).routes()]

@@ -1,4 +1,5 @@
-"""Owns turning pages into HTML: templates, the words for times and numbers, static files named by their content."""
+"""Owns turning pages into HTML: the templates, the words for times and numbers, and static files named by their
+content."""
 
 import hashlib
 import json
@@ -26,13 +27,13 @@ HEADERS: Final[Mapping[str, str]] = MappingProxyType(
         "Cache-Control": "no-store",
     }
 )
-"""Nothing inline, nothing from elsewhere, in nobody's frame, in no cache."""
+"""Nothing inline, nothing from other hosts, no page in a frame, nothing in a cache."""
 
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
 
 def duration(ms: float) -> str:
-    """A length in at most two units, as dashboard.js writes it too: `3 h 20 m`."""
+    """A length of time in at most two units, in the form that dashboard.js uses too: `3 h 20 m`."""
     whole = abs(int(ms))
     if whole < 1000:
         return f"{whole} ms"
@@ -54,14 +55,14 @@ def moment(ms: float) -> str:
 
 
 def clock(ms: float) -> str:
-    """A time of day to the ms, with the day where that is not today: `06:30:00.125`."""
+    """A time of day to the millisecond, with the day unless it is today: `06:30:00.125`."""
     moment_then = datetime.fromtimestamp(ms / 1000, UTC)
     pattern = "%H:%M:%S" if moment_then.date() == datetime.now(UTC).date() else "%Y-%m-%d %H:%M:%S"
     return f"{moment_then.strftime(pattern)}.{int(ms) % 1000:03d}"
 
 
 def number(value: int) -> str:
-    """With thin spaces between thousands, which no one takes for a decimal point."""
+    """A number with thin spaces between thousands, which nobody takes for a decimal point."""
     return f"{value:,}".replace(",", "\u202f")
 
 
@@ -71,13 +72,13 @@ def mebibytes(size: int) -> str:
 
 
 def pretty(value: object) -> str:
-    """JSON to be read by people."""
+    """JSON formatted for people."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 @cache
 def assets() -> Mapping[str, tuple[str, bytes, str]]:
-    """Static files by the name in their address, which their content is a part of: path, content, media type."""
+    """Static files by the name in their address, which includes a hash of their content: path, content, media type."""
     found: dict[str, tuple[str, bytes, str]] = {}
     for path in sorted((*(_ROOM / "static").iterdir(), *(_ROOM / "vendor").iterdir())):
         if path.suffix in _TYPES:
@@ -94,7 +95,7 @@ def asset(name: str) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates. Everything is escaped, and a name that nobody has given is an error."""
+    """The templates. Everything is escaped, and an undefined name is an error."""
     made = Environment(
         loader=PackageLoader("timers.dashboard"),
         autoescape=True,
@@ -116,11 +117,11 @@ def environment() -> Environment:
 
 
 def page(template: str, *, status: int = 200, **values: Any) -> web.Response:
-    """A template as an answer."""
+    """An answer made from a template."""
     text = environment().get_template(f"{template}.html").render(values)
     return web.Response(text=text, status=status, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 
 def redirect(where: str) -> web.Response:
-    """Go on there, with a GET."""
+    """Redirect to another page, with a GET."""
     return web.Response(status=303, headers={**HEADERS, "Location": where})

@@ -1,4 +1,4 @@
-"""Owns the pages about the service: prefixes, pods, the server, API keys."""
+"""Owns the pages about the service: prefixes, pods, the server and API keys."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,8 @@ from timers.store.outbox import Outbox
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5
 CHECKS_SECONDS: Final = 30.0
-"""The doctor waits for an event and looks at many keys: not at every tick."""
+"""How long the doctor's findings count. The doctor waits for an event and looks at many keys, so it does not run at
+every refresh."""
 
 
 class ServicePages:
@@ -33,7 +34,7 @@ class ServicePages:
         self._checks = Fresh(lambda: examine(parts.store), CHECKS_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("prefixesPage", self.prefixes),
             route("actOnPrefix", self.act_on_prefix),
@@ -43,7 +44,7 @@ class ServicePages:
         )
 
     async def prefixes(self, request: web.Request) -> web.Response:
-        """200 the prefixes that the asker may see, some at a time."""
+        """Answers 200 with the prefixes that the caller may see, a page at a time."""
         visible, words = visible_to(request), request.query.get("q", "").strip()
         known = await self._prefixes.get()
         found = [view for view in known if words in view.prefix and (visible is None or visible(view.prefix))]
@@ -62,7 +63,7 @@ class ServicePages:
         )
 
     async def act_on_prefix(self, request: web.Request) -> web.Response:
-        """303 back to the prefixes, with the prefix paused or resumed, or its declaration taken back."""
+        """Answers 303 back to the prefixes, after pausing or resuming a prefix or taking back its declaration."""
         await form_of(request)
         prefix, action = request.match_info["prefix"], request.match_info["action"]
         require_visible(request, prefix)
@@ -78,7 +79,7 @@ class ServicePages:
         return redirect(f"/ui/prefixes?q={prefix}")
 
     async def pods(self, request: web.Request) -> web.Response:
-        """200 the live pods."""
+        """Answers 200 with the live pods."""
         return show(
             request,
             "pods",
@@ -90,7 +91,7 @@ class ServicePages:
         )
 
     async def server(self, request: web.Request) -> web.Response:
-        """200 the doctor's findings, and what the server says of itself."""
+        """Answers 200 with the doctor's findings and what the server says about itself."""
         checks = await self._checks.get()
         order = {"fail": 0, "warn": 1, "ok": 2}
         return show(
@@ -107,7 +108,7 @@ class ServicePages:
         )
 
     async def _hooks(self) -> Mapping[str, Any]:
-        """What the shards are asked to tell, and how much of it waits."""
+        """What the shards are asked to post, and how much of it waits."""
         store = self._parts.store
         looks = await Outbox(store).look(range(store.shards))
         lines = sorted({line for known, _ in looks for line in known})
@@ -117,7 +118,7 @@ class ServicePages:
         }
 
     async def acknowledge(self, request: web.Request) -> web.Response:
-        """303 back to the server's page; nobody is warned of the losses any more."""
+        """Answers 303 back to the server's page, after ending the warnings of lost data."""
         await form_of(request)
         await self._client.acknowledge_losses()
         return redirect("/ui/server")
@@ -130,11 +131,11 @@ class KeyPages:
         self._callers = parts.callers
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (route("keysPage", self.page), route("makeKey", self.make), route("revokeKey", self.revoke))
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 the keys that Redis keeps."""
+        """Answers 200 with the keys in Redis."""
         return await self._page(request)
 
     async def _page(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
@@ -148,7 +149,7 @@ class KeyPages:
         )
 
     async def make(self, request: web.Request) -> web.Response:
-        """200 the new key, this once; 422 the form with what is wrong."""
+        """Answers 200 with the new key, shown only this once, or 422 with the form and what is wrong."""
         _require_admin(request)
         pairs = await pairs_of(request)
         form = dict(pairs)
@@ -160,7 +161,7 @@ class KeyPages:
         return await self._page(request, made=secret)
 
     async def revoke(self, request: web.Request) -> web.Response:
-        """303 back to the keys."""
+        """Answers 303 back to the keys."""
         _require_admin(request)
         await form_of(request)
         await self._callers.revoke(request.match_info["key"])
@@ -187,7 +188,7 @@ def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
 
 
 def _number(form: Mapping[str, str], name: str) -> int | None:
-    """None for a field that is empty."""
+    """The number in a field, or None if the field is empty."""
     text = form.get(name, "").strip()
     if text and not (text.isascii() and text.isdecimal()):
         raise InvalidInput.of(name, text, "a whole number, as 100")

@@ -1,5 +1,5 @@
-"""Owns what is around every page: who may see it, where it was asked from, errors in words, the last state while Redis
-is away, and signing in."""
+"""Owns what surrounds every page: who may see it, which page may send its forms, errors in words, the last state while
+Redis is away, and signing in."""
 
 import asyncio
 import time
@@ -28,13 +28,13 @@ from timers.store.callers import Callers
 from timers.store.store import Store
 
 REMEMBERED: Final = 64
-"""Pages kept to be shown while Redis is away, the last seen: some 3 MB."""
+"""How many of the last seen pages are kept, to show them while Redis is away: about 3 MB."""
 
 FIELDS_LIMIT: Final = 2000
-"""Fields of a form: a page of timers that are all chosen, and more than any other form has."""
+"""The most fields in a form. It is enough for a page on which all timers are chosen, and no other form has as many."""
 
 STATE: Final = "<!--state-->"
-"""Where a page says how old it is."""
+"""The place in a page for the note of its age."""
 
 Value = TypeVar("Value")
 
@@ -43,7 +43,7 @@ _log = get_logger("timers.dashboard")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the pages are made from."""
+    """The parts that the pages are made from."""
 
     store: Store
     client: TimerClient
@@ -52,7 +52,7 @@ class Parts:
 
 
 def show(request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
-    """A page with the frame that every page has."""
+    """A page in the frame that every page has."""
     caller = caller_of(request)
     frame = {
         "url": request.path_qs,
@@ -67,18 +67,18 @@ def show(request: web.Request, template: str, *, status: int = 200, **values: An
 
 
 def is_admin(caller: Caller) -> bool:
-    """Whether the caller may make keys: only who has every right over every prefix, or a key could get more than it
-    has by making another."""
+    """Whether the caller may make keys. Only a caller with every right over every prefix may, because otherwise a key
+    could get more rights by making another key."""
     return caller.scope.is_everything and len(caller.rights) == 3
 
 
 async def form_of(request: web.Request) -> Mapping[str, str]:
-    """The fields of a form, the last of each name. Raises InvalidInput; HTTP 413."""
+    """The fields of a form. Of several with one name, the last counts. Raises InvalidInput, or HTTP 413."""
     return dict(await pairs_of(request))
 
 
 async def pairs_of(request: web.Request) -> Sequence[tuple[str, str]]:
-    """As `form_of`, in order and with names that come several times."""
+    """Like `form_of`, but in order, and with names that come several times."""
     raw = await read_bytes(request, BODY_LIMIT_BYTES)
     try:
         return parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=FIELDS_LIMIT, errors="strict")
@@ -87,14 +87,14 @@ async def pairs_of(request: web.Request) -> Sequence[tuple[str, str]]:
 
 
 class Guard:
-    """The middleware around all pages, inside the one that answers problems."""
+    """The middleware around all pages. It runs inside the one that answers with problems."""
 
     def __init__(self) -> None:
         self._remembered: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Errors of pages become pages."""
+        """Turn errors of pages into pages."""
         operation = operation_of(request)
         if operation is None or operation.tag != DASHBOARD or not _is_for_people(request):
             return await handler(request)
@@ -110,7 +110,7 @@ class Guard:
             return _error(request, kind_of(error).status, kind_of(error).title, error)
         except web.HTTPException as error:
             return _error(request, error.status, error.reason, error.text or "")
-        except Exception:  # noqa: BLE001 (whoever looks at a page must get one; the log gets the error)
+        except Exception:  # noqa: BLE001 (a person must get a page; the log gets the error)
             _log.exception("page failed", method=request.method, path=request.path)
             return _error(request, 500, "Something is wrong in the service", "The log of this pod says what happened.")
         self._remember(request, response)
@@ -131,7 +131,7 @@ class Guard:
             self._remembered.popitem(last=False)
 
     def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
-        """The page as it was shown last, with its age, to whoever it was shown to; else that Redis is away."""
+        """The page as this caller last saw it, with its age, or a page that says that Redis is away."""
         caller = caller_of(request)
         seen_at, text = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, ""))
         if request.method != "GET" or not text:
@@ -143,12 +143,13 @@ class Guard:
 
 
 def _is_for_people(request: web.Request) -> bool:
-    """All but the first page are; that one is in the document too, and answers programs like any other call."""
+    """Whether to answer with a page. All addresses do, except that the first page answers programs like any other call:
+    it is in the document too."""
     return request.path != "/" or "text/html" in request.headers.get("Accept", "")
 
 
 def _require_own_page(request: web.Request) -> None:
-    """A form is sent from a page of this host or not at all: browsers name the origin with every POST."""
+    """Accept a form only from a page of this host. Browsers send the origin with every POST."""
     if "Origin" not in request.headers:
         raise Forbidden("a form of the dashboard comes with an Origin header, as browsers send it; use the API")
     check_origin(request)
@@ -169,17 +170,17 @@ def _error(request: web.Request, status: int, title: str, detail: object) -> web
 
 
 _REPLACED: Final = {"HX-Retarget": "#main", "HX-Reselect": "#main", "HX-Reswap": "outerHTML"}
-"""For htmx: the error takes the place of the whole page, and not of the part that was asked for."""
+"""Tells htmx to replace the whole page with the error, and not only the part that was asked for."""
 
 
 class SignIn:
-    """Static files, signing in and out, and the browser that changes nothing."""
+    """Serves static files, signing in and out, and making a browser read-only."""
 
     def __init__(self, parts: Parts) -> None:
         self._auth = parts.auth
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("asset", self.asset),
             route("signInPage", self.page),
@@ -189,7 +190,7 @@ class SignIn:
         )
 
     async def asset(self, request: web.Request) -> web.Response:
-        """200 a static file; its name has its content's hash, so it never changes."""
+        """Answers 200 with a static file. Its name contains a hash of its content, so it never changes."""
         found = render.assets().get(request.match_info["name"])
         if found is None:
             raise web.HTTPNotFound(text="there is no such file; the page that asked for it is of another version")
@@ -197,13 +198,13 @@ class SignIn:
         return web.Response(body=found[1], content_type=found[2], charset="utf-8", headers=headers)
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 the form; 303 where no key is asked for."""
+        """Answers 200 with the form, or 303 if no key is needed."""
         if not await self._auth.asks_for_keys():
             return render.redirect("/")
         return show(request, "sign_in", title="Sign in", to=_own(request.query.get("to", "/")), wrong=False, section="")
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """303 to the page that was wanted, with the cookie; 403 the form again."""
+        """Answers 303 to the page that was asked for, with the cookie, or 403 with the form again."""
         form = await form_of(request)
         to, caller = _own(form.get("to", "/")), await self._auth.owner_of(form.get("key", "").strip())
         if caller is None:
@@ -214,26 +215,26 @@ class SignIn:
         return response
 
     async def sign_out(self, request: web.Request) -> web.Response:
-        """303 to the form."""
+        """Answers 303 to the form."""
         await form_of(request)
         response = render.redirect("/ui/sign-in")
         self._auth.sessions.end(response)
         return response
 
     async def set_read_only(self, request: web.Request) -> web.Response:
-        """303 back to the first page, with or without the cookie."""
+        """Answers 303 back to the first page, with or without the cookie."""
         response = render.redirect("/")
         set_read_only(request, response, wanted=(await form_of(request)).get("wanted") == "yes")
         return response
 
 
 def _own(where: str) -> str:
-    """The address where it is one of the dashboard's; else the first page. Nobody is sent elsewhere."""
+    """The address if it belongs to the dashboard, else the first page. This sends nobody to another site."""
     return where if where.startswith(("/ui/", "/?")) and where.isprintable() else "/"
 
 
 class Fresh(Generic[Value]):
-    """Something that is read at most once in some seconds, however many look at it. Raises what the reading raises."""
+    """A value that is read at most once in `seconds`, however many ask for it. Raises what the reading raises."""
 
     def __init__(self, read: Callable[[], Awaitable[Value]], seconds: float) -> None:
         self._read, self._seconds = read, seconds

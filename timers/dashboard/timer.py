@@ -1,4 +1,4 @@
-"""Owns the pages of one timer: its life, what can be done to it, and the form that arms or changes one."""
+"""Owns the pages of one timer: its life, the actions on it, and the form that arms or changes one."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -31,24 +31,24 @@ DONE: Final[Mapping[str, str]] = {
     "edit": "Changed.",
     "new": "Armed.",
 }
-"""What is said after an action."""
+"""What the page says after an action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start, and how it ended; `ran_ms` and `ended` are None while it runs."""
+    """One start and how it ended. `ran_ms` and `ended` are None while it runs."""
 
     start: HistoryEntry
     ended: HistoryEntry | None
 
     @property
     def ran_ms(self) -> int | None:
-        """From the claim to the end."""
+        """The time from the claim to the end."""
         return None if self.ended is None else self.ended.at_ms - self.start.at_ms
 
 
 def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
-    """The starts of a life, the newest first."""
+    """The starts in a timer's history, the newest first."""
     following = [*history[1:], None]
     pairs = zip(history, following, strict=True)
     return [Attempt(entry, after) for entry, after in pairs if entry.status is Status.RUNNING][::-1]
@@ -72,7 +72,7 @@ class TimerPages:
         self._parts, self._client = parts, parts.client
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What to add to an application."""
+        """The routes to add to an application."""
         return (
             route("newTimerPage", self.new_page),
             route("newTimer", self.new),
@@ -83,7 +83,7 @@ class TimerPages:
         )
 
     async def page(self, request: web.Request) -> web.Response:
-        """200 the timer."""
+        """Answers 200 with the timer."""
         return await self._page(request)
 
     async def _page(self, request: web.Request, refused: str = "") -> web.Response:
@@ -106,7 +106,7 @@ class TimerPages:
         )
 
     async def act(self, request: web.Request) -> web.Response:
-        """303 back to the timer; 409 the timer with why not."""
+        """Answers 303 back to the timer, or 409 with the timer and why the action was refused."""
         prefix, timer_id = _identity(request)
         form, action = await form_of(request), request.match_info["action"]
         do = self._acts(prefix, timer_id, form).get(action)
@@ -130,7 +130,7 @@ class TimerPages:
         }
 
     async def new_page(self, request: web.Request) -> web.Response:
-        """200 the form, empty or filled in from another timer."""
+        """Answers 200 with the form, empty or filled in from another timer."""
         prefix, _, timer_id = request.query.get("from", "").partition(":")
         values = {"when": "1h", "missed": "fire"}
         if timer_id:
@@ -139,7 +139,7 @@ class TimerPages:
         return _form(request, "Arm a timer", NEW_FIELDS, values)
 
     async def new(self, request: web.Request) -> web.Response:
-        """303 to the new timer; 422 or 409 the form with what is wrong."""
+        """Answers 303 to the new timer, or 422 or 409 with the form and what is wrong."""
         form = await form_of(request)
         try:
             new = NewTimer.parse(_spec(form, NEW_FIELDS))
@@ -150,12 +150,12 @@ class TimerPages:
         return redirect(f"/ui/timers/{armed.timer.prefix}/{armed.timer.id}?done=new")
 
     async def edit_page(self, request: web.Request) -> web.Response:
-        """200 the form, filled in."""
+        """Answers 200 with the form, filled in."""
         timer = await self._client.get(*_identity(request))
         return _form(request, f"Change {timer.key}", CHANGED_FIELDS, _values(timer))
 
     async def edit(self, request: web.Request) -> web.Response:
-        """303 back to the timer; 422 or 409 the form with what is wrong."""
+        """Answers 303 back to the timer, or 422 or 409 with the form and what is wrong."""
         prefix, timer_id = _identity(request)
         form = await form_of(request)
         try:
@@ -167,7 +167,7 @@ class TimerPages:
 
 
 def due_of(when: str) -> Mapping[str, Any]:
-    """`delay` or `due_at` of what a person writes: a duration, a time, or epoch ms."""
+    """`delay` or `due_at` from what a person writes: a duration, a time, or epoch ms."""
     when = when.strip()
     if len(when) > 10 and ("T" in when or when.isdecimal()) and not when.startswith("P"):
         return {"due_at": int(when) if when.isdecimal() and len(when) < 16 else when}
@@ -179,7 +179,7 @@ def _identity(request: web.Request) -> tuple[str, str]:
 
 
 def _values(timer: Timer) -> dict[str, str]:
-    """What a form shows of a timer."""
+    """The values that a form shows for a timer."""
     told = timer.to_json()
     given = {name: "" if told[name] in (None, {}) else _pretty(told[name]) for name in _JSON_FIELDS}
     missed = told["missed"] if isinstance(told["missed"], str) else _pretty(told["missed"])
@@ -192,8 +192,8 @@ def _pretty(value: object) -> str:
 
 
 def _spec(form: Mapping[str, str], names: Sequence[str], *, emptied: bool = False) -> dict[str, Any]:
-    """The API's fields from a form's. An empty one is left out; with `emptied` it takes away what was there. Raises
-    InvalidInput."""
+    """The API's fields from a form's fields. An empty field is left out; with `emptied` it removes what was there.
+    Raises InvalidInput."""
     spec: dict[str, Any] = {}
     for name in names:
         text = form.get(name, "").strip()

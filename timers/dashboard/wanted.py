@@ -1,4 +1,5 @@
-"""Owns what a page of timers is asked to show: the conditions in its address, checked, and an address that has them."""
+"""Owns what a page of timers is asked to show: the conditions in its address, the checks on them, and an address with
+them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from timers.core.model import Status, Timer
 from timers.store.filters import Filter, Visible
 
 NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
-"""Conditions that come once; `status` may come several times."""
+"""Conditions that come once. `status` may come several times."""
 
 NO_ERROR: Final = "no error is kept"
 GROUP_LIMIT_CHARACTERS: Final = 160
@@ -19,7 +20,7 @@ _VARYING: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]*\d[0-9a-f]*\
 
 
 def error_group(error: Mapping[str, Any] | None) -> str:
-    """What errors of one kind have in common: type and reason with each number or hash as `#`."""
+    """What errors of one kind have in common: their type and reason, with `#` for each number or hash."""
     if not error:
         return NO_ERROR
     said = f"{error.get('type', '')}: {error.get('reason', '')}"
@@ -28,15 +29,15 @@ def error_group(error: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The conditions as they were given, and the filter that they make."""
+    """The conditions as given, and the filter made from them."""
 
     given: Sequence[tuple[str, str]]
     filter: Filter
 
     @classmethod
     def parse(cls, pairs: Sequence[tuple[str, str]], visible: Visible | None) -> "Wanted":
-        """From the parameters of an address or the fields of a form; empty and unknown ones count as not given. Raises
-        InvalidInput."""
+        """Read the conditions from the parameters of an address or the fields of a form. Empty and unknown ones count
+        as not given. Raises InvalidInput."""
         given = [(name, value.strip()) for name, value in pairs if value.strip() and name in (*NAMES, "status")]
         one = dict(given)
         fields: dict[str, Any] = {name: one[name] for name in Filter.model_fields if name in one}
@@ -49,7 +50,7 @@ class Wanted:
 
     @property
     def statuses(self) -> Sequence[Status]:
-        """The statuses that were asked for; none where any will do."""
+        """The statuses asked for, or none if any will do."""
         return self.filter.status or ()
 
     @property
@@ -59,16 +60,16 @@ class Wanted:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing was asked for."""
+        """Whether no conditions were given."""
         return not self.given
 
     @property
     def counts_alone(self) -> bool:
-        """Whether the numbers of timers by prefix and status tell how many pass."""
+        """Whether the counts by prefix and status are enough to say how many timers pass."""
         return not any(self.values[name] for name in ("tag", "due_after", "due_before", "q", "error"))
 
     def query(self, **more: str) -> str:
-        """The conditions as the end of an address."""
+        """The conditions as the query of an address."""
         return urlencode([*self.given, *more.items()])
 
 

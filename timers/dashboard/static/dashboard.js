@@ -1,5 +1,5 @@
 "use strict";
-// What a page does by itself: it reads its live part again when there is something new and somebody looks, counts down, and counts what is chosen.
+// What a page does by itself: it reads its live part again when there is news and somebody looks, counts down, and counts the chosen timers.
 (() => {
   const TICK_MS = 3000;
   const live = () => document.querySelector("#live[hx-get]");
@@ -8,7 +8,7 @@
     if (state && state.textContent !== text) state.textContent = text;
   };
 
-  // Server time: the page says what it was when it was made.
+  // Server time: a page carries the time at which it was made.
   let ahead = 0;
   const setClock = () => {
     const made = document.querySelector("[data-now]");
@@ -36,7 +36,7 @@
     }
   }
 
-  // A page that nobody sees asks for nothing; one in which something is being chosen or written stays as it is.
+  // A hidden page asks for nothing. A page in which somebody is choosing or writing stays as it is.
   const isBusy = () => {
     const part = live();
     return part.querySelector("input:checked, details[open]") !== null || (part.contains(document.activeElement) && /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName));
@@ -47,7 +47,7 @@
     if (isBusy()) return say("Live view waits while you choose.");
     htmx.trigger(live(), "tick");
   }
-  // The service says when there is something new. A page that cannot hear it reads again by itself; a hidden one does neither.
+  // The service tells the page when there is something new. A page that cannot hear it reads again by itself; a hidden page does neither.
   let news = null;
   function listen() {
     const wanted = live() !== null && document.visibilityState === "visible";
@@ -68,7 +68,7 @@
     listen();
     tick();
   });
-  // An answer that is no page leaves what is shown, and says how old that is.
+  // If the answer is not a page, the old one stays, with a note of its age.
   function unheard(isUnheard) {
     const banner = document.getElementById("unheard");
     if (isUnheard && banner.hidden) banner.querySelector("span").textContent = new Date(heardAt).toLocaleTimeString();
@@ -90,7 +90,7 @@
     say("Live: shows what is new while you look.");
   });
 
-  // Chosen timers, and words that must be typed before something cannot be undone.
+  // Chosen timers, and words to type before an action that cannot be undone.
   function choose() {
     const bar = document.querySelector(".chosen");
     if (!bar) return;
