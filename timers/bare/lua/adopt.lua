@@ -1,11 +1,11 @@
 #!lua
--- Take bare keys into durable records. Such a timer waits: no claim takes it before `resolve` has let it go.
+-- Copy bare keys into records. Such a timer waits: no claim takes it until `resolve` lets it go.
 --
 -- ARGV[2]  the db's epoch
--- ARGV[3…] one for each key, five lines: prefix, id, the deadline under `R:bare` before the key was looked at (empty for
---          none), its deadline now, the spec made of its value
--- Answer   {now, code, …}: `adopted`, `moved` (a timer that waits was SET again), `running` (try again after the run),
---          `stale` (the shard knows more, or its time is over; look again). {now, `foreign`} as in arm.lua
+-- ARGV[3…] one for each key, five lines: prefix, id, the deadline that `R:bare` had before the key was looked at (empty for
+--          none), its deadline now, the spec made from its value
+-- Answer   {now, code, …}: `adopted`, `moved` (the key of a waiting timer was SET again), `running` (try again after the run),
+--          `stale` (`R:bare` has another deadline, or the deadline has passed; look again). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 

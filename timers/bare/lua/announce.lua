@@ -1,27 +1,28 @@
 #!lua flags=allow-oom
--- Bare keys have expired that nobody adopted: make their timers due. Every pod hears of each; whoever comes first does it.
+-- Make the timers of bare keys due that expired before adoption. Every pod hears each expiry; the first to report it does this.
 --
 -- ARGV[2]  the db's epoch
 -- ARGV[3…] one for each key, four lines: prefix, id, how often the pod has heard it expire within COUNTED_MS, and the time
---          (ms) until which the pod has heard all that was announced
--- Answer   {now, code, …}: `due` (claim it), `known` (another pod did it), `running` (an earlier run is under way; try again),
---          `look` (the shard knows the key: look what became of it, then tell again). {now, `foreign`} as in arm.lua
+--          (ms) until which the pod has heard every expiry
+-- Answer   {now, code, …}: `due` (claim it), `known` (another pod did this), `running` (an earlier run is under way; try again),
+--          `look` (the key is in `R:bare`: look at it, then announce it again). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
 local COUNTED_MS, LOCK_MS = 5000, 60000
 local answer = {text(now)}
 
--- The newest expiry that the history says was answered.
+-- When an expiry was last answered, as the history says.
 local function last_answer(r)
   local last = nil
   for at in string.gmatch(r.rest, '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do last = at end
   return last
 end
 
--- Within COUNTED_MS the lock counts: a pod that has heard no more expiries than have been answered is late; one that has
--- heard more brings a new one, even if the key was set again at once. Otherwise the time decides: a pod that stood still,
--- or could not reach Redis, brings what has been answered since. When the lock is gone the record knows.
+-- Within COUNTED_MS of the last answer, the lock's count decides. A pod that has heard no more expiries than were answered
+-- is late; a pod that has heard more reports a new one, even if the key was set again at once. After that, time decides: a
+-- pod that stood still, or could not reach Redis, reports what others have answered since. Without the lock, the record's
+-- history tells when.
 local function is_news(member, heard, since, r)
   local lock = redis.call('GET', root .. 'answered:' .. member)
   local answered, at = string.match(lock or '', '^(%d+) (%d+)$')

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Say what a look at known bare keys has found: let their timers go, or cancel them.
+-- Apply what a look at known bare keys found: let their timers go, or cancel them.
 --
 -- ARGV[2]  the db's epoch
 -- ARGV[3…] one for each key, five lines: prefix, id, its deadline under `R:bare`, what was found (`there`, `ending`: there until
---          its deadline, `expired`, `deleted`, `lost-ttl`), the spec made of its value, or nothing to keep it
--- Answer   {now, code, …}: `waits` (its time has not come), `due` (the timer is claimed like any other from its due time on),
---          `cancelled`, `spare` (no timer waits for the key that is there), `forgotten` (nor for this one, which is gone),
---          `stale` (the shard knows more; look again). {now, `foreign`} as in arm.lua
+--          its deadline, `expired`, `deleted`, `lost-ttl`), the spec made from its value, or nothing to keep the old one
+-- Answer   {now, code, …}: `waits` (its time has not come), `due` (the timer can be claimed from its due time on),
+--          `cancelled`, `spare` (the key is there, but no timer waits for it), `forgotten` (the key is gone, and no timer
+--          waits for it), `stale` (`R:bare` has another deadline; look again). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
@@ -25,7 +25,7 @@ local function resolve(prefix, id, known, found, spec)
   if found == 'there' then return waits and 'waits' or 'spare' end
   if found == 'ending' and not waits then return 'spare' end
   if found ~= 'ending' then redis.call('ZREM', root .. 'bare', member) end
-  -- Any pod may tell of its event, or none: 0 says that an expiry was answered which nobody need have heard.
+  -- Pods may or may not report this expiry: 0 means that it was answered though perhaps nobody heard it.
   if found == 'expired' and (waits or deadline <= now) then
     redis.call('SET', root .. 'answered:' .. member, '0 ' .. text(now), 'PX', LOCK_MS)
   end

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- Timers of a queue that no live pod serves: out of the due index, and runs whose pod let the lease expire, out of `running`;
--- to be seen and armed again by hand. Such a run counts as failed, and gets a new token, so that its pod, if it lives, is told.
--- Nothing of a paused queue.
+-- Make timers `unhandled` that no live pod serves: take overdue ones out of the due index, and runs with an expired lease out of
+-- `running`. People see them and arm them again by hand. Such a run counts as failed and gets a new token, so that its pod,
+-- if it lives, learns that it has lost the run. Takes nothing of a paused queue.
 --
 -- ARGV[2]  prefix
--- ARGV[3]  due, or lease expired, before, epoch ms
+-- ARGV[3]  epoch ms: takes what was due, and runs whose lease expired, before this time
 -- ARGV[4]  most to take of the due index
--- ARGV[5]  pod that found it
+-- ARGV[5]  pod that found them
 -- ARGV[6…] ids of the runs
--- Answer   {now, {id, …}}: the due, then the runs
+-- Answer   {now, {id, …}}: the due timers, then the runs
 
 local prefix, before, most, pod = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local ids = {}
@@ -37,7 +37,7 @@ local function abandon_run(id)
   if not ended or tonumber(ended) >= tonumber(before) or lease_of(member) then return end
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
-  -- In the lease's place may be a stranger's value.
+  -- A stranger's value may lie in the place of the lease.
   redis.call('DEL', lease_key(member))
   redis.call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then

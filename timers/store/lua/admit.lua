@@ -4,7 +4,7 @@
 -- ARGV[2]  id of the key
 -- ARGV[3]  microseconds between calls
 -- ARGV[4]  calls that may come at once after a pause
--- Answer   {now, wait ms}: 0 where it may pass, and then it is counted
+-- Answer   {now, wait ms}: 0 if the call may pass; then it is counted
 
 -- Generic cell rate algorithm (ITU-T I.371): `tat` is the theoretical arrival time of the next call, in microseconds.
 local key = root .. 'rate:' .. ARGV[2]

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- An alarm of the fleet: what was noted, and which messages were armed. KEYS[1] is the root `timers:{alarms}:`.
+-- One alarm of the fleet: what pods noted, and which messages they armed. KEYS[1] is the root `timers:{alarms}:`.
 --
 -- ARGV[2]  kind
 -- ARGV[3]  what to do, then its arguments:
---          `note`  what is wrong now (JSON), then prefix and how many more timers, for each: the alarm begins, or goes on
+--          `note`  what is wrong now (JSON), then prefix and how many more timers, for each: begins the alarm, or keeps it up
 --          `look`  ms until the first message, ms between two, ms after the newest note until the alarm is over
---          `told`  a message was armed: when the alarm began, the message's number and what it says, and when it was decided: the
---                  newest note, how many timers. Changes nothing if the alarm or its next message is another by now
--- Answer   {now, what, {field, value, …}}: the alarm, and to `look` the message that is due (`began`, `goes on`, `ended`) or ''
+--          `told`  a message was armed: when the alarm began, the message's number and what it says, then the newest note and
+--                  the count of timers when it was decided. Changes nothing if the alarm or its next message is another by now
+-- Answer   {now, what, {field, value, …}}: the alarm, and for `look` the message that is due (`began`, `goes on`, `ended`) or ''
 
-local PREFIXES = 20     -- counted one by one; there may be any number
+local PREFIXES = 20     -- counted one by one; all further ones only in the total
 local key = root .. ARGV[2]
 
 local function number(field) return tonumber(redis.call('HGET', key, field) or 0) or 0 end
@@ -37,7 +37,7 @@ function acts.look(gather_ms, again_ms, calm_ms)
   return now - number('told') >= tonumber(again_ms) and number('noted') > number('told') and 'goes on' or ''
 end
 
--- What was noted since the end was decided begins another alarm.
+-- Whatever was noted after the end was decided begins another alarm.
 function acts.told(since, told, what, noted, count)
   if number('since') ~= tonumber(since) or number('number') ~= tonumber(told) then return '' end
   if what ~= 'ended' then

@@ -1,15 +1,15 @@
 #!lua
--- Arm timers: record, due index and trigger key at once, or nothing.
+-- Arm timers: for each, write record, due index and trigger key at once, or nothing.
 --
 -- ARGV[2]  the db's epoch
 -- ARGV[3]  edit lock, ms
--- ARGV[4]  how many may be armed that are not scheduled already, as a quota leaves; '' for any
+-- ARGV[4]  room that a quota leaves: how many may be armed that are not scheduled already; '' for no limit
 -- ARGV[5…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
---          `+<ms from now>`), spec, progress, a note for the history when it replaces
--- Answer   {now, code, record, code, record, …}; the record is the one that is now there, but of `created` its due time, for
---          all else is known. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last five
---          changed nothing; `full` may have no record). {now, `foreign`} where the shard does not carry the epoch: nothing
---          was changed
+--          `+<ms from now>`), spec, progress, cause for the history if it replaces
+-- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only its due time, because the
+--          caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last
+--          five change nothing; `full` may have no record). {now, `foreign`} if the shard does not carry the epoch; then
+--          nothing was changed
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 

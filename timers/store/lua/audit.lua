@@ -1,24 +1,24 @@
 #!lua flags=allow-oom
--- Compare records, indexes, heads and counts of a shard, a part at a time, and mend what disagrees. The record is right; what
--- has none that can be read is quarantined. A part is atomic, so nothing that is under way looks like damage.
+-- Compare records, indexes, heads and counts of a shard, one part at a time, and mend what disagrees. The record is right; an
+-- entry without a readable record is quarantined. Each part is atomic, so no change under way looks like damage.
 --
 -- ARGV[2]  part   ARGV[3] `mend`, or `look` to change nothing
 --          `records`: bucket (0 to 255), cursor in it, most to look at: is each record in the index of its status?
 --          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`,
---                     `finished:<letter>:<prefix>`): has each entry a record of that status?
+--                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
 --          `queues`:  prefixes: is the head the earliest due, and do the counts agree with the indexes?
--- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what was found; bucket or index (from 0) to go on at, -1 at
+-- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what disagreed; bucket or index (from 0) to go on at, -1 at
 --          the end, and the cursor in it; the prefixes of the records
 
 local part, mends = ARGV[2], ARGV[3] == 'mend'
 local FIRST = 4
-local LISTED = 5000   -- more runs are not counted by prefix, which takes time
+local LISTED = 5000   -- above this many, runs are not counted by prefix: it would take too long
 local found, prefixes = {}, {}
 local next_place, next_cursor = -1, '0'
 
 local function tell_of(what) found[what] = (found[what] or 0) + 1 end
 
--- As `redis.call`, but to look moves nothing aside.
+-- Like `redis.call`, but with `look` it moves nothing aside.
 local call = mends and redis.call or redis.pcall
 local function size(key) return tonumber(call('ZCARD', key)) or 0 end
 local function score_in(key, name) return tonumber(call('ZSCORE', key, name)) end
@@ -120,7 +120,7 @@ function parts.entries(most, cursor, ...)
   end
 end
 
--- How many of an index over all prefixes are of each; nil where there are too many.
+-- How many entries each prefix has in an index over all prefixes; nil if the index is too long.
 local function by_prefix(key)
   local numbers = {}
   if size(key) > LISTED then return nil end

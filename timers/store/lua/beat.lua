@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- A pod's sign of life, who else is alive, and what pods have declared. KEYS[1] is the registry's root, `timers:{pods}:`.
+-- Take a pod's sign of life; answer who else is alive, and what pods have declared. KEYS[1] is the registry's root,
+-- `timers:{pods}:`.
 --
 -- ARGV[2]  pod
--- ARGV[3]  how it is (JSON), or '' to leave
+-- ARGV[3]  how it is (JSON), or '' if it leaves
 -- ARGV[4]  ms after which a silent pod is forgotten
--- ARGV[5]  version of the roster that it knows, or ''
--- ARGV[6]  what it is (JSON), or '' where it has said so before
+-- ARGV[5]  version of the roster that the pod knows, or ''
+-- ARGV[6]  what it is (JSON), or '' if it has said so before
 -- ARGV[7…] with ARGV[6]: the prefixes that it declares
 -- Answer   {now, version, {pod, ms of its last sign, how it is, …}, {pod, what it is, …}, {prefix, `<ms> <pod>`, …}}: the last two,
---          what the live pods are and every declaration, are empty where the version is the one it knows
+--          what the live pods are and every declaration, are empty if the pod knows this version
 
 local seen, states, cards, declared = root .. 'seen', root .. 'states', root .. 'cards', root .. 'declared'
 local pod, state, forget_ms, known, card = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
@@ -32,7 +33,7 @@ if card ~= '' then
   changed = true
 end
 for _, silent in ipairs(redis.call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
--- The clock went back, or a stranger wrote it: a pod that lives gives another sign.
+-- A sign from the future: the clock went back, or a stranger wrote it. A live pod will give another.
 for _, odd in ipairs(redis.call('ZRANGEBYSCORE', seen, '(' .. text(now + forget_ms), '+inf')) do forget(odd) end
 
 local version = redis.call('GET', root .. 'version')

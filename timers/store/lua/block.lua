@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Keep a queue that is at its limit out of the index that is looked at, until it may go on.
+-- Take a queue that is at its limit out of the index of heads until it may go on.
 --
 -- ARGV[2]  prefix
--- ARGV[3]  for how long, ms; a queue that is blocked for longer stays so
+-- ARGV[3]  for how long, ms; does not shorten a longer block
 -- Answer   {now}
 
 local until_ms = now + ARGV[3]

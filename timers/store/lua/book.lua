@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Book places under a quota, and learn how many were booked before. KEYS[1] is the root `timers:{access}:`. Whoever books
--- first counts first: the places are then held against the timers that are scheduled, which are counted after this.
+-- Book places under a quota, and learn how many were booked before. KEYS[1] is the root `timers:{access}:`. The earlier booking
+-- has the earlier claim: a caller then counts the scheduled timers, and takes them and the places booked before off its quota.
 --
 -- ARGV[2]  booking to look at again, or '' for a new one
 -- ARGV[3]  ms after which a new booking ends by itself
 -- ARGV[4]  places
--- ARGV[5]  the quota's prefixes (or beginnings of prefixes and `*`), with spaces between
--- Answer   {now, booking, ahead}: the places booked before it under prefixes that may be the same
+-- ARGV[5]  the quota's prefixes (or beginnings of prefixes and `*`), separated by spaces
+-- Answer   {now, booking, ahead}: how many places were booked before it under prefixes that may be the same
 
 local bookings = root .. 'bookings'
 redis.call('ZREMRANGEBYSCORE', bookings, '-inf', text(now))
@@ -17,7 +17,7 @@ if booking == '' then
   redis.call('PEXPIRE', bookings, ARGV[3])
 end
 
--- Whether some prefix is under both patterns.
+-- Whether a prefix can match both patterns.
 local function meet(one, other)
   local short, long = one, other
   if #short > #long then short, long = long, short end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Arm a canary, on a full server too: whether events arrive has nothing to do with memory. KEYS[1] is its key.
+-- Arm a canary. Works on a full server too, because whether events arrive does not depend on memory. KEYS[1] is its key.
 --
 -- ARGV[2]  ms until it expires
 -- Answer   {now}

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- Cancel a scheduled timer; with `purge` remove its record too (also a finished one's).
+-- Cancel a scheduled timer. `purge` also removes its record, even if the timer is finished.
 --
 -- ARGV[2]  edit lock, ms
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
--- ARGV[6]  `purge`; `forget` to remove the record of what is cancelled, for a retention of 0; or ''
+-- ARGV[6]  `purge`; `forget` to remove the record of a cancelled timer, for a retention of 0; or ''
 -- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
---          The record is the cancelled one, also where it is gone now. Cancelling a cancelled timer answers `cancelled`
---          again: the first answer may have been lost.
+--          The record is the cancelled one, even if it has just been removed. Cancelling a cancelled timer answers `cancelled`
+--          again, because the first answer may have been lost.
 
 local prefix, id, purge, forget = ARGV[3], ARGV[4], ARGV[6] == 'purge', ARGV[6] == 'forget'
 local member = member_of(prefix, id)

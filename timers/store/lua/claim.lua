@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Claim due timers, earliest first: out of the due index, lease taken with SET NX PX, attempt counted, token given.
--- Never takes one whose due time has not passed.
+-- Claim due timers, earliest first: take each out of the due index, take its lease with SET NX PX, count the attempt, give a
+-- token. Never takes a timer whose due time has not passed.
 --
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
@@ -28,7 +28,7 @@ local function claim_one(prefix, id, token, processor)
     return false
   end
   if tonumber(r.due) > now then
-    -- A stranger's score: the record is the truth.
+    -- A stranger changed the score. The record is the truth.
     redis.call('ZREM', queue_key(prefix), id)
     schedule(prefix, id, r.due)
     return false
@@ -44,9 +44,9 @@ local function claim_one(prefix, id, token, processor)
   return true
 end
 
--- The earliest due of a queue, and one more if there are more. Behind a backlog of more than BACKLOG_MS half a batch goes to
--- what became due just now, so that the late do not make the punctual late; of batches of one about every other, by the parity
--- of the newest token. Not in a queue that runs one at a time, whose order is its point.
+-- The earliest due of a queue, and one more if there are more. Behind a backlog of more than BACKLOG_MS, half a batch goes to
+-- timers that became due just now, so that late timers do not make punctual ones late. Of batches of one, about every other
+-- does; the parity of the newest token decides. A queue that runs one at a time keeps its order.
 local BACKLOG_MS, PUNCTUAL_MS = 10000, 1000
 local function due_of_queue(prefix, most)
   local queue = queue_key(prefix)
@@ -62,7 +62,7 @@ local function due_of_queue(prefix, most)
   return ids
 end
 
--- What is wanted of a queue: {prefix, processor, ids}.
+-- What to take from a queue: {prefix, processor, ids}.
 local function pick(prefix, processor, most)
   if most == 0 or redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return {prefix, processor, {}} end
   local ids = due_of_queue(prefix, most)

@@ -1,10 +1,10 @@
 #!lua flags=no-writes
--- How many timers of some queues are due in each of some equal times from now on. Changes nothing.
+-- Count the timers of some queues that fall due in each of the next steps of time, all of one length. Changes nothing.
 --
--- ARGV[2]  ms each   ARGV[3] how many   ARGV[4…] prefixes
+-- ARGV[2]  ms of a step   ARGV[3] how many steps   ARGV[4…] prefixes
 -- Answer   {now, {number, …}}
 --
--- A queue with few timers due is read whole; one with many is counted, O(log n) a step.
+-- Reads the scores of a queue with few timers due, and counts one with many in O(log n) a step.
 
 local FEW = 64
 local width, steps = tonumber(ARGV[2]), tonumber(ARGV[3])

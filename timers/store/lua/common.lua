@@ -1,21 +1,22 @@
--- Comes after the first line of every script: the clock, the key names, the record's form, and the index moves that several scripts share.
+-- Follows the first line of every script: the clock, the key names, the record's form, and the index moves that several
+-- scripts share.
 --
 -- KEYS[1]  the shard's root, `timers:{<shard>}:`; every key of the shard is built from it, so one hash slot holds them all
--- ARGV[1]  the channel on which a timer due within WAKE_HORIZON_MS is announced to the sweepers
+-- ARGV[1]  the channel that tells the sweepers of a timer due within WAKE_HORIZON_MS
 --
 -- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent.
 
 local WAKE_HORIZON_MS = 1000     -- a sweeper sleeps at most this long, so anything later is found without a wake-up
-local HISTORY_STORED = 49        -- the 50th shown entry is the creation, or the marker that older ones were dropped
+local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
 local TIME_DIGITS = 13           -- of epoch ms, until the year 2286
-local ORDINALS = 1024            -- binary fractions of a millisecond that keep the order of arming within one millisecond
+local ORDINALS = 1024            -- binary fractions of a millisecond: they keep the order of arming within one millisecond
 
 local root = KEYS[1]
 local tag = string.match(root, '{[^}]*}')
 
--- Every command goes through here. Where a stranger has put something of another type in the place of a key, that is moved
--- aside, and the command is given again: what the key held is lost, and nothing else stands still. A script that must not
--- write finds nothing there. A count that is no number begins anew.
+-- Every command goes through here. If a stranger has put a value of another type in the place of a key, it moves that value
+-- aside and repeats the command: what the key held is lost, but everything else works on. A script that must not write finds
+-- nothing there. A count that is not a number begins anew.
 local server = redis
 local READS = ' GET HGET HGETALL SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
 local function call(command, key, ...)
@@ -37,12 +38,12 @@ local now_us = time[1] * 1000000 + time[2]
 
 local function text(number) return string.format('%.0f', number) end
 
--- Whether the shard belongs to the db that the caller knows. What makes a new timer asks first: in a db that was emptied,
--- and made again with another number of shards, its place would be another.
+-- Whether the shard belongs to the db that the caller knows. A script that makes a new timer asks this first: if the db was
+-- emptied and made again with another number of shards, the timer belongs to another shard.
 local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
 
--- The theoretical arrival time kept for a rate (µs), at least now. One that lies further ahead than the rate's whole burst and
--- an hour, as before somebody changed the rate, is a stranger's.
+-- The theoretical arrival time kept for a rate (µs), at least now. A time further ahead than the rate's whole burst plus an
+-- hour, which allows for a changed rate, is a stranger's.
 local function arrival(key, burst_us)
   local tat = tonumber(redis.call('GET', key))
   return tat and tat > now_us and tat < now_us + burst_us + 3600000000 and tat or now_us
@@ -54,7 +55,7 @@ local function due_of(spec)
   return text(string.sub(spec, 1, 1) == '+' and now + ms or ms)
 end
 
--- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so it can be taken apart again.
+-- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so the first colon divides it.
 local function member_of(prefix, id) return prefix .. ':' .. id end
 local function is_member(name) return string.find(name, '^[a-z0-9][a-z0-9_.-]*:%w[%w_.:@~+=-]*$') ~= nil end
 local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end
@@ -73,7 +74,7 @@ local function parse(raw)
     string.match(raw, '^(%d+) ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
   if not format or #r.due > TIME_DIGITS or #r.created > TIME_DIGITS then return nil, 'not a record' end
   if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows 1' end
-  -- `w` is scheduled, but waits for more than its due time: no claim takes it. Whatever changes it lets it go.
+  -- `w` is scheduled, but also waits for its bare key: no claim takes it. Any change of the timer lets it go.
   r.waits = r.status == 'w'
   if r.waits then r.status = 's' end
   return r
@@ -94,7 +95,7 @@ local function encode(r)
 end
 
 -- The events that hooks ask for, as letters, by prefix. `hooks` has a field for each: `<letters> <prefix, or its beginning and
--- *> …`. Where there are none, a script finds that out once. The service's own timers, `timers.…`, are the calls and have none.
+-- *> …`. A script reads it once. The service's own timers, `timers.…`, are the calls, so no hook asks for them.
 local asked, asked_of = nil, {}
 local function letters_of(prefix)
   if not asked_of[prefix] then
@@ -109,10 +110,10 @@ local function letters_of(prefix)
   return asked_of[prefix]
 end
 
--- Events that the status does not tell, by cause; '' is none.
+-- Events by cause, where the status does not tell them; '' means no event.
 local TELLS = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '', ['bare-due'] = '',
                purged = ''}
-local OUTBOX_LIMIT = 1000000     -- entries that no pod has taken: further changes are only counted
+local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
 
 -- Put a change that a hook asks for into the outbox, with the record as it is now. The first entry wakes a pod.
 local function post(member, r, said)
@@ -128,7 +129,7 @@ local function post(member, r, said)
   if waiting == 0 then redis.call('PUBLISH', ARGV[1], tag .. ' outbox') end
 end
 
--- Whoever watches hears of every change. The first PUBLISH of a script tells whether anybody does; if not, it is the last.
+-- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
 local EVENTS = string.gsub(ARGV[1], 'wake', 'events', 1)
 local watched = true
 
@@ -152,8 +153,8 @@ local function set_body(r, spec, progress)
   r.rest = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
 end
 
--- One more history entry: `said` is a cause (timers/core/causes.py) and, after a space, what only this entry knows. A start
--- also has a pod, a lateness and a processor. Every change of a record goes through here, so the version grows with each.
+-- Add a history entry: `said` is a cause (timers/core/causes.py) and, after a space, what only this entry knows. A start also
+-- has a pod, a lateness and a processor. Every change of a record goes through here, so each change raises the version.
 local function note(r, said, pod, lateness, processor)
   r.said, r.processor = said, processor
   r.version = text(r.version + 1)
@@ -166,7 +167,7 @@ local function note(r, said, pod, lateness, processor)
     {text(now), r.status, r.attempt, pod or '-', lateness or '-', processor or '-', said}, ' ')
 end
 
--- True within the edit lock before due. Without a lock a timer can be changed until it is claimed.
+-- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
 local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due - edit_lock_ms end
 
 local tallies = {}
@@ -180,8 +181,8 @@ local function recount(from, to, prefix)
   if from ~= to then count(from, prefix, -1); count(to, prefix, 1) end
 end
 
--- Each queue's earliest due, so that ten thousand idle queues cost one look: in `heads`, or in `held` while the queue is
--- blocked (paused, or at a limit until a time), so that a thousand of those do not hide the others.
+-- The index of each queue's earliest due, so that ten thousand idle queues cost one look. It is `heads`, or `held` while the
+-- queue is blocked (paused, or at a limit until a time), so that a thousand blocked queues do not hide the others.
 local heads_of = {}
 local function heads_key(prefix)
   if not heads_of[prefix] then
@@ -196,7 +197,7 @@ local function refresh_head(prefix)
   else redis.call('ZREM', heads_key(prefix), prefix) end
 end
 
--- Block a queue until a time (epoch ms, '+inf'), or with nil let it go on.
+-- Block a queue until a time (epoch ms, '+inf'); nil lets it go on.
 local function block(prefix, until_ms)
   redis.call('ZREM', heads_key(prefix), prefix)
   if until_ms then redis.call('ZADD', root .. 'blocked', until_ms, prefix)
@@ -205,8 +206,8 @@ local function block(prefix, until_ms)
   refresh_head(prefix)
 end
 
--- A record that is armed anew: scheduled, with the identity's token, because tokens only grow, and the next occurrence
--- where the last has started, or its idempotency key would stand for two different runs.
+-- A record that is armed anew. It is scheduled and keeps the timer's token, because tokens only grow. If the last occurrence
+-- has started, it is the next one; otherwise one idempotency key would stand for two different runs.
 local function new_life(prefix, r, due, spec, progress, said)
   if not r then
     count('s', prefix, 1)
@@ -223,7 +224,7 @@ end
 
 local earliest = nil
 
--- A lease and its ms left. It is `<pod> <token>` with a TTL; what else lies in its place is a stranger's.
+-- A lease and its ms left. It is `<pod> <token>` with a TTL; anything else in its place is a stranger's.
 local function lease_of(member)
   local key = lease_key(member)
   local held = redis.pcall('GET', key)
@@ -239,19 +240,19 @@ local function take_lease(member, pod, token, lease_ms)
   return true
 end
 
--- Into the due index, behind everything of the same millisecond.
+-- Put a timer into the due index, behind all others of the same millisecond.
 local function enqueue(prefix, id, due)
   local queue = queue_key(prefix)
   local score = tonumber(due)
   local last = redis.call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
   if last[2] then score = math.min(tonumber(last[2]) + 1 / ORDINALS, score + 1 - 1 / ORDINALS) end
   local exact = string.format('%.17g', score)
-  -- An entry that is there already is that of a lost record, and was counted with it.
+  -- An entry that is there already belongs to a lost record and is still counted.
   if redis.call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
   redis.call('ZADD', heads_key(prefix), 'LT', exact, prefix)
 end
 
--- As above, with the trigger key, never with a deadline in the past.
+-- Like `enqueue`, but also set the trigger key, never with a deadline in the past.
 local function schedule(prefix, id, due)
   enqueue(prefix, id, due)
   redis.call('SET', trigger_key(prefix, id), 1, 'PXAT', text(math.max(tonumber(due), now + 1)))
@@ -263,7 +264,7 @@ local function unschedule(prefix, id)
   redis.call('ZREM', queue_key(prefix), id)
 end
 
--- Out of the index that a scheduled or finished timer is found by.
+-- Take a scheduled or finished timer out of its index.
 local function leave(prefix, id, status)
   if status ~= 's' then
     redis.call('ZREM', finished_key(status, prefix), id)
@@ -273,8 +274,8 @@ local function leave(prefix, id, status)
   refresh_head(prefix)
 end
 
--- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look. A count of
--- zero leaves: callers choose prefixes, and each would leave a field behind for ever.
+-- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look. Deletes a
+-- count of zero: callers choose prefixes, and each would otherwise leave a field behind for ever.
 local function conclude()
   local counts = root .. 'counts'
   for field, by in pairs(tallies) do
@@ -285,21 +286,22 @@ local function conclude()
   end
 end
 
--- The newest fencing token given; 0 where the counter is missing, or is nothing that a counter can have come to.
+-- The newest fencing token given; 0 if the counter is missing or has an impossible value.
 local function newest_token()
   local newest = tonumber(redis.pcall('GET', root .. 'token'))
   return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
 end
 
--- The newest of `n` fresh tokens. The counter alone could repeat itself: it goes back with the data when the server loses
--- its last seconds. The clock does not, so tokens never stay behind its microseconds.
+-- Take `n` fresh tokens and return the newest. The counter alone could repeat tokens: if the server loses its last seconds, it
+-- goes back with the data. The clock does not, so a token is never behind its microseconds.
 local function take_tokens(n)
   local top = math.max(newest_token(), now_us) + n
   redis.call('SET', root .. 'token', text(top))
   return top
 end
 
--- What cannot be read leaves every index and count and is kept aside with the reason: one bad record stops nothing else.
+-- Take a record that cannot be read out of every index and count, and keep it aside with the reason. So one bad record stops
+-- nothing else.
 local function quarantine(prefix, id, reason, raw)
   local member = member_of(prefix, id)
   local function out(index, name, status)
@@ -314,7 +316,7 @@ local function quarantine(prefix, id, reason, raw)
   redis.call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
 end
 
--- The record of a timer that is armed anew; one that cannot be read makes way.
+-- The record of a timer to be armed anew. One that cannot be read is quarantined first.
 local function read_or_clear(prefix, id)
   local r, trouble, raw = read(member_of(prefix, id))
   if raw and not r then quarantine(prefix, id, trouble, raw) end

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Extend leases. The record decides, not the lease key: whose token is still the newest goes on, even if the lease expired
--- meanwhile (nobody has taken over yet); everybody else has lost.
+-- Extend leases. The record decides, not the lease key: whoever has the newest token goes on, even if the lease expired
+-- meanwhile, because nobody has taken over yet. Everybody else has lost the run.
 --
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- The newest ends of a queue and why: what groups failures needs, without payloads. Changes nothing.
+-- Read the newest ends of a queue and their reasons, without payloads, to group failures. Changes nothing.
 --
 -- ARGV[2]  letter of the finished status   ARGV[3] prefix   ARGV[4] most   ARGV[5] bytes after which it stops
 -- Answer   {now, {id, when it ended, progress (JSON or nothing), …}}

@@ -4,8 +4,8 @@
 -- ARGV[2…] bucket of lateness, number of starts, …
 -- Answer   {now}
 --
--- A ring is a hash with a field for each slot: `<number of the slot since 1970> <bucket>:<starts> …`. A slot that comes
--- round again finds another number there and begins anew, so a ring never grows.
+-- A ring is a hash with a field for each slot: `<number of the slot since 1970> <bucket>:<starts> …`. When a slot comes
+-- round again its number has changed, and it begins anew; so a ring never grows.
 
 local function add(ring, slots, width_ms)
   local number = math.floor(now / width_ms)

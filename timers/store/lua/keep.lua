@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Keep permits of a limited prefix while their runs go on. One that has expired meanwhile counts again: its run goes on, too.
--- KEYS[1] as in reserve.
+-- Keep permits of a limited prefix while their runs go on. A permit that expired meanwhile counts again, because its run goes
+-- on too. KEYS[1] as in reserve.
 --
 -- ARGV[2]  ms to keep them
 -- ARGV[3…] permits

@@ -1,18 +1,18 @@
 #!lua flags=no-writes
--- A page of timers from one index, in the order of (score, member), after a place in it. The place need not exist any
--- more: it is found by its value, so pages neither skip nor repeat what stays where it is. O(log n + page).
+-- A page of timers from one index, sorted by (score, member), that begins after a place in it. The place need not exist any
+-- more: it is found by its value, so pages neither skip nor repeat entries that do not move. O(log n + page).
 --
 -- ARGV[2]  index: `due` or the letter of a finished status
 -- ARGV[3]  prefix
 -- ARGV[4]  lowest and ARGV[5] highest score
--- ARGV[6]  score of the place, or '' to begin   ARGV[7] its member
--- ARGV[8]  most to answer   ARGV[9] bytes of records with which to end, however few they are
--- Answer   {now, {id, score, record or false, …}, 1 where there are more, else 0}; false for an entry without a record
+-- ARGV[6]  score of the place, or '' for the first page   ARGV[7] its member
+-- ARGV[8]  most to answer   ARGV[9] bytes of records after which the page ends, however few they are
+-- Answer   {now, {id, score, record or false, …}, 1 if there are more, else 0}; false for an entry without a record
 
 local prefix, most, most_bytes = ARGV[3], tonumber(ARGV[8]), tonumber(ARGV[9])
 local index = ARGV[2] == 'due' and queue_key(prefix) or finished_key(ARGV[2], prefix)
 
--- Members of one score are in the order of their bytes: a binary search among their ranks.
+-- Redis sorts members with the same score by their bytes, so a binary search among their ranks finds the place.
 local function rank_after(score, member)
   local low = redis.call('ZCOUNT', index, '-inf', '(' .. score)
   local high = redis.call('ZCOUNT', index, '-inf', score)

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- Mark that the shard is in order now, unless it went back in time since the caller last knew it: then the newest mark that the
--- caller knows is missing among those there, and an older one is there. The newest few are kept, because several pods may mark.
+-- Mark that the shard is in order now, unless it has gone back in time since the caller last looked: then the newest mark that
+-- the caller knows is missing, and only an older one or none is there. The newest few are kept, because several pods may mark.
 --
 -- ARGV[2]  newest mark that the caller knows, 0 for none
 -- ARGV[3]  `count` to count timers, or ''
 -- Answer   {now, mark, behind, timers, prefixes}: the mark that was made, and ''. Or '' and the mark that the shard went back to
---          (0: it has none), and nothing was changed. How many timers are scheduled or run, and how many counts that took to
---          add up; -1 where they were not to be counted
+--          (0: it has none); then nothing was changed. Then how many timers are scheduled or running, -1 if they were not to be
+--          counted, and how many counts were added up for that
 
-local KEPT = 8       -- one a second: whoever marks after a longer absence cannot tell
+local KEPT = 8       -- one a second: a caller that was away for longer cannot tell
 local known = tonumber(ARGV[2])
 local there = redis.pcall('GET', root .. 'mark')
 local marks, behind, seen, oldest, newest = {}, 0, known == 0, math.huge, 0
@@ -31,7 +31,7 @@ end
 
 local timers, prefixes = counted()
 if not seen and (oldest < known or #marks == 0) then return {text(now), '', text(behind), timers, prefixes} end
--- Marks rise, also where the clock was set back, which is no loss.
+-- Marks rise even if the clock was set back, because that is no loss.
 local made = text(math.max(now, newest < 2 ^ 53 - 1 and newest + 1 or 0))
 table.insert(marks, 1, made)
 redis.call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))

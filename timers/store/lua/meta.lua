@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
--- What the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
+-- Read or change what the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
 --
 -- ARGV[2]  what to do, then its arguments:
 --          `look`  nothing
---          `make`  format, number of shards or '' for any, number where none is asked for, a fresh epoch: where there is
---                  no meta yet, or no timer was ever armed and another number is asked for
---          `arm`   epoch: timers are armed from now on, if it is still this epoch
+--          `make`  format, number of shards or '' for any, number if none is asked for, a fresh epoch: makes the meta if there
+--                  is none, and again if no timer was ever armed and another number is asked for
+--          `arm`   epoch: notes that timers are armed from now on, if it is still this epoch
 --          `renew` the epoch that the caller knew, a fresh one, format, number of shards, whether timers were armed, whether
 --                  the API was closed (1 or ''), when the epoch was last seen, how many timers were known then: the old
---                  epoch is gone, so make a new one, unless another pod has, and keep the loss
---          `lose`  epoch, then four for each shard that went back in time, if it is still this epoch: shard, the mark it went
---                  back to, the newest that was known, how many timers were known
---          `acknowledge` nothing: the losses are known by now
--- Answer   {now, {field, value, …}}: the meta as it is now; to `acknowledge`, as it was
+--                  epoch is gone, so makes a new one unless another pod has, and keeps the loss
+--          `lose`  epoch, then four for each shard that went back in time: shard, the mark it went back to, the newest that
+--                  was known, how many timers were known. Keeps the losses, if it is still this epoch
+--          `acknowledge` nothing: removes the losses, because people know of them now
+-- Answer   {now, {field, value, …}}: the meta as it is now; for `acknowledge`, as it was
 
 local key, act = KEYS[1], ARGV[2]
 local meta = {}
@@ -20,7 +20,7 @@ local meta = {}
 local function read_meta()
   local fields = redis.pcall('HGETALL', key)
   if fields.err and act == 'renew' then
-    -- A stranger has overwritten it. The pods know better.
+    -- A stranger has overwritten it: make it again from what the pods know.
     redis.call('DEL', key)
     fields = {}
   end
@@ -33,7 +33,7 @@ local function set(...)
   read_meta()
 end
 
--- A loss that several pods tell of is one: the widest window, the most timers.
+-- Keep a loss that several pods report as one, with the widest window and the most timers.
 local function lose(what, from, to, timers)
   local f, t, n = string.match(meta['loss:' .. what] or '', '^(%d+) (%d+) (%d+)$')
   from = math.min(tonumber(f or from), tonumber(from))
@@ -59,8 +59,8 @@ function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   if meta.epoch == known then return end
   if not meta.epoch then set('format', format, 'shards', shards, 'epoch', fresh, 'armed', 1) end
   if closed == '1' then set('closed', 1) end
-  -- A db in which nothing was ever armed may be given another number of shards; nothing is lost by that. And who slept over
-  -- a loss does not tell of it again once it was acknowledged.
+  -- A db in which nothing was ever armed may get another number of shards; that loses nothing. And a pod that slept through a
+  -- loss does not report it again after somebody has acknowledged it.
   if tonumber(meta.acknowledged or 0) > tonumber(seen) then return end
   if armed == '1' or meta.shards == shards then lose('db:' .. known, seen, text(now), timers) end
 end

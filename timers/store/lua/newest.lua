@@ -1,16 +1,16 @@
 #!lua flags=no-writes
--- A page of timers from one index, from the highest score down, before a place in it. The place need not exist any more.
--- Changes nothing.
+-- A page of timers from one index, from the highest score down, that begins before a place in it. The place need not exist any
+-- more. Changes nothing.
 --
 -- ARGV[2]  index: `due` or the letter of a finished status   ARGV[3] prefix
--- ARGV[4]  score of the place, or '' to begin   ARGV[5] id of the place; of its score only lower ids follow
+-- ARGV[4]  score of the place, or '' for the first page   ARGV[5] id of the place; of the same score, only lower ids follow
 -- ARGV[6]  most to answer
 -- Answer   {now, {id, score, record or false, …}}; false for an entry without a record
 
 local prefix, most = ARGV[3], tonumber(ARGV[6])
 local index = ARGV[2] == 'due' and queue_key(prefix) or finished_key(ARGV[2], prefix)
 
--- Ids of one score are in the order of their bytes: a binary search among their ranks.
+-- Redis sorts ids with the same score by their bytes, so a binary search among their ranks finds the place.
 local function rank_before(score, id)
   local low = redis.call('ZCOUNT', index, '-inf', '(' .. score)
   local high = redis.call('ZCOUNT', index, '-inf', score)

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- Pause a queue or let it go on. Nothing of a paused queue is claimed; what runs goes on.
+-- Pause a queue or let it go on. No claim takes from a paused queue; what runs goes on.
 --
 -- ARGV[2]  prefix
 -- ARGV[3]  `pause` or `resume`
--- Answer   {now, changed}: 0 where it was so already
+-- Answer   {now, changed}: 0 if nothing changed
 
 local prefix, changed = ARGV[2], nil
 if ARGV[3] == 'pause' then

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`. Completed
--- timers of the service's own, `timers.…`, stay for CALLS_MS at most, because each timer of a caller may have several.
+-- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`. The service's own
+-- completed timers, `timers.…`, stay for at most CALLS_MS, because each timer of a caller may have several.
 --
 -- ARGV[2]  retention, ms
 -- ARGV[3]  most records to remove

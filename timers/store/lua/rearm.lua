@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- Arm a finished timer again. The occurrence of one that failed, was cancelled or went unhandled goes on, with its attempts
--- (the receiver may have seen a part of it); one that completed begins its next. The count of failures starts anew.
+-- Arm a finished timer again. If it failed, was cancelled or became unhandled, its occurrence goes on, with its attempts,
+-- because the receiver may have seen a part of it. If it completed, its next occurrence begins. Failures count from zero again.
 --
 -- ARGV[2]  prefix      ARGV[3] id
 -- ARGV[4]  due (`@<epoch ms>`, `+<ms from now>`)
 -- ARGV[5]  expected version, or '' for any
--- ARGV[6]  `completed` to take one that completed too, or ''
+-- ARGV[6]  `completed` to arm a completed timer too, or ''
 -- ARGV[7]  cause for the history
 -- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`
 

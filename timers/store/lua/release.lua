@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Give back permits of a limited prefix: of runs that have ended, or reserved and not used. KEYS[1] as in reserve.
+-- Give back permits of a limited prefix whose runs have ended, or that were reserved and not used. KEYS[1] as in reserve.
 --
 -- ARGV[2]  µs to take off the rate, for starts that were reserved and not made (0: none)
 -- ARGV[3…] permits

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 -- Change a scheduled timer: its due time, its spec, or both.
 --
--- ARGV[2]  edit lock, ms; `fire` (make it due now) is allowed inside it
+-- ARGV[2]  edit lock, ms; 0 for `fire` (make it due now), which the lock allows
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  due (`@<epoch ms>`, `+<ms from now>`), or '' to keep it
--- ARGV[7]  spec, or '' to keep them
+-- ARGV[7]  spec, or '' to keep it
 -- ARGV[8]  progress, or '-' to keep it
 -- ARGV[9]  cause for the history
 -- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Take over runs whose pod let the lease expire. Counts as a claim (attempt + 1, a new token) and, since the pod died in
--- the run or lost its way, as a failure.
+-- Take over runs whose pod let the lease expire. A rescue counts as a claim (attempt + 1, a new token) and as a failure, because
+-- the pod died during the run or stopped extending its lease.
 --
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
 -- ARGV[4…] three for each run: prefix, id, processor that will run it (for the history)
--- Answer   {now, {prefix, id, record, …}, {member, reason, …}}: what was taken over, what was quarantined; a run that is leased
---          again, has ended, or whose prefix is paused is left out
+-- Answer   {now, {prefix, id, record, …}, {member, reason, …}}: what was taken over; what was quarantined. Leaves out a run that
+--          is leased again, has ended, or whose prefix is paused
 
 local pod, lease_ms = ARGV[2], ARGV[3]
 local rescued, bad = {}, {}

@@ -1,8 +1,8 @@
 #!lua flags=no-writes
--- What the caller's user of the server may not do. Runs none of the commands.
+-- Find what the caller's Redis user may not do. Runs none of the commands.
 --
--- ARGV[2…] commands with the keys and channels that count, with spaces between: `SET log:x 1`
--- Answer   {now, {command, …}}: those that are denied
+-- ARGV[2…] commands with the keys and channels that count, separated by spaces: `SET log:x 1`
+-- Answer   {now, {command, …}}: the commands that are denied
 
 local denied = {}
 for i = 2, #ARGV do

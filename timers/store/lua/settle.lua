@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- The one door out of `running`: done, retry, repeat, re-arm, fail, hand-back. The token is compared first.
+-- The one door out of `running`: done, retry, repeat, re-arm, fail, hand back. Compares the token first.
 --
 -- ARGV[2]  pod
 -- ARGV[3]  retention, ms; 0 removes a finished record at once
 -- ARGV[4…] one for each run, eleven lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
---          nothing to keep them), progress, note
--- Answer   {now, code, …}: `settled`; `already` (this token's result is in: an earlier answer was lost); `fenced` (another
---          pod has a newer token); `missing`
+--          nothing to keep it), progress, cause with its text
+-- Answer   {now, code, …}: `settled`; `already` (this token's result was written before: an earlier answer was lost); `fenced`
+--          (another pod has a newer token); `missing`
 
 local pod, retention_ms = ARGV[2], tonumber(ARGV[3])
 local answer, ends, leases, members = {text(now)}, {}, {}, {}
@@ -37,7 +37,7 @@ local function apply(e)
   local r = e.record
   set_body(r, e.spec ~= '' and e.spec or nil, e.progress)
   r.status = e.status
-  -- Where the claim started nothing its attempt is taken back. The next occurrence counts anew, but the entry is of this one.
+  -- If the claim started nothing, its attempt is taken back. The next occurrence counts anew, but the entry belongs to this one.
   if e.occurrence == r.occurrence then r.attempt = e.attempt end
   note(r, e.said, pod)
   r.due, r.attempt, r.failures, r.occurrence = e.due, e.attempt, e.failures, e.occurrence

@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
--- Touch what is due, so that Redis deletes the trigger keys and publishes their `expired` events now, and tell when to come
--- again. A timer leaves the due index only by being claimed, never by being touched.
+-- Touch due trigger keys, so that Redis deletes them and publishes their `expired` events now, and answer when to come again.
+-- Touching moves no timer; only a claim takes a due one out of the due index.
 --
 -- ARGV[2]  most keys to touch and most queues to look at, in all
--- ARGV[3]  rank of the first queue to look at among those with something due, from the newest due on: what has just become
---          due waits for its event, and a backlog has had its own
--- Answer   {now, next, {prefix, due, …}, rank, lost}: the time to come again (or '' for nothing planned); the queues with
---          timers due and the earliest due of each; the rank to go on at, 0 behind the last; and 1 if there are expired
+-- ARGV[3]  rank of the first queue to look at, among those with something due, newest due first: timers that have just become
+--          due wait for their event, and a backlog has had its own
+-- Answer   {now, next, {prefix, due, …}, rank, lost}: the time to come again ('' if nothing is planned); the queues with
+--          timers due and the earliest due of each; the rank to go on at, 0 after the last; and 1 if there are expired
 --          leases
 
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
-local BACKLOG_MS = 1000   -- a queue that is late by more is not touched again: its events came, or the sweep takes their place
+local BACKLOG_MS = 1000   -- a queue that is later than this is not touched again: its events came, or the sweep replaces them
 local next_look = nil
 local queues = {}
 
@@ -19,7 +19,7 @@ local function come_again(at)
   if at and at >= 0 and (not next_look or at < next_look) then next_look = at end
 end
 
--- The first of a queue's due timers with their scores, at most `left`. Most queues have one, and are asked once.
+-- The first due timers of a queue with their scores, at most `left`. Most queues have one, which takes one command.
 local function due_of_queue(queue, left)
   local first = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
   local next_due = tonumber(first[4])
@@ -33,12 +33,12 @@ local function due_of_queue(queue, left)
   return first
 end
 
--- Touches up to `left` triggers of a queue and answers how many.
+-- Touch up to `left` trigger keys of a queue; answer how many.
 local function touch(prefix, left)
   local due, triggers = due_of_queue(queue_key(prefix), left), {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
   -- Redis expires strictly after the deadline: a key of this very millisecond is still there and needs a second look.
-  -- One that is there long after is a stranger's doing and must not keep us busy.
+  -- A key that is there long after was put there by a stranger and must not keep us busy.
   local there = #triggers > 0 and redis.call('EXISTS', unpack(triggers)) or 0
   if there > 0 and tonumber(due[#due]) > now - STALE_MS then come_again(now + 1) end
   return #triggers
@@ -54,7 +54,7 @@ local function look(prefix, head, left)
   return head > now - BACKLOG_MS and touch(prefix, left) or 0
 end
 
--- Looks at due queues until the budget is used up; answers the rank to go on at.
+-- Look at due queues until the budget is used up; answer the rank to go on at.
 local function look_at_some()
   local heads = redis.call('ZREVRANGEBYSCORE', root .. 'heads', '(' .. text(now + 1), '-inf', 'WITHSCORES',
     'LIMIT', rank, most)
