@@ -1,6 +1,6 @@
 """A durable timer service for Redis: the public names. `timers.errors` has the tree of errors.
 
-What speaks to Redis is imported when it is first used: a module of processors, or `timers --version`, does without.
+Modules that talk to Redis are imported on first use: a module of processors, or `timers --version`, does not need them.
 """
 
 from importlib import import_module
@@ -120,7 +120,7 @@ _LATER: Final = {
     "TimerClient": "client",
 }
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:

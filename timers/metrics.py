@@ -1,6 +1,6 @@
 """Owns the Prometheus metrics of a pod: names, labels and buckets; docs/reference.md explains each.
 
-No label holds what a caller has sent: neither an id nor a prefix, but the declared prefix that serves it.
+No label holds text that a caller sent: no id, and as prefix only the declared prefix that serves the timer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from timers.engine.observer import Observer
 from timers.engine.worker import Health
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-"""Of what `render` gives."""
+"""The content type of `render`'s text."""
 
 LATENESS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300)
 LOOP_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
@@ -32,7 +32,7 @@ class Metrics(Observer):
         self._make_read()
 
     def _make_counted(self) -> None:
-        """What the engine reports as it happens."""
+        """The metrics that the engine reports as things happen."""
         ours: dict[str, Any] = {"registry": self._registry}
         prefix = ["prefix"]
         self._lateness = Histogram(
@@ -53,7 +53,7 @@ class Metrics(Observer):
         self._known_dropped = 0
 
     def _make_read(self) -> None:
-        """What is read at a scrape."""
+        """The metrics that are read at a scrape."""
         ours: dict[str, Any] = {"registry": self._registry}
         self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], **ours)
         self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], **ours)
@@ -120,9 +120,9 @@ class Metrics(Observer):
         losses: int,
         dropped: int,
     ) -> bytes:
-        """The exposition text. `counts` and `uncovered` have declared prefixes: the timers of each by status, and of
-        how many of its prefixes timers are due that no pod takes; `shards` are those that none takes; `overdue_ms` is
-        NaN where it is not known; `dropped` counts since the process began."""
+        """The exposition text. `counts` and `uncovered` are by declared prefix: its timers by status, and how many of
+        its prefixes have due timers that no pod takes. `shards` are those that no pod takes; `overdue_ms` is NaN if it
+        is not known; `dropped` counts since the process began."""
         self._dropped.inc(dropped - self._known_dropped)
         self._known_dropped = dropped
         self._losses.set(losses)

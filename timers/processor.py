@@ -26,14 +26,14 @@ from timers.core.prefixes import owner
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
 
 BURST_US: Final = 50_000
-"""What a rate lets through at once after a pause: as much as it gives in 50 ms, so that claims come in batches."""
+"""After a pause, a rate lets through at once what it gives in 50 ms, so that claims come in batches."""
 
 _RATE: Final = re.compile(r"([0-9]{1,7})/([smhd])")
 _UNIT_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 ENTRY_POINT_GROUP: Final = "timers.processors"
 DISTRIBUTION: Final = "redis-timers"
-"""What is installed, `timers` and the built-in processors, by its name on the package index."""
+"""The name, on the package index, of the package with `timers` and the built-in processors."""
 
 Result = Rearm | Done | None
 """What a processor returns: None or Done for done, Rearm to arm its own key again."""
@@ -42,16 +42,16 @@ S = TypeVar("S", default=None)
 S_co = TypeVar("S_co", default=None, covariant=True)
 
 Lifespan = Callable[[], AbstractAsyncContextManager[S]]
-"""Opens what a processor holds as long as its pod lives, and closes it again."""
+"""Opens what a processor needs while its pod lives, and closes it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known(Generic[S_co]):
-    """What any run knows beside its timer.
+    """What every run knows besides its timer.
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
     act twice. `idempotency_key` (`prefix:id:occurrence`) is the same on every try. `deadline` is when the run times
-    out, None if never. `state` is what the processor's `lifespan` gave, None without one: annotate the context as
+    out, None if never. `state` is what the processor's `lifespan` yielded, None without one: annotate the context as
     `Context[Pool]`. `traceparent` is the W3C trace in which the timer was armed, to link the run to it.
     """
 
@@ -65,21 +65,21 @@ class _Known(Generic[S_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(_Known[S_co]):
-    """What a coroutine processor is given beside its timer: what any run knows, and a client for other timers."""
+    """What a coroutine processor is given besides its timer: what every run knows, and a client for other timers."""
 
     timers: Timers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingContext(_Known[S_co]):
-    """What a plain function is given beside its timer: as `Context`, with a client whose methods wait."""
+    """What a plain function is given besides its timer: as `Context`, with a client whose methods block."""
 
     timers: BlockingTimers
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most one start every `interval_us`, after a pause `burst` at once; over all pods."""
+    """At most one start every `interval_us` over all pods; after a pause, `burst` at once."""
 
     interval_us: int
     burst: int
@@ -98,7 +98,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of each of a processor's queues may run. None means no limit beside the pod's own."""
+    """How much of each of a processor's queues may run. None means no limit besides the pod's own."""
 
     concurrency: int | None = None
     pod_concurrency: int | None = None
@@ -111,37 +111,37 @@ class Limits:
                 raise InvalidInput.of(name, value, "a whole number from 1")
 
     def __str__(self) -> str:
-        """Those that all pods share."""
+        """The limits that all pods share."""
         concurrency = "any number at once" if self.concurrency is None else f"{self.concurrency} at once"
         return concurrency if self.rate is None else f"{concurrency}, one every {self.rate.interval_us / 1e6:g} s"
 
     @property
     def bounds_concurrency(self) -> bool:
-        """True where the end of a run makes room for another."""
+        """True if the end of a run makes room for another."""
         return self.concurrency is not None or self.pod_concurrency is not None
 
     @property
     def over_fleet(self) -> bool:
-        """True where starts must be reserved, because other pods count too."""
+        """True if starts must be reserved, because other pods count too."""
         return self.concurrency is not None or self.rate is not None
 
     @property
     def in_order(self) -> bool:
-        """True where one runs at a time: strictly by due time, then by arming."""
+        """True if timers run one at a time: strictly by due time, then by arming."""
         return self.concurrency == 1
 
 
 NO_LIMITS: Final = Limits()
 
 Function = Callable[[Timer, Context[S]], Awaitable[Result] | Result] | Callable[[Timer, BlockingContext[S]], Result]
-"""A coroutine function, or a plain one, which is given a BlockingContext; it may be annotated with either where it does
-not use `context.timers`."""
+"""A coroutine function, or a plain one, which gets a BlockingContext. If it does not use `context.timers`, it may be
+annotated with either."""
 
 
 @dataclass(frozen=True, eq=False)
 class Processor:
-    """A function that serves the timers of `prefix` and of what goes on with `-`, `_` or `.` after it. Calling it calls
-    the function."""
+    """A function that serves the timers of `prefix` and of prefixes that continue it with `-`, `_` or `.`. Calling it
+    calls the function."""
 
     prefix: str
     function: Callable[[Timer, Any], Awaitable[Result] | Result]
@@ -174,11 +174,11 @@ def processor(
     rate: str | None = None,
     lifespan: Lifespan[S] | None = None,
 ) -> Callable[[Function[S]], Processor]:
-    """Make the function below a processor of `prefix` and of every prefix that goes on with `-`, `_` or `.` after it.
+    """Make the function below a processor of `prefix` and of every prefix that continues it with `-`, `_` or `.`.
 
-    Limits hold for each prefix by itself: `concurrency` is the most that runs at once over all pods (1 also means
+    Limits hold for each prefix separately: `concurrency` is the most that runs at once over all pods (1 also means
     strict order: by due time, then by arming), `pod_concurrency` the most on one pod, `rate` (`"50/s"`) the starts over
-    all pods. `lifespan` is called once per pod and gives an async context manager, which is entered before the first
+    all pods. `lifespan` is called once per pod and returns an async context manager, which is entered before the first
     run and left after the last one; what it yields is `context.state` of every run. Processors that are given the same
     function share it. Raises InvalidInput for a bad prefix, retry policy, timeout or limit, and for a function that
     cannot be called with a timer and a context. The function is not registered anywhere: a registry finds it in its
@@ -213,7 +213,7 @@ def _check_function(function: object) -> None:
         raise InvalidInput.of("function", function, "a function that takes (timer, context)")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # one written in C may not tell
+    except ValueError:  # a function written in C may have no signature
         return
     try:
         signature.bind(None, None)
@@ -249,7 +249,7 @@ class Registry:
         """The processor of this pod with the longest prefix that serves `prefix`; None if this pod has none, or is
         limited to other prefixes. Another pod may have a longer one."""
         if prefix not in self._known:
-            # A stranger could invent prefixes without end: the cache is dropped, not grown, beyond a bound.
+            # A stranger could invent any number of prefixes, so a cache that is full is emptied.
             if len(self._known) >= 100_000:
                 self._known.clear()
             self._known[prefix] = self._search(prefix)
@@ -262,7 +262,7 @@ class Registry:
         return None if found is None else self._by_prefix[found]
 
     def require(self, prefix: str) -> Processor:
-        """As `match`; raises NoProcessor instead of None."""
+        """As `match`, but raises NoProcessor instead of returning None."""
         found = self.match(prefix)
         if found is None:
             known = ", ".join(self.declared) or "none"
@@ -271,12 +271,12 @@ class Registry:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """The prefixes of the processors that this pod can run, sorted. Where the pod is limited, those of which the
-        limit leaves something."""
+        """The prefixes of the processors that this pod can run, sorted. If the pod is limited, only those that overlap
+        with the limit."""
         return tuple(p for p in sorted(self._by_prefix) if not self._only or any(_overlap(p, o) for o in self._only))
 
     def check_only(self) -> None:
-        """Raises ConfigurationError for a limit to prefixes that no processor can serve."""
+        """Raises ConfigurationError if the pod is limited to a prefix that none of its processors can serve."""
         for part in self._only:
             if not any(_overlap(declared, part) for declared in self._by_prefix):
                 known = ", ".join(sorted(self._by_prefix)) or "none"
@@ -312,10 +312,10 @@ def load(paths: Iterable[str] = (), *, only: Iterable[str] = (), builtin: Collec
 
 
 def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> list[Found]:
-    """The processors of the installed entry points, the built-in ones of these names among them (None: all), and those
-    at `paths` (`package.module` or `package.module:object`; the working directory is searched too). The object is a
-    processor, or a function without parameters that returns several. Your own takes the place of a built-in one with
-    the same prefix. Raises ConfigurationError naming what cannot be loaded."""
+    """The processors of the installed entry points and those at `paths` (`package.module` or `package.module:object`;
+    the working directory is searched too). Of the built-in ones, only those that `builtin` names (None: all). The
+    object is a processor, or a function without parameters that returns several. Your own processor replaces a built-in
+    one with the same prefix. Raises ConfigurationError, which names what cannot be loaded."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -335,7 +335,7 @@ def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> l
 
 
 def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -> list[EntryPoint]:
-    """The built-in processors that a pod is to load. Raises ConfigurationError where they are not there."""
+    """The built-in processors that a pod should load. Raises ConfigurationError if they are not there."""
     if not built_in:
         raise ConfigurationError(f"the built-in processors are not there; install {DISTRIBUTION} anew (`make setup`)")
     for name in names or ():

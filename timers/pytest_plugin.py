@@ -1,4 +1,4 @@
-"""Owns the pytest plugin: the fixture `timer_lab`. It is loaded in every run of pytest, so it imports the lab late."""
+"""Owns the pytest plugin: the fixture `timer_lab`. Every run of pytest loads it, so it imports the lab late."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def timer_lab() -> Iterator["TimerLab"]:
     """A timer service for one test: no server, no waiting, a clock that the test moves."""
-    from timers.testing import TimerLab  # noqa: PLC0415 (costs who does not use it nothing)
+    from timers.testing import TimerLab  # noqa: PLC0415 (costs nothing where it is not used)
 
     with TimerLab() as lab:
         yield lab

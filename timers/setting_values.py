@@ -1,4 +1,4 @@
-"""Owns what the text of a setting may be: reads it into its type, or raises ValueError for what is not accepted."""
+"""Owns parsing the text of a setting into its type; raises ValueError for text that is not accepted."""
 
 import os
 import re
@@ -21,13 +21,13 @@ REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+clus
 STARTTLS: Final = ("require", "if-offered", "never")
 PLACES_RULE: Final = "networks (10.0.0.0/8), host names and *.suffix, several with commas"
 HOOKS_LIMIT: Final = 100
-"""Each change of a timer is compared with each hook."""
+"""Limited because each change of a timer is compared with each hook."""
 
 _HOST: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def listed(value: object) -> object:
-    """Comma-separated text as its parts; anything else as it is."""
+    """The parts of comma-separated text; any other value unchanged."""
     return _parts(value) if isinstance(value, str) else value
 
 
@@ -40,17 +40,17 @@ def lower(value: object) -> object:
 
 
 def milliseconds(value: object) -> object:
-    """Text as a duration; a number, which only a program gives, is milliseconds already."""
+    """Parses text as a duration. A number, which only a program gives, is already in milliseconds."""
     return parse_ms(value) if isinstance(value, str) else value
 
 
 def milliseconds_or_off(value: object) -> object:
-    """As above; None for `off`."""
+    """As `milliseconds`; None for `off`."""
     return None if isinstance(value, str) and value.lower() == "off" else milliseconds(value)
 
 
 def shard_numbers(value: object) -> object:
-    """`0-15,20` as the numbers it names, in order."""
+    """Parses `0-15,20` into the numbers that it names, in order."""
     if not isinstance(value, str):
         return value
     numbers: set[int] = set()
@@ -70,7 +70,7 @@ def check_prefixes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def builtin_names(value: object) -> object:
-    """None for `all`, nothing for `none`, else the names."""
+    """None for `all`, an empty tuple for `none`, else the names."""
     names = listed(value)
     if names in (["all"], ["none"]):
         return None if names == ["all"] else ()
@@ -80,7 +80,7 @@ def builtin_names(value: object) -> object:
 
 
 def _check_addresses(parts: SplitResult) -> bool:
-    """Whether the network part is a `host` or `host:6379`, for Sentinel and cluster also several with commas."""
+    """Whether the network part is `host` or `host:6379`; Sentinel and cluster may have several, with commas."""
     hosts = parts.netloc.rpartition("@")[2].split(",")
     several = parts.scheme in {"redis+sentinel", "redis+cluster"}
     return (several or len(hosts) == 1) and all(_is_address(host) for host in hosts)
@@ -92,7 +92,8 @@ def _is_address(text: str) -> bool:
 
 
 def check_redis_url(url: str) -> str:
-    """Refuses what cannot be a server. What is left splits safely, so that `redacted` hides every password in it."""
+    """Refuses a URL that cannot be a server. An accepted URL splits safely, so `redacted` hides every password in
+    it."""
     parts = urlsplit(url)
     if parts.scheme not in REDIS_SCHEMES or parts.fragment:
         raise ValueError(parts.scheme)
@@ -122,7 +123,7 @@ def signing_key(secret: SecretStr) -> bytes:
 
 
 def prefixed_secrets(value: object) -> object:
-    """`[prefix=]whsec_…` as pairs, the prefix empty where there is none. (Base64 may end in `=`.)"""
+    """Parses `[prefix=]whsec_…` into pairs; the prefix is empty if none is given. (Base64 may end in `=`.)"""
     if not isinstance(value, str):
         return value
     pairs = []
@@ -134,7 +135,7 @@ def prefixed_secrets(value: object) -> object:
 
 
 def prefixed_urls(value: object) -> object:
-    """`prefix=https://…` as pairs, no prefix twice."""
+    """Parses `prefix=https://…` into pairs; no prefix may be given twice."""
     if not isinstance(value, str):
         return value
     pairs = [(check_prefix(prefix), url) for prefix, _, url in (text.partition("=") for text in _parts(value))]
@@ -146,7 +147,7 @@ def prefixed_urls(value: object) -> object:
 
 
 def asked_urls(value: object) -> object:
-    """`events@prefix=https://…` as pairs of what is asked for and the URL."""
+    """Parses `events@prefix=https://…` into pairs of what is asked for and the URL."""
     if not isinstance(value, str):
         return value
     pairs = []
@@ -160,7 +161,7 @@ def asked_urls(value: object) -> object:
 
 
 def check_url(given: SecretStr) -> SecretStr:
-    """An address to call."""
+    """Accepts a URL to call."""
     parts = urlsplit(given.get_secret_value())
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.port == 0:
         raise ValueError(parts.scheme)
@@ -168,7 +169,7 @@ def check_url(given: SecretStr) -> SecretStr:
 
 
 def check_alarms(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-    """Whom to tell of alarms: addresses of mail, URLs, and commands that are there."""
+    """Accepts targets of alarms: mail addresses, URLs, and commands that exist."""
     for target in given:
         kind, _, rest = target.get_secret_value().partition(":")
         if kind == "mailto":
@@ -183,19 +184,19 @@ def check_alarms(given: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
 
 
 def check_public_url(given: str) -> str:
-    """An address to show."""
+    """Accepts a URL to show."""
     return check_url(SecretStr(given)).get_secret_value()
 
 
 def check_user_url(given: SecretStr) -> SecretStr:
-    """An address to call with a place for the user behind the host."""
+    """Accepts a URL to call with `{user}` in its path or query."""
     if "{user}" not in urlsplit(given.get_secret_value()).path + urlsplit(given.get_secret_value()).query:
         raise ValueError("no {user}")
     return check_url(given)
 
 
 def check_smtp_url(given: SecretStr) -> SecretStr:
-    """A mail server."""
+    """Accepts the URL of a mail server."""
     parts = urlsplit(given.get_secret_value())
     options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     modes = [("starttls", mode) for mode in STARTTLS] if parts.scheme == "smtp" else []
@@ -207,14 +208,14 @@ def check_smtp_url(given: SecretStr) -> SecretStr:
 
 
 def check_folder(given: Path) -> Path:
-    """A folder that is there."""
+    """Accepts a folder that exists."""
     if not given.is_dir():
         raise ValueError(given)
     return given
 
 
 def check_mail_from(given: str) -> str:
-    """An address, with or without a name."""
+    """Accepts a mail address, with or without a name."""
     name, address = parseaddr(given)
     if not re.fullmatch(r"[!-;=?A-~]+@[!-;=?A-~]+", address) or not (name + address).isprintable() or "\n" in given:
         raise ValueError("no address")
@@ -222,7 +223,7 @@ def check_mail_from(given: str) -> str:
 
 
 def places(value: object) -> object:
-    """Networks, host names and `*.suffix`."""
+    """Parses networks, host names and `*.suffix`."""
     if not isinstance(value, str):
         return value
     for text in _parts(value):
@@ -237,6 +238,6 @@ def check_api_keys(given: SecretStr) -> SecretStr:
 
 
 def redacted(url: str) -> str:
-    """The URL as it may be shown: passwords, before the host and in the query, are `***`."""
+    """The URL with `***` in place of passwords, before the host and in the query."""
     shown_account = re.sub(r"//([^/?#@:]*):.*@", r"//\1:***@", url)
     return re.sub(r"(?i)([?&][^&=]*pass[^&=]*=)[^&]*", r"\1***", shown_account)

@@ -1,8 +1,8 @@
 """Owns the settings: their names, defaults and bounds, and how they are read from the environment and `.env`.
 
-A setting `TIMERS_HTTP_PORT` is the field `http_port`; a length of time like `TIMERS_LEASE` is the field `lease_ms`. A
-field's description says what is accepted; it is also the end of the error for a value that is not. In `.env`, `${NAME}`
-stands for a variable of the process or of the file itself.
+The setting `TIMERS_HTTP_PORT` is the field `http_port`; a duration such as `TIMERS_LEASE` is the field `lease_ms`. A
+field's description says what is accepted, and the error for a refused value ends with it. In `.env`, `${NAME}` stands
+for a variable of the process or of the file itself.
 """
 
 import difflib
@@ -76,8 +76,8 @@ _SERVICE_LINK: Final = re.compile(
     r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp)|PORT=\d+|ADDR=[\da-f.:]+))",
     re.ASCII,
 )
-"""What Kubernetes sets in every pod for a Service called `timers` or `timers-…`, as name and value: `timers-http` gives
-TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
+"""The variables, as name and value, that Kubernetes sets in every pod for a Service called `timers` or `timers-…`. For
+`timers-http` it sets TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
 _CONFIDENTIAL: Final = frozenset(
     {
@@ -136,8 +136,8 @@ class Settings(BaseSettings):
         env_prefix_target="all",  # of the aliases as well
         case_sensitive=True,
         env_ignore_empty=True,
-        dotenv_filtering="only_existing",  # what else is in the file is for other programs
-        enable_decoding=False,  # lists have commas, they are no JSON
+        dotenv_filtering="only_existing",  # the file's other variables are for other programs
+        enable_decoding=False,  # lists are separated by commas; they are not JSON
         alias_generator=AliasGenerator(validation_alias=_name_without_prefix),
         validate_by_name=True,
     )
@@ -157,7 +157,7 @@ class Settings(BaseSettings):
     )
     http_port: int = Field(default=8080, ge=0, le=65_535, description="a port from 0 (any free one) to 65535")
     probe_port: int | None = Field(default=None, ge=0, le=65_535, description="a port from 0 (any free one) to 65535")
-    """None: health, readiness and metrics only where the API is."""
+    """None: health, readiness and metrics are served only with the API."""
     processors: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
         BeforeValidator(listed),
@@ -169,7 +169,7 @@ class Settings(BaseSettings):
     prefixes: Annotated[tuple[str, ...], BeforeValidator(listed), AfterValidator(check_prefixes)] = Field(
         default=(), description=f"{PREFIX_RULE}, several with commas"
     )
-    """Empty: all that this pod has a processor for."""
+    """Empty: every prefix that this pod has a processor for."""
     shards: int | None = Field(default=None, ge=1, le=MAX_SHARDS, description=f"a whole number from 1 to {MAX_SHARDS}")
     """None: 1 on a standalone server, 64 on a cluster."""
     shard_subset: Annotated[tuple[int, ...], BeforeValidator(shard_numbers)] = Field(
@@ -187,7 +187,7 @@ class Settings(BaseSettings):
     )
     """None: bare keys are switched off."""
     api_keys: Annotated[SecretStr, AfterValidator(check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
-    """The text as it was given; `access.read_entries` reads it."""
+    """The text as given; `access.read_entries` parses it."""
     signing_secrets: Annotated[
         tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_signing_secrets)
     ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")
@@ -200,7 +200,7 @@ class Settings(BaseSettings):
         description=f"event@prefix=https://host/path, at most {HOOKS_LIMIT} with commas; several events with +: "
         f"{', '.join(EVENTS)}, all, and payload to send payloads; * stands for any prefix or its end",
     )
-    """What is asked for, and the URL to call; `asked` reads them."""
+    """What is asked for, and the URL to call; `asked` parses them."""
     alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_alarms)] = Field(
         default=(),
         description=f"mailto:a@example.org, https://host/path, exec:/path/to/command, {HOOKS_LIMIT} at most",
@@ -212,11 +212,11 @@ class Settings(BaseSettings):
     webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_secrets)] = Field(
         default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, several with commas"
     )
-    """Secrets by prefix, the empty one for all that have none of their own; `webhook_keys` picks."""
+    """Secrets by prefix; those of the empty prefix are for all prefixes without their own. `webhook_keys` picks."""
     webhook_allow: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
     webhook_deny: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
     webhook_4xx: Literal["fail", "retry"] = Field(default="fail", description="fail or retry")
-    """What an answer 4xx other than 408, 410, 425 and 429 means."""
+    """What a 4xx answer other than 408, 410, 425 and 429 means."""
     smtp_url: Annotated[SecretStr, AfterValidator(check_smtp_url)] | None = Field(
         default=None,
         description="smtp://user:password@host:587, with ?starttls=require, if-offered or never; or smtps://…",
@@ -241,7 +241,7 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(default=Path(".timers"), description="a folder")
     outbox: Path = Field(default_factory=lambda fields: fields["data_dir"] / "outbox", description="a folder")
-    """Where the local transport of the send-message processor puts what it would send."""
+    """Where the processor send-message writes messages if no transport is set up."""
     server_binary: Path | None = Field(default=None, description="the path of a redis-server or valkey-server binary")
     pod: str = Field(
         default_factory=_pod_name,
@@ -258,18 +258,18 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the program gives; `load_settings` brings sources of its own."""
+        """Reads only the program's arguments; `load_settings` brings its own sources."""
         return (init_settings,)
 
     def webhook_keys(self, prefix: str) -> list[bytes]:
-        """The keys that sign web hooks of a prefix, side by side: those of the longest prefix that serves it, else
-        those without one."""
+        """The keys that sign a prefix's web hooks, all at once: those of the longest prefix that serves it, else those
+        given without a prefix."""
         chosen = owner(prefix, {given for given, _ in self.webhook_secrets}) or ""
         return [signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
 
     @property
     def asked(self) -> tuple[Hook, ...]:
-        """What this pod asks to hear of."""
+        """The hooks and alarms that this pod asks for."""
         hooks = [Hook.of(asked, url.get_secret_value()) for asked, url in self.hooks]
         return (*hooks, *(Hook.alarm(target.get_secret_value()) for target in self.alarms))
 
@@ -309,7 +309,7 @@ class Settings(BaseSettings):
 
     @property
     def of_fleet(self) -> dict[str, str]:
-        """Those that should be the same on all pods, by name."""
+        """The settings that should be the same on all pods, by name."""
         fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
         values = {_setting_name(field): getattr(self, field) for field in fields}
         return {name: "off" if value is None else f"{value}ms" for name, value in values.items()}
@@ -334,11 +334,11 @@ def service_links(environ: Mapping[str, str]) -> list[str]:
 
 
 def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> Settings:
-    """The settings of this process: what `environ` (the process's own if None) has, then `env_file`, then the defaults.
+    """The settings of this process: from `environ` (None: the process's own), then `env_file`, then the defaults.
 
-    An empty value counts as not set. A command line option that stands for a setting is put into a copy of the
-    environment, so that it is checked the same way. Raises ConfigurationError: one line that names each bad setting,
-    its value unless it is confidential, and what would be accepted.
+    An empty value counts as not set. A command line option for a setting goes into a copy of the environment, so that
+    it is checked the same way. Raises ConfigurationError: one line that names each bad setting, its value unless it is
+    confidential, and what would be accepted.
     """
     environment, file = _sources(environ, env_file)
     given = {**file.env_vars, **environment.env_vars}
@@ -347,7 +347,7 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     try:
         return Settings(_build_sources=((environment, file), {}))
     except ValidationError as error:
-        # Without its cause, which holds the values.
+        # The cause is dropped, because it holds the values.
         raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, given)))) from None
 
 
@@ -366,8 +366,8 @@ def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Enviro
 
 
 def load_worker_settings(**options: str) -> Settings:
-    """The settings of this process as a worker's, because rules for the API do not concern a command or a processor.
-    `options` go before the environment."""
+    """The settings of this process as a worker, because the rules for the API do not apply to a command or a processor.
+    `options` override the environment."""
     return load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
 
 
@@ -379,7 +379,8 @@ def _open_env_file(path: Path) -> DotEnvSettingsSource:
 
 
 def _refuse_later(names: Iterable[str]) -> None:
-    """A second copy of the timers that is asked for and not kept must not look as if it was."""
+    """Refuses settings of a later version: whoever asks for a second copy of the timers must not believe that there is
+    one."""
     for name in names:
         if name in _LATER:
             raise ConfigurationError(f"{name} is not supported by this version; leave it out")
@@ -388,7 +389,7 @@ def _refuse_later(names: Iterable[str]) -> None:
 def _refuse_unknown(names: Iterable[str]) -> None:
     for name in names:
         if name.startswith(_NAME_PREFIX) and name not in _FIELDS and name not in _LATER:
-            # Without what all names share, which would make every name look close.
+            # Compared without the part that all names share, which would make every name look close.
             rests = [known.removeprefix(_NAME_PREFIX) for known in SETTING_NAMES]
             close = difflib.get_close_matches(name.removeprefix(_NAME_PREFIX), rests, n=1)
             hint = (
@@ -404,7 +405,7 @@ def _complaints(error: ValidationError, given: Mapping[str, str | None]) -> Iter
             yield from (str(FieldError(_setting_name(e.field), e.value, e.accepted)) for e in found.errors)
             continue
         name = f"{_NAME_PREFIX}{item['loc'][0]}"
-        if name in given:  # a default that waits for a refused value is no fault of its own
+        if name in given:  # a default that depends on a refused value is not reported
             field = _FIELDS[name]
             value = "the given value" if field in _CONFIDENTIAL else shown(given[name])
             yield str(FieldError(name, value, Settings.model_fields[field].description or ""))

@@ -1,4 +1,4 @@
-"""Owns where web hooks may go: which names and addresses are open to them, and looking a name up once."""
+"""Owns where web hooks may go: decides which names and addresses are open to them, and looks each name up once."""
 
 import asyncio
 import socket
@@ -18,14 +18,15 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 _V4_COMPATIBLE: Final = IPv6Network("::/96")
 _ISATAP: Final = 0x5EFE
 _NOT_PUBLIC: Final = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
-"""Public for Python 3.11, or by their form: protocol assignments, the 6to4 relay, Azure's service to its guests."""
+"""Networks that Python 3.11 calls public, or that look public, but are not: protocol assignments, the 6to4 relay, and
+the address of Azure's service to its guests."""
 
 LOOKUPS_AT_ONCE: Final = 32
-"""Threads for looking names up: not the event loop's, so that a name server that hangs holds up web hooks alone."""
+"""Threads that look names up. They are not the event loop's, so a name server that hangs holds up only web hooks."""
 
 
 class Forbidden(Exception):
-    """A web hook may not go there. Says why, without telling what a name stands for inside."""
+    """A web hook may not go there. The text says why, but not which address inside a name stands for."""
 
 
 class Reach:
@@ -48,7 +49,7 @@ class Reach:
             self._hosts.add(entry)
 
     def names(self, host: str) -> bool:
-        """Whether it names the host."""
+        """Whether an entry names the host."""
         return host in self._hosts or host.endswith(tuple(self._suffixes))
 
     def holds(self, address: Address) -> bool:
@@ -57,9 +58,8 @@ class Reach:
 
 
 class Guard(AbstractResolver):
-    """Looks names up for one scheme's connections, and answers only addresses that are open to web hooks. Every address
-    of a name has to be. The connection goes to one of those that were checked, so a second answer of the name server
-    has no say."""
+    """Looks names up for the connections of one scheme. It refuses a name unless every address behind it is open to web
+    hooks. The connection uses an address that was checked, so a second answer from the name server changes nothing."""
 
     def __init__(self, allow: Reach, deny: Reach, lookup: Lookup, *, https: bool) -> None:
         self._allow, self._deny, self._https, self._lookup = allow, deny, https, lookup
@@ -68,14 +68,14 @@ class Guard(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises Forbidden, and OSError for a name that is not known."""
+        """Raises Forbidden, or OSError for an unknown name."""
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host, port, family)
         return [self._checked(host, port, number, str(place[0])) for number, _, _, _, place in found]
 
     def _look_up(self, host: str, port: int, family: int) -> list[tuple[Any, ...]]:
         try:
             return self._lookup(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
-        except UnicodeError as error:  # a label that no name server could be asked for
+        except UnicodeError as error:  # a label that cannot be sent to a name server
             raise OSError(f"{host} is no name: {error}") from None
 
     def _checked(self, host: str, port: int, family: int, address: str) -> ResolveResult:
@@ -84,8 +84,8 @@ class Guard(AbstractResolver):
         return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=flags)
 
     def check_literal(self, host: str) -> None:
-        """Raises Forbidden where the host is an address, not a name, and that is not open. A client connects to one
-        without looking it up, and reads forms such as 2130706433 that hardly anybody else does."""
+        """Raises Forbidden if the host is an address that is not open. A client connects to an address without looking
+        it up, and accepts forms that few other programs accept, such as 2130706433."""
         if ":" in host or host.replace(".", "").isdigit():
             try:
                 address = ip_address(host)
@@ -94,7 +94,7 @@ class Guard(AbstractResolver):
             self.check(host, address)
 
     def check(self, host: str, address: Address) -> None:
-        """Raises Forbidden where the address that a host stands for is not open."""
+        """Raises Forbidden if the host's address is not open to web hooks."""
         host, inner = host.rstrip(".").lower(), unwrapped(address)
         if self._deny.names(host) or self._deny.holds(address) or self._deny.holds(inner):
             raise Forbidden(f"{host} is excluded by TIMERS_WEBHOOK_DENY")
@@ -108,13 +108,13 @@ class Guard(AbstractResolver):
             raise Forbidden(f"{host} is not a public address, nor is it in TIMERS_WEBHOOK_ALLOW")
 
     async def close(self) -> None:
-        """Waits for no look-up."""
+        """Ends without waiting for look-ups in progress."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address carries a packet to: mapped, compatible, 6to4, Teredo, NAT64 or ISATAP; any
-    other as it is."""
+    """The IPv4 address inside an IPv6 address that is mapped, compatible, 6to4, Teredo, NAT64 or ISATAP. Any other
+    address is returned unchanged."""
     if isinstance(address, IPv4Address):
         return address
     low = IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -126,7 +126,8 @@ def unwrapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet could have the address. IPv6 around an IPv4 address is judged by that one."""
+    """Whether the address is on the public internet. An IPv6 address that stands for an IPv4 one (NAT64, mapped, 6to4)
+    passes here, because `Guard.check` judges the IPv4 address as well."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC)
     if address in _NAT64 or address.ipv4_mapped or address.sixtofour:

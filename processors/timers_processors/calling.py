@@ -1,4 +1,4 @@
-"""Owns one call to a URL (no redirect, no proxy, no cookie, only the beginning of the answer) and what comes of it."""
+"""Owns one call to a URL (no redirects, proxies or cookies; reads only the beginning of the answer) and its result."""
 
 import asyncio
 import hashlib
@@ -34,14 +34,14 @@ from timers_processors.addresses import Forbidden, Guard, Reach
 from timers_processors.targets import Broken, Busy, Targets, Unanswered
 
 ANSWER_BYTES: Final = 1024
-"""What is read and kept of an answer. The rest is not waited for."""
+"""How much of an answer is read and kept. Nothing waits for the rest."""
 
 CONNECT_SECONDS: Final = 10.0
 NAME_SECONDS: Final = 10
-"""How long the addresses of a name are kept, so that many calls at once look it up once."""
+"""How long the addresses of a name are cached, so that many calls at once need one look-up."""
 
 WAIT_AT_MOST_SECONDS: Final = 86_400.0
-"""The longest wait that a Retry-After is granted."""
+"""A longer Retry-After is cut to this."""
 
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 _rng = Random()  # noqa: S311 (jitter, not a secret)
@@ -49,7 +49,7 @@ _rng = Random()  # noqa: S311 (jitter, not a secret)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request to be made."""
+    """A request to make."""
 
     method: str
     url: URL
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def target(self) -> str:
-        """Whom it is for: what may be shown of the URL, whose path and query may be secret."""
+        """The host and port, which may be shown. The path and query may be secret."""
         return self.url.host_port_subcomponent or ""
 
 
@@ -85,7 +85,7 @@ class Caller:
     @classmethod
     @asynccontextmanager
     async def opened(cls, guards: Mapping[str, Guard], targets: Targets) -> AsyncIterator[Self]:
-        """One for as long as the context lasts. `guards` are those of `https` and `http`."""
+        """A caller for as long as the context lasts. `guards` has one guard for `https` and one for `http`."""
         sessions = {scheme: _session(guard) for scheme, guard in guards.items()}
         try:
             yield cls(sessions, guards, targets)
@@ -94,8 +94,9 @@ class Caller:
             await asyncio.gather(*(guard.close() for guard in guards.values()))
 
     async def call(self, call: Call, seconds: float, keep_bytes: int = ANSWER_BYTES) -> Answer:
-        """The answer, within so many seconds from when the target has room. Raises Fail where the address may not be
-        called, and Retry where there was no answer, as a snooze where there was no room."""
+        """Make the call and return the answer, within `seconds` from when the target has room. Raises Fail if the
+        address may not be called, and Retry if there was no answer. If the target had no room, the Retry is a
+        snooze."""
         async with turn_of(self._targets, call.target):
             try:
                 self._guards[call.url.scheme].check_literal(call.url.raw_host or "")
@@ -129,7 +130,7 @@ def _session(guard: Guard) -> ClientSession:
 
 
 def _why(error: Exception) -> str:
-    """What went wrong, in words that do not hold the whole URL."""
+    """What went wrong, without the whole URL."""
     match error:
         case ClientResponseError():
             return f"no HTTP: {error.message}"
@@ -141,7 +142,7 @@ def _why(error: Exception) -> str:
 
 
 async def _beginning(response: ClientResponse, keep_bytes: int) -> str:
-    """So much of the body; an answer that goes on is dropped with its connection."""
+    """The first `keep_bytes` of the body, as text. If there is more, the connection is closed."""
     kept = bytearray()
     while len(kept) < keep_bytes and (chunk := await response.content.read(keep_bytes - len(kept))):
         kept += chunk
@@ -151,7 +152,7 @@ async def _beginning(response: ClientResponse, keep_bytes: int) -> str:
 
 
 def _retry_after(response: ClientResponse) -> float | None:
-    """Seconds, or a date; what is neither counts as nothing."""
+    """The seconds to wait, from a number or a date; None for anything else."""
     given = response.headers.get("Retry-After", "").strip()
     if given.isascii() and given.isdigit():
         return float(given[:9])
@@ -163,7 +164,7 @@ def _retry_after(response: ClientResponse) -> float | None:
 
 @asynccontextmanager
 async def caller_for_ourselves() -> AsyncIterator[Caller]:
-    """A caller for addresses that the operator has set, which may be inside."""
+    """A caller for addresses that the operator has configured, which may be private."""
     anywhere, nowhere = Reach(("0.0.0.0/0", "::/0")), Reach(())
     guards = {scheme: Guard(anywhere, nowhere, socket.getaddrinfo, https=True) for scheme in ("https", "http")}
     async with Caller.opened(guards, Targets()) as caller:
@@ -172,7 +173,7 @@ async def caller_for_ourselves() -> AsyncIterator[Caller]:
 
 @asynccontextmanager
 async def turn_of(targets: Targets, name: str) -> AsyncIterator[None]:
-    """A target's turn, with what stands in its way as what a processor raises."""
+    """A target's turn. If the target is busy, broken or silent, raises the Retry that a processor raises then."""
     try:
         async with targets.turn(name):
             yield
@@ -185,7 +186,7 @@ async def turn_of(targets: Targets, name: str) -> AsyncIterator[None]:
 
 
 def accepted(call: Call, answer: Answer, *, fails_on_4xx: bool = True) -> str:
-    """What a 2xx said. Raises Fail for what no further try could change, Retry for the rest."""
+    """What a 2xx answer said. Raises Fail for an answer that another try would not change, and Retry for any other."""
     said = f"{call.target} answered {answer}"
     if 200 <= answer.status < 300:
         return said
@@ -206,12 +207,13 @@ def _asked_for(answer: Answer) -> float | None:
 
 
 def _later(seconds: float) -> float:
-    """A wait, up to a tenth longer, so that timers that were put off together do not come back together."""
+    """The wait plus up to a tenth, so that timers that were postponed together do not come back together."""
     return seconds * _rng.uniform(1.0, 1.1)
 
 
 def signature(keys: Iterable[bytes], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of Standard Webhooks (https://www.standardwebhooks.com), version 1: one signature by each key."""
+    """The headers of Standard Webhooks (https://www.standardwebhooks.com), version 1, with one signature for each
+    key."""
     signed = f"{webhook_id}.{timestamp}.".encode() + body
     made = [f"v1,{b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()}" for key in keys]
     headers = {"webhook-id": webhook_id, "webhook-timestamp": str(timestamp)}

@@ -1,4 +1,5 @@
-"""Owns the start of the `timers` command, outside `timers`, so that it can tell when another module has that name."""
+"""Owns the start of the `timers` command. It is outside `timers`, so it can tell when another module hides that
+name."""
 
 import sys
 from importlib.metadata import version
@@ -13,18 +14,16 @@ def main() -> None:
         sys.exit(
             f"timers: {stranger} hides the installed package `timers`; rename it, or take its folder out of PYTHONPATH"
         )
-    if sys.argv[1:] == [
-        "--version"
-    ]:  # asked by scripts and prompts, which must not wait for all that is imported below
+    if sys.argv[1:] == ["--version"]:  # scripts and prompts ask this, and must not wait for the imports below
         sys.stdout.write(f"timers {version('redis-timers')}\n")
         return
-    from timers.cli import main as command  # noqa: PLC0415 (what a stranger's module of that name would not have)
+    from timers.cli import main as command  # noqa: PLC0415 (a stranger's module of that name would not have it)
 
     command()
 
 
 def shadowing() -> str | None:
-    """Where the module is that Python finds as `timers` instead of the installed package; None if it finds that one."""
+    """The path of a module that hides the installed package `timers`; None if Python finds the package itself."""
     found = find_spec("timers")
     if found is None or found.origin is None or Path(found.origin).with_name("processor.py").is_file():
         return None

@@ -1,4 +1,4 @@
-"""Owns how hooks and alarms go out: as calls, mail or commands, in their order."""
+"""Owns sending hooks and alarms, in order, as calls, mail or commands."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from timers_processors.transport import Message, OutboxTransport, masked
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
 SOON_SECONDS: Final = 0.1
-"""How long after the next try of the call before it a call looks again."""
+"""A call that waits for an earlier one looks again this long after the earlier one's next try."""
 
 EXEC_SECONDS: Final = 30.0
 
@@ -29,14 +29,14 @@ Send = Callable[[Timer, Context[Any]], Awaitable[Done]]
 
 
 def processors() -> Iterator[Processor]:
-    """One for each URL of TIMERS_HOOKS, and for each target of TIMERS_ALARMS."""
+    """One processor for each URL in TIMERS_HOOKS and each target in TIMERS_ALARMS."""
     return made_for(load_worker_settings())
 
 
 def made_for(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Iterator[Processor]:
-    """The processors of a pod with these settings. Their calls share their connections."""
+    """The processors of a pod with these settings. Their calls share connections."""
     hooks = WebHooks(settings, targets or Targets(), lookup)
     given = [url for _, url in settings.hooks] + list(settings.alarms)
     for prefix, target in {hook.prefix: t for hook, t in zip(settings.asked, given, strict=True)}.items():
@@ -68,7 +68,7 @@ def _sending(prefix: str, shown: str, send: Send, lifespan: Lifespan[Any] | None
 
 
 async def in_turn(timer: Timer, context: Context[Any]) -> None:
-    """Raises a snooze until the one before it has ended, well or not."""
+    """Raises a snooze until the call before this one has ended, successfully or not."""
     before = timer.payload.get("after")
     try:
         earlier = None if before is None else await context.timers.get(timer.prefix, before)
@@ -94,7 +94,7 @@ async def _mail(settings: Settings, to: str, timer: Timer, context: Context[Send
 
 
 def as_text(data: Mapping[str, Any]) -> str:
-    """An alarm for people."""
+    """The alarm as text for people."""
     lines = [data["text"], f"since {data['since']}"]
     lines += [f"{prefix}: {count:,}" for prefix, count in sorted(data["prefixes"].items(), key=lambda of: -of[1])]
     for each in data["newest"]:
@@ -104,7 +104,8 @@ def as_text(data: Mapping[str, Any]) -> str:
 
 
 async def _execute(path: str, timer: Timer, _context: Context[Any]) -> Done:
-    """Run the command with the alarm on its standard input, and without the service's settings. It must end with 0."""
+    """Run the command with the alarm on its standard input, without the service's settings in its environment. It must
+    exit with 0."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TIMERS_")}
     quiet = asyncio.subprocess.DEVNULL
     command = await asyncio.create_subprocess_exec(

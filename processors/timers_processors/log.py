@@ -5,7 +5,7 @@ from timers import Context, Timer, processor
 
 @processor("log")
 async def log(timer: Timer, context: Context) -> None:
-    """Logs the timer with its payload, and is done: to see a timer fire before there is a processor for it."""
+    """Logs the timer with its payload and completes, so that you can see a timer fire before it has a processor."""
     context.log.info(
         "timer fired", prefix=timer.prefix, id=timer.id, occurrence=timer.occurrence, payload=timer.payload
     )

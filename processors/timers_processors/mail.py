@@ -1,4 +1,4 @@
-"""Owns mail: the message as it is sent, connections that are kept, and which refusals no further try can change."""
+"""Owns mail: builds the message, keeps connections open, and decides which refusals are permanent."""
 
 import hashlib
 import ssl
@@ -28,7 +28,7 @@ from timers_processors.transport import Message, masked
 
 CONNECTIONS: Final = 10
 IDLE_SECONDS: Final = 20.0
-"""How long an unused connection is kept: servers close theirs after some minutes, some after half of one."""
+"""How long an unused connection is kept. Servers close idle connections after some minutes, some after 30 seconds."""
 
 ANSWER_SECONDS: Final = 10.0
 _START_TLS: Final = {"require": True, "if-offered": None, "never": False}
@@ -38,7 +38,7 @@ class SmtpTransport:
     """Sends mail through one server over at most CONNECTIONS connections, which are kept for the next message."""
 
     def __init__(self, url: str, mail_from: str, targets: Targets | None = None) -> None:
-        """The URL as in TIMERS_SMTP_URL."""
+        """`url` is as in TIMERS_SMTP_URL."""
         self._options, self._from = _options(url), mail_from
         self._name = f"{self._options['hostname']}:{self._options['port']}"
         self._targets = targets or Targets(TargetLimits(at_once=CONNECTIONS))
@@ -46,7 +46,8 @@ class SmtpTransport:
         self._idle: list[tuple[float, SMTP]] = []
 
     async def send(self, message: Message) -> str:
-        """Who was refused, if anybody. Raises Fail for a permanent refusal of the message, Retry for any other end."""
+        """Send the message and return who was refused, if anybody. Raises Fail if the message is refused for good, and
+        Retry for any other failure."""
         mail = as_mail(message, self._from)
         async with turn_of(self._targets, self._name):
             try:
@@ -66,14 +67,15 @@ class SmtpTransport:
         return _said(refused)
 
     async def close(self) -> None:
-        """Ends the connections that are kept."""
+        """Close the idle connections."""
         for _, connection in self._idle:
             connection.close()
         self._idle.clear()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[SMTP]:
-        """A connection of one's own. It is kept unless what was done with it failed."""
+        """A connection that nobody else uses meanwhile. Afterwards it is kept for the next message, unless it
+        failed."""
         connection = await self._kept() or await self._made()
         try:
             yield connection
@@ -86,7 +88,7 @@ class SmtpTransport:
         self._keep(connection)
 
     async def _kept(self) -> SMTP | None:
-        """One that was used lately and still answers."""
+        """An idle connection that was used recently and still answers."""
         while self._idle:
             since, connection = self._idle.pop()
             if time.monotonic() - since < IDLE_SECONDS:
@@ -106,7 +108,7 @@ class SmtpTransport:
         except BaseException as error:
             made.close()
             if isinstance(error, SMTPNotSupported | SMTPAuthenticationError):
-                # What the server has against us is not the message's fault.
+                # The server refuses this pod, not the message.
                 raise Retry(f"{self._name}: {type(error).__name__}: {error.message}") from None
             raise
         return made
@@ -135,7 +137,7 @@ def as_mail(message: Message, mail_from: str) -> EmailMessage:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What to connect to, and how. STARTTLS is required where there is a password, unless the URL says otherwise."""
+    """Where and how to connect. STARTTLS is required if the URL has a password, unless the URL says otherwise."""
     parts = urlsplit(url)
     implicit, account = parts.scheme == "smtps", parts.username is not None
     mode = parse_qs(parts.query).get("starttls", ["require" if account else "if-offered"])[0]
@@ -150,8 +152,8 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _refusal(refused: dict[str, SMTPResponse]) -> Fail | Retry:
-    """Another try helps as soon as one of the refusals may pass; those who had it get it a second time with the same
-    Message-ID."""
+    """Retry if at least one of the refusals is temporary, else Fail. On the next try, recipients who already have the
+    message get it again with the same Message-ID."""
     return _ended(min(answer.code for answer in refused.values()), _said(refused))
 
 

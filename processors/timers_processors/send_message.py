@@ -1,4 +1,4 @@
-"""Owns the processor `send-message`: whom a timer reaches by the time it is due, and the text that is sent."""
+"""Owns the processor `send-message`: when a timer is due, decides who gets a message and what it says."""
 
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -18,18 +18,20 @@ from timers_processors.transport import Channel, GatewayTransport, Message, Outb
 from timers_processors.users import UNLESS, Users, why_not
 
 RETRY: Final = {"backoff": ["30s", "2m", "10m", "30m", "1h", "3h"]}
-"""Seven tries within five hours: as long as a mail server may be down, or keep a stranger waiting (greylisting)."""
+"""Seven tries within five hours. That outlasts a mail server that is down for a while or delays unknown senders
+(greylisting)."""
 
 DEFAULT_SUBJECT: Final = "Welcome"
 DEFAULT_TEXT: Final = "Hello {name}, welcome! It is good to have you here."
 DEFAULT_VALUES: Final = MappingProxyType({"name": "there"})
 
 RENDERED_LIMIT_CHARACTERS: Final = 64 * 1024
-"""As much as a payload may hold. Placeholders could multiply it: ten thousand of them, each for a long value."""
+"""The same limit as for a payload. Without it, ten thousand placeholders, each for a long value, could multiply the
+text."""
 
 RECIPIENTS_LIMIT: Final = 50
 
-# Nothing that a mail header could read as a second recipient or a second line.
+# Excludes everything that a mail header could read as a second recipient or a second line.
 _EMAIL = re.compile(r"[^@\s,;:<>()\[\]\\\"]{1,64}@[^@\s,;:<>()\[\]\\\"]{1,190}")
 _PHONE = re.compile(r"\+?[0-9](?:[ ()./-]*[0-9]){2,19}")
 _PUSH = re.compile(r"[!-~]{1,4096}")
@@ -50,7 +52,7 @@ class Sending:
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings) -> AsyncIterator["Sending"]:
-        """With the connections that the settings ask for. Without any there is the outbox, for every channel."""
+        """Opens the connections that the settings ask for. If they ask for none, every channel uses the outbox."""
         async with AsyncExitStack() as ends:
             caller = await ends.enter_async_context(caller_for_ourselves())
             transports: dict[Channel, Transport] = {}
@@ -75,18 +77,18 @@ def _templates(settings: Settings) -> Templates | None:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[Sending]:
-    """What this process's settings ask for."""
+    """What a pod with this process's settings sends with."""
     async with Sending.opened(load_worker_settings()) as sending:
         yield sending
 
 
 @processor("send-message", retry=RETRY, timeout="30s", lifespan=opened)
 async def send_message(timer: Timer, context: Context[Sending]) -> Done:
-    """Sends a text to the payload's `email`, or where there is none to its `phone` or `push`. A `user` is looked up
-    first.
+    """Sends a text to the payload's `email`, or if it has none, to its `phone` or `push`. If the payload names a
+    `user`, looks the user up first.
 
     A user who cannot be reached is not an error: nothing is sent, and the history says why. A text that cannot be
-    rendered fails at once, because no further try could change it.
+    rendered fails at once, because another try would not change it.
     """
     sending, payload = context.state, timer.payload
     if not isinstance(payload, Mapping):
@@ -135,7 +137,8 @@ def _unsubscribe(given: object) -> str | None:
 def reachable(
     known: Mapping[str, Any], channels: Iterable[Channel] = tuple(_REACHABLE)
 ) -> tuple[Channel, tuple[str, ...]] | str:
-    """How the user can be reached as (channel, addresses), or why not. Only email may have several."""
+    """How to reach the user, as (channel, addresses), or a text that says why that is impossible. Only email may have
+    several addresses."""
     usable = {channel: found for channel in _REACHABLE if (found := _addresses(channel, known.get(channel)))}
     for channel in _REACHABLE:
         if channel in usable and channel in channels:
@@ -147,7 +150,7 @@ def reachable(
 
 
 def _addresses(channel: Channel, given: object) -> tuple[str, ...]:
-    """The addresses where all are sound, else none."""
+    """The addresses if all of them are valid, else none."""
     several = given if channel == "email" and isinstance(given, list) else [given]
     pattern = _REACHABLE[channel]
     sound = [a for a in several if isinstance(a, str) and a.isprintable() and pattern.fullmatch(a)]
@@ -157,8 +160,9 @@ def _addresses(channel: Channel, given: object) -> tuple[str, ...]:
 def content(
     payload: Mapping[str, Any], found: Mapping[str, Any], templates: Templates | None, prefix: str
 ) -> tuple[str, str, str | None]:
-    """Subject, text and HTML: from the template that the payload names, or that has the name of the prefix where the
-    payload has no text; else from the payload. What is known of the user goes before the payload's values."""
+    """Subject, text and HTML. They come from the template that the payload names. If it names none and has no text,
+    they come from the template with the name of the prefix, if there is one; else from the payload. What was looked up
+    about the user overrides the payload's values."""
     name = payload.get("template")
     if name is None and "text" not in payload and templates is not None and templates.has(prefix):
         name = prefix
@@ -174,7 +178,8 @@ def content(
 
 
 def render(payload: Mapping[str, Any], found: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, str]:
-    """Subject, in one line, and text. Raises Fail naming the field and the placeholder that cannot be filled."""
+    """The subject, in one line, and the text. Raises Fail, which names the field and the placeholder, if one cannot be
+    filled."""
     known = {**payload, **found}
     values = {**DEFAULT_VALUES, **{name: value for name, value in known.items() if value not in (None, "")}}
     subject = fill("subject", payload.get("subject", DEFAULT_SUBJECT), values)
@@ -185,8 +190,8 @@ _PIECE = re.compile(r"[^{}]+|\{\{|\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|[{}]
 
 
 def fill(field: str, template: object, values: Mapping[str, Any]) -> str:
-    """The template with each `{name}` replaced by that value; `{{` and `}}` are braces. Values are text or numbers,
-    looked up by their plain name and put in as they are: nothing in them is read as a template. Raises Fail."""
+    """The template with each `{name}` replaced by that value; `{{` and `}}` are braces. Values are text or numbers.
+    They are looked up by plain name and inserted unchanged: nothing in them is read as a template. Raises Fail."""
     if not isinstance(template, str):
         raise Fail(f"{field}: expected text, not {type(template).__name__}")
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""Owns how much a pod asks of each target, so that one that is slow or gone holds up no other."""
+"""Owns how many calls a pod makes to each target, so that a slow or dead target holds up no other."""
 
 import asyncio
 import time
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 TARGETS_KEPT: Final = 10_000
-"""Targets remembered at most. Those that nothing is known against are forgotten at once."""
+"""At most this many targets are remembered. A target without calls or failures is forgotten at once."""
 
 _SMOOTHING: Final = 0.2
 """Weight of the newest call in the average length of a target's calls."""
 
 
 class Busy(Exception):
-    """The target has as many calls as it may have: come back after `seconds`."""
+    """The target has as many calls as it may have. Come back after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -36,9 +36,10 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLimits:
-    """`at_once` calls to a target, and `waiting` more that wait for `wait_seconds` at most. Who finds no room comes
-    back within `longest_busy_seconds`. After `failures` unanswered calls in a row there is a pause of `pause_seconds`;
-    each next one is twice as long, up to `longest_pause_seconds`, with one call in between."""
+    """A target gets `at_once` calls at a time; `waiting` more may wait, each for at most `wait_seconds`. A call that
+    finds no room comes back within `longest_busy_seconds`. After `failures` unanswered calls in a row the target is
+    left alone for `pause_seconds`, then gets one call. If that is not answered either, the next pause is twice as long,
+    up to `longest_pause_seconds`."""
 
     at_once: int = 20
     waiting: int = 80
@@ -61,7 +62,7 @@ class _Target:
 
 
 class Targets:
-    """The targets of one pod by name. `turn` is a call's permission to go."""
+    """The targets of one pod, by name. A call runs within a `turn`."""
 
     def __init__(self, limits: TargetLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits or TargetLimits(), clock
@@ -69,8 +70,8 @@ class Targets:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
-        """Within it a call may be made. Raises Busy or Broken where it may not; passes Unanswered on, which counts
-        against the target, as any other end but a cancellation counts for it."""
+        """A call may be made within this context. Raises Busy or Broken if it may not. Passes Unanswered on and counts
+        it as a failure of the target; a call that succeeds clears the failures."""
         target = self._target(name)
         if target.broken_until > self._clock():
             raise Broken(target.broken_until - self._clock())
@@ -113,13 +114,14 @@ class Targets:
             raise self._busy(target) from None
 
     def _busy(self, target: _Target) -> Busy:
-        """Those who have to come back do so one after the other, as fast as the target has taken calls so far."""
+        """Calls without room come back one after the other, at the rate at which the target has taken calls so far."""
         now, each = self._clock(), target.average_seconds / self._limits.at_once
         target.free_at = max(target.free_at, now + self._limits.wait_seconds) + each
         return Busy(min(target.free_at - now, self._limits.longest_busy_seconds))
 
     def _begin(self, target: _Target) -> None:
-        """Raises Broken during a pause. The first call after it goes, and the others wait for what comes of it."""
+        """Raises Broken during a pause. After the pause one call goes; the others are refused for another
+        `pause_seconds`, unless that call gets an answer."""
         left = target.broken_until - self._clock()
         if left > 0:
             raise Broken(left)
@@ -127,7 +129,8 @@ class Targets:
             target.broken_until = self._clock() + self._limits.pause_seconds
 
     def _count_failure(self, target: _Target, pauses: int) -> None:
-        """A call from before the last pause says nothing new: twenty that hang together are one reason for one."""
+        """A call that began before the last pause causes no new one: twenty calls that hang together cause one
+        pause."""
         target.failures += 1
         if target.failures < self._limits.failures or target.pauses != pauses:
             return

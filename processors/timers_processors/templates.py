@@ -1,4 +1,4 @@
-"""Owns templates from a folder: `NAME.txt`, and beside it `NAME.html` and `NAME.subject.txt` where there are any."""
+"""Owns templates from a folder: `NAME.txt`, and `NAME.html` and `NAME.subject.txt` beside it if they exist."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from timers import Fail
 
 RENDERED_LIMIT_CHARACTERS: Final = 256 * 1024
-"""Beyond a hundred thousand or so mail programs cut a message off anyway."""
+"""Mail programs cut a message off beyond about a hundred thousand characters anyway."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*([./][A-Za-z0-9][A-Za-z0-9_-]*)*")
 
 
 class Templates:
-    """The templates of a folder, as jinja2 reads them. Values come in as they are, escaped in HTML, and never as
-    templates; what a template names has to be there."""
+    """The jinja2 templates of a folder. Values are inserted as text, escaped in HTML, and are never read as templates.
+    Every name that a template uses must have a value."""
 
     def __init__(self, folder: Path) -> None:
         self._environment = ImmutableSandboxedEnvironment(
@@ -34,7 +34,7 @@ class Templates:
         return self._find(f"{name}.txt") is not None
 
     def text(self, name: object, values: Mapping[str, Any]) -> str:
-        """The text. Raises Fail where there is none, or it cannot be filled in."""
+        """The filled-in text. Raises Fail if there is no such template, or if it cannot be filled in."""
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise Fail(f"template: {str(name)[:100]!r} is not a name of letters, digits, '_', '-', '.' and '/'")
         found = self._rendered(f"{name}.txt", values)
@@ -43,7 +43,7 @@ class Templates:
         return found
 
     def html(self, name: str, values: Mapping[str, Any]) -> str | None:
-        """The HTML that belongs to the text, if there is one. Raises Fail where it cannot be filled in."""
+        """The HTML that belongs to the text, if there is any. Raises Fail if it cannot be filled in."""
         return self._rendered(f"{name}.html", values)
 
     def subject(self, name: str, values: Mapping[str, Any]) -> str | None:
@@ -62,7 +62,7 @@ class Templates:
             return None if template is None else _bounded(file, template.generate(values))
         except Fail:
             raise
-        except Exception as error:  # a template is a program of the operator's
+        except Exception as error:  # a template is the operator's code and may raise anything
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise Fail(f"template {file}: {kind}{error}") from error
 

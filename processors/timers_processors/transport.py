@@ -1,4 +1,5 @@
-"""Owns what a message is and how it leaves: the seam for mail and gateways, and the outbox where neither is set up."""
+"""Owns what a message is and how it is sent: the interface for mail and gateways, and the outbox for pods with
+neither."""
 
 import asyncio
 import hashlib
@@ -24,8 +25,8 @@ _log = get_logger("timers_processors.transport")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A rendered message. `to` has several addresses only by email. `idempotency_key` is the same on every try of one
-    occurrence, `token` grows with each try: a receiver that remembers either cannot be made to deliver twice."""
+    """A rendered message. `to` has several addresses only for email. `idempotency_key` is the same on every try of one
+    occurrence, and `token` grows with each try. A receiver that remembers either never delivers twice."""
 
     to: tuple[str, ...]
     channel: Channel
@@ -37,7 +38,7 @@ class Message:
     unsubscribe: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As the outbox and a gateway get it: without what it does not have."""
+        """The message for the outbox or a gateway, without the optional fields that are not set."""
         fields = {"to": ", ".join(self.to), "channel": self.channel, "subject": self.subject, "text": self.text}
         optional = {"html": self.html, "unsubscribe": self.unsubscribe}
         given = {name: value for name, value in optional.items() if value is not None}
@@ -45,25 +46,25 @@ class Message:
 
 
 class Transport(Protocol):
-    """Hands messages on."""
+    """Sends messages."""
 
     async def send(self, message: Message) -> str:
-        """Returns when the message is accepted, with what there is to say of it, if anything. Raises Fail where no
-        further try could help; after any other exception it is called again."""
+        """Returns when the message is accepted: a remark for the history, or an empty text. Raises Fail if another try
+        would not help; after any other exception the message is tried again."""
 
 
 class OutboxTransport:
-    """Writes each message as a JSON file into a folder, made when needed, and says so in the log.
+    """Writes each message as a JSON file into a folder, which it makes if needed, and logs it.
 
-    A file appears whole or not at all. Its name follows from the idempotency key, so that a second try replaces the
-    file of the first.
+    A file appears whole or not at all. Its name follows from the idempotency key, so a second try replaces the file of
+    the first.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def send(self, message: Message) -> str:
-        """Returns when the file is on the disk. Raises OSError where it cannot be written."""
+        """Returns when the file is on the disk. Raises OSError if it cannot be written."""
         path = self._folder / file_name(message.idempotency_key)
         await asyncio.to_thread(_write, path, json.dumps(message.to_json(), ensure_ascii=False, indent=2))
         shown = ", ".join(map(masked, message.to))
@@ -72,13 +73,14 @@ class OutboxTransport:
 
 
 class GatewayTransport:
-    """Posts each message as JSON to a gateway for text messages and push, as web hooks are posted."""
+    """Posts each message as JSON to a gateway for text messages and push, in the same way as web hooks."""
 
     def __init__(self, url: URL, caller: Caller) -> None:
         self._url, self._caller = url, caller
 
     async def send(self, message: Message) -> str:
-        """What the gateway said. Raises Fail for a 4xx, Retry for what may pass."""
+        """Post the message and return the gateway's answer. Raises Fail for a 4xx, and Retry for anything that may
+        pass."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": message.idempotency_key}
         call = Call("POST", self._url, headers, json.dumps(message.to_json(), ensure_ascii=False).encode())
         return accepted(call, await self._caller.call(call, GATEWAY_SECONDS))
@@ -88,8 +90,8 @@ _READABLE_CHARACTERS: Final = 100
 
 
 def file_name(idempotency_key: str) -> str:
-    """A file name for the key, safe on every file system: readable as far as that goes, and told apart by 128 bits of
-    the key's SHA-256, because keys are longer than a name may be and may differ in upper and lower case alone."""
+    """A file name for the key that is safe on every file system. It begins with the readable part of the key and ends
+    with 128 bits of its SHA-256, because keys may be longer than a file name, and may differ only in case."""
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", idempotency_key)[:_READABLE_CHARACTERS]
     return f"{readable}-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}.json"
 

@@ -1,4 +1,4 @@
-"""Owns looking a user up when a message is about to be sent: what is known of them by then, and who gets none."""
+"""Owns looking a user up just before a message is sent, and deciding which users get none."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,19 +14,20 @@ LOOKUP_SECONDS: Final = 8.0
 USER_BYTES: Final = 64 * 1024
 
 UNLESS: Final = ("verified", "unsubscribed", "left", "deleted")
-"""What a user must not be, unless the payload says otherwise."""
+"""A user with one of these fields gets no message, unless the payload says otherwise."""
 
 _GONE: Final = (404, 410)
 
 
 class Users:
-    """Users at a URL with `{user}` in it, such as TIMERS_USER_URL."""
+    """Looks users up at a URL with `{user}` in it, such as TIMERS_USER_URL."""
 
     def __init__(self, url: str, caller: Caller) -> None:
         self._url, self._caller = url, caller
 
     async def find(self, user: str | int) -> Mapping[str, Any] | None:
-        """What is known of the user; None for one that is not there (any more). Raises Retry where nobody can say."""
+        """The user's fields; None if there is no such user (any more). Raises Retry if the endpoint gives no usable
+        answer."""
         call = Call("GET", URL(self._url.replace("{user}", quote(str(user), safe="")), encoded=True), _JSON, b"")
         answer = await self._caller.call(call, LOOKUP_SECONDS, USER_BYTES)
         if answer.status in _GONE:
@@ -45,7 +46,7 @@ _JSON: Final = {"Accept": "application/json"}
 
 
 def why_not(found: Mapping[str, Any] | None, unless: Iterable[str]) -> str | None:
-    """Why the user gets no message; None for one who does."""
+    """Why the user gets no message; None if they get one."""
     if found is None or found.get("active") is False:
         return "the user has left"
     told = next((name for name in unless if found.get(name)), None)

@@ -49,7 +49,7 @@ def made_for(
 
 
 class WebHooks:
-    """What the processors of a pod's web hooks have in common."""
+    """What all web hook processors of a pod share."""
 
     def __init__(self, settings: Settings, targets: Targets, lookup: Lookup) -> None:
         self._settings, self._targets, self._lookup = settings, targets, lookup
@@ -63,7 +63,8 @@ class WebHooks:
             yield caller
 
     def processor(self, prefix: str, url: URL | None) -> Processor:
-        """The processor of a prefix. With a URL each timer's payload is posted there; without, it says what to send."""
+        """The processor of a prefix. With a URL, each timer's payload is posted there; without one, the payload says
+        what to send."""
 
         @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
         async def webhook(timer: Timer, context: Context[Caller]) -> Done:
@@ -84,7 +85,7 @@ class WebHooks:
 
 
 def _identified(timer: Timer, context: Context[Caller]) -> dict[str, str]:
-    """Which timer it is, and in which try."""
+    """Headers that name the timer and the try."""
     return {
         "Timers-Prefix": timer.prefix,
         "Timers-Id": timer.id,
@@ -115,7 +116,7 @@ def asked(payload: object) -> Call:
 
 
 def _url(given: object) -> URL:
-    """Neither value nor reason is shown: both may hold a password."""
+    """The error shows neither the value nor the reason, because both may hold a password."""
     try:
         url = URL(given) if isinstance(given, str) else None
         if url is not None and url.scheme in ("https", "http") and url.raw_host and url.port:
@@ -137,7 +138,7 @@ def _headers(given: object) -> dict[str, str]:
 
 
 def _body(payload: Mapping[str, Any]) -> tuple[Mapping[str, str], bytes]:
-    """The body with its type: text as it is, anything else as JSON, nothing where there is none."""
+    """The body with its type: text unchanged, anything else as JSON, empty if there is none."""
     if "body" not in payload:
         return {}, b""
     body = payload["body"]
