@@ -1,8 +1,9 @@
-"""Owns following the timers' life: one subscription of a process for all who listen, none while nobody does.
+"""Owns following changes of timers: all listeners of a process share one subscription, and without listeners there is
+none.
 
-Changes are published while somebody listens. The newest are remembered here, for listeners whose connection broke.
-What a listener may have missed it is told: `GAP` for a broken subscription, `Dropped` for what came faster than it was
-taken.
+Scripts publish changes while somebody listens. The newest are remembered here, for listeners whose connection broke. A
+listener is told when it may have missed changes: `GAP` after a broken subscription, `Dropped` if they came faster than
+it took them.
 """
 
 import asyncio
@@ -19,25 +20,25 @@ from timers.errors import Unavailable
 from timers.store.queries import Change, Queries
 
 QUEUE_LIMIT: Final = 1000
-"""Changes that wait for one listener; with more it loses some."""
+"""How many changes may wait for one listener; it loses those beyond that."""
 
 LOG_LIMIT: Final = 5000
-"""Changes that are remembered, for listeners that come back."""
+"""How many changes are remembered for listeners that come back."""
 
 AGAIN_SECONDS: Final = 0.5
-"""Between two tries to subscribe."""
+"""The pause between two tries to subscribe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """From now on every change is heard. `place` is where that is, to come back to."""
+    """From now on the listener hears every change. `place` is its position, to come back to."""
 
     place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes until now may be lost: the subscription broke and is back, or where the listener was is not remembered.
+    """Changes until now may be lost: the subscription broke and is back, or the listener's position is not remembered.
     `place` as in Open."""
 
     place: str = field(default="", compare=False)
@@ -45,8 +46,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """So many changes came faster than they were taken, and are lost to this listener. None where it wants only some:
-    nobody has looked which of them those were."""
+    """This many changes came faster than they were taken, and are lost to this listener. None if it wants only some
+    changes, because nobody has checked which of the lost ones those were."""
 
     count: int | None
 
@@ -87,14 +88,14 @@ def event_json(event: Event) -> tuple[str, dict[str, Any]]:
 
 
 class _Log:
-    """The newest changes in order, by their places, since the subscription stands."""
+    """The newest changes since the subscription was confirmed, in order, by place."""
 
     def __init__(self) -> None:
         self._changes: OrderedDict[str, Change | None] = OrderedDict()
         self.begin()
 
     def begin(self) -> None:
-        """Remember nothing: what came before may have a hole."""
+        """Forget everything, because what came before may have a hole."""
         self._changes.clear()
         self._changes[token_hex(8)] = None
 
@@ -106,11 +107,11 @@ class _Log:
 
     @property
     def place(self) -> str:
-        """The newest."""
+        """The place of the newest change."""
         return next(reversed(self._changes))
 
     def since(self, place: str) -> list[Change] | None:
-        """What came after a place; None where that is not remembered."""
+        """The changes after a place; None if the place is not remembered."""
         if place not in self._changes:
             return None
         newest_first = takewhile(lambda each: each[0] != place, reversed(self._changes.items()))
@@ -118,7 +119,7 @@ class _Log:
 
 
 class Listener:
-    """One who listens: what waits for it, and since when it has lost what came. `Feed.join` makes one."""
+    """A listener: what waits for it, and from which change on it has lost some. `Feed.join` makes one."""
 
     def __init__(self, feed: "Feed", wants: Wants | None) -> None:
         self._feed, self._wants = feed, wants
@@ -128,10 +129,10 @@ class Listener:
         self._room = QUEUE_LIMIT
         self._something = asyncio.Event()
         self.missed = False
-        """Whether changes may have been missed when the subscription stands."""
+        """Whether changes may have been missed by the time the subscription is confirmed."""
 
     def open(self, place: str) -> None:
-        """The subscription stands: for the first time, or again."""
+        """The subscription is confirmed, for the first time or again."""
         event = Gap(place) if self.missed else Open(place)
         self.missed = True
         if self._waiting and self._waiting[-1] == event:
@@ -140,13 +141,13 @@ class Listener:
         self._something.set()
 
     def catch_up(self, place: str, missed: Iterable[Change]) -> None:
-        """The subscription stands, and the listener is back where it was: it hears first what it has missed."""
+        """The subscription is confirmed and the listener is back: it first hears what it has missed."""
         self.open(place)
         self._waiting += [change for change in missed if self._wants is None or self._wants(change)]
         self._room += len(self._waiting)
 
     def offer(self, change: Change) -> bool:
-        """Hand a change over; never waits. False where so many wait that it has no room."""
+        """Hand a change over without waiting. False if the listener's queue is full."""
         if self._wants is not None and not self._wants(change):
             return True
         if len(self._waiting) >= self._room:
@@ -156,11 +157,11 @@ class Listener:
         return True
 
     def fall_behind(self, lost_from: int) -> None:
-        """Changes are lost from this one on until all that waits is taken: one count tells of the whole hole."""
+        """Changes are lost from this one on, until all that waits is taken. One count covers the whole hole."""
         self._lost_from = lost_from
 
     def end(self) -> None:
-        """No more comes."""
+        """No more events will come."""
         self._ended = True
         self._something.set()
 
@@ -179,11 +180,11 @@ class Listener:
 
     @property
     def place(self) -> str | None:
-        """Where it is; None while something waits for it."""
+        """The listener's place; None while something waits for it."""
         return None if self._waiting or self._lost_from is not None else self._feed.place
 
     def waiting(self, most: int) -> list[Event]:
-        """What could be taken without waiting, at most so many."""
+        """Take what is there without waiting, at most `most` events."""
         return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
 
@@ -196,7 +197,7 @@ class Feed:
         self._keeping_up: set[Listener] = set()
         self._changes = 0
         self.dropped = 0
-        """Changes that listeners have lost because they took them too slowly, each counted for each of them."""
+        """Changes that listeners lost because they were slow. A change that two listeners lost counts twice."""
         self._subscribing: asyncio.Task[None] | None = None
         self._lingering: asyncio.Task[None] | None = None
         self._log = _Log()
@@ -205,13 +206,13 @@ class Feed:
 
     @property
     def place(self) -> str:
-        """Where a listener is that has taken all that waits for it."""
+        """The place of a listener that has taken all that waits for it."""
         return self._log.place
 
     def join(self, wants: Wants | None = None, after: str | None = None) -> Listener:
-        """Listen from now on, to the changes that are wanted; with a place, from there on as far as it is remembered.
-        `OPEN` says that the subscription stands, `GAP` that changes since the place may be lost. The listener must
-        `leave`."""
+        """Listen to the changes that are wanted: from now on, or with a place from there on, as far as it is
+        remembered. `OPEN` says that the subscription is confirmed, `GAP` that changes since the place may be lost. The
+        listener must `leave`."""
         listener = Listener(self, wants)
         if self._closed:
             listener.end()
@@ -231,8 +232,8 @@ class Feed:
         return listener
 
     async def leave(self, listener: Listener, linger_seconds: float = 0.0) -> None:
-        """Listen no more. The last to leave ends the subscription, which costs the server work for every change; after
-        so long, so that who comes back before has missed nothing."""
+        """Stop listening. When the last listener leaves, the subscription ends, because it costs the server work for
+        every change. It ends `linger_seconds` later, so that a listener that comes back by then has missed nothing."""
         self._listeners.discard(listener)
         self._keeping_up.discard(listener)
         if self._listeners:
@@ -248,7 +249,7 @@ class Feed:
         await self._unsubscribe()
 
     async def events(self, wants: Wants | None = None) -> AsyncIterator[Event]:
-        """What happens from now on; ends when the feed is closed."""
+        """All events from now on; ends when the feed is closed."""
         listener = self.join(wants)
         try:
             while (event := await listener.next()) is not None:
@@ -257,7 +258,7 @@ class Feed:
             await self.leave(listener)
 
     async def close(self) -> None:
-        """End all listeners after what they have waiting, and the subscription."""
+        """End the subscription, and each listener after what waits for it."""
         self._closed = True
         for listener in self._listeners:
             listener.end()
@@ -267,7 +268,7 @@ class Feed:
         await self._unsubscribe()
 
     async def _subscribe(self) -> None:
-        """Subscribe, and again whenever it breaks."""
+        """Subscribe, and subscribe again whenever the subscription breaks."""
         while True:
             try:
                 await self._queries.changes(self._take)
@@ -282,12 +283,13 @@ class Feed:
             await asyncio.gather(subscribing, return_exceptions=True)
 
     def keep_up(self, listener: Listener) -> int:
-        """Tell the listener of changes again; answers how many there have been."""
+        """Tell the listener of changes again; returns how many there have been."""
         self._keeping_up.add(listener)
         return self._changes
 
     def _take(self, change: Change | None) -> None:
-        """Pass it on. A listener whose queue is full is told no more until it is empty: it costs nothing till then."""
+        """Pass a change on. A listener whose queue is full is skipped until it has emptied it, and costs nothing
+        meanwhile."""
         self._stands = True
         if change is None:
             self._log.begin()

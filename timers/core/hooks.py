@@ -21,13 +21,13 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "cancelled": "x",
     }
 )
-"""What a hook may ask for, and its letter in Redis."""
+"""The events that a hook may ask for, each with its letter in Redis."""
 
 NAMES: Final[Mapping[str, str]] = MappingProxyType({letter: name for name, letter in EVENTS.items()})
 
 HOOK: Final = f"{OWN_PREFIXES}hook"
 ALARM: Final = f"{OWN_PREFIXES}alarm"
-"""Prefixes of the service's own timers, each followed by `-` and a digest of whom they call."""
+"""Prefixes of the service's own timers, each followed by `-` and a digest of the target."""
 
 _BY_CAUSE: Final = MappingProxyType(
     {"completed": "c", "skipped": "c", "failed": "f", "retry": "t", "snoozed": "", "handed-back": "", "bare-due": ""}
@@ -38,8 +38,9 @@ _LEFT_OUT: Final = ("payload", "lease", "history", "updated_at")
 
 
 class Hook(NamedTuple):
-    """What is asked for: events, as letters, of the timers of a prefix, or of all prefixes that begin with what stands
-    before a `*`. `prefix` is that of the timers that make the calls; it names the target without showing its URL."""
+    """What a pod asks for: events, as letters, of timers whose prefix matches `pattern`, which is a prefix, or the
+    beginning of prefixes and `*`. `prefix` is that of the timers that make the calls; it stands for the target without
+    showing its URL."""
 
     letters: str
     pattern: str
@@ -61,7 +62,7 @@ class Hook(NamedTuple):
 
     @classmethod
     def alarm(cls, target: str) -> "Hook":
-        """What an alarm counts."""
+        """The events that an alarm counts."""
         return cls(EVENTS["failed"] + EVENTS["unhandled"], "*", prefix_of(ALARM, target))
 
     @classmethod
@@ -77,11 +78,11 @@ class Hook(NamedTuple):
 
     @property
     def events(self) -> Sequence[str]:
-        """The names of what is asked for."""
+        """The names of the events asked for."""
         return [NAMES[letter] for letter in self.letters]
 
     def hears(self, prefix: str) -> bool:
-        """Whether it is about timers of the prefix; as in lua/common.lua."""
+        """Whether the hook is about timers of this prefix; the same rule as in lua/common.lua."""
         return prefix.startswith(self.pattern[:-1]) if self.pattern.endswith("*") else prefix == self.pattern
 
 
@@ -96,9 +97,9 @@ def page_of(timer: Timer, public_url: str | None) -> str | None:
 
 
 def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | None) -> tuple[str, dict[str, Any]]:
-    """The id and the payload of the timer that makes the call: the `body`, the `prefix` of the timer it is about, and
-    in `after` the id of the call that must end first. The hooks have one target. The same change always gives the same
-    call."""
+    """The id and the payload of the timer that makes the call. The payload has the `body`, the `prefix` of the timer
+    that changed, and in `after` the id of the call that must end first. All the hooks have the same target. The same
+    change always gives the same call."""
     before = _version_before(timer, "".join(hook.letters for hook in hooks))
     with_payload = any(hook.with_payload for hook in hooks if letter in hook.letters)
     payload = {
@@ -110,8 +111,8 @@ def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | 
 
 
 def _call_id(timer: Timer, version: int) -> str:
-    """The timer's key, or its hash where that is too long for an id; then when it was created, because a timer that is
-    purged and created again counts its versions anew."""
+    """The timer's key (its hash if the key is too long for an id), the time it was created, and the version. The time
+    is needed because a timer that is purged and created again counts its versions from the beginning."""
     name = timer.key if len(timer.key) <= _LONGEST_NAME else hashlib.sha256(timer.key.encode()).hexdigest()
     return f"{name}:{timer.created_ms}:{version}"
 
@@ -127,7 +128,7 @@ def _version_before(timer: Timer, letters: str) -> int | None:
 
 
 def letter_of(entry: HistoryEntry) -> str:
-    """The event of a history entry, empty for none; the same as in lua/common.lua."""
+    """The letter of a history entry's event, empty if it is none; the same rule as in lua/common.lua."""
     return _BY_CAUSE.get(entry.cause, EVENTS[_BY_STATUS.get(entry.status, entry.status.value)])
 
 

@@ -1,4 +1,4 @@
-"""Owns the keywords that Python callers give, as types: an editor and a type checker know each name and its values.
+"""Owns the types of the keywords that Python callers give: an editor and a type checker know each name and its values.
 
 The values are checked when they are used; see `core/spec.py`. The names are those of the HTTP API.
 """
@@ -16,7 +16,7 @@ Time = datetime | str | int
 """An aware datetime, RFC 3339 text, or epoch milliseconds."""
 
 Texts = list[str] | tuple[str, ...]
-"""Several texts; a single one would be a sequence of its letters."""
+"""Several texts. Not any sequence, because a single text is a sequence of its letters."""
 
 StatusName = Literal["scheduled", "running", "completed", "failed", "unhandled", "cancelled"]
 Action = Literal["cancel", "retry", "reschedule", "purge"]

@@ -1,8 +1,8 @@
-"""Owns the JSON Schemas of what callers write: the same rules as in the models, in words that other programs read.
+"""Owns the JSON Schemas of what callers write: the same rules as in the models, in a form that other programs read.
 
-What JSON Schema cannot say is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, … The rules
-between fields, which generators of clients stumble over, stand in `x-rules`. `x-name` makes a component of a schema, so
-that generators need not make names up; `x-ref` stands for one.
+A rule that JSON Schema cannot express is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, …
+Rules between fields are in `x-rules`, because generators of clients stumble over them. `x-name` makes a schema a
+component, so that generators need not invent names; `x-ref` refers to a component.
 """
 
 from typing import Any, Final
@@ -15,10 +15,10 @@ PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
 ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 RESERVED_PREFIX: Final = "timers"
 HISTORY_LIMIT: Final = 50
-"""Entries a record keeps; older ones are dropped, and a marker in the oldest place says so."""
+"""How many history entries a record keeps. Older ones are dropped, and a marker in the oldest place says so."""
 
 LADDER_LIMIT: Final = HISTORY_LIMIT
-"""Steps of a ladder: as many as the history can show."""
+"""How many steps a ladder may have: as many as the history can show."""
 
 
 def named(name: str, schema: Schema) -> Schema:
@@ -27,12 +27,12 @@ def named(name: str, schema: Schema) -> Schema:
 
 
 def choice(name: str, *values: str) -> Schema:
-    """A component: one of some words."""
+    """A component that is one of several words."""
     return named(name, {"type": "string", "enum": [*values]})
 
 
 def reference(name: str) -> Schema:
-    """The component of that name."""
+    """A reference to the component of that name."""
     return {"x-ref": name}
 
 
@@ -179,12 +179,12 @@ _MOMENT: Final[Schema] = {"type": ["string", "integer"]}
 
 
 def _only(**properties: Schema) -> Schema:
-    """Where the named properties are there and of these schemas."""
+    """Requires the named properties to match these schemas; a property that is `_ABSENT` may be left out."""
     return {"required": [name for name, schema in properties.items() if schema != _ABSENT], "properties": properties}
 
 
 def _rules(*examples: Schema, **rules: Any) -> Schema:
-    """What holds between the fields of a model, and examples of it."""
+    """Rules between the fields of a model, and examples of the model."""
     return {"x-rules": rules, **({"examples": [*examples]} if examples else {})}
 
 
@@ -196,7 +196,7 @@ PAYLOAD: Final[Schema] = {
 LADDER_HAS_ITS_MAXIMUM: Final = _rules(
     anyOf=[{"properties": {"backoff": {"type": "string"}}}, {"properties": {"max_attempts": False}}]
 )
-"""`max_attempts` only where `backoff` is a formula."""
+"""`max_attempts` is allowed only if `backoff` is a formula."""
 
 EVERY_OR_CRON: Final = _rules(
     oneOf=[_only(every=_LENGTH, cron=_ABSENT), _only(cron={"type": "string"}, every=_ABSENT)],
@@ -260,4 +260,4 @@ ALL_OF_ACTION: Final = _rules(
         _action("reschedule", *_WAITING, delay=_ABSENT, due_at=_MOMENT),
     ],
 )
-"""Which statuses an action takes, and that only `reschedule` has a due time, exactly one."""
+"""Which statuses each action takes. Only `reschedule` has a due time, and it has exactly one."""

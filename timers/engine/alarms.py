@@ -1,4 +1,4 @@
-"""Owns alarms: tells people that timers fail, wait or were lost, once for the whole fleet, and when that is over."""
+"""Owns alarms: tells people, once for the whole fleet, that timers fail, wait or were lost, and when that is over."""
 
 import asyncio
 from collections import Counter
@@ -31,9 +31,9 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class AlarmTimes(NamedTuple):
-    """When an alarm is told: first after `gather_ms`, then every `again_ms` while there is more. It is over `calm_ms`
-    after the newest failure, or `over_ms` after the last look that has seen its state. A timer that may run and has
-    waited for `overdue_ms` is an alarm; taking over a dead pod's runs takes less."""
+    """When an alarm sends messages: first after `gather_ms`, then every `again_ms` while there is more. It is over
+    `calm_ms` after the newest failure, or `over_ms` after the last look that saw its state. A timer that may run and
+    has waited for longer than `overdue_ms` is an alarm; taking over a dead pod's runs takes less time."""
 
     gather_ms: int = 5_000
     again_ms: int = 3_600_000
@@ -48,7 +48,7 @@ TIMES: Final = AlarmTimes()
 
 class AlarmBell:
     """Counts the failures that come through the outboxes, looks for everything else, and arms the messages. Only the
-    pod with rank 0 of shard 0 looks; if two pods believe to be that one, they arm the same messages."""
+    pod with rank 0 of shard 0 looks; if two pods believe that they have it, they arm the same messages."""
 
     name = "alarms"
 
@@ -56,10 +56,10 @@ class AlarmBell:
         self._pod, self._peers, self._times, self._public_url = pod, peers, times, public_url
         self._alarms = Alarms(pod.store)
         self.targets: Sequence[str] = ()
-        """The prefixes of the timers that bring messages, one for each target that any pod names."""
+        """The prefixes of the timers that send messages, one for each target that any pod names."""
 
     async def note(self, entries: Sequence[Entry]) -> None:
-        """Count the timers among them that failed or went unhandled."""
+        """Count the timers in the entries that failed or became unhandled."""
         for letter, kind in COUNTED.items():
             timers = [entry.timer for entry in entries if entry.timer is not None and entry.letter == letter]
             if timers:
@@ -75,7 +75,7 @@ class AlarmBell:
                 await self._alarms.note(kind, newest, Counter(timer.prefix for timer in timers))
 
     async def run(self) -> None:
-        """Look now and then, while there are targets."""
+        """Look regularly while there are targets."""
         while True:
             if self.targets and self._peers.rank(0) == 0:
                 await self._look()
@@ -93,7 +93,8 @@ class AlarmBell:
                 await self._tell(alarm, is_seen=kind in seen)
 
     async def _tell(self, alarm: Alarm, *, is_seen: bool) -> None:
-        """Arm the message that is due. What is over before its first message gets none; what is seen is not over."""
+        """Arm the message that is due. A state that is over before its first message gets no message, and a state that
+        is still seen is not reported as over."""
         if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
             await self._alarms.told(alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
@@ -101,7 +102,7 @@ class AlarmBell:
             await self._alarms.told(alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:
-        """What is wrong now, by alarm, with what to say about it."""
+        """What is wrong now: for each alarm, the notes about it."""
         store = self._pod.store
         waited_ms = await read_overdue_ms(store)
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
@@ -110,7 +111,7 @@ class AlarmBell:
         return {kind: notes for kind, notes in (("overdue", overdue), ("deaf", deaf), ("lost", lost)) if notes}
 
     def _message(self, alarm: Alarm, target: str) -> Arming:
-        """The timer that brings the message. Its id follows from the alarm, so that it is armed once."""
+        """The timer that sends the message. Its id follows from the alarm, so it is armed once."""
         name = f"{alarm.kind}-{alarm.since_ms}"
         payload: dict[str, Any] = {"body": self._body(alarm)}
         if alarm.number:

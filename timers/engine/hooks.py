@@ -1,7 +1,7 @@
 """Owns lifecycle hooks: tells the shards which changes to post, and arms a timer for each call that an entry asks for.
 
-An entry leaves the outbox only after its calls are armed, and the same entry always makes the same calls. So a pod that
-dies in between, and two pods that drain at once, neither lose nor double a call.
+An entry leaves the outbox only after its calls are armed, and the same entry always makes the same calls. So no call is
+lost or doubled if a pod dies in between, or if two pods drain at once.
 """
 
 import asyncio
@@ -23,17 +23,18 @@ FORGET_MS: Final = 600_000
 
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 5.0
-"""Between two looks; IDLE_SECONDS while no pod has hooks."""
+"""The pause between two looks; IDLE_SECONDS while no pod has hooks."""
 
 BATCH: Final = 250
 STEP_MS: Final = 50
-"""Calls about one timer that are armed together become due this far apart: each usually finds the last one done."""
+"""Calls about one timer that are armed together become due this far apart, so that each usually finds the last one
+done."""
 
 _log = get_logger("timers.hooks")
 
 
 class Hooks:
-    """Drains the shards of which this pod has rank 0, whether it has hooks itself or not."""
+    """Drains the outboxes of the shards where this pod has rank 0, whether or not it has hooks itself."""
 
     name = "hooks"
 
@@ -64,7 +65,7 @@ class Hooks:
                 await self._outbox.tell(shard, self._mine, ())
 
     async def run(self) -> None:
-        """Look at all shards now and then, and at a shard whenever its outbox is no longer empty."""
+        """Look at all shards regularly, and at a shard as soon as its outbox is no longer empty."""
         while True:
             await self._ask()
             await self._look(self._pod.shards)
@@ -92,7 +93,7 @@ class Hooks:
         return time.monotonic() < look_at
 
     async def _look(self, all_shards: Sequence[int]) -> None:
-        """Look at those shards of which this pod has rank 0."""
+        """Look at the shards where this pod has rank 0."""
         shards = list(self._peers.led(all_shards))
         for shard, (known, waiting) in zip(shards, await self._outbox.look(shards), strict=True):
             await self._equip(shard, known)
@@ -101,7 +102,8 @@ class Hooks:
 
     async def _equip(self, shard: int, known: Asked) -> None:
         """Make the hooks that a shard knows agree with those that pods ask for. Another pod may have added one since
-        this pod asked, so one that nobody asks for goes only if that was so at the last look too."""
+        this pod asked, so a hook that nobody asks for is removed only if nobody asked for it at the last look
+        either."""
         too_much = known - self._asked
         taken_back = too_much & self._doubtful.get(shard, frozenset())
         self._doubtful[shard] = too_much
@@ -139,7 +141,7 @@ class Hooks:
 
 
 def _by_target(entry: Entry, hooks: Sequence[Hook]) -> Mapping[str, Sequence[Hook]]:
-    """The hooks about the entry's timer, for each target that is to hear of the entry."""
+    """For each target that must hear of the entry, the hooks about the entry's timer."""
     found: dict[str, list[Hook]] = {}
     for hook in hooks:
         if entry.timer is not None and hook.hears(entry.timer.prefix):

@@ -1,6 +1,6 @@
-"""Owns the span of a run, for OpenTelemetry: a trace of its own, linked to the one in which its timer was armed.
+"""Owns the OpenTelemetry span of a run: a trace of its own, linked to the one in which its timer was armed.
 
-Nothing of OpenTelemetry is imported before it is wanted: pods without it do without the extra `otel`.
+OpenTelemetry is imported only when it is used, so pods without it do not need the extra `otel`.
 """
 
 import os
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, TracerProvider
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""OpenTelemetry's own settings; with one of them spans are sent there."""
+"""OpenTelemetry's own settings. If one of them is set, spans are sent there."""
 
 _log = get_logger("timers.spans")
 
 
 class Spans:
-    """Makes the spans of a pod's runs. `close` sends what has not been sent; it may take seconds."""
+    """Makes the spans of a pod's runs. `close` sends the spans that are still unsent, which may take seconds."""
 
     def __init__(self, provider: "TracerProvider", close: Callable[[], object] = lambda: None) -> None:
         self._tracer = provider.get_tracer("timers")
@@ -30,8 +30,8 @@ class Spans:
 
     @classmethod
     def configured(cls, pod: str) -> Self | None:
-        """To the provider that the processors' code or `opentelemetry-instrument` has set, else to the endpoint of the
-        environment; None where there is neither, or not what it takes."""
+        """Spans for the provider that the processors' code or `opentelemetry-instrument` has set, else for the endpoint
+        in the environment. None if there is neither, or if the packages that it needs are missing."""
         if "opentelemetry.trace" in sys.modules:
             from opentelemetry import trace  # noqa: PLC0415 (see above)
 
@@ -58,13 +58,13 @@ class Spans:
         return cls(provider, provider.shutdown)
 
     def begin(self, run: Run) -> "Span":
-        """The span of a run; what the run calls from this context on belongs to it."""
+        """Start the span of a run. What the run calls from this context on belongs to it."""
         from opentelemetry import context, trace  # noqa: PLC0415
 
         timer = run.timer
         span = self._tracer.start_span(
             f"run {run.processor.prefix}",
-            context.Context(),  # not within whatever claimed the timer
+            context.Context(),  # not a child of whatever claimed the timer
             trace.SpanKind.CONSUMER,
             {
                 "timers.prefix": timer.prefix,
@@ -81,7 +81,7 @@ class Spans:
 
 
 def end_span(span: "Span", kind: str, outcome: Outcome | None) -> None:
-    """End the span of a run that ended so."""
+    """End the span of a run with the run's outcome."""
     from opentelemetry.trace import StatusCode  # noqa: PLC0415
 
     span.set_attribute("timers.outcome", kind)

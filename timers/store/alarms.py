@@ -1,4 +1,4 @@
-"""Owns the alarms of the fleet as they lie in Redis: noted by any pod, told once."""
+"""Owns the fleet's alarms in Redis: any pod notes what is wrong, and each message is sent once."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Alarms:
         self._store = store
 
     async def note(self, kind: str, newest: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> None:
-        """Note that something is wrong now, with so many more timers of each prefix."""
+        """Note that something is wrong now; `counts` adds timers for each prefix."""
         pairs = [part for prefix, count in counts.items() for part in (prefix, count)]
         await self._store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest), *pairs])
 

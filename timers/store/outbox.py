@@ -11,12 +11,11 @@ from timers.store.scripts import reachable, read
 from timers.store.store import Store
 
 Asked = frozenset[str]
-"""What pods ask for, each as the text of a `core.hooks.Hook`."""
+"""The hooks that pods ask for, each as the text of a `core.hooks.Hook`."""
 
 
 class Entry(NamedTuple):
-    """A change that was posted: the event, as a letter, and the timer as it was afterwards; None where the entry cannot
-    be read."""
+    """A posted change: the event, as a letter, and the timer as it was afterwards; None if the entry cannot be read."""
 
     id: bytes
     letter: str
@@ -30,8 +29,8 @@ class Outbox:
         self._store, self._redis = store, store.connections.commands
 
     async def ask(self, mine: Collection[str], *, forget_ms: int) -> Asked:
-        """Say what this pod asks for, and learn what all pods ask for. What no pod has asked for in `forget_ms` is
-        taken back, and with the last hook of a target the declaration of its calls."""
+        """Register what this pod asks for, and return what all pods ask for. Removes hooks that no pod has asked for in
+        `forget_ms`, and with a target's last hook the declaration of its calls."""
         now_ms = round(self._store.clock.now_ms())
         async with self._redis.pipeline(transaction=False) as asked:
             if mine:
@@ -68,14 +67,14 @@ class Outbox:
                 await self._redis.hdel(_hooks(shard), *taken_back)
 
     async def first(self, shard: int, most: int) -> Sequence[Entry]:
-        """The oldest entries."""
+        """The oldest entries, at most `most`."""
         async with self._redis.pipeline(transaction=False) as asked:
             asked.xrange(_outbox(shard), count=most)
             (entries,) = await read(asked, [])
         return [_entry(entry_id, fields) for entry_id, fields in entries]
 
     async def drop(self, shard: int, entries: Collection[Entry]) -> int:
-        """Remove entries. Answers how many changes the outbox has refused, because it was full, since the last call."""
+        """Remove entries. Returns how many changes the outbox has refused since the last call, because it was full."""
         async with self._redis.pipeline(transaction=False) as asked:
             asked.xdel(_outbox(shard), *(entry.id for entry in entries))
             asked.getdel(f"{keys.root(shard)}unposted")
@@ -84,7 +83,7 @@ class Outbox:
 
 
 def prefixes_of(lines: Iterable[str]) -> set[str]:
-    """The prefixes of the calls that are asked for."""
+    """The prefixes of the calls that these hooks ask for."""
     return {hook.prefix for line in lines if (hook := Hook.parse(line)) is not None}
 
 

@@ -1,6 +1,6 @@
-"""Owns proving what a server's own words do not tell: a user's rights, events, speed, clock, and whose keys there are.
+"""Owns testing what a server does not tell by itself: a user's rights, events, speed, clock, and the keys of others.
 
-Writes nothing but one key that lives for 50 ms.
+It writes only one key, which lives for 50 ms.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from timers.store.subscription import subscribe
 from timers.store.turns import set_within
 
 SCAN_LIMIT: Final = 100_000
-"""Keys looked at for strangers: a sample of a large db."""
+"""How many keys are checked for strangers. In a large db that is a sample."""
 
 PREFIXES_LIMIT: Final = 1000
-"""Prefixes whose keys the user's rights are compared with."""
+"""For how many prefixes the user's rights to their keys are checked."""
 
 DELIVERY_SECONDS: Final = 3.0
 CALLS: Final = 15
@@ -42,21 +42,21 @@ _ON_KEYS: Final = (
 _TRIGGER: Final = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}:\{\d+\}:.*", re.DOTALL)
 
 Refusal = ResponseError
-"""The server refuses a command: its user may not give it, or there is a stranger's value of another type."""
+"""The server refuses a command: the user may not use it, or a stranger's value of another type is in the way."""
 
 
 async def check_server(
     store: Store, *, fix: bool, wait_seconds: float, prefixes: Iterable[str], served: Callable[[str], bool]
 ) -> list[Check]:
     """Every check of the server, in order. `fix` turns missing notification flags on; `prefixes` are the declared ones;
-    `served` tells whether a bare key of a prefix may be a client's timer. Raises Unavailable where the server does not
+    `served` tells whether a bare key of a prefix may be a client's timer. Raises Unavailable if the server does not
     answer at all."""
     if fix:
         await server.ensure_notifications(store.connections.commands)
     config = await configured(store)
     try:
         told = judge(await server_facts(store), config)
-    except NoPermissionError:  # as the check of the rights tells
+    except NoPermissionError:  # the check of the rights reports this
         told = []
     heard = await _tried("delivery", delivery(store, wait_seconds))
     current = None if config is None else config.get(server.FLAGS, "")
@@ -79,7 +79,8 @@ async def _tried(name: str, checking: Awaitable[Check]) -> Check:
 
 
 def needed_rights(db: int, prefixes: Iterable[str]) -> list[str]:
-    """The commands of a pod, with the keys and channels of this db and of some prefixes, as PROTOCOL.md has them."""
+    """The commands that a pod sends, with the keys and channels of this db and of these prefixes, as PROTOCOL.md lists
+    them."""
     channels = (keys.expired_channel(db), keys.wake_channel(db), keys.events_channel(db))
     return [
         *("ping", "select", "time", "info", "unsubscribe", "scan 0", "eval - 1 timers:x", "evalsha - 1 timers:x"),
@@ -110,7 +111,8 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
 
 
 def flags(current: str | None, *, heard: bool) -> Check:
-    """Whether the server announces expired keys; `current` is None where it denies CONFIG, so that only a key tells."""
+    """Whether the server announces expired keys. `current` is None if it denies CONFIG; then only an event can prove
+    it."""
     means = "pods are not told of due timers; the sweep finds them later"
     mend = f"timers doctor --fix, or redis-cli CONFIG SET {server.FLAGS} {(current or '') + 'Ex'}"
     if current is None and heard:
@@ -124,7 +126,7 @@ def flags(current: str | None, *, heard: bool) -> Check:
 
 
 async def delivery(store: Store, wait_seconds: float) -> Check:
-    """Arm a short key and wait for its event."""
+    """Set a key that expires soon, and wait for its event."""
     name, heard, ready = f"doctor-{secrets.token_hex(4)}", asyncio.Event(), asyncio.Event()
 
     def take(_channel: bytes, data: bytes | None) -> None:
@@ -155,7 +157,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
 
 
 async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
-    """Whether the db has keys of others."""
+    """Whether the db has keys of other programs."""
     found: list[bytes] = []
     seen = 0
     try:
