@@ -22,7 +22,7 @@ from timers.store.fired import FiredRing, Slot, total
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000
-"""Timers overdue by more than this are late. It is somewhat longer than a sweep interval."""
+"""Timers overdue by more than this are late. It is twice the sweep interval."""
 
 STATS_SECONDS: Final = 1.5
 LOAD_SECONDS: Final = 20.0
