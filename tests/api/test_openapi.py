@@ -10,9 +10,10 @@ from openapi_spec_validator import validate
 
 from tests.api.conformance import called, check
 from tests.api.harness import Api
+from timers.access import Right
 from timers.api import problem_types
 from timers.api.openapi import document
-from timers.api.operations import OPERATIONS, PAGES, Right
+from timers.api.operations import OPERATIONS, PAGES
 from timers.api.problems import HTTP_KINDS, KINDS, TYPE_ROOT
 from timers.core.spec import NewTimer
 

@@ -5,19 +5,18 @@ Routes, rights and the OpenAPI document are all made from it, so none of them ca
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import BaseModel
 
+from timers.access import Right
 from timers.api import requests as given
 from timers.api.tracing import Handler
 from timers.client.actions import BulkAction
 from timers.core import answers
 from timers.core.spec import NewTimer, PutTimer, TimerChange
 from timers.store.listing import PageRequest
-
-Right = Literal["read", "write", "operate"]
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
