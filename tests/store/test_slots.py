@@ -24,7 +24,23 @@ def test_a_script_tells_its_flags_and_asks_for_no_second_slot(name: str) -> None
 def test_a_script_names_no_key_that_is_not_built_from_its_root(name: str) -> None:
     code = re.sub(r"--[^\n]*", "", (FOLDER / f"{name}.lua").read_text())
     assert not re.search(r"['\"]timers:[^'\"]", code)
-    assert not re.search(r"redis\.p?call\('\w+', '", code.replace("redis.call('TIME')", ""))
+    assert not re.search(r"call\('\w+', '", code)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_calls_the_server_only_through_the_common_part(name: str) -> None:
+    assert "redis.call" not in (FOLDER / f"{name}.lua").read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_carries_the_common_definitions_that_it_uses_and_no_others(name: str) -> None:
+    common, source = (FOLDER / "common.lua").read_text(), scripts.source(name)
+    code = re.sub(r"--[^\n]*", "", source)
+    for defined in re.findall(r"^local (?:function )?(\w+)", common, re.MULTILINE):
+        places = [match.start() for match in re.finditer(rf"\b{defined}\b", code)]
+        first = re.search(rf"^local (?:function )?{defined}\b", code, re.MULTILINE)
+        assert not places or (first and places[0] > first.start()), defined
+        assert len(places) != 1, f"{defined} is carried and not used"
 
 
 async def test_the_node_refuses_a_script_that_leaves_its_slot(servers: SharedServers) -> None:

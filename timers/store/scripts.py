@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -34,15 +35,33 @@ PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLIC
 """Error codes of a server that cannot do it now; the same command may succeed later."""
 
 
+_COMMENT: Final = re.compile(r"--[^\n]*")
+_WORD: Final = re.compile(r"\w+")
+_DEFINITION: Final = re.compile(r"^(?=local )", re.MULTILINE)
+_NAMES: Final = re.compile(r"^local (?:function )?([\w, ]+)")
+
+
 @cache
 def source(name: str) -> str:
-    """The script's source: its first line, which tells Redis its flags, then the common part, then the rest. The name
-    of another room's script begins with the room: `bare/adopt`."""
+    """The script's source: its first line, which tells Redis its flags, then what it uses of the common part, then the
+    rest. The name of another room's script begins with the room: `bare/adopt`."""
     room, _, script = name.rpartition("/")
     folder = files("timers") / (room or "store") / "lua"
     flags, _, rest = (folder / f"{script}.lua").read_text().partition("\n")
     common = files("timers.store") / "lua" / "common.lua"
-    return f"{flags}\n{common.read_text()}\n{rest}"
+    return f"{flags}\n{_used(common.read_text(), rest)}"
+
+
+def _used(common: str, rest: str) -> str:
+    """The rest of a script, after the definitions of the common part that it uses. Redis runs the whole text at each
+    call, and a function costs about as much as a read, used or not: all of them cost 10 µs, those of a claim 7."""
+    words = set(_WORD.findall(_COMMENT.sub("", rest)))
+    for definition in reversed(_DEFINITION.split(common)[1:]):
+        code = _COMMENT.sub("", definition)
+        if words.intersection(_WORD.findall(_NAMES.findall(code)[0])):
+            words.update(_WORD.findall(code))
+            rest = code + rest
+    return rest
 
 
 @cache

@@ -13,11 +13,11 @@ local answer = {text(now)}
 
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
-  local score = redis.call('ZSCORE', root .. 'bare', member)
+  local score = call('ZSCORE', root .. 'bare', member)
   if (score and text(score) or '') ~= known or tonumber(deadline) <= now then return 'stale' end
   local r = read_or_clear(prefix, id)
   if r and r.status == 'r' then
-    redis.call('ZREM', root .. 'bare', member)
+    call('ZREM', root .. 'bare', member)
     return 'running'
   end
   local moved = r and r.waits
@@ -30,7 +30,7 @@ local function adopt(prefix, id, known, deadline, spec)
     r = new_life(prefix, r, deadline, spec, '', 'bare-adopted')
   end
   schedule(prefix, id, deadline)
-  redis.call('ZADD', root .. 'bare', deadline, member)
+  call('ZADD', root .. 'bare', deadline, member)
   r.status = 'w'
   write(member, r)
   return moved and 'moved' or 'adopted'

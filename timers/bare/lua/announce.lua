@@ -24,7 +24,7 @@ end
 -- pod that stood still, or could not reach Redis, reports what others have answered since. Without the lock, the record's
 -- history tells when.
 local function is_news(member, heard, since, r)
-  local lock = redis.call('GET', root .. 'answered:' .. member)
+  local lock = call('GET', root .. 'answered:' .. member)
   local answered, at = string.match(lock or '', '^(%d+) (%d+)$')
   if answered and answered ~= '0' and now - at < COUNTED_MS then return tonumber(heard) > tonumber(answered) end
   at = at or r and last_answer(r)
@@ -33,11 +33,11 @@ end
 
 local function announce(prefix, id, heard, since)
   local member = member_of(prefix, id)
-  if redis.call('ZSCORE', root .. 'bare', member) then return 'look' end
+  if call('ZSCORE', root .. 'bare', member) then return 'look' end
   local r = read_or_clear(prefix, id)
   if not is_news(member, heard, since, r) then return 'known' end
   if r and r.status == 'r' then return 'running' end
-  redis.call('SET', root .. 'answered:' .. member, heard .. ' ' .. text(now), 'PX', LOCK_MS)
+  call('SET', root .. 'answered:' .. member, heard .. ' ' .. text(now), 'PX', LOCK_MS)
   if r then leave(prefix, id, r.status) end
   enqueue(prefix, id, text(now))
   local cause = 'bare-expired ' .. text(now)

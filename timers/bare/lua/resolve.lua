@@ -15,19 +15,19 @@ local answer = {text(now)}
 
 local function resolve(prefix, id, known, found, spec)
   local member, deadline = member_of(prefix, id), tonumber(known)
-  if tonumber(redis.call('ZSCORE', root .. 'bare', member) or '') ~= deadline then return 'stale' end
+  if tonumber(call('ZSCORE', root .. 'bare', member) or '') ~= deadline then return 'stale' end
   local r, raw = read_or_clear(prefix, id)
   if raw and not r then
-    redis.call('ZREM', root .. 'bare', member)
+    call('ZREM', root .. 'bare', member)
     return 'stale'
   end
   local waits = r and r.waits
   if found == 'there' then return waits and 'waits' or 'spare' end
   if found == 'ending' and not waits then return 'spare' end
-  if found ~= 'ending' then redis.call('ZREM', root .. 'bare', member) end
+  if found ~= 'ending' then call('ZREM', root .. 'bare', member) end
   -- Pods may or may not report this expiry: 0 means that it was answered though perhaps nobody heard it.
   if found == 'expired' and (waits or deadline <= now) then
-    redis.call('SET', root .. 'answered:' .. member, '0 ' .. text(now), 'PX', LOCK_MS)
+    call('SET', root .. 'answered:' .. member, '0 ' .. text(now), 'PX', LOCK_MS)
   end
   if not waits then return 'forgotten' end
   leave(prefix, id, 's')
@@ -39,7 +39,7 @@ local function resolve(prefix, id, known, found, spec)
   else
     r.status = 'x'
     note(r, 'bare-' .. found)
-    redis.call('ZADD', finished_key('x', prefix), text(now), id)
+    call('ZADD', finished_key('x', prefix), text(now), id)
     recount('s', 'x', prefix)
   end
   write(member, r)

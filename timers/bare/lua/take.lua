@@ -4,5 +4,5 @@
 -- ARGV[2]  its deadline
 -- Answer   {now, 1 if it was deleted, else 0}
 
-local same = redis.call('PEXPIRETIME', KEYS[1]) == tonumber(ARGV[2])
-return {text(now), same and redis.call('DEL', KEYS[1]) or 0}
+local same = call('PEXPIRETIME', KEYS[1]) == tonumber(ARGV[2])
+return {text(now), same and call('DEL', KEYS[1]) or 0}

@@ -17,7 +17,7 @@ local function unhandled(id, member, r, said)
   local from = r.status
   r.status = 'u'
   note(r, said, pod)
-  redis.call('ZADD', finished_key('u', prefix), text(now), id)
+  call('ZADD', finished_key('u', prefix), text(now), id)
   recount(from, 'u', prefix)
   write(member, r)
 end
@@ -33,13 +33,13 @@ end
 
 local function abandon_run(id)
   local member = member_of(prefix, id)
-  local ended = redis.call('ZSCORE', root .. 'leases', member)
+  local ended = call('ZSCORE', root .. 'leases', member)
   if not ended or tonumber(ended) >= tonumber(before) or lease_of(member) then return end
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
   -- A stranger's value may lie in the place of the lease.
-  redis.call('DEL', lease_key(member))
-  redis.call('ZREM', root .. 'leases', member)
+  call('DEL', lease_key(member))
+  call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then
     r.token, r.failures = text(take_tokens(1)), text(r.failures + 1)
     unhandled(id, member, r, 'lost-unserved')
@@ -47,8 +47,8 @@ local function abandon_run(id)
   ids[#ids + 1] = id
 end
 
-if redis.call('SISMEMBER', root .. 'paused', prefix) == 0 then
-  local due = redis.call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. before, 'LIMIT', 0, most)
+if call('SISMEMBER', root .. 'paused', prefix) == 0 then
+  local due = call('ZRANGEBYSCORE', queue_key(prefix), '-inf', '(' .. before, 'LIMIT', 0, most)
   for _, id in ipairs(due) do abandon_due(id) end
   for i = 6, #ARGV do abandon_run(ARGV[i]) end
   refresh_head(prefix)

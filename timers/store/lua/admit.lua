@@ -12,5 +12,5 @@ local interval, burst = tonumber(ARGV[3]), tonumber(ARGV[4])
 local tat = arrival(key, burst * interval) + interval
 local ahead = tat - burst * interval - now_us
 if ahead > 0 then return {text(now), math.ceil(ahead / 1000)} end
-redis.call('SET', key, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
+call('SET', key, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
 return {text(now), 0}

@@ -12,19 +12,19 @@
 local PREFIXES = 20     -- counted one by one; all further ones only in the total
 local key = root .. ARGV[2]
 
-local function number(field) return tonumber(redis.call('HGET', key, field) or 0) or 0 end
+local function number(field) return tonumber(call('HGET', key, field) or 0) or 0 end
 
 local acts = {}
 
 function acts.note(newest, ...)
   local counts = {...}
-  redis.call('HSETNX', key, 'since', text(now))
-  redis.call('HSET', key, 'noted', text(now), 'newest', newest)
+  call('HSETNX', key, 'since', text(now))
+  call('HSET', key, 'noted', text(now), 'newest', newest)
   for i = 1, #counts, 2 do
     local field = 'of ' .. counts[i]
-    redis.call('HINCRBY', key, 'count', counts[i + 1])
-    if redis.call('HEXISTS', key, field) == 1 or redis.call('HLEN', key) < PREFIXES + 6 then
-      redis.call('HINCRBY', key, field, counts[i + 1])
+    call('HINCRBY', key, 'count', counts[i + 1])
+    if call('HEXISTS', key, field) == 1 or call('HLEN', key) < PREFIXES + 6 then
+      call('HINCRBY', key, field, counts[i + 1])
     end
   end
   return ''
@@ -41,14 +41,14 @@ end
 function acts.told(since, told, what, noted, count)
   if number('since') ~= tonumber(since) or number('number') ~= tonumber(told) then return '' end
   if what ~= 'ended' then
-    redis.call('HSET', key, 'number', told + 1, 'told', text(now))
+    call('HSET', key, 'number', told + 1, 'told', text(now))
     return ''
   end
-  local later, more, newest = text(number('noted')), number('count') - count, redis.call('HGET', key, 'newest')
-  redis.call('DEL', key)
-  if later ~= noted then redis.call('HSET', key, 'since', text(now), 'noted', later, 'newest', newest, 'count', more) end
+  local later, more, newest = text(number('noted')), number('count') - count, call('HGET', key, 'newest')
+  call('DEL', key)
+  if later ~= noted then call('HSET', key, 'since', text(now), 'noted', later, 'newest', newest, 'count', more) end
   return ''
 end
 
 local what = acts[ARGV[3]](unpack(ARGV, 4))
-return {text(now), what, redis.call('HGETALL', key)}
+return {text(now), what, call('HGETALL', key)}

@@ -18,37 +18,37 @@ local next_place, next_cursor = -1, '0'
 
 local function tell_of(what) found[what] = (found[what] or 0) + 1 end
 
--- Like `redis.call`, but with `look` it moves nothing aside.
-local call = mends and redis.call or redis.pcall
-local function size(key) return tonumber(call('ZCARD', key)) or 0 end
-local function score_in(key, name) return tonumber(call('ZSCORE', key, name)) end
+-- Like `call`, but with `look` it moves nothing aside.
+local peek = mends and call or redis.pcall
+local function size(key) return tonumber(peek('ZCARD', key)) or 0 end
+local function score_in(key, name) return tonumber(peek('ZSCORE', key, name)) end
 
 local function bucket_key(number) return root .. 'rec:' .. string.format('%02x', number) end
 
 local function check_scheduled(prefix, id, member, r)
   if r.waits and not score_in(root .. 'bare', member) then
     tell_of('bare')
-    if mends then redis.call('ZADD', root .. 'bare', r.due, member) end
+    if mends then call('ZADD', root .. 'bare', r.due, member) end
   end
   local score = score_in(queue_key(prefix), id)
   if score and math.floor(score) == tonumber(r.due) then return end
   tell_of('due')
   if not mends then return end
-  redis.call('ZREM', queue_key(prefix), id)
+  call('ZREM', queue_key(prefix), id)
   schedule(prefix, id, r.due)
 end
 
 local function check_running(member)
   if score_in(root .. 'leases', member) then return end
   tell_of('leases')
-  if mends then redis.call('ZADD', root .. 'leases', text(now + math.max(redis.call('PTTL', lease_key(member)), 0)), member) end
+  if mends then call('ZADD', root .. 'leases', text(now + math.max(call('PTTL', lease_key(member)), 0)), member) end
 end
 
 local function check_finished(prefix, id, status)
   local key = finished_key(status, prefix)
   if score_in(key, id) then return end
   tell_of('finished')
-  if mends then redis.call('ZADD', key, text(now), id) end
+  if mends then call('ZADD', key, text(now), id) end
 end
 
 local function check_record(bucket, member, raw)
@@ -57,8 +57,8 @@ local function check_record(bucket, member, raw)
   if not is_member(member) then
     tell_of('unreadable')
     if not mends then return end
-    redis.call('HDEL', bucket, member)
-    return redis.call('HSET', root .. 'quarantine', member, text(now) .. ' not the name of a timer\n' .. raw)
+    call('HDEL', bucket, member)
+    return call('HSET', root .. 'quarantine', member, text(now) .. ' not the name of a timer\n' .. raw)
   end
   prefixes[prefix] = true
   if not r then
@@ -76,7 +76,7 @@ local parts = {}
 function parts.records(bucket, cursor, most)
   bucket, most = tonumber(bucket), tonumber(most)
   while bucket < 256 and most > 0 do
-    local answer = call('HSCAN', bucket_key(bucket), cursor, 'COUNT', most)
+    local answer = peek('HSCAN', bucket_key(bucket), cursor, 'COUNT', most)
     for i = 1, #answer[2], 2 do check_record(bucket_key(bucket), answer[2][i], answer[2][i + 1]) end
     most, cursor = most - #answer[2] / 2, answer[1]
     if cursor == '0' then bucket = bucket + 1 end
@@ -90,14 +90,14 @@ local function check_entry(key, prefix, id, member, status)
   tell_of(r and 'left over' or 'no record')
   if not mends then return end
   if not r then quarantine(prefix, id, trouble, raw) end
-  redis.call('ZREM', key, status == 'r' and member or id)
+  call('ZREM', key, status == 'r' and member or id)
 end
 
 local function check_entries(name, cursor, most)
   local key = root .. name
   local status, prefix = string.match(name, '^finished:(.):(.*)$')
   if name == 'leases' then status = 'r' elseif not status then status, prefix = 's', string.sub(name, 5) end
-  local answer = call('ZSCAN', key, cursor, 'COUNT', most)
+  local answer = peek('ZSCAN', key, cursor, 'COUNT', most)
   for i = 1, #answer[2], 2 do
     local entry = answer[2][i]
     if prefix then check_entry(key, prefix, entry, member_of(prefix, entry), status)
@@ -124,7 +124,7 @@ end
 local function by_prefix(key)
   local numbers = {}
   if size(key) > LISTED then return nil end
-  for _, member in ipairs(call('ZRANGE', key, 0, -1)) do
+  for _, member in ipairs(peek('ZRANGE', key, 0, -1)) do
     local prefix = string.match(member, '^[^:]*')
     numbers[prefix] = (numbers[prefix] or 0) + 1
   end
@@ -133,20 +133,20 @@ end
 
 local function check_count(status, prefix, there)
   local field = status .. ' ' .. prefix
-  local counted = call('HGET', root .. 'counts', field)
+  local counted = peek('HGET', root .. 'counts', field)
   if counted == (there > 0 and text(there)) then return end
   tell_of('counts')
   if not mends then return end
-  if there > 0 then redis.call('HSET', root .. 'counts', field, there) else redis.call('HDEL', root .. 'counts', field) end
+  if there > 0 then call('HSET', root .. 'counts', field, there) else call('HDEL', root .. 'counts', field) end
 end
 
 local function check_head(prefix)
-  local first = call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')[2]
+  local first = peek('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')[2]
   local other = root .. (heads_key(prefix) == root .. 'heads' and 'held' or 'heads')
   if score_in(heads_key(prefix), prefix) == tonumber(first) and not score_in(other, prefix) then return end
   tell_of('heads')
   if not mends then return end
-  redis.call('ZREM', other, prefix)
+  call('ZREM', other, prefix)
   refresh_head(prefix)
   if first then earliest = math.min(earliest or math.huge, math.floor(tonumber(first))) end
 end

@@ -16,37 +16,37 @@ local pod, state, forget_ms, known, card = ARGV[2], ARGV[3], tonumber(ARGV[4]), 
 local changed = false
 
 local function forget(name)
-  redis.call('ZREM', seen, name)
-  redis.call('HDEL', states, name)
-  if redis.call('HDEL', cards, name) == 1 then changed = true end
+  call('ZREM', seen, name)
+  call('HDEL', states, name)
+  if call('HDEL', cards, name) == 1 then changed = true end
 end
 
 if state == '' then
   forget(pod)
 else
-  redis.call('ZADD', seen, text(now), pod)
-  redis.call('HSET', states, pod, state)
+  call('ZADD', seen, text(now), pod)
+  call('HSET', states, pod, state)
 end
 if card ~= '' then
-  redis.call('HSET', cards, pod, card)
-  for i = 7, #ARGV do redis.call('HSET', declared, ARGV[i], text(now) .. ' ' .. pod) end
+  call('HSET', cards, pod, card)
+  for i = 7, #ARGV do call('HSET', declared, ARGV[i], text(now) .. ' ' .. pod) end
   changed = true
 end
-for _, silent in ipairs(redis.call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
+for _, silent in ipairs(call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
 -- A sign from the future: the clock went back, or a stranger wrote it. A live pod will give another.
-for _, odd in ipairs(redis.call('ZRANGEBYSCORE', seen, '(' .. text(now + forget_ms), '+inf')) do forget(odd) end
+for _, odd in ipairs(call('ZRANGEBYSCORE', seen, '(' .. text(now + forget_ms), '+inf')) do forget(odd) end
 
-local version = redis.call('GET', root .. 'version')
+local version = call('GET', root .. 'version')
 if changed or not version then
   version = text(time[1] * 1000000 + time[2])
-  redis.call('SET', root .. 'version', version)
+  call('SET', root .. 'version', version)
 end
-local signs = redis.call('ZRANGE', seen, 0, -1, 'WITHSCORES')
+local signs = call('ZRANGE', seen, 0, -1, 'WITHSCORES')
 local answer = {}
 for i = 1, #signs, 2 do
   answer[#answer + 1] = signs[i]
   answer[#answer + 1] = signs[i + 1]
-  answer[#answer + 1] = redis.call('HGET', states, signs[i]) or '{}'
+  answer[#answer + 1] = call('HGET', states, signs[i]) or '{}'
 end
 if version == known then return {text(now), version, answer, {}, {}} end
-return {text(now), version, answer, redis.call('HGETALL', cards), redis.call('HGETALL', declared)}
+return {text(now), version, answer, call('HGETALL', cards), call('HGETALL', declared)}

@@ -6,5 +6,5 @@
 -- Answer   {now}
 
 local until_ms = now + ARGV[3]
-if until_ms > (tonumber(redis.call('ZSCORE', root .. 'blocked', ARGV[2])) or 0) then block(ARGV[2], text(until_ms)) end
+if until_ms > (tonumber(call('ZSCORE', root .. 'blocked', ARGV[2])) or 0) then block(ARGV[2], text(until_ms)) end
 return {text(now)}

@@ -9,12 +9,12 @@
 -- Answer   {now, booking, ahead}: how many places were booked before it under prefixes that may be the same
 
 local bookings = root .. 'bookings'
-redis.call('ZREMRANGEBYSCORE', bookings, '-inf', text(now))
+call('ZREMRANGEBYSCORE', bookings, '-inf', text(now))
 local booking = ARGV[2]
 if booking == '' then
-  booking = redis.call('INCRBY', root .. 'booked', 1) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
-  redis.call('ZADD', bookings, text(now + ARGV[3]), booking)
-  redis.call('PEXPIRE', bookings, ARGV[3])
+  booking = call('INCRBY', root .. 'booked', 1) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+  call('ZADD', bookings, text(now + ARGV[3]), booking)
+  call('PEXPIRE', bookings, ARGV[3])
 end
 
 -- Whether a prefix can match both patterns.
@@ -35,7 +35,7 @@ local function overlaps(patterns)
 end
 
 local own, ahead = tonumber(string.match(booking, '^%d+')), 0
-for _, other in ipairs(redis.call('ZRANGE', bookings, 0, -1)) do
+for _, other in ipairs(call('ZRANGE', bookings, 0, -1)) do
   local place, places, patterns = string.match(other, '^(%d+) (%d+) (.*)$')
   if tonumber(place) < own and overlaps(patterns) then ahead = ahead + places end
 end

@@ -4,5 +4,5 @@
 -- ARGV[2]  ms until it expires
 -- Answer   {now}
 
-redis.call('SET', KEYS[1], 1, 'PX', ARGV[2])
+call('SET', KEYS[1], 1, 'PX', ARGV[2])
 return {text(now)}

@@ -22,8 +22,8 @@ local function refusal()
 end
 
 local function remove()
-  redis.call('HDEL', r.bucket, member)
-  redis.call('ZREM', finished_key(r.status, prefix), id)
+  call('HDEL', r.bucket, member)
+  call('ZREM', finished_key(r.status, prefix), id)
   count(r.status, prefix, -1)
 end
 
@@ -32,7 +32,7 @@ local function cancel()
   refresh_head(prefix)
   r.status = 'x'
   note(r, 'cancelled')
-  redis.call('ZADD', finished_key('x', prefix), text(now), id)
+  call('ZADD', finished_key('x', prefix), text(now), id)
   recount('s', 'x', prefix)
   return write(member, r)
 end

@@ -24,12 +24,12 @@ local function claim_one(prefix, id, token, processor)
     return false
   end
   if r.status ~= 's' or r.waits then
-    redis.call('ZREM', queue_key(prefix), id)
+    call('ZREM', queue_key(prefix), id)
     return false
   end
   if tonumber(r.due) > now then
     -- A stranger changed the score. The record is the truth.
-    redis.call('ZREM', queue_key(prefix), id)
+    call('ZREM', queue_key(prefix), id)
     schedule(prefix, id, r.due)
     return false
   end
@@ -50,13 +50,13 @@ end
 local BACKLOG_MS, PUNCTUAL_MS = 10000, 1000
 local function due_of_queue(prefix, most)
   local queue = queue_key(prefix)
-  local due = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most + 1)
+  local due = call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most + 1)
   local ids = {}
   for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
   if in_order or #ids <= most then return ids end
   if tonumber(due[2]) > now - BACKLOG_MS or tonumber(due[#due]) > now - PUNCTUAL_MS then return ids end
   local turn = newest_token() % 2
-  local fresh = redis.call('ZRANGEBYSCORE', queue, text(now - PUNCTUAL_MS), '(' .. text(now + 1),
+  local fresh = call('ZRANGEBYSCORE', queue, text(now - PUNCTUAL_MS), '(' .. text(now + 1),
     'LIMIT', 0, math.floor((most + turn) / 2))
   for i, id in ipairs(fresh) do ids[most + 1 - i] = id end
   return ids
@@ -64,7 +64,7 @@ end
 
 -- What to take from a queue: {prefix, processor, ids}.
 local function pick(prefix, processor, most)
-  if most == 0 or redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return {prefix, processor, {}} end
+  if most == 0 or call('SISMEMBER', root .. 'paused', prefix) == 1 then return {prefix, processor, {}} end
   local ids = due_of_queue(prefix, most)
   if #ids > most then
     more[#more + 1] = prefix
@@ -78,7 +78,7 @@ local function take(prefix, processor, ids, token)
   for i, id in ipairs(ids) do
     if claim_one(prefix, id, text(token + i), processor) then gone[#gone + 1] = id end
   end
-  if #gone > 0 then redis.call('ZREM', queue_key(prefix), unpack(gone)) end
+  if #gone > 0 then call('ZREM', queue_key(prefix), unpack(gone)) end
   refresh_head(prefix)
   count('s', prefix, -#gone)
   count('r', prefix, #gone)
@@ -91,12 +91,12 @@ for i = 6, #ARGV do
   picked[#picked + 1] = queue
   for _, id in ipairs(queue[3]) do triggers[#triggers + 1] = trigger_key(prefix, id) end
 end
-if #triggers > 0 then redis.call('DEL', unpack(triggers)) end
+if #triggers > 0 then call('DEL', unpack(triggers)) end
 local token = #triggers > 0 and take_tokens(#triggers) - #triggers
 for _, queue in ipairs(picked) do
   take(queue[1], queue[2], queue[3], token)
   token = token and token + #queue[3]
 end
-if #leases > 0 then redis.call('ZADD', root .. 'leases', unpack(leases)) end
+if #leases > 0 then call('ZADD', root .. 'leases', unpack(leases)) end
 conclude()
 return {text(now), more, claimed, bad}

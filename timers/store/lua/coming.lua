@@ -14,7 +14,7 @@ for step = 1, steps do counts[step] = 0 end
 local function below(step) return '(' .. text(now + step * width) end
 
 local function read(queue)
-  local due = redis.call('ZRANGEBYSCORE', queue, text(now), below(steps), 'WITHSCORES')
+  local due = call('ZRANGEBYSCORE', queue, text(now), below(steps), 'WITHSCORES')
   for i = 2, #due, 2 do
     local step = math.floor((due[i] - now) / width) + 1
     counts[step] = (counts[step] or 0) + 1
@@ -23,13 +23,13 @@ end
 
 local function tally(queue)
   for step = 1, steps do
-    counts[step] = counts[step] + redis.call('ZCOUNT', queue, text(now + (step - 1) * width), below(step))
+    counts[step] = counts[step] + call('ZCOUNT', queue, text(now + (step - 1) * width), below(step))
   end
 end
 
 for i = 4, #ARGV do
   local queue = queue_key(ARGV[i])
-  local n = redis.call('ZCOUNT', queue, text(now), below(steps))
+  local n = call('ZCOUNT', queue, text(now), below(steps))
   if n > FEW then tally(queue) elseif n > 0 then read(queue) end
 end
 return {text(now), counts}

@@ -17,22 +17,20 @@ local tag = string.match(root, '{[^}]*}')
 -- Every command goes through here. If a stranger has put a value of another type in the place of a key, it moves that value
 -- aside and repeats the command: what the key held is lost, but everything else works on. A script that must not write finds
 -- nothing there. A count that is not a number begins anew.
-local server = redis
 local READS = ' GET HGET HGETALL SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
 local function call(command, key, ...)
-  local answer = server.pcall(command, key, ...)
+  local answer = redis.pcall(command, key, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
   if string.find(tostring(answer.err), 'WRONGTYPE', 1, true) and string.sub(key, 1, 7) == 'timers:' then
-    local moved = server.pcall('RENAME', key, root .. 'displaced:' .. key)
+    local moved = redis.pcall('RENAME', key, root .. 'displaced:' .. key)
     if moved.err and string.find(READS, ' ' .. command .. ' ', 1, true) then key = root .. 'nothing' end
   elseif command == 'HINCRBY' then
-    server.call('HDEL', key, (...))
+    redis.call('HDEL', key, (...))
   end
-  return server.call(command, key, ...)
+  return redis.call(command, key, ...)
 end
-local redis = setmetatable({call = call}, {__index = server})
 
-local time = server.call('TIME')
+local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
 
@@ -45,7 +43,7 @@ local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoc
 -- The theoretical arrival time kept for a rate (µs), at least now. A time further ahead than the rate's whole burst plus an
 -- hour, which allows for a changed rate, is a stranger's.
 local function arrival(key, burst_us)
-  local tat = tonumber(redis.call('GET', key))
+  local tat = tonumber(call('GET', key))
   return tat and tat > now_us and tat < now_us + burst_us + 3600000000 and tat or now_us
 end
 
@@ -83,7 +81,7 @@ end
 -- A parsed record keeps the bucket it came from: hashing a member costs as much as a command.
 local function read(member)
   local bucket = record_key(member)
-  local raw = redis.call('HGET', bucket, member)
+  local raw = call('HGET', bucket, member)
   local r, trouble = parse(raw)
   if r then r.bucket = bucket end
   return r, trouble, raw
@@ -94,55 +92,49 @@ local function encode(r)
     r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
 end
 
--- The events that hooks ask for, as letters, by prefix. `hooks` has a field for each: `<letters> <prefix, or its beginning and
--- *> …`. A script reads it once. The service's own timers, `timers.…`, are the calls, so no hook asks for them.
-local asked, asked_of = nil, {}
-local function letters_of(prefix)
-  if not asked_of[prefix] then
-    local letters = ''
-    for _, line in ipairs(string.sub(prefix, 1, 7) == 'timers.' and {} or asked) do
-      local some, pattern = string.match(line, '^(%a+) (%S+)')
-      local beginning = pattern and string.match(pattern, '^(.*)%*$')
-      if pattern == prefix or beginning and string.sub(prefix, 1, #beginning) == beginning then letters = letters .. some end
-    end
-    asked_of[prefix] = letters
+-- Whether a hook asks for an event of a prefix.
+local function asks(lines, letter, prefix)
+  for _, line in ipairs(lines) do
+    local letters, pattern = string.match(line, '^(%a+) (%S+)')
+    local beginning = pattern and string.match(pattern, '^(.*)%*$')
+    local meant = pattern == prefix or beginning and string.sub(prefix, 1, #beginning) == beginning
+    if meant and string.find(letters, letter, 1, true) then return true end
   end
-  return asked_of[prefix]
+  return false
 end
 
--- Events by cause, where the status does not tell them; '' means no event.
-local TELLS = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '', ['bare-due'] = '',
-               purged = ''}
+-- Put a change that a hook asks for into the outbox, with the record as it is now. The first entry wakes a pod. `hooks` has a
+-- field for each hook: `<events as letters> <prefix, or its beginning and *> …`; a script reads it once. No hook asks for the
+-- service's own timers, `timers.…`, because they are the calls.
 local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
-
--- Put a change that a hook asks for into the outbox, with the record as it is now. The first entry wakes a pod.
+local hooks = nil
 local function post(member, r, said)
-  asked = asked or redis.call('HKEYS', root .. 'hooks')
-  if #asked == 0 then return end
-  local letters = letters_of(string.match(member, '^[^:]*'))
-  local letter = TELLS[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
-  if letter == '' or not string.find(letters, letter, 1, true) then return end
+  hooks = hooks or call('HKEYS', root .. 'hooks')
+  if #hooks == 0 or string.sub(member, 1, 7) == 'timers.' then return end
+  -- Events by cause, where the status does not tell them; '' means no event.
+  local told = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
+                ['bare-due'] = '', purged = ''}
+  local letter = told[string.match(said, '^%S+')] or (r.status == 's' or r.status == 'w') and 'a' or r.status
+  if letter == '' or not asks(hooks, letter, string.match(member, '^[^:]*')) then return end
   local outbox = root .. 'outbox'
-  local waiting = redis.call('XLEN', outbox)
-  if waiting >= OUTBOX_LIMIT then return redis.call('INCRBY', root .. 'unposted', 1) end
-  redis.call('XADD', outbox, '*', 'event', letter, 'timer', member, 'record', encode(r))
-  if waiting == 0 then redis.call('PUBLISH', ARGV[1], tag .. ' outbox') end
+  local waiting = call('XLEN', outbox)
+  if waiting >= OUTBOX_LIMIT then return call('INCRBY', root .. 'unposted', 1) end
+  call('XADD', outbox, '*', 'event', letter, 'timer', member, 'record', encode(r))
+  if waiting == 0 then call('PUBLISH', ARGV[1], tag .. ' outbox') end
 end
 
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
-local EVENTS = string.gsub(ARGV[1], 'wake', 'events', 1)
 local watched = true
-
 local function tell(member, r, said)
   post(member, r, said)
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), r.processor or '-', said}, '\n')
-  watched = redis.call('PUBLISH', EVENTS, event) > 0
+  watched = call('PUBLISH', string.gsub(ARGV[1], 'wake', 'events', 1), event) > 0
 end
 
 local function write(member, r)
   local raw = encode(r)
-  redis.call('HSET', r.bucket or record_key(member), member, raw)
+  call('HSET', r.bucket or record_key(member), member, raw)
   tell(member, r, r.said or 'created')
   return raw
 end
@@ -186,22 +178,22 @@ end
 local heads_of = {}
 local function heads_key(prefix)
   if not heads_of[prefix] then
-    heads_of[prefix] = root .. (redis.call('ZSCORE', root .. 'blocked', prefix) and 'held' or 'heads')
+    heads_of[prefix] = root .. (call('ZSCORE', root .. 'blocked', prefix) and 'held' or 'heads')
   end
   return heads_of[prefix]
 end
 
 local function refresh_head(prefix)
-  local first = redis.call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')
-  if first[2] then redis.call('ZADD', heads_key(prefix), first[2], prefix)
-  else redis.call('ZREM', heads_key(prefix), prefix) end
+  local first = call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')
+  if first[2] then call('ZADD', heads_key(prefix), first[2], prefix)
+  else call('ZREM', heads_key(prefix), prefix) end
 end
 
 -- Block a queue until a time (epoch ms, '+inf'); nil lets it go on.
 local function block(prefix, until_ms)
-  redis.call('ZREM', heads_key(prefix), prefix)
-  if until_ms then redis.call('ZADD', root .. 'blocked', until_ms, prefix)
-  else redis.call('ZREM', root .. 'blocked', prefix) end
+  call('ZREM', heads_key(prefix), prefix)
+  if until_ms then call('ZADD', root .. 'blocked', until_ms, prefix)
+  else call('ZREM', root .. 'blocked', prefix) end
   heads_of[prefix] = nil
   refresh_head(prefix)
 end
@@ -228,15 +220,15 @@ local earliest = nil
 local function lease_of(member)
   local key = lease_key(member)
   local held = redis.pcall('GET', key)
-  local left = type(held) == 'string' and string.find(held, '^.+ %d+$') and redis.call('PTTL', key) or -1
+  local left = type(held) == 'string' and string.find(held, '^.+ %d+$') and call('PTTL', key) or -1
   if left >= 0 then return held, left end
 end
 
 local function take_lease(member, pod, token, lease_ms)
   local key, value = lease_key(member), pod .. ' ' .. token
-  if redis.call('SET', key, value, 'NX', 'PX', lease_ms) then return true end
+  if call('SET', key, value, 'NX', 'PX', lease_ms) then return true end
   if lease_of(member) then return false end
-  redis.call('SET', key, value, 'PX', lease_ms)
+  call('SET', key, value, 'PX', lease_ms)
   return true
 end
 
@@ -244,30 +236,30 @@ end
 local function enqueue(prefix, id, due)
   local queue = queue_key(prefix)
   local score = tonumber(due)
-  local last = redis.call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
+  local last = call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
   if last[2] then score = math.min(tonumber(last[2]) + 1 / ORDINALS, score + 1 - 1 / ORDINALS) end
   local exact = string.format('%.17g', score)
   -- An entry that is there already belongs to a lost record and is still counted.
-  if redis.call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
-  redis.call('ZADD', heads_key(prefix), 'LT', exact, prefix)
+  if call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
+  call('ZADD', heads_key(prefix), 'LT', exact, prefix)
 end
 
 -- Like `enqueue`, but also set the trigger key, never with a deadline in the past.
 local function schedule(prefix, id, due)
   enqueue(prefix, id, due)
-  redis.call('SET', trigger_key(prefix, id), 1, 'PXAT', text(math.max(tonumber(due), now + 1)))
+  call('SET', trigger_key(prefix, id), 1, 'PXAT', text(math.max(tonumber(due), now + 1)))
   if not earliest or tonumber(due) < earliest then earliest = tonumber(due) end
 end
 
 local function unschedule(prefix, id)
-  redis.call('DEL', trigger_key(prefix, id))
-  redis.call('ZREM', queue_key(prefix), id)
+  call('DEL', trigger_key(prefix, id))
+  call('ZREM', queue_key(prefix), id)
 end
 
 -- Take a scheduled or finished timer out of its index.
 local function leave(prefix, id, status)
   if status ~= 's' then
-    redis.call('ZREM', finished_key(status, prefix), id)
+    call('ZREM', finished_key(status, prefix), id)
     return
   end
   unschedule(prefix, id)
@@ -279,10 +271,10 @@ end
 local function conclude()
   local counts = root .. 'counts'
   for field, by in pairs(tallies) do
-    if by ~= 0 and redis.call('HINCRBY', counts, field, by) == 0 then redis.call('HDEL', counts, field) end
+    if by ~= 0 and call('HINCRBY', counts, field, by) == 0 then call('HDEL', counts, field) end
   end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
-    redis.call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))
+    call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))
   end
 end
 
@@ -296,7 +288,7 @@ end
 -- goes back with the data. The clock does not, so a token is never behind its microseconds.
 local function take_tokens(n)
   local top = math.max(newest_token(), now_us) + n
-  redis.call('SET', root .. 'token', text(top))
+  call('SET', root .. 'token', text(top))
   return top
 end
 
@@ -305,15 +297,15 @@ end
 local function quarantine(prefix, id, reason, raw)
   local member = member_of(prefix, id)
   local function out(index, name, status)
-    if redis.call('ZREM', index, name) == 1 then count(status, prefix, -1) end
+    if call('ZREM', index, name) == 1 then count(status, prefix, -1) end
   end
-  redis.call('DEL', trigger_key(prefix, id), lease_key(member))
+  call('DEL', trigger_key(prefix, id), lease_key(member))
   out(queue_key(prefix), id, 's')
   out(root .. 'leases', member, 'r')
   for status in string.gmatch('cfux', '.') do out(finished_key(status, prefix), id, status) end
   refresh_head(prefix)
-  redis.call('HDEL', record_key(member), member)
-  redis.call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
+  call('HDEL', record_key(member), member)
+  call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
 end
 
 -- The record of a timer to be armed anew. One that cannot be read is quarantined first.

@@ -13,10 +13,10 @@ for i = 4, #ARGV, 3 do
   local member, token = member_of(ARGV[i], ARGV[i + 1]), ARGV[i + 2]
   local r = read(member)
   if r and r.status == 'r' and r.token == token then
-    if redis.call('PEXPIRE', lease_key(member), lease_ms) == 0 then
-      redis.call('SET', lease_key(member), pod .. ' ' .. token, 'PX', lease_ms)
+    if call('PEXPIRE', lease_key(member), lease_ms) == 0 then
+      call('SET', lease_key(member), pod .. ' ' .. token, 'PX', lease_ms)
     end
-    redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
+    call('ZADD', root .. 'leases', text(now + lease_ms), member)
   else
     lost[#lost + 1] = (i - 4) / 3
   end

@@ -5,10 +5,10 @@
 -- Answer   {now, {id, when it ended, progress (JSON or nothing), …}}
 
 local answer, bytes = {}, 0
-local found = redis.call('ZREVRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'WITHSCORES')
+local found = call('ZREVRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'WITHSCORES')
 for i = 1, #found, 2 do
   if bytes > tonumber(ARGV[5]) then break end
-  local raw = redis.call('HGET', record_key(member_of(ARGV[3], found[i])), member_of(ARGV[3], found[i])) or ''
+  local raw = call('HGET', record_key(member_of(ARGV[3], found[i])), member_of(ARGV[3], found[i])) or ''
   local progress = string.match(raw, '^[^\n]*\n[^\n]*\n([^\n]*)') or ''
   bytes = bytes + #progress
   answer[#answer + 1] = found[i]

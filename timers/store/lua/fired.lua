@@ -10,7 +10,7 @@
 local function add(ring, slots, width_ms)
   local number = math.floor(now / width_ms)
   local field = text(number % slots)
-  local stamp, held = string.match(redis.call('HGET', root .. ring, field) or '', '^(%d+)(.*)$')
+  local stamp, held = string.match(call('HGET', root .. ring, field) or '', '^(%d+)(.*)$')
   local counts = {}
   if stamp == text(number) then
     for bucket, n in string.gmatch(held, ' (%d+):(%d+)') do counts[bucket] = tonumber(n) end
@@ -18,7 +18,7 @@ local function add(ring, slots, width_ms)
   for i = 2, #ARGV, 2 do counts[ARGV[i]] = (counts[ARGV[i]] or 0) + ARGV[i + 1] end
   local parts = {text(number)}
   for bucket, n in pairs(counts) do parts[#parts + 1] = bucket .. ':' .. text(n) end
-  redis.call('HSET', root .. ring, field, table.concat(parts, ' '))
+  call('HSET', root .. ring, field, table.concat(parts, ' '))
 end
 
 add('hour', 60, 60000)

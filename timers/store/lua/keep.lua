@@ -11,6 +11,6 @@ for i = 3, #ARGV do
   entries[#entries + 1] = text(now + ARGV[2])
   entries[#entries + 1] = ARGV[i]
 end
-redis.call('ZADD', permits, unpack(entries))
-if redis.call('PTTL', permits) < tonumber(ARGV[2]) then redis.call('PEXPIRE', permits, ARGV[2]) end
+call('ZADD', permits, unpack(entries))
+if call('PTTL', permits) < tonumber(ARGV[2]) then call('PEXPIRE', permits, ARGV[2]) end
 return {text(now)}

@@ -14,17 +14,17 @@ local index = ARGV[2] == 'due' and queue_key(prefix) or finished_key(ARGV[2], pr
 
 -- Redis sorts members with the same score by their bytes, so a binary search among their ranks finds the place.
 local function rank_after(score, member)
-  local low = redis.call('ZCOUNT', index, '-inf', '(' .. score)
-  local high = redis.call('ZCOUNT', index, '-inf', score)
+  local low = call('ZCOUNT', index, '-inf', '(' .. score)
+  local high = call('ZCOUNT', index, '-inf', score)
   while low < high do
     local middle = math.floor((low + high) / 2)
-    if redis.call('ZRANGE', index, middle, middle)[1] <= member then low = middle + 1 else high = middle end
+    if call('ZRANGE', index, middle, middle)[1] <= member then low = middle + 1 else high = middle end
   end
   return low
 end
 
-local start = ARGV[6] == '' and redis.call('ZCOUNT', index, '-inf', '(' .. ARGV[4]) or rank_after(ARGV[6], ARGV[7])
-local found = redis.call('ZRANGE', index, start, start + most, 'WITHSCORES')
+local start = ARGV[6] == '' and call('ZCOUNT', index, '-inf', '(' .. ARGV[4]) or rank_after(ARGV[6], ARGV[7])
+local found = call('ZRANGE', index, start, start + most, 'WITHSCORES')
 local answer, bytes, more = {}, 0, 0
 for i = 1, #found, 2 do
   if ARGV[5] ~= '+inf' and tonumber(found[i + 1]) > tonumber(ARGV[5]) then break end
@@ -33,7 +33,7 @@ for i = 1, #found, 2 do
     break
   end
   local member = member_of(prefix, found[i])
-  local raw = redis.call('HGET', record_key(member), member)
+  local raw = call('HGET', record_key(member), member)
   bytes = bytes + #(raw or '')
   answer[#answer + 1] = found[i]
   answer[#answer + 1] = found[i + 1]

@@ -22,7 +22,7 @@ end
 
 local function counted()
   if ARGV[3] ~= 'count' then return -1, 0 end
-  local counts, timers = redis.call('HGETALL', root .. 'counts'), 0
+  local counts, timers = call('HGETALL', root .. 'counts'), 0
   for i = 1, #counts, 2 do
     if string.match(counts[i], '^[sr] ') then timers = timers + (tonumber(counts[i + 1]) or 0) end
   end
@@ -34,5 +34,5 @@ if not seen and (oldest < known or #marks == 0) then return {text(now), '', text
 -- Marks rise even if the clock was set back, because that is no loss.
 local made = text(math.max(now, newest < 2 ^ 53 - 1 and newest + 1 or 0))
 table.insert(marks, 1, made)
-redis.call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))
+call('SET', root .. 'mark', table.concat(marks, ' ', 1, math.min(#marks, KEPT)))
 return {text(now), made, '', timers, prefixes}

@@ -21,7 +21,7 @@ local function read_meta()
   local fields = redis.pcall('HGETALL', key)
   if fields.err and act == 'renew' then
     -- A stranger has overwritten it: make it again from what the pods know.
-    redis.call('DEL', key)
+    call('DEL', key)
     fields = {}
   end
   for i = 1, #fields, 2 do meta[fields[i]] = fields[i + 1] end
@@ -29,7 +29,7 @@ local function read_meta()
 end
 
 local function set(...)
-  redis.call('HSET', key, ...)
+  call('HSET', key, ...)
   read_meta()
 end
 
@@ -73,8 +73,8 @@ end
 function acts.acknowledge()
   for field in pairs(meta) do
     if string.sub(field, 1, 5) == 'loss:' then
-      redis.call('HDEL', key, field)
-      redis.call('HSET', key, 'acknowledged', text(now))
+      call('HDEL', key, field)
+      call('HSET', key, 'acknowledged', text(now))
     end
   end
 end

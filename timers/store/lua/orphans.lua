@@ -7,12 +7,12 @@
 
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local orphans, paused = {}, {}
-for _, prefix in ipairs(redis.call('SMEMBERS', root .. 'paused')) do paused[prefix] = true end
+for _, prefix in ipairs(call('SMEMBERS', root .. 'paused')) do paused[prefix] = true end
 
-local expired = redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', rank, most)
+local expired = call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', rank, most)
 for _, member in ipairs(expired) do
   if not is_member(member) then
-    redis.call('ZREM', root .. 'leases', member)
+    call('ZREM', root .. 'leases', member)
   elseif not paused[string.match(member, '^[^:]*')] and not lease_of(member) then
     orphans[#orphans + 1] = member
   end

@@ -7,10 +7,10 @@
 
 local prefix, changed = ARGV[2], nil
 if ARGV[3] == 'pause' then
-  changed = redis.call('SADD', root .. 'paused', prefix)
+  changed = call('SADD', root .. 'paused', prefix)
   block(prefix, '+inf')
 else
-  changed = redis.call('SREM', root .. 'paused', prefix)
+  changed = call('SREM', root .. 'paused', prefix)
   block(prefix, nil)
   earliest = now
 end

@@ -13,18 +13,18 @@ local function prune(status, prefix)
   local index = finished_key(status, prefix)
   local is_call = status == 'c' and string.sub(prefix, 1, 7) == 'timers.'
   local oldest = now - (is_call and math.min(retention_ms, CALLS_MS) or retention_ms)
-  local ids = redis.call('ZRANGEBYSCORE', index, '-inf', '(' .. text(oldest), 'LIMIT', 0, left)
+  local ids = call('ZRANGEBYSCORE', index, '-inf', '(' .. text(oldest), 'LIMIT', 0, left)
   if #ids == 0 then return end
   for _, id in ipairs(ids) do
     local member = member_of(prefix, id)
-    redis.call('HDEL', record_key(member), member)
+    call('HDEL', record_key(member), member)
   end
-  redis.call('ZREM', index, unpack(ids))
+  call('ZREM', index, unpack(ids))
   count(status, prefix, -#ids)
   left, removed = left - #ids, removed + #ids
 end
 
-for _, counted in ipairs(redis.call('HKEYS', root .. 'counts')) do
+for _, counted in ipairs(call('HKEYS', root .. 'counts')) do
   local status, prefix = string.match(counted, '^([cfux]) (.+)$')
   if status and left > 0 then prune(status, prefix) end
 end

@@ -24,7 +24,7 @@ end
 local refused = refusal()
 if refused then return {text(now), refused, raw} end
 local from = r.status
-redis.call('ZREM', finished_key(from, prefix), id)
+call('ZREM', finished_key(from, prefix), id)
 if from == 'c' then r.occurrence, r.attempt = text(r.occurrence + 1), '0' end
 r.status, r.failures, r.due = 's', '0', due_of(ARGV[4])
 note(r, ARGV[7])

@@ -5,11 +5,11 @@
 -- ARGV[3…] permits
 -- Answer   {now}
 
-if #ARGV > 2 then redis.call('ZREM', root .. 'permits', unpack(ARGV, 3)) end
-local tat = ARGV[2] ~= '0' and tonumber(redis.call('GET', root .. 'rate'))
+if #ARGV > 2 then call('ZREM', root .. 'permits', unpack(ARGV, 3)) end
+local tat = ARGV[2] ~= '0' and tonumber(call('GET', root .. 'rate'))
 if tat and tat < 2 ^ 53 then
   local ahead = tat - ARGV[2] - now_us
-  if ahead > 0 then redis.call('SET', root .. 'rate', text(tat - ARGV[2]), 'PX', math.ceil(ahead / 1000) + 1)
-  else redis.call('DEL', root .. 'rate') end
+  if ahead > 0 then call('SET', root .. 'rate', text(tat - ARGV[2]), 'PX', math.ceil(ahead / 1000) + 1)
+  else call('DEL', root .. 'rate') end
 end
 return {text(now)}

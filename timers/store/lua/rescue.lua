@@ -15,7 +15,7 @@ local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then
-    if redis.call('ZSCORE', root .. 'leases', member) then
+    if call('ZSCORE', root .. 'leases', member) then
       quarantine(prefix, id, trouble, raw)
       bad[#bad + 1] = member
       bad[#bad + 1] = trouble
@@ -23,16 +23,16 @@ local function rescue(prefix, id, processor)
     return
   end
   if lease_of(member) then return end
-  if redis.call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
+  if call('SISMEMBER', root .. 'paused', prefix) == 1 then return end
   if r.status ~= 'r' then
-    redis.call('ZREM', root .. 'leases', member)
+    call('ZREM', root .. 'leases', member)
     return
   end
   local token = text(take_tokens(1))
   take_lease(member, pod, token, lease_ms)
   r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
   note(r, 'rescue', pod, text(now - r.due), processor)
-  redis.call('ZADD', root .. 'leases', text(now + lease_ms), member)
+  call('ZADD', root .. 'leases', text(now + lease_ms), member)
   rescued[#rescued + 1] = prefix
   rescued[#rescued + 1] = id
   rescued[#rescued + 1] = write(member, r)

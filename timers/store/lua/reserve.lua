@@ -16,8 +16,8 @@ local permits, rate = root .. 'permits', root .. 'rate'
 local wait = 0
 
 if concurrency > 0 then
-  redis.call('ZREMRANGEBYSCORE', permits, '-inf', text(now))
-  n = math.max(math.min(n, concurrency - redis.call('ZCARD', permits)), 0)
+  call('ZREMRANGEBYSCORE', permits, '-inf', text(now))
+  n = math.max(math.min(n, concurrency - call('ZCARD', permits)), 0)
 end
 
 -- Generic cell rate algorithm (ITU-T I.371): `tat` is the theoretical arrival time of the next start, in µs.
@@ -26,7 +26,7 @@ if interval > 0 then
   n = math.max(math.min(n, math.floor((now_us + burst * interval - tat) / interval)), 0)
   if n > 0 then
     tat = tat + n * interval
-    redis.call('SET', rate, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
+    call('SET', rate, text(tat), 'PX', math.ceil((tat - now_us) / 1000) + 1)
   end
   wait = math.max(math.ceil((tat + interval - burst * interval - now_us) / 1000), 0)
 end
@@ -38,7 +38,7 @@ for i = 1, concurrency > 0 and n or 0 do
   entries[2 * i] = names[i]
 end
 if #names > 0 then
-  redis.call('ZADD', permits, unpack(entries))
-  if redis.call('PTTL', permits) < lease_ms then redis.call('PEXPIRE', permits, lease_ms) end
+  call('ZADD', permits, unpack(entries))
+  if call('PTTL', permits) < lease_ms then call('PEXPIRE', permits, lease_ms) end
 end
 return {text(now), n, wait, names}

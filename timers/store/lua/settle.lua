@@ -23,12 +23,12 @@ end
 
 local function finish(e, r)
   if retention_ms == 0 then
-    redis.call('HDEL', r.bucket, e.member)
+    call('HDEL', r.bucket, e.member)
     count('r', e.prefix, -1)
     tell(e.member, r, e.said)
     return
   end
-  redis.call('ZADD', finished_key(r.status, e.prefix), text(now), e.id)
+  call('ZADD', finished_key(r.status, e.prefix), text(now), e.id)
   recount('r', r.status, e.prefix)
   write(e.member, r)
 end
@@ -60,8 +60,8 @@ for i = 4, #ARGV do
   answer[i - 2] = code
 end
 if #ends > 0 then
-  redis.call('DEL', unpack(leases))
-  redis.call('ZREM', root .. 'leases', unpack(members))
+  call('DEL', unpack(leases))
+  call('ZREM', root .. 'leases', unpack(members))
 end
 for _, e in ipairs(ends) do apply(e) end
 conclude()

@@ -21,11 +21,11 @@ end
 
 -- The first due timers of a queue with their scores, at most `left`. Most queues have one, which takes one command.
 local function due_of_queue(queue, left)
-  local first = redis.call('ZRANGE', queue, 0, 1, 'WITHSCORES')
+  local first = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
   local next_due = tonumber(first[4])
   if next_due and next_due < now + 1 and left > 1 then
-    first = redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, left)
-    next_due = tonumber(redis.call('ZRANGEBYSCORE', queue, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    first = call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, left)
+    next_due = tonumber(call('ZRANGEBYSCORE', queue, text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
   else
     first[3], first[4] = nil, nil
   end
@@ -39,14 +39,14 @@ local function touch(prefix, left)
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
   -- Redis expires strictly after the deadline: a key of this very millisecond is still there and needs a second look.
   -- A key that is there long after was put there by a stranger and must not keep us busy.
-  local there = #triggers > 0 and redis.call('EXISTS', unpack(triggers)) or 0
+  local there = #triggers > 0 and call('EXISTS', unpack(triggers)) or 0
   if there > 0 and tonumber(due[#due]) > now - STALE_MS then come_again(now + 1) end
   return #triggers
 end
 
 local function look(prefix, head, left)
   if not is_member(prefix .. ':x') then
-    redis.call('ZREM', root .. 'heads', prefix)
+    call('ZREM', root .. 'heads', prefix)
     return 0
   end
   queues[#queues + 1] = prefix
@@ -56,7 +56,7 @@ end
 
 -- Look at due queues until the budget is used up; answer the rank to go on at.
 local function look_at_some()
-  local heads = redis.call('ZREVRANGEBYSCORE', root .. 'heads', '(' .. text(now + 1), '-inf', 'WITHSCORES',
+  local heads = call('ZREVRANGEBYSCORE', root .. 'heads', '(' .. text(now + 1), '-inf', 'WITHSCORES',
     'LIMIT', rank, most)
   local left = most
   for i = 1, #heads, 2 do
@@ -66,13 +66,13 @@ local function look_at_some()
   return #heads == 2 * most and rank + most or 0
 end
 
-for _, prefix in ipairs(redis.call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
+for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
   block(prefix, nil)
 end
-come_again(tonumber(redis.call('ZRANGE', root .. 'blocked', 0, 0, 'WITHSCORES')[2]))
+come_again(tonumber(call('ZRANGE', root .. 'blocked', 0, 0, 'WITHSCORES')[2]))
 local go_on = look_at_some()
-come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
-local lost = #redis.call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, 1)
-come_again(tonumber(redis.call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
+come_again(tonumber(call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
+local lost = #call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, 1)
+come_again(tonumber(call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 if next_look == math.huge then next_look = nil end
 return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost}
