@@ -182,7 +182,7 @@ class NotPermitted(TimersError):
 
 
 class RunOver(TimersError):
-    """The run that makes this call has ended, by its time-out or otherwise, and may no longer arm or cancel timers."""
+    """The run that makes this call has ended, by its timeout or otherwise, and may no longer arm or cancel timers."""
 
 
 class ConfigurationError(TimersError):

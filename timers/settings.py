@@ -262,7 +262,7 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def webhook_keys(self, prefix: str) -> list[bytes]:
-        """The keys that sign a prefix's web hooks, all at once: those of the longest prefix that serves it, else those
+        """The keys that sign a prefix's webhooks, all at once: those of the longest prefix that serves it, else those
         given without a prefix."""
         chosen = owner(prefix, {given for given, _ in self.webhook_secrets}) or ""
         return [signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]

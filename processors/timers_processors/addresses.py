@@ -1,4 +1,4 @@
-"""Owns where web hooks may go: decides which names and addresses are open to them, and looks each name up once."""
+"""Owns where webhooks may go: decides which names and addresses are open to them, and looks each name up once."""
 
 import asyncio
 import socket
@@ -22,11 +22,11 @@ _NOT_PUBLIC: Final = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "
 the address of Azure's service to its guests."""
 
 LOOKUPS_AT_ONCE: Final = 32
-"""Threads that look names up. They are not the event loop's, so a name server that hangs holds up only web hooks."""
+"""Threads that look names up. They are not the event loop's, so a name server that hangs holds up only webhooks."""
 
 
 class Forbidden(Exception):
-    """A web hook may not go there. The text says why, but not which address inside a name stands for."""
+    """A webhook may not go there. The text says why, but not which address inside a name stands for."""
 
 
 class Reach:
@@ -94,7 +94,7 @@ class Guard(AbstractResolver):
             self.check(host, address)
 
     def check(self, host: str, address: Address) -> None:
-        """Raises Forbidden if the host's address is not open to web hooks."""
+        """Raises Forbidden if the host's address is not open to webhooks."""
         host, inner = host.rstrip(".").lower(), unwrapped(address)
         if self._deny.names(host) or self._deny.holds(address) or self._deny.holds(inner):
             raise Forbidden(f"{host} is excluded by TIMERS_WEBHOOK_DENY")

@@ -77,7 +77,7 @@ class Answer:
 
 
 class Caller:
-    """The connections of a pod to the targets of its web hooks."""
+    """The connections of a pod to the targets of its webhooks."""
 
     def __init__(self, sessions: Mapping[str, ClientSession], guards: Mapping[str, Guard], targets: Targets) -> None:
         self._sessions, self._guards, self._targets = sessions, guards, targets

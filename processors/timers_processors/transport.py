@@ -73,7 +73,7 @@ class OutboxTransport:
 
 
 class GatewayTransport:
-    """Posts each message as JSON to a gateway for text messages and push, in the same way as web hooks."""
+    """Posts each message as JSON to a gateway for text messages and push, in the same way as webhooks."""
 
     def __init__(self, url: URL, caller: Caller) -> None:
         self._url, self._caller = url, caller

@@ -49,7 +49,7 @@ def made_for(
 
 
 class WebHooks:
-    """What all web hook processors of a pod share."""
+    """What all webhook processors of a pod share."""
 
     def __init__(self, settings: Settings, targets: Targets, lookup: Lookup) -> None:
         self._settings, self._targets, self._lookup = settings, targets, lookup

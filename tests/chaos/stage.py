@@ -26,7 +26,7 @@ _START_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a stage has beside server and pods: further server arguments, a drain time-out, a proxy that pods and client
+    """What a stage has beside server and pods: further server arguments, a drain timeout, a proxy that pods and client
     go through."""
 
     server_options: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ async def test_a_plain_function_runs_in_a_thread_and_its_answer_counts(fleet: Fl
 
 
 async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet: Fleet) -> None:
-    """A hundred and more that are due at once: each is called, none waits for a thread under its time-out."""
+    """A hundred and more that are due at once: each is called, none waits for a thread under its timeout."""
     ids = [f"n{number}" for number in range(150)]
     begun: list[str] = []
     all_begun = threading.Event()

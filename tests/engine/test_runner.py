@@ -325,7 +325,7 @@ async def test_a_thread_that_hangs_takes_room_and_not_the_place_of_a_later_run(p
 async def test_a_plain_function_that_has_to_wait_for_a_thread_does_not_time_out_meanwhile(
     plain: _Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine may give fewer threads than the concurrency asks for. The time-out counts from the start."""
+    """A machine may give fewer threads than the concurrency asks for. The timeout counts from the start."""
     first = _Plain("first")
     shop = _Shop(plain, first)
     shop.start(1, "first")

@@ -1,4 +1,4 @@
-"""The lab that authors of processors test with: what ran, what was armed again, what failures and time-outs lead to."""
+"""The lab that authors of processors test with: what ran, what was armed again, what failures and timeouts lead to."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Owns the other side of web hooks: receivers on loopback that answer as they are told, or do not."""
+"""Owns the other side of webhooks: receivers on loopback that answer as they are told, or do not."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""Where web hooks may go: addresses behind every disguise, names, and what settings open and close."""
+"""Where webhooks may go: addresses behind every disguise, names, and what settings open and close."""
 
 import socket
 from ipaddress import ip_address

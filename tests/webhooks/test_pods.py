@@ -1,4 +1,4 @@
-"""Web hooks of real pods: retries, a receiver or a pod that dies in between, and one target that starves no other."""
+"""Webhooks of real pods: retries, a receiver or a pod that dies in between, and one target that starves no other."""
 
 import asyncio
 from typing import Any

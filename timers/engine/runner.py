@@ -1,4 +1,4 @@
-"""Owns running: calls processors within the pod's concurrency and their time-outs; every end becomes an outcome."""
+"""Owns running: calls processors within the pod's concurrency and their timeouts; every end becomes an outcome."""
 
 import asyncio
 import inspect
@@ -56,7 +56,7 @@ class Runner:
         concurrency: int,
         later: Later | None = None,
     ) -> None:
-        """A test passes `later` to control time-outs; it defaults to the loop's own `call_later`."""
+        """A test passes `later` to control timeouts; it defaults to the loop's own `call_later`."""
         self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
         self._lifespans, self._call_later = lifespans, later
         self._clock, self._observer = pod.store.clock, pod.observer
@@ -170,7 +170,7 @@ class Runner:
         self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
-        """Only the first end of a run counts; a processor that outlived its time-out may come here a second time."""
+        """Only the first end of a run counts; a processor that outlived its timeout may come here a second time."""
         if run.ended:
             _log.warning("late result refused", **run.named, token=run.timer.token)
             return
@@ -292,7 +292,7 @@ class Runner:
         )
 
     def _started(self, run: Run) -> None:
-        """The processor is called now, so its time-out starts."""
+        """The processor is called now, so its timeout starts."""
         if run.stop is not None:
             return
         now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)

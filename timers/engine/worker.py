@@ -42,7 +42,7 @@ from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member
 from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0
-"""How long Redis has to take the last ends after the drain time-out. Another pod rescues the runs of the rest."""
+"""How long Redis has to take the last ends after the drain timeout. Another pod rescues the runs of the rest."""
 
 _FINE: Final = ("running", "waiting")
 """States of services that leave a pod ready. A full server takes no new timers, but everything else goes on."""
@@ -209,7 +209,7 @@ class Worker:
         _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))
 
     async def drain(self) -> None:
-        """Stop claiming at once, let runs finish and their ends be written within the drain time-out, and hand the rest
+        """Stop claiming at once, let runs finish and their ends be written within the drain timeout, and hand the rest
         back. If Redis does not answer, each step waits at most HAND_BACK_SECONDS longer."""
         self._draining = True
         time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
@@ -231,11 +231,11 @@ class Worker:
         _log.info("worker drained", pod=self._options.pod)
 
     def hurry(self) -> None:
-        """End a drain as if its time-out were over."""
+        """End a drain as if its timeout were over."""
         self._overdue.set()
 
     async def _until_overdue(self, awaited: Awaitable[object], *, and_seconds: float = 0) -> None:
-        """Wait until it is done, or until the drain time-out is over and then `and_seconds` longer; then cancel it."""
+        """Wait until it is done, or until the drain timeout is over and then `and_seconds` longer; then cancel it."""
         waiting = asyncio.ensure_future(awaited)
         overdue = asyncio.create_task(self._overdue.wait())
         try:

@@ -31,7 +31,7 @@ STATUSES: Final[Mapping[str, Status]] = {
 """As LETTERS, plus `w`: scheduled, but not to be claimed before something else has happened."""
 
 NOTE_LIMIT_CHARACTERS: Final = 1200
-"""A kilobyte of a web hook target's answer, and who answered."""
+"""A kilobyte of a webhook target's answer, and who answered."""
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
 """How much of a note is read: cleaning megabytes would take longer than running the timer."""
 

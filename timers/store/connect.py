@@ -1,4 +1,4 @@
-"""Owns connections: the one place where a URL becomes clients with explicit time-outs and retries."""
+"""Owns connections: the one place where a URL becomes clients with explicit timeouts and retries."""
 
 import asyncio
 from collections.abc import Iterable

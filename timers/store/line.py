@@ -12,7 +12,7 @@ class Line:
     """One connection for one caller at a time. It opens with the first command and reopens after it broke."""
 
     def __init__(self, connection: AbstractConnection, *, answer_s: float) -> None:
-        """Takes a connection without time-outs of its own; an answer may take `answer_s` seconds."""
+        """Takes a connection without timeouts of its own; an answer may take `answer_s` seconds."""
         self._connection, self._answer_s = connection, answer_s
 
     async def evalsha(self, *arguments: str | int | bytes) -> Any:

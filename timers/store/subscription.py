@@ -48,7 +48,7 @@ async def subscribe(connections: Connections, channels: Sequence[bytes], take: T
 
 
 async def _watched(connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event) -> None:
-    """Pump, and check at intervals whether anything came: a time-out on each read would cost more than the read."""
+    """Pump, and check at intervals whether anything came: a timeout on each read would cost more than the read."""
     pump = asyncio.create_task(pumping)
     is_asked = False
     try:

@@ -35,10 +35,10 @@ from timers.testing.fake import fake_connections, on_clock
 
 PATIENCE_SECONDS: Final = 1.0
 """If a run waits this long, in real time, for something other than the lab's clock, it is taken to wait for its
-time-out."""
+timeout."""
 
 HANG_SECONDS: Final = 10.0
-"""A run without a time-out that waits this long, in real time, is taken to hang."""
+"""A run without a timeout that waits this long, in real time, is taken to hang."""
 
 _RUN_OF: ContextVar["TimerLab | None"] = ContextVar("timers.testing.lab", default=None)
 _really_sleep = asyncio.sleep
