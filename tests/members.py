@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from timers.client import open_store
+from timers.store.connect import connect
 from timers.store.membership import Member, Membership
 from timers.store.store import Store
 
@@ -19,6 +21,13 @@ async def announce(store: Store, pod: str, **said: Any) -> None:
 async def sign_off(store: Store, pod: str) -> None:
     """The pod is gone, as after seconds of silence."""
     await Membership(store, forget_after_ms=LONG_MS).leave(pod)
+
+
+async def declare_at(url: str, *prefixes: str) -> None:
+    """As `declare`, in the db at a URL."""
+    store = await open_store(connect(url))
+    await declare(store, *prefixes)
+    await store.connections.close()
 
 
 async def declare(store: Store, *prefixes: str) -> None:

@@ -13,16 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.waiting import eventually
-from timers import TimerClient
 from timers.embedded import EmbeddedServer, Family, usable_binaries
-from timers.store.connect import Connections
-
-
-def connections_of(client: TimerClient) -> Connections:
-    """The ways to a client's db."""
-    assert client._connections is not None, "it looks for a server at its first call"
-    return client._connections
-
 
 FAMILIES: tuple[Family, ...] = ("redis", "valkey")
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
@@ -14,7 +14,10 @@ from tests.members import declare
 from timers.api.assembly import all_routes
 from timers.api.auth import Auth
 from timers.api.body import UNVERIFIED_BYTES
-from timers.api.health import HealthRoutes
+from timers.api.connection_limit import ConnectionLimit
+from timers.api.deadlines import REQUEST_SECONDS
+from timers.api.health import ANSWER_SECONDS, HealthRoutes
+from timers.api.livekeys import FRESH_SECONDS
 from timers.api.server import ApiServer, application
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
@@ -66,6 +69,7 @@ class Api:
     store: Store
     client: TimerClient
     health: HealthRoutes
+    app: web.Application
 
     async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
         """A request with a JSON body, if any; `data=` sends something else. The document must allow the answer."""
@@ -99,6 +103,9 @@ async def running_api(
     keys: str | None = None,
     secrets: Sequence[str] = (),
     unverified_bytes: int = UNVERIFIED_BYTES,
+    keys_fresh_seconds: float = FRESH_SECONDS,
+    request_seconds: float = REQUEST_SECONDS,
+    limit: ConnectionLimit | None = None,
 ) -> AsyncIterator[Api]:
     """An API over a db in which the processors are declared; it runs their timers too where it `works`. `keys` as in
     TIMERS_API_KEYS."""
@@ -111,15 +118,16 @@ async def running_api(
         metrics = Metrics()
         store.called = metrics.called
         worker = await _worker(store, registry, client, metrics, ends) if works else None
-        health = HealthRoutes(store, worker, fresh_seconds=0)
+        health = HealthRoutes(store, worker, fresh_seconds=0, answer_seconds=min(ANSWER_SECONDS, request_seconds))
         callers = Callers(store)
-        auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes)
+        auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes, fresh_seconds=keys_fresh_seconds)
         routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
-        server = await ApiServer.start(application(routes, auth, Guard().check), "127.0.0.1", 0)
+        app = application(routes, auth, Guard().check, request_seconds=request_seconds)
+        server = await ApiServer.start(app, "127.0.0.1", 0, limit=limit)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())
-        yield Api(server, session, store, client, health)
+        yield Api(server, session, store, client, health, app)
 
 
 async def _worker(

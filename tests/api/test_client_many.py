@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.members import announce, declare
-from tests.servers import connections_of
-from tests.waiting import DEADLINE_SECONDS
+from tests.members import announce, declare, declare_at
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient, open_store
 from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed
 from timers.core.keywords import Action
@@ -17,15 +16,22 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import InvalidInput, Unavailable
+from timers.store.connect import connect
 from timers.store.filters import Filter
 from timers.store.queries import Change, Queries
+from timers.store.store import Store
 
 
 @pytest.fixture
-async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerClient]:
+async def store(server: EmbeddedServer, redis: Redis) -> Store:
     await redis.ping()
-    async with TimerClient(server.url) as client:
-        await declare(await client._open(), "test", "other")
+    return await open_store(connect(server.url))
+
+
+@pytest.fixture
+async def client(store: Store) -> AsyncIterator[TimerClient]:
+    async with TimerClient.over(store) as client:
+        await declare(store, "test", "other")
         yield client
 
 
@@ -157,8 +163,8 @@ async def test_purge_leaves_nothing(client: TimerClient, redis: Redis) -> None:
 
 async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
+    await declare_at(server.url, "test")
     async with TimerClient(server.url, edit_lock_ms=3_600_000) as client:
-        await declare(await client._open(), "test")
         await client.create("test", "soon", delay="1m")
         await client.create("test", "later", delay="9h")
         counts = await client.act("cancel", Filter(prefix="test"))
@@ -196,8 +202,7 @@ async def test_stats_of_an_empty_db_have_every_member(client: TimerClient) -> No
     }
 
 
-async def test_the_worst_pod_tells_how_notifications_arrive(client: TimerClient) -> None:
-    store = await open_store(connections_of(client))
+async def test_the_worst_pod_tells_how_notifications_arrive(client: TimerClient, store: Store) -> None:
     for name, hearing in (("a", "ok"), ("b", "late")):
         await announce(store, name, processors=["test"], notifications=hearing, lateness={0: 99, 9: 1})
     stats = (await client.stats()).to_json()
@@ -211,9 +216,8 @@ async def test_overdue_is_how_long_the_oldest_has_waited(client: TimerClient) ->
     assert (await client.stats()).overdue_ms > 1_000_000
 
 
-async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerClient) -> None:
+async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerClient, store: Store) -> None:
     await client.create("test-long", "x", delay="1h")
-    store = await open_store(connections_of(client))
     await announce(store, "a", processors=["test", "idle"])
     assert await client.pause("test-long")
     assert not await client.pause("test-long")
@@ -256,8 +260,11 @@ async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
         assert await redis.pubsub_numsub("timers:events:0") == [(b"timers:events:0", 1)]
         for listener in listeners:
             await feed.leave(listener)
-        while await redis.pubsub_numsub("timers:events:0") != [(b"timers:events:0", 0)]:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+
+    async def nobody_listens() -> bool:
+        return await redis.pubsub_numsub("timers:events:0") == [(b"timers:events:0", 0)]
+
+    await eventually(nobody_listens, "the subscription ends")
 
 
 async def test_a_broken_subscription_is_told_as_a_gap(client: TimerClient, redis: Redis) -> None:
@@ -280,6 +287,7 @@ class BreakingQueries(Queries):
     async def changes(self, sink: Callable[[Change | None], None]) -> None:
         if self.broken.is_set():
             await self.mends.wait()
+        self.sink = sink
         sink(None)
         await self.breaks.wait()
         self.breaks.clear()
@@ -287,12 +295,9 @@ class BreakingQueries(Queries):
         raise Unavailable("cut")
 
 
-async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_when_it_stands(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("timers.client.feed.AGAIN_SECONDS", 0)
+async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_when_it_stands() -> None:
     queries = BreakingQueries()
-    feed = Feed(queries)
+    feed = Feed(queries, again_seconds=0)
     first = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await first.next() == OPEN
@@ -322,7 +327,8 @@ def change(version: int) -> Change:
 @pytest.mark.parametrize("filtered", [False, True])
 async def test_a_listener_that_does_not_read_costs_nothing_and_is_told_how_much_it_lost(filtered: bool) -> None:
     """Two hundred of them stalled a pod for seconds."""
-    feed, looked = Feed(BreakingQueries()), 0
+    queries, looked = BreakingQueries(), 0
+    feed = Feed(queries)
 
     def wants(_: Change) -> bool:
         nonlocal looked
@@ -330,26 +336,26 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_is_told_how_much_
         return True
 
     listener = feed.join(wants if filtered else None)
+    assert await listener.next() == OPEN
     for version in range(QUEUE_LIMIT + 7):
-        feed._take(change(version))
+        queries.sink(change(version))
     assert looked == (QUEUE_LIMIT + 1 if filtered else 0)
     kept = [await listener.next() for _ in range(QUEUE_LIMIT)]
     assert kept == [change(version) for version in range(QUEUE_LIMIT)]
     assert await listener.next() == Dropped(None if filtered else 7)
     assert feed.dropped == 7
-    feed._take(change(5000))
+    queries.sink(change(5000))
     assert await listener.next() == change(5000)
     await feed.close()
 
 
-async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient) -> None:
-    queries = Queries(await open_store(connections_of(client)))
-    feed = Feed(queries)
+async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient, store: Store) -> None:
+    feed = Feed(Queries(store))
     slow, quick = feed.join(), feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await quick.next() == OPEN
         await arm(client, QUEUE_LIMIT * 2)
         assert isinstance(await quick.next(), Change)
-    assert len(slow._waiting) <= QUEUE_LIMIT + 1
+    assert len(slow.waiting(most=2 * QUEUE_LIMIT)) <= QUEUE_LIMIT + 1
     await feed.leave(slow)
     await feed.leave(quick)

@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.waiting import eventually
-from timers.api import body, connection_limit
+from timers.api import body
+from timers.api.connection_limit import CONNECTION_LIMIT, ConnectionLimit
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 
@@ -48,42 +49,40 @@ async def test_a_thousand_slow_clients_are_not_in_the_way_of_a_healthy_one(api: 
         assert not any(reader.at_eof() for reader, _ in slow)
 
 
+@pytest.fixture
+def brief() -> ConnectionLimit:
+    """Gives clients a tenth of a second for everything."""
+    return ConnectionLimit(CONNECTION_LIMIT, idle_seconds=0.1, take_seconds=0.1)
+
+
+@pytest.fixture
+async def impatient(server: EmbeddedServer, redis: Redis, brief: ConnectionLimit) -> AsyncIterator[Api]:
+    await redis.ping()
+    async with running_api(server.url, [done], limit=brief) as api:
+        yield api
+
+
 @pytest.mark.parametrize("sent", [b"", HALF_A_HEAD], ids=["silent", "half a head"])
-async def test_who_never_ends_the_head_is_hung_up_on(
-    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    await redis.ping()
-    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.1)
-    async with running_api(server.url, [done]) as api:
-        reader, writer = await connected(api, sent)
-        assert await reader.read() == b""
-        writer.close()
+async def test_who_never_ends_the_head_is_hung_up_on(impatient: Api, sent: bytes) -> None:
+    reader, writer = await connected(impatient, sent)
+    assert await reader.read() == b""
+    writer.close()
 
 
-async def test_who_drips_the_head_is_hung_up_on_as_well(
-    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await redis.ping()
-    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.1)
-    async with running_api(server.url, [done]) as api:
-        reader, writer = await connected(api, HALF_A_HEAD)
-        gone = asyncio.create_task(reader.read())
-        while not gone.done():
-            writer.write(b"a")
-            await asyncio.sleep(0)
-        assert gone.exception() is not None or gone.result() == b""
-        writer.close()
+async def test_who_drips_the_head_is_hung_up_on_as_well(impatient: Api) -> None:
+    reader, writer = await connected(impatient, HALF_A_HEAD)
+    gone = asyncio.create_task(reader.read())
+    while not gone.done():
+        writer.write(b"a")
+        await asyncio.wait({gone}, timeout=0.001)
+    assert gone.exception() is not None or gone.result() == b""
+    writer.close()
 
 
-async def test_a_used_connection_may_idle_no_longer_than_a_new_one(
-    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await redis.ping()
-    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.1)
-    async with running_api(server.url, [done]) as api:
-        reader, writer = await connected(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"200 OK" in await reader.read()
-        writer.close()
+async def test_a_used_connection_may_idle_no_longer_than_a_new_one(impatient: Api) -> None:
+    reader, writer = await connected(impatient, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"200 OK" in await reader.read()
+    writer.close()
 
 
 async def test_a_body_that_does_not_arrive_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +94,9 @@ async def test_a_body_that_does_not_arrive_is_408(api: Api, monkeypatch: pytest.
     writer.close()
 
 
-async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(
-    server: EmbeddedServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
-    monkeypatch.setattr(connection_limit, "CONNECTION_LIMIT", 3)
-    async with running_api(server.url, [done]) as api:
+    async with running_api(server.url, [done], limit=ConnectionLimit(3)) as api:
         first = [await connected(api) for _ in range(3)]
         for _ in range(5):
             reader, writer = await connected(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -118,21 +114,18 @@ async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(
             writer.close()
 
 
-async def test_who_does_not_take_the_answer_is_hung_up_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_take_the_answer_is_hung_up_on(impatient: Api, brief: ConnectionLimit) -> None:
     """Sixteen megabytes of answer are more than the buffers between the two hold."""
-    monkeypatch.setattr(connection_limit, "TAKE_SECONDS", 0.1)
     fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
-    await api.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
-    parts = urlsplit(api.server.url)
+    await impatient.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
+    parts = urlsplit(impatient.server.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
     writer.write(b"GET /v1/timers?limit=300 HTTP/1.1\r\nHost: x\r\n\r\n")
-    connections = api.server._runner.server
-    assert connections is not None
     await reader.readuntil(b"\r\n")
-    others = len(connections.connections) - 1
+    others = brief.inside - 1
 
     async def hung_up() -> bool:
-        return len(connections.connections) == others
+        return brief.inside == others
 
     await eventually(hung_up, "the connection is gone")
     writer.transport.abort()

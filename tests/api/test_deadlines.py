@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from timers.api import deadlines as module
 from timers.api.deadlines import Deadline, Deadlines
-
-FOREVER = 3600.0
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
-    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.02)
-    return Deadlines()
+def patience() -> Deadlines:
+    return Deadlines(seconds=0.02)
 
 
 def this_task() -> asyncio.Task[Any]:
@@ -42,9 +38,8 @@ async def test_what_takes_too_long_is_ended(patience: Deadlines) -> None:
 
 async def test_each_has_its_own(patience: Deadlines) -> None:
     done, never = asyncio.Event(), asyncio.Event()
-    first = [asyncio.create_task(waiting(patience, event)) for event in (never, done, never)]
-    await asyncio.sleep(0)
     done.set()
+    first = [asyncio.create_task(waiting(patience, event)) for event in (never, done, never)]
     assert await first[1] == "done"
     later = asyncio.create_task(waiting(patience, never))
     assert [await task for task in (first[0], first[2], later)] == ["too late"] * 3
@@ -58,32 +53,19 @@ async def test_what_ends_in_time_is_not_ended_again(patience: Deadlines) -> None
     assert await waiting(patience, asyncio.Event()) == "too late"  # so the timer of the one before has come
 
 
-async def test_a_shorter_patience_is_heard_beside_a_longer(
-    patience: Deadlines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as longer:
-        longer.setattr(module, "REQUEST_SECONDS", FOREVER)
-        done = asyncio.Event()
-        patient = asyncio.create_task(waiting(patience, done))
-        await asyncio.sleep(0)
-    assert await waiting(patience, asyncio.Event()) == "too late"
-    done.set()
-    assert await patient == "done"
-
-
 @pytest.mark.parametrize("expired", [False, True])
 async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Deadlines, expired: bool) -> None:
-    found: list[Deadline] = []
+    begun: asyncio.Future[Deadline] = asyncio.get_running_loop().create_future()
 
     async def run() -> None:
         with Deadline(patience, this_task()) as deadline:
-            found.append(deadline)
+            begun.set_result(deadline)
             await asyncio.Event().wait()
 
     task = asyncio.create_task(run())
-    await asyncio.sleep(0)
+    deadline = await begun
     if expired:
-        found[0].expire()
+        deadline.expire()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -7,8 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.members import declare
-from tests.servers import connections_of
-from timers.client import TimerClient
+from timers.client import TimerClient, open_store
 from timers.client.group_commit import LINES
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
@@ -18,10 +17,15 @@ from timers.store.store import Store
 
 
 @pytest.fixture
-async def client(server: EmbeddedServer, redis: Redis) -> AsyncIterator[TimerClient]:
+async def store(server: EmbeddedServer, redis: Redis) -> Store:
     await redis.ping()
-    async with TimerClient(server.url) as client:
-        await declare(await client._open(), "test")
+    return await open_store(connect(server.url))
+
+
+@pytest.fixture
+async def client(store: Store) -> AsyncIterator[TimerClient]:
+    async with TimerClient.over(store) as client:
+        await declare(store, "test")
         await client.stats()
         yield client
 
@@ -66,21 +70,23 @@ async def test_each_gets_its_own_answer(client: TimerClient) -> None:
 
 async def test_one_that_is_cancelled_before_it_was_sent_is_not_armed(client: TimerClient) -> None:
     creating = [asyncio.create_task(client.create("test", f"t{i}", delay="1h")) for i in range(3)]
-    await asyncio.sleep(0)
-    creating[1].cancel()
-    assert [isinstance(a, Timer) for a in await asyncio.gather(*creating, return_exceptions=True)] == [
-        True,
-        False,
-        True,
-    ]
+
+    async def regret() -> None:
+        """Begins after the three, and before what they wait for."""
+        creating[1].cancel()
+
+    one, two, three, _ = await asyncio.gather(*creating, regret(), return_exceptions=True)
+    assert [isinstance(answer, Timer) for answer in (one, two, three)] == [True, False, True]
     with pytest.raises(NotFound):
         await client.get("test", "t1")
 
 
-async def test_without_redis_every_one_is_refused_and_later_ones_go_on(client: TimerClient, redis: Redis) -> None:
+async def test_without_redis_every_one_is_refused_and_later_ones_go_on(
+    client: TimerClient, store: Store, redis: Redis
+) -> None:
     await redis.config_set("maxclients", 1)
     try:
-        await connections_of(client).commands.connection_pool.disconnect()
+        await store.connections.commands.connection_pool.disconnect()
         creating = (client.create("test", f"t{i}", delay="1h") for i in range(20))
         answers = await asyncio.gather(*creating, return_exceptions=True)
         assert {type(answer) for answer in answers} == {Unavailable}

@@ -13,15 +13,13 @@ from tests.api.keyed import new_key
 from tests.servers import start_server
 from tests.store.acts import arming
 from tests.waiting import eventually
-from timers.api import health
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.client.coverage import Uncovered, read_uncovered
+from timers.client.coverage import read_uncovered
 from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
 from timers.store.scripts import FULL
-from timers.store.store import Store
 
 
 async def until_ready(api: Api) -> Reply:
@@ -126,30 +124,23 @@ async def test_strangers_are_told_how_many_prefixes_are_uncovered_and_keys_only_
         assert {told[name].rpartition(", ")[2] for name in ("none", "theirs", "write")} == {"of 1 prefixes"}
 
 
-async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    async def look(store: Store) -> Uncovered:
-        nonlocal looks
-        looks += 1
-        return await read_uncovered(store)
-
-    monkeypatch.setattr(health, "read_uncovered", look)
+async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:
     routes = HealthRoutes(api.store, None, fresh_seconds=3600).routes()
     probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
+    await redis.config_resetstat()
     for _ in range(2):
         replies = await asyncio.gather(*(replace(api, server=probed).call("GET", "/readyz") for _ in range(20)))
         assert {reply.status for reply in replies} == {200}
-    assert looks == 1
+    looks = (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
     await probed.stop()
+    await redis.config_resetstat()
+    await read_uncovered(api.store)
+    assert looks == (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
 
 
-async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(_: Store) -> Uncovered:
-        raise OverflowError("cannot convert float infinity to integer")
-
-    monkeypatch.setattr(health, "read_uncovered", broken)
+async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api, redis: Redis) -> None:
+    await redis.set("timers:{pods}:states", "a stranger's")
     unready = await api.call("GET", "/readyz")
-    assert "OverflowError" in unready.problem(503, "not-ready")["detail"]
-    monkeypatch.undo()
+    assert "cannot be read (ResponseError)" in unready.problem(503, "not-ready")["detail"]
+    await redis.delete("timers:{pods}:states")
     assert (await api.call("GET", "/readyz")).status == 200

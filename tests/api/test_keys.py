@@ -12,26 +12,30 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.waiting import eventually
-from timers.api import livekeys
+from timers.api.livekeys import FRESH_SECONDS
 from timers.embedded import EmbeddedServer
 from timers.processor import Rate
 from timers.store.callers import Callers
 
 HEADERS, KEY = new_key()
 ONE = "/v1/timers/test/one"
+AT_ONCE = -1.0
+"""Keys in Redis are read for every request, so that no test waits for them to grow old."""
 
 
 @pytest.fixture
 async def guarded(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
     await redis.ping()
-    async with running_api(server.url, [done], keys=KEY.entry) as api:
+    async with running_api(server.url, [done], keys=KEY.entry, keys_fresh_seconds=AT_ONCE) as api:
         yield api
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys in Redis are read for every request, so that no test waits for them to grow old."""
-    monkeypatch.setattr(livekeys, "FRESH_SECONDS", -1.0)
+async def open_api(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+    """Asks for no key until there is one."""
+    await redis.ping()
+    async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as api:
+        yield api
 
 
 async def test_the_right_key_opens(guarded: Api) -> None:
@@ -92,13 +96,12 @@ async def test_no_key_opens_by_the_address(guarded: Api) -> None:
         (await guarded.call("GET", f"/v1/stats{query}")).problem(401, "unauthorized")
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_a_key_made_or_revoked_is_so_on_every_pod(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     headers, kept = new_key()
     async with (
-        running_api(server.url, [done], keys="stored") as one,
-        running_api(server.url, [done], keys="stored") as two,
+        running_api(server.url, [done], keys="stored", keys_fresh_seconds=AT_ONCE) as one,
+        running_api(server.url, [done], keys="stored", keys_fresh_seconds=AT_ONCE) as two,
     ):
         statuses = []
         for change in (None, kept.entry, "revoked"):
@@ -110,19 +113,20 @@ async def test_a_key_made_or_revoked_is_so_on_every_pod(server: EmbeddedServer, 
         assert statuses == [[401, 401], [200, 200], [401, 401]]
 
 
-async def test_keys_in_redis_are_believed_for_two_seconds_and_no_longer(guarded: Api) -> None:
+async def test_keys_in_redis_are_believed_for_two_seconds_and_no_longer(server: EmbeddedServer, redis: Redis) -> None:
     """The real age, on a pod that is asked all the time."""
-    assert livekeys.FRESH_SECONDS <= 2
-    assert (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 200
-    await Callers(guarded.store).revoke(KEY.id)
+    assert FRESH_SECONDS <= 2
+    await redis.ping()
+    async with running_api(server.url, [done], keys=KEY.entry) as api:
+        assert (await api.call("GET", "/v1/stats", headers=HEADERS)).status == 200
+        await Callers(api.store).revoke(KEY.id)
 
-    async def refused() -> bool:
-        return (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 401
+        async def refused() -> bool:
+            return (await api.call("GET", "/v1/stats", headers=HEADERS)).status == 401
 
-    await eventually(refused, "a revoked key of the settings is refused")
+        await eventually(refused, "a revoked key of the settings is refused")
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_one_entry_that_cannot_be_read_harms_no_other(guarded: Api, redis: Redis) -> None:
     headers, kept = new_key()
     await redis.hset("timers:keys", mapping={"broken": "\udcff nonsense".encode(errors="replace"), kept.id: kept.entry})
@@ -131,57 +135,53 @@ async def test_one_entry_that_cannot_be_read_harms_no_other(guarded: Api, redis:
     assert (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 200
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_an_open_api_asks_for_keys_from_the_first_one_that_is_made(api: Api) -> None:
-    assert (await api.call("GET", "/v1/stats")).status == 200
+async def test_an_open_api_asks_for_keys_from_the_first_one_that_is_made(open_api: Api) -> None:
+    assert (await open_api.call("GET", "/v1/stats")).status == 200
     headers, kept = new_key()
-    await Callers(api.store).keep(kept.id, kept.entry)
-    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    assert (await api.call("GET", "/v1/stats", headers=headers)).status == 200
-    await Callers(api.store).revoke(kept.id)
-    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    (await api.call("GET", "/v1/stats", headers=headers)).problem(401, "unauthorized")
+    await Callers(open_api.store).keep(kept.id, kept.entry)
+    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    assert (await open_api.call("GET", "/v1/stats", headers=headers)).status == 200
+    await Callers(open_api.store).revoke(kept.id)
+    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    (await open_api.call("GET", "/v1/stats", headers=headers)).problem(401, "unauthorized")
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("gone", ["timers:keys", "timers:meta"])
 async def test_an_api_that_was_closed_stays_closed_when_its_keys_are_deleted(
-    api: Api, server: EmbeddedServer, redis: Redis, gone: str
+    open_api: Api, server: EmbeddedServer, redis: Redis, gone: str
 ) -> None:
     headers, kept = new_key()
-    await Callers(api.store).keep(kept.id, kept.entry)
-    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    await Callers(open_api.store).keep(kept.id, kept.entry)
+    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
     await redis.delete(gone)
-    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    async with running_api(server.url, [done]) as another:
+    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as another:
         (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    status = (await api.call("GET", "/v1/stats", headers=headers)).status
+    status = (await open_api.call("GET", "/v1/stats", headers=headers)).status
     assert status == (401 if gone == "timers:keys" else 200)
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_an_api_stays_closed_over_a_flush(api: Api, server: EmbeddedServer, redis: Redis) -> None:
+async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedServer, redis: Redis) -> None:
     """The process remembers, and tells the new db."""
     _, kept = new_key()
-    await Callers(api.store).keep(kept.id, kept.entry)
-    await api.store.identity.join()
+    await Callers(open_api.store).keep(kept.id, kept.entry)
+    await open_api.store.identity.join()
     await redis.flushdb()
-    await api.store.identity.compare()
-    async with running_api(server.url, [done]) as another:
+    await open_api.store.identity.compare()
+    async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as another:
         (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
 
 
-@pytest.mark.usefixtures("at_once")
 async def test_only_who_forgets_the_keys_and_that_it_was_closed_opens_an_api(
-    api: Api, server: EmbeddedServer, redis: Redis
+    open_api: Api, server: EmbeddedServer, redis: Redis
 ) -> None:
     """As the README says, with the pods stopped: one that runs stays closed."""
     _, kept = new_key()
-    await Callers(api.store).keep(kept.id, kept.entry)
+    await Callers(open_api.store).keep(kept.id, kept.entry)
     await redis.delete("timers:keys")
     await redis.hdel("timers:meta", "closed")
-    (await api.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    async with running_api(server.url, [done]) as another:
+    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as another:
         assert (await another.call("GET", "/v1/stats")).status == 200
 
 

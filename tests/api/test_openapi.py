@@ -34,8 +34,7 @@ async def test_the_document_is_valid_and_served_as_it_is(api: Api) -> None:
 
 
 async def test_every_route_is_in_the_document_and_every_call_of_it_has_a_route(api: Api) -> None:
-    runner = api.server._runner
-    routes = {(route.method, route.resource.canonical) for route in runner.app.router.routes() if route.resource}
+    routes = {(route.method, route.resource.canonical) for route in api.app.router.routes() if route.resource}
     documented = {(method.upper(), path) for path, method, _ in calls()}
     pages = {(page.method, page.path) for page in PAGES}
     assert {route for route in routes if route[0] != "HEAD"} == documented | pages

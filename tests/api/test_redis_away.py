@@ -14,8 +14,7 @@ from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
 from tests.servers import start_server
-from tests.waiting import eventually
-from timers.api import deadlines, health, livekeys
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.operating import OperatingRoutes
 from timers.api.server import ApiServer, application
@@ -50,12 +49,14 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 )
 @pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
 async def test_a_redis_that_does_not_answer_is_503_in_bounded_time_and_then_forgotten(
-    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str, Any], keys: str | None
+    own_server: EmbeddedServer, call: tuple[str, str, Any], keys: str | None
 ) -> None:
-    async with running_api(own_server.url, [done], keys=keys) as api:
-        assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
-        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.2)
-        monkeypatch.setattr(health, "ANSWER_SECONDS", 0.1)
+    async with running_api(own_server.url, [done], keys=keys, request_seconds=0.2) as api:
+
+        async def serves(path: str) -> bool:
+            return (await api.call("GET", path, headers=HEADERS)).status == 200
+
+        await eventually(lambda: serves("/v1/timers"), "the API serves")
         os.kill(own_server.pid, signal.SIGSTOP)
         reply = await api.call(*call, headers=HEADERS)
         reply.problem(503, "redis-unavailable")
@@ -63,42 +64,31 @@ async def test_a_redis_that_does_not_answer_is_503_in_bounded_time_and_then_forg
         assert (await api.call("GET", "/healthz")).status == 200
         assert (await api.call("GET", "/readyz")).status == 503
         os.kill(own_server.pid, signal.SIGCONT)
-        monkeypatch.undo()
-
-        async def serves() -> bool:
-            return (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
-
-        await eventually(serves, "the API serves again by itself")
-        assert (await api.call("GET", "/readyz")).status == 200
+        await eventually(lambda: serves("/v1/timers"), "the API serves again by itself")
+        await eventually(lambda: serves("/readyz"), "the API is ready again by itself")
 
 
-async def test_no_request_waits_behind_others_that_wait(
-    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_request_waits_behind_others_that_wait(own_server: EmbeddedServer) -> None:
     """More than there are connections to Redis, all of them told within the same patience."""
-    async with running_api(own_server.url, [done], keys=KEY.entry) as api:
-        assert (await api.call("GET", "/v1/timers", headers=HEADERS)).status == 200
-        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 1.0)
+    async with running_api(own_server.url, [done], keys=KEY.entry, request_seconds=1.0) as api:
+        await api.call("GET", "/v1/timers", headers=HEADERS)
         os.kill(own_server.pid, signal.SIGSTOP)
         async with asyncio.timeout(45):  # one after the other they would take a minute and a half
             replies = await asyncio.gather(*(api.call("GET", "/v1/timers", headers=HEADERS) for _ in range(90)))
         assert {reply.status for reply in replies} == {503}
 
 
-async def test_the_clients_own_slowness_does_not_count(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.2)
-    loop = asyncio.get_running_loop()
+@pytest.mark.usefixtures("redis")
+async def test_the_clients_own_slowness_does_not_count(server: EmbeddedServer) -> None:
+    async with running_api(server.url, [done], request_seconds=0.5) as api:
 
-    async def dripping() -> AsyncIterator[bytes]:
-        until = loop.time() + 3 * deadlines.REQUEST_SECONDS
-        yield b'{"prefix": "test", "id": "slow", "delay": "1h"'
-        while loop.time() < until:
-            yield b" "
-            await asyncio.sleep(0.005)  # the slow client itself; without it the body would grow past its limit
-        yield b"}"
+        async def dripping() -> AsyncIterator[bytes]:
+            yield b'{"prefix": "test", "id": "slow", "delay": "1h"'
+            await asyncio.sleep(0.6)  # the client is slow
+            yield b"}"
 
-    reply = await api.call("POST", "/v1/timers", data=dripping(), headers={"Content-Type": "application/json"})
-    assert reply.status == 201
+        reply = await api.call("POST", "/v1/timers", data=dripping(), headers={"Content-Type": "application/json"})
+        assert reply.status == 201
 
 
 async def test_metrics_are_answered_while_redis_is_away(tmp_path: Path) -> None:
@@ -131,14 +121,11 @@ class SilentCallers(Callers):
 
 
 @pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
-async def test_metrics_do_not_wait_for_the_keys_of_a_redis_that_stands_still(
-    api: Api, monkeypatch: pytest.MonkeyPatch, keys: str | None
-) -> None:
+async def test_metrics_do_not_wait_for_the_keys_of_a_redis_that_stands_still(api: Api, keys: str | None) -> None:
     """They took six seconds, when most scrapers have given up."""
-    monkeypatch.setattr(livekeys, "FRESH_SECONDS", -1.0)
     callers = SilentCallers(api.store)
     routes = OperatingRoutes(api.client, Metrics(), None).routes()
-    auth = Auth(callers, keys)
+    auth = Auth(callers, keys, fresh_seconds=-1.0)
     server = await ApiServer.start(application(routes, auth), "127.0.0.1", 0)
     url = f"{server.url}/metrics"
     async with api.session.get(url, headers=HEADERS) as response:
@@ -180,8 +167,7 @@ async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
     async with await Proxy.start(own_server.url) as proxy, running_api(proxy.url, [done]) as api:
         await api.create("warm")  # the server has the script
         await api.client.cancel("test", "warm", purge=True)
-        lost = asyncio.create_task(proxy.lose_reply("arm"))
-        await asyncio.sleep(0)
+        lost = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
         (await api.call(method, path, body)).problem(503, "redis-unavailable")
         assert await lost > 0  # bytes: Redis had done it and said so
         async with running_api(own_server.url, [done]) as other:

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from tests.api.harness import Api, Reply, running_api
 from tests.members import announce
 from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
-from timers.api.operations import OPERATIONS, PAGES, Operation
+from timers.api.operations import OPERATIONS, Operation
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
@@ -91,17 +91,6 @@ async def test_the_table_is_complete_and_every_call_has_a_body_to_try() -> None:
         *("/healthz", "/readyz", "/openapi.json", "/docs"),
         *("/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/start.js"),
     }
-
-
-async def test_every_route_of_the_application_is_in_the_table(guarded: Api) -> None:
-    runner = guarded.server._runner
-    assert runner.app is not None
-    routes = {
-        (route.method, route.resource.canonical)
-        for route in runner.app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
-    }
-    assert routes == {(operation.method, operation.path) for operation in (*OPERATIONS, *PAGES)}
 
 
 @pytest.mark.parametrize("right", RIGHTS)

@@ -133,9 +133,8 @@ async def test_a_stream_ends_with_its_server(api: Api) -> None:
         await stopping
 
 
-async def test_silence_is_filled_with_comments(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.01)
-    async with stream_of(api) as response:
+async def test_silence_is_filled_with_comments(api: Api) -> None:
+    async with serving(api, heartbeat_seconds=0.01) as told, stream_of(told) as response:
         place, name, _ = await next_numbered(response)
         assert name == "open"
         assert await next_block(response) == {"": "still here", "id": place}
@@ -153,7 +152,7 @@ async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_u
     async with asyncio.timeout(DEADLINE_SECONDS), listening(api) as quick:
         assert b"open" in await reader.readuntil(b"event: open")
         told, sent = 0, 0
-        while feed._keeping_up == feed._listeners:
+        while feed.dropped == 0:
             await api.client.batch([NewTimer(prefix="test", delay="1h") for _ in range(500)])
             sent += 500
             while told < sent:

@@ -35,13 +35,16 @@ class Proxy:
         proxy.url = f"redis://127.0.0.1:{port}/0"
         return proxy
 
-    async def lose_reply(self, script: str) -> int:
-        """Loses the next reply to a script and hangs up on whoever waits for it. Answers its bytes; 0 if none came."""
+    def lose_reply(self, script: str, *, patience_s: float = _PATIENCE_S) -> asyncio.Task[int]:
+        """Loses the next reply to a script from now on, and hangs up on whoever waits for it. Answers its bytes; 0 if
+        none came in time."""
         digest = scripts.digest(script).encode()
-        lost: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._wanted[digest] = lost
+        self._wanted[digest] = asyncio.get_running_loop().create_future()
+        return asyncio.create_task(self._lost(digest, self._wanted[digest], patience_s))
+
+    async def _lost(self, digest: bytes, lost: asyncio.Future[int], patience_s: float) -> int:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 return await lost
         except TimeoutError:
             return 0

@@ -18,7 +18,7 @@ import pytest
 from redis import Redis
 
 from tests.cli.commands import END_SECONDS, CommandLine, clean_environment
-from tests.members import declare
+from tests.members import declare_at
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers import TimerClient
@@ -165,8 +165,8 @@ async def test_failures_are_shown_with_their_reason(server: EmbeddedServer, time
 
 async def test_a_redis_that_goes_away_is_told_while_the_last_look_stays(tmp_path: Path) -> None:
     server = await start_server("redis", tmp_path)
+    await declare_at(server.url, "log")
     async with TimerClient(server.url) as client:
-        await declare(await client._open(), "log")
         await client.create("log", "a", delay="1h")
     terminal = Terminal(TIMERS_REDIS_URL=server.url)
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route
+from redis.asyncio import Redis
 
 from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
@@ -275,12 +276,12 @@ async def test_a_page_reads_again_while_somebody_looks_and_counts_down(api: Api,
     watched.assert_quiet(api.server.url)
 
 
-async def test_a_page_listens_while_it_is_seen_and_shows_what_is_new(api: Api, watched: Watched) -> None:
+async def test_a_page_listens_while_it_is_seen_and_shows_what_is_new(api: Api, redis: Redis, watched: Watched) -> None:
     """Nothing asks by the clock here: what is new comes by the stream alone."""
-    page, feed = watched.page, await api.client.feed()
+    page, channel = watched.page, f"timers:events:{api.store.connections.db}"
 
     async def listens(wanted: bool) -> bool:
-        return bool(feed._listeners) == wanted
+        return bool((await redis.pubsub_numsub(channel))[0][1]) == wanted
 
     await page.add_init_script("window.setInterval = () => 0")
     await page.goto(f"{api.server.url}/")

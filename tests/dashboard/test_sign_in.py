@@ -7,9 +7,7 @@ import pytest
 
 from tests.api.harness import Api, running_api
 from tests.dashboard.conftest import EVERYTHING, EVERYTHING_KEY, PROCESSORS, READS, READS_KEY, Visitor
-from tests.servers import connections_of
 from tests.waiting import eventually
-from timers.api import livekeys
 from timers.api.operations import PAGES
 from timers.api.session import COOKIE
 from timers.embedded import EmbeddedServer
@@ -73,11 +71,10 @@ async def test_a_session_opens_every_pod(guest: Visitor, server: EmbeddedServer)
         assert (await Visitor(other, dict(guest.cookies)).get("/")).status == 200
 
 
-async def test_a_session_ends_with_its_key(guest: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(livekeys, "FRESH_SECONDS", 0.0)
+async def test_a_session_ends_with_its_key(guest: Visitor) -> None:
     await guest.sign_in(READS)
     assert (await guest.get("/")).status == 200
-    await connections_of(guest.api.client).commands.hset("timers:keys", READS_KEY.id, "revoked")
+    await guest.api.store.connections.commands.hset("timers:keys", READS_KEY.id, "revoked")
 
     async def sent_away() -> bool:
         return (await guest.get("/")).status == 303

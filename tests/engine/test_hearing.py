@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import FAMILIES, connections_of, start_server
+from tests.servers import FAMILIES, start_server
 from tests.waiting import eventually
 from timers import Context, Timer, TimerClient
 from timers.client import open_store
@@ -124,23 +124,24 @@ class _Subscriptions(Observer):
 
 
 @pytest.fixture(params=FAMILIES)
-async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TimerClient]:
-    async with await start_server(request.param, tmp_path) as server, TimerClient(server.url) as client:
-        yield client
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    async with await start_server(request.param, tmp_path) as server:
+        store = await open_store(connect(server.url))
+        yield store
+        await store.connections.close()
 
 
 async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(
-    client: TimerClient, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3_600.0)
-    connections = connections_of(client)
     options = WorkerOptions(pod="a", concurrency=1, lease_ms=30_000, retention_ms=0, drain_timeout_ms=0)
     subscriptions = _Subscriptions()
-    worker = Worker(await open_store(connections), Registry([_note]), client, options, subscriptions)
+    worker = Worker(store, Registry([_note]), TimerClient.over(store), options, subscriptions)
     await worker.start()
 
     async def cut() -> bool:
-        return bool(await connections.commands.client_kill_filter(_type="pubsub"))
+        return bool(await store.connections.commands.client_kill_filter(_type="pubsub"))
 
     for number in range(5):
         await subscriptions.confirmed.wait()  # a subscription that is cut sooner is no sign of a server to go back to

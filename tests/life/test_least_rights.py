@@ -12,24 +12,34 @@ from redis.exceptions import NoPermissionError
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.rights import as_user, grant, refused
 from timers.access import RIGHTS, Scope, make_key
-from timers.client import TimerClient
+from timers.client import TimerClient, open_store
 from timers.client.actions import Counts
 from timers.client.doctor import examine
 from timers.core.model import Status
 from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
 from timers.store.callers import Callers
+from timers.store.connect import connect
 from timers.store.server import FLAGS
+from timers.store.store import Store
 
 MINE = ("note",)
 
 
 @pytest.fixture
-async def client(fleet: Fleet) -> AsyncIterator[TimerClient]:
-    """A caller with no more rights than the pods, on a server that was told to announce expired keys."""
+async def store(fleet: Fleet) -> AsyncIterator[Store]:
+    """The db as who has no more rights than the pods sees it; the server was told to announce expired keys."""
     await grant(fleet.redis, 0, MINE)
     assert (await fleet.redis.config_get(FLAGS))[FLAGS] in ("Ex", "xE")
-    async with TimerClient(as_user(fleet.url)) as made:
+    opened = await open_store(connect(as_user(fleet.url)))
+    yield opened
+    await opened.connections.close()
+
+
+@pytest.fixture
+async def client(store: Store) -> AsyncIterator[TimerClient]:
+    """A caller with no more rights than the pods."""
+    async with TimerClient.over(store) as made:
         yield made
 
 
@@ -76,8 +86,8 @@ async def test_a_run_is_rescued(fleet: Fleet, client: TimerClient) -> None:
     assert await refused(fleet.redis) == set()
 
 
-async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, client: TimerClient) -> None:
-    callers = Callers(await client._open())
+async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, store: Store) -> None:
+    callers = Callers(store)
     _, key = make_key(Scope.parse(["note"]), frozenset(RIGHTS))
     await callers.keep(key.id, key.entry)
     assert await callers.entries() == {key.id: key.entry}
@@ -86,9 +96,8 @@ async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, client: TimerCli
     assert await refused(fleet.redis) == set()
 
 
-async def test_strangers_are_out_of_reach(fleet: Fleet, client: TimerClient) -> None:
+async def test_strangers_are_out_of_reach(fleet: Fleet, store: Store) -> None:
     await fleet.redis.set("others", "kept")
-    store = await client._open()
     for reach in (store.connections.commands.get, store.connections.commands.delete):
         with pytest.raises(NoPermissionError):
             await reach("others")

@@ -10,7 +10,7 @@ from tests.chaos.proxy import Proxy
 from tests.conftest import SharedServers
 from tests.servers import Kind
 from tests.store.acts import arming
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
 from timers.store.connect import connect
 from timers.store.line import Line
@@ -104,8 +104,7 @@ async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: Shar
         await connections.commands.flushdb()
         line = connections.line()
         await store.arm([arming("first")], line=line)
-        losing = asyncio.create_task(proxy.lose_reply("arm"))
-        await asyncio.sleep(0)
+        losing = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
         with pytest.raises(Unavailable):
             await store.arm([arming("second")], line=line)
         assert await losing

@@ -13,7 +13,7 @@ from structlog.contextvars import bound_contextvars
 from timers.access import ANYBODY, Caller, KeyRing, Scope, read_entries
 from timers.api import scope, signing
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
-from timers.api.livekeys import LiveKeys
+from timers.api.livekeys import FRESH_SECONDS, LiveKeys
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
 from timers.api.session import Sessions, is_read_only
@@ -64,13 +64,15 @@ class Auth:
         *,
         insecure: bool = False,
         unverified_bytes: int = UNVERIFIED_BYTES,
+        fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
         """`api_keys` is the text of TIMERS_API_KEYS, or None if that is not set. `secrets` are those of
-        TIMERS_SIGNING_SECRETS. `insecure` means that the API is open on purpose, under any host name."""
+        TIMERS_SIGNING_SECRETS. `insecure` means that the API is open on purpose, under any host name. Keys in
+        Redis are read again after `fresh_seconds`."""
         self._insecure = insecure
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
-        self._keys = LiveKeys(callers, read_entries(api_keys or ""))
+        self._keys = LiveKeys(callers, read_entries(api_keys or ""), fresh_seconds=fresh_seconds)
         self._signatures = signing.Signatures(secrets)
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signatures)

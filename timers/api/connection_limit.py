@@ -30,10 +30,10 @@ FAREWELL_SECONDS: Final = 1.0
 
 
 class ConnectionLimit:
-    """Counts the open connections."""
+    """Counts the open connections, and says how long one may idle or take to accept an answer."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, *, idle_seconds: float = IDLE_SECONDS, take_seconds: float = TAKE_SECONDS) -> None:
+        self.limit, self.idle_seconds, self.take_seconds = limit, idle_seconds, take_seconds
         self.inside = 0
 
     @classmethod
@@ -72,7 +72,7 @@ class BoundedConnection(web.RequestHandler):
     """A client's connection. It counts against the limit, and is closed when the client takes too long."""
 
     def __init__(self, manager: web.Server, *, limit: ConnectionLimit, **options: Any) -> None:
-        super().__init__(manager, keepalive_timeout=IDLE_SECONDS, **options)
+        super().__init__(manager, keepalive_timeout=limit.idle_seconds, **options)
         self._limit = limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -98,7 +98,7 @@ class BoundedConnection(web.RequestHandler):
         if _goes_at_once(resp, transport):
             return await super().finish_response(request, resp, start_time)
         try:
-            async with asyncio.timeout(TAKE_SECONDS):
+            async with asyncio.timeout(self._limit.take_seconds):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             if transport is not None:

@@ -23,7 +23,8 @@ class Deadlines:
     """The deadlines of an application's requests. They share one timer of the loop, set to the first deadline; that
     request has usually ended by then. An `asyncio.timeout` for each request would cost a twentieth of a create."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = REQUEST_SECONDS) -> None:
+        self._seconds = seconds
         self._running: set[Deadline] = set()
         self._next_look: asyncio.TimerHandle | None = None
 
@@ -39,14 +40,14 @@ class Deadlines:
                 request[_DEADLINE] = deadline
                 return await handler(request)
         except TimeoutError:
-            raise Unavailable(f"Redis did not answer within {REQUEST_SECONDS:g} seconds") from None
+            raise Unavailable(f"Redis did not answer within {self._seconds:g} seconds") from None
 
     def begin(self, deadline: "Deadline") -> None:
         """Start the deadline anew."""
         loop = deadline.task.get_loop()
-        deadline.at = loop.time() + REQUEST_SECONDS
+        deadline.at = loop.time() + self._seconds
         self._running.add(deadline)
-        if self._next_look is None or self._next_look.when() > deadline.at:
+        if self._next_look is None:
             self._look_at(deadline.at)
 
     def end(self, deadline: "Deadline") -> None:
@@ -54,8 +55,6 @@ class Deadlines:
         self._running.discard(deadline)
 
     def _look_at(self, at: float) -> None:
-        if self._next_look is not None:
-            self._next_look.cancel()
         self._next_look = asyncio.get_running_loop().call_at(at, self._look)
 
     def _look(self) -> None:

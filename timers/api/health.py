@@ -31,8 +31,16 @@ _log = get_logger("timers.api")
 class HealthRoutes:
     """`/healthz` and `/readyz` of one pod. `worker` is None if the pod does not have that role."""
 
-    def __init__(self, store: Store, worker: Worker | None, *, fresh_seconds: float = FRESH_SECONDS) -> None:
-        self._store, self._worker, self._fresh_seconds = store, worker, fresh_seconds
+    def __init__(
+        self,
+        store: Store,
+        worker: Worker | None,
+        *,
+        fresh_seconds: float = FRESH_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self._store, self._worker = store, worker
+        self._fresh_seconds, self._answer_seconds = fresh_seconds, answer_seconds
         self._draining = False
         self._looking: asyncio.Task[None] | None = None
         self._looked_at = float("-inf")
@@ -81,10 +89,10 @@ class HealthRoutes:
         is_full: Sequence[str] = ()
         found, trouble = Uncovered((), ()), None
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self._answer_seconds):
                 is_full, found = await full(self._store), await read_uncovered(self._store)
         except TimeoutError:
-            trouble = f"Redis does not answer within {ANSWER_SECONDS:g} seconds"
+            trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
             trouble = str(error)
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)

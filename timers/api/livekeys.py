@@ -19,8 +19,8 @@ _log = get_logger("timers.api")
 class LiveKeys:
     """The valid keys, as this pod last saw them."""
 
-    def __init__(self, callers: Callers, configured: Sequence[ApiKey]) -> None:
-        self._callers, self._configured = callers, configured
+    def __init__(self, callers: Callers, configured: Sequence[ApiKey], *, fresh_seconds: float = FRESH_SECONDS) -> None:
+        self._callers, self._configured, self._fresh_seconds = callers, configured, fresh_seconds
         self._reading: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
         self._ring = KeyRing(())
@@ -41,7 +41,7 @@ class LiveKeys:
     async def current(self) -> KeyRing:
         """The keys, read again if they are no longer fresh. Raises Unavailable: without Redis nobody knows whether a
         key is revoked."""
-        if time.monotonic() - self._read_at > FRESH_SECONDS:
+        if time.monotonic() - self._read_at > self._fresh_seconds:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
                 self._reading.add_done_callback(_look_at)

@@ -13,7 +13,7 @@ from aiohttp.typedefs import Middleware
 from timers.api.auth import Auth
 from timers.api.conditions import refuse_unchecked
 from timers.api.connection_limit import BoundedConnection, ConnectionLimit
-from timers.api.deadlines import Deadlines
+from timers.api.deadlines import REQUEST_SECONDS, Deadlines
 from timers.api.problems import answer_problems, of_status
 from timers.api.tracing import REQUEST_ID, follow, new_request
 from timers.errors import ConfigurationError, FieldError, shown
@@ -57,10 +57,11 @@ def application(
     routes: Iterable[web.AbstractRouteDef],
     auth: Auth,
     *around: Middleware,
+    request_seconds: float = REQUEST_SECONDS,
 ) -> web.Application:
     """An application with these routes, for callers that `auth` lets through. `around` are middlewares that see every
     error before it becomes a problem."""
-    patience = Deadlines()
+    patience = Deadlines(request_seconds)
     inner = (patience.answer_in_time, auth.check, refuse_unchecked)
     app = web.Application(middlewares=[follow, answer_problems, *around, *inner])
     app.add_routes(routes)

@@ -40,8 +40,16 @@ AT_ONCE: Final = 100
 class EventRoutes:
     """`/v1/events`, for a limited number of listeners at a time."""
 
-    def __init__(self, client: TimerClient, most: int = LISTENERS, *, linger_seconds: float = LINGER_SECONDS) -> None:
-        self._client, self._most, self._linger_seconds = client, most, linger_seconds
+    def __init__(
+        self,
+        client: TimerClient,
+        most: int = LISTENERS,
+        *,
+        linger_seconds: float = LINGER_SECONDS,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._client, self._most = client, most
+        self._linger_seconds, self._heartbeat_seconds = linger_seconds, heartbeat_seconds
         self._listening = 0
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -82,7 +90,7 @@ class EventRoutes:
         """Write events as they come, everything that waits at a time, until the feed ends."""
         while True:
             try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                async with asyncio.timeout(self._heartbeat_seconds):
                     event = await listener.next()
             except TimeoutError:
                 place = "" if listener.place is None else f"id: {listener.place}\n"

@@ -191,8 +191,8 @@ class Listener:
 class Feed:
     """The changes of one db."""
 
-    def __init__(self, queries: Queries) -> None:
-        self._queries = queries
+    def __init__(self, queries: Queries, *, again_seconds: float = AGAIN_SECONDS) -> None:
+        self._queries, self._again_seconds = queries, again_seconds
         self._listeners: set[Listener] = set()
         self._keeping_up: set[Listener] = set()
         self._changes = 0
@@ -274,7 +274,7 @@ class Feed:
                 await self._queries.changes(self._take)
             except Unavailable:
                 self._stands = False
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(self._again_seconds)
 
     async def _unsubscribe(self) -> None:
         subscribing, self._subscribing, self._stands = self._subscribing, None, False
