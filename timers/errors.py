@@ -19,7 +19,6 @@
     │   └── TooManyPending          more timers waiting, or in more prefixes, than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
     ├── Busy                        this pod is doing as many of these as it may; try again soon, or another pod
-    ├── NotPermitted                the Redis user may not do it; the service works without it
     ├── RunOver                     a plain function outlived its run and uses `context.timers`
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
 """
@@ -175,10 +174,6 @@ class Full(Unavailable):
 
 class Busy(TimersError):
     """This pod is doing as many of these as it may. Nothing was done; try again soon, or ask another pod."""
-
-
-class NotPermitted(TimersError):
-    """The Redis user may not do this; the service works without it."""
 
 
 class RunOver(TimersError):

@@ -10,8 +10,8 @@ from tests.api.harness import Api
 from timers import errors
 from timers.api.problems import KINDS, answer_problems, kind_of, of_error
 
-NOT_OF_A_REQUEST = (errors.ConfigurationError, errors.NotPermitted, errors.RunOver)
-"""Raised where a pod starts, scans or runs a processor, never while it answers a request."""
+NOT_OF_A_REQUEST = (errors.ConfigurationError, errors.RunOver)
+"""Raised where a pod starts or runs a processor, never while it answers a request."""
 
 
 def every_error() -> Iterator[type[errors.TimersError]]:

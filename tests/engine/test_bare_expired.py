@@ -47,7 +47,7 @@ class _Looks(Scanner):
 
 
 class _Pod:
-    """A pod that has heard everything until 7, and what it says of expired keys."""
+    """What a pod says of expired keys."""
 
     def __init__(self, *, limit: int = MEMORY_LIMIT, counted_seconds: float = COUNTED_SECONDS) -> None:
         self.keys = _Told()
@@ -57,7 +57,6 @@ class _Pod:
             self.keys,
             self.looks,
             mark=lambda shard, prefix: self.marks.append((shard, prefix)),
-            heard_until_ms=lambda: 7,
             limit=limit,
             counted_seconds=counted_seconds,
         )
@@ -76,23 +75,23 @@ async def pod() -> AsyncIterator[_Pod]:
 
 
 async def test_what_a_pod_hears_is_told_with_what_it_knows(pod: _Pod) -> None:
-    pod.expired.heard(X, mine=True)
-    assert await pod.said() == {X: Heard(1, 7)}
+    pod.expired.heard(X, 7, mine=True)
+    assert await pod.said() == {X: (1, 7)}
 
 
 async def test_a_key_that_expires_again_at_once_is_told_again(pod: _Pod) -> None:
     pod.keys.codes = ["due", "due"]
     for times in (1, 2):
-        pod.expired.heard(X, mine=True)
-        assert await pod.said() == {X: Heard(times, 7)}
-    pod.expired.heard(("note", "last"), mine=True)
+        pod.expired.heard(X, 7, mine=True)
+        assert await pod.said() == {X: (times, 7)}
+    pod.expired.heard(("note", "last"), 7, mine=True)
     await pod.said()
     assert pod.marks == [(0, "note")] * 2
 
 
 async def test_an_expiry_of_another_pods_is_told_behind_its_own(pod: _Pod) -> None:
-    pod.expired.heard(X, mine=False)
-    pod.expired.heard(("note", "mine"), mine=True)
+    pod.expired.heard(X, 7, mine=False)
+    pod.expired.heard(("note", "mine"), 7, mine=True)
     assert list(await pod.said()) == [("note", "mine")]
     assert list(await pod.said()) == [X]
 
@@ -100,20 +99,20 @@ async def test_an_expiry_of_another_pods_is_told_behind_its_own(pod: _Pod) -> No
 @pytest.mark.parametrize("code", ["running", "look"])
 async def test_what_the_shard_cannot_say_yet_is_told_again(pod: _Pod, code: str) -> None:
     pod.keys.codes = [code]
-    pod.expired.heard(X, mine=True)
-    assert [await pod.said(), await pod.said()] == [{X: Heard(1, 7)}] * 2
+    pod.expired.heard(X, 7, mine=True)
+    assert [await pod.said(), await pod.said()] == [{X: (1, 7)}] * 2
     assert pod.looks.looked == ([X] if code == "look" else [])
 
 
 async def test_what_was_not_answered_is_told_after_a_restart() -> None:
     made = _Pod()
-    made.expired.heard(X, mine=True)
+    made.expired.heard(X, 7, mine=True)
     made.keys.away = OSError("away")
     with pytest.raises(OSError, match="away"):
         await made.expired.run()
     made.keys.away = None
     working = asyncio.create_task(made.expired.run())
-    assert await made.said() == {X: Heard(1, 7)}
+    assert await made.said() == {X: (1, 7)}
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
 
@@ -122,10 +121,10 @@ async def test_a_notification_costs_no_more_however_many_wait() -> None:
     """Of 170,000 keys that expired together each copied what was held of all others: the loop was blocked 3.4 s."""
     expired = _Pod().expired
     for number in range(MANY):
-        expired.heard(("note", str(number)), mine=number % 2 == 0)
+        expired.heard(("note", str(number)), 7, mine=number % 2 == 0)
     tracemalloc.start()
     for number in range(10):
-        expired.heard(("note", f"one-more-{number}"), mine=True)
+        expired.heard(("note", f"one-more-{number}"), 7, mine=True)
         expired.take()
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -136,13 +135,13 @@ async def test_a_notification_costs_no_more_however_many_wait() -> None:
 async def test_what_a_pod_remembers_of_expiries_is_bounded() -> None:
     expired = _Pod(limit=100).expired
     for number in range(1_000):
-        expired.heard(("note", str(number)), mine=True)
+        expired.heard(("note", str(number)), 7, mine=True)
     assert (expired.waiting, len(expired.counted)) == (100, 100)
 
 
 async def test_counts_of_long_ago_are_forgotten() -> None:
     expired = _Pod(counted_seconds=1e-9).expired
     for number in range(10):
-        expired.heard(("note", str(number)), mine=True)
-    expired.heard(("other", "newest"), mine=True)
+        expired.heard(("note", str(number)), 7, mine=True)
+    expired.heard(("other", "newest"), 7, mine=True)
     assert list(expired.counted) == [("other", "newest")]

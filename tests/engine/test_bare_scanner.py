@@ -10,7 +10,6 @@ from tests.engine.fleet import until
 from timers.bare.keys import GONE, NO_TTL, BareKeys, Look
 from timers.bare.scanner import BUSY_RESTS, DOUBT_SECONDS, IDLE_RESTS, LEAD_MS, Scanner
 from timers.core.durations import HOUR_MS
-from timers.errors import NotPermitted
 from timers.store.connect import connect
 from timers.store.store import Identity, Store
 
@@ -29,13 +28,10 @@ class _Keys(BareKeys):
         self.now_ms = NOW_MS
         self.told: list[object] = []
         self.taken: list[Identity] = []
-        self.scans = 0
-        self.denied = False
+        self.scans = self.looks = 0
 
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
         self.scans += 1
-        if self.denied:
-            raise NotPermitted("no SCAN")
         return 0, list(self.there)
 
     async def scan_known(self, shard: int, cursor: int) -> tuple[int, list[Identity]]:
@@ -45,19 +41,16 @@ class _Keys(BareKeys):
         return {}
 
     async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
+        self.looks += 1
         looks = {i: Look(self.shard.get(i), *self.there.get(i, (GONE, None))) for i in identities}
         for identity, seen in looks.items():
             far = seen.known_ms == seen.deadline_ms > self.now_ms + lead_ms
             looks[identity] = seen._replace(value=None) if far or seen.deadline_ms < 0 else seen
         return looks, self.now_ms
 
-    async def adopt(self, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        self.told += looks.values()
-        return dict.fromkeys(looks, "adopted")
-
-    async def resolve(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        self.told += [(what, seen.value) for seen in looks.values()]
-        return dict.fromkeys(looks, {"there": "waits", "ending": "due"}.get(what, "forgotten"))
+    async def tell(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
+        self.told += looks.values() if what == "adopted" else [(what, seen.value) for seen in looks.values()]
+        return dict.fromkeys(looks, {"adopted": "adopted", "there": "waits", "ending": "due"}.get(what, "forgotten"))
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         self.taken += deadlines
@@ -117,23 +110,23 @@ async def test_a_key_that_is_gone_after_its_deadline_has_expired(keys: _Keys, le
 async def test_a_key_that_is_gone_before_its_deadline_was_deleted_if_nothing_is_heard_of_it(keys: _Keys) -> None:
     """One that was SET again and has expired since was announced by the look itself."""
     keys.shard[X] = DUE_MS
-    hesitant = looking(keys, doubt_seconds=60)
-    for _ in range(2):
-        await hesitant.round()
-        assert keys.told == []
-    scanner = looking(keys, doubt_seconds=0)
-    await scanner.round()
+    hesitant = asyncio.create_task(looking(keys, doubt_seconds=60).look([X]))
+    await until(lambda: keys.looks == 1, "it has looked")
     assert keys.told == []
-    await scanner.round()
+    hesitant.cancel()
+    await asyncio.gather(hesitant, return_exceptions=True)
+    await looking(keys, doubt_seconds=0).round()
     assert keys.told == [("deleted", None)]
 
 
-async def test_a_key_that_was_set_again_and_is_gone_again_is_doubted_anew(keys: _Keys) -> None:
-    scanner = looking(keys, doubt_seconds=0)
-    for due_ms in (DUE_MS, DUE_MS + HOUR_MS):
-        keys.shard[X] = due_ms
-        await scanner.round()
-        assert keys.told == []
+async def test_while_a_pod_doubts_that_a_key_was_deleted_it_tells_of_the_others(keys: _Keys) -> None:
+    keys.shard = {X: DUE_MS, ("note", "y"): DUE_MS}
+    keys.there["note", "y"] = (DUE_MS, b"1")
+    hesitant = asyncio.create_task(looking(keys, doubt_seconds=60).look(list(keys.shard)))
+    await until(lambda: keys.told != [], "it has told of one")
+    assert keys.told == [("there", None)]
+    hesitant.cancel()
+    await asyncio.gather(hesitant, return_exceptions=True)
 
 
 async def test_a_key_whose_expiry_was_heard_has_expired_at_once(keys: _Keys) -> None:
@@ -181,12 +174,6 @@ async def test_a_pod_that_does_not_lead_neither_scans_nor_looks(keys: _Keys) -> 
 async def test_switched_off_it_scans_for_nothing(keys: _Keys) -> None:
     await _run_until_scans(keys, looking(keys, every_ms=None), 0)
     assert keys.scans == 0
-
-
-async def test_without_the_right_to_scan_it_goes_on(keys: _Keys) -> None:
-    keys.denied = True
-    await _run_until_scans(keys, looking(keys), 3)
-    assert keys.scans >= 3
 
 
 async def _run_until_scans(keys: _Keys, scanner: Scanner, scans: int) -> None:

@@ -47,7 +47,7 @@ async def in_order() -> Store:
     await cancelled(store, "off")
     await armed(store, "waits", due="+3600000")
     later, adopted = Look(None, await store.now_ms() + 7_200_000, b"1"), ("reminder", "adopted")
-    assert await BareKeys(store).adopt({adopted: later}) == {adopted: "adopted"}
+    assert await BareKeys(store).tell("adopted", {adopted: later}) == {adopted: "adopted"}
     return store
 
 

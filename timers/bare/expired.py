@@ -2,26 +2,21 @@
 
 import time
 from asyncio import Event
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
 from timers.bare.keys import BareKeys, Heard
 from timers.bare.scanner import Scanner
 from timers.logs import get_logger
-from timers.store.store import Identity
+from timers.store.store import ARM_LIMIT, Identity
 from timers.store.turns import set_within
 
-BATCH: Final = 250
-
 COUNTED_SECONDS: Final = 5.0
-"""How long expiries of a key are counted together: as long as its lock counts them (lua/announce.lua)."""
+"""How long expiries of a key are counted together: as long as its lock counts them (lua/resolve.lua)."""
 
-LATER_SECONDS: Final = 0.05
-"""When to report an expiry that another pod reports at once: by then it is normally known."""
-
-AGAIN_SECONDS: Final = 0.5
-"""When to report a key again that expired during its last run."""
+LATER_SECONDS, AGAIN_SECONDS = 0.05, 0.5
+"""When to report an expiry that another pod reports at once (by then it is normally known), and one during a run."""
 
 MEMORY_LIMIT: Final = 500_000
 """Keys whose expiries are counted, and keys waiting to be reported. A server buffers no more for a slow pod."""
@@ -40,19 +35,15 @@ class ExpiredKeys:
         scanner: Scanner,
         *,
         mark: Callable[[int, str], None],
-        heard_until_ms: Callable[[], int],
         limit: int = MEMORY_LIMIT,
         counted_seconds: float = COUNTED_SECONDS,
     ) -> None:
-        """`mark` is called for a queue with a due timer; `heard_until_ms` returns the time until which this pod has
-        heard everything."""
-        self._keys, self._scanner, self._mark, self._heard_until_ms = keys, scanner, mark, heard_until_ms
+        """`mark` is called for a queue with a due timer."""
+        self._keys, self._scanner, self._mark = keys, scanner, mark
         self._limit, self._counted_seconds = limit, counted_seconds
-        # Not plain dicts: to find its first item, a dict walks over all removed ones.
+        # Not a plain dict: to find its first item, a dict walks over all removed ones.
         self.counted = OrderedDict[Identity, tuple[int, float]]()
-        self._waiting = {
-            seconds: OrderedDict[Identity, tuple[float, Heard]]() for seconds in (0.0, LATER_SECONDS, AGAIN_SECONDS)
-        }
+        self._waiting = {s: deque[tuple[float, Identity, Heard]]() for s in (0.0, LATER_SECONDS, AGAIN_SECONDS)}
         self._something = Event()
         self._dropped = 0
 
@@ -61,11 +52,11 @@ class ExpiredKeys:
         """How many expiries wait to be reported."""
         return sum(map(len, self._waiting.values()))
 
-    def heard(self, identity: Identity, *, mine: bool) -> None:
-        """A key expired. The pod that the event hashes to reports it at once, the others a little later."""
+    def heard(self, identity: Identity, until_ms: int, *, mine: bool) -> None:
+        """A key expired. This pod has heard everything until `until_ms`, and reports at once what is `mine`."""
         self._scanner.noticed()
         times = self._count(identity, time.monotonic())
-        self._add(identity, Heard(times, self._heard_until_ms()), 0.0 if mine else LATER_SECONDS)
+        self._add(identity, (times, until_ms), 0.0 if mine else LATER_SECONDS)
 
     async def run(self) -> None:
         """Report expiries batch by batch."""
@@ -74,8 +65,7 @@ class ExpiredKeys:
             if batch := self.take():
                 await self._announce(batch)
             else:
-                first = min((next(iter(queue.values()))[0] for queue in self._waiting.values() if queue), default=None)
-                await set_within(self._something, None if first is None else max(first - time.monotonic(), 0))
+                await set_within(self._something, LATER_SECONDS if self.waiting else None)
 
     def _count(self, identity: Identity, now: float) -> int:
         times, last = self.counted.pop(identity, (0, now))
@@ -90,20 +80,18 @@ class ExpiredKeys:
         return times
 
     def _add(self, identity: Identity, heard: Heard, seconds: float) -> None:
-        queue = self._waiting[seconds]
-        if identity not in queue and self.waiting >= self._limit:
+        if self.waiting >= self._limit:
             self._dropped += 1
-            return
-        due, before = queue.get(identity, (time.monotonic() + seconds, heard))
-        queue[identity] = due, max(before, heard)
-        self._something.set()
+        else:
+            self._waiting[seconds].append((time.monotonic() + seconds, identity, heard))
+            self._something.set()
 
     def take(self) -> dict[Identity, Heard]:
         """Take the next batch of what is to be reported now."""
         now, batch = time.monotonic(), dict[Identity, Heard]()
         for queue in self._waiting.values():
-            while queue and len(batch) < BATCH and next(iter(queue.values()))[0] <= now:
-                identity, (_, heard) = queue.popitem(last=False)
+            while queue and len(batch) < ARM_LIMIT and queue[0][0] <= now:
+                _, identity, heard = queue.popleft()
                 batch[identity] = max(heard, batch.get(identity, heard))
         return batch
 
@@ -112,16 +100,14 @@ class ExpiredKeys:
             _log.error("more bare keys expired than this pod remembers; other pods report them", left=self._dropped)
             self._dropped = 0
         try:
-            unclear = []
-            for identity, code in (await self._keys.announce(batch)).items():
+            codes = await self._keys.announce(batch)
+            for identity, code in codes.items():
                 if code == "due":
                     self._mark(self._keys.store.shard_of(*identity), identity[0])
                 elif code == "running":
                     self._add(identity, batch[identity], AGAIN_SECONDS)
-                elif code == "look":
-                    unclear.append(identity)
             # A key that exists again has nothing to report. After a look, the shard can judge the others.
-            for identity in await self._scanner.look(unclear, heard=True):
+            for identity in await self._scanner.look([i for i, code in codes.items() if code == "look"], heard=True):
                 self._add(identity, batch[identity], LATER_SECONDS)
         except BaseException:
             for identity, heard in batch.items():

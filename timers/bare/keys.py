@@ -2,15 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoPermissionError
 
-from timers.core.shapes import RESERVED_PREFIX
 from timers.core.spec import encode_payload
-from timers.errors import InvalidInput, NotPermitted
+from timers.errors import InvalidInput
+from timers.logs import get_logger
 from timers.store import codec, keys, scripts
 from timers.store.store import Identity, Store
 
@@ -20,17 +20,18 @@ SCAN_COUNT: Final = 1000
 SCAN_MATCH: Final = "*[^}]:[^{]*"
 """Names with a colon not next to a brace: bare keys and hardly any trigger keys, so that the server sends few names."""
 
-PAGE: Final = 500
+PAGE_SIZE: Final = 500
 
 GONE, NO_TTL = -2, -1
 """The deadlines of a missing key and of a key that never expires."""
 
+_log = get_logger("timers.bare-scanner")
 
-class Heard(NamedTuple):
-    """How often a pod has heard a key expire within 5 s, and the server time until which it has heard everything."""
+Page = tuple[int, list[Identity]]
+"""The cursor to continue with, and what was found. A cursor of 0 begins and ends."""
 
-    times: int
-    until_ms: int
+Heard = tuple[int, int]
+"""How often a pod has heard a key expire within 5 s, and the server time (ms) until which it has heard everything."""
 
 
 class Look(NamedTuple):
@@ -42,15 +43,15 @@ class Look(NamedTuple):
     value: bytes | None = None
 
 
-def payload_of(value: bytes) -> Any:
-    """JSON values are parsed, anything else becomes a string (undecodable bytes as U+FFFD). A value above the size
-    limit of a payload is dropped, as if the key had expired unseen."""
+def spec_of(value: bytes) -> dict[str, Any]:
+    """The spec of a key's timer. A JSON value is parsed, anything else becomes a string (undecodable bytes as U+FFFD).
+    A value above the size limit of a payload is dropped, as if the key had expired unseen."""
     for read in (json.loads, str):
         with contextlib.suppress(ValueError, RecursionError, InvalidInput):
             payload = read(value.decode(errors="replace"))
             encode_payload(payload)
-            return payload
-    return None
+            return {} if payload is None else {"payload": payload}
+    return {}
 
 
 class BareKeys:
@@ -59,32 +60,33 @@ class BareKeys:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._redis = store.connections.commands
+        self._denied = False
 
-    async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
-        """The next keys of the form `<prefix>:<id>`, and the cursor to continue with; 0 begins and ends. Raises
-        NotPermitted if the Redis user may not see all key names."""
+    async def scan(self, cursor: int) -> Page:
+        """The next keys of the form `<prefix>:<id>`; none if the Redis user may not SCAN."""
         with scripts.reachable():
             try:
                 cursor, names = await self._redis.scan(cursor, match=SCAN_MATCH, count=SCAN_COUNT)
             except NoPermissionError as error:
-                raise NotPermitted(str(error)) from None
-        found = [
-            keys.identity_of(name.decode()) for name in names if isinstance(name, bytes) and keys.BARE.fullmatch(name)
-        ]
-        return cursor, [identity for identity in found if identity[0] != RESERVED_PREFIX]
+                if not self._denied:
+                    _log.warning("bare keys are not adopted and fire by their event alone", reason=str(error))
+                self._denied = True
+                return 0, []
+        found = [keys.BARE.fullmatch(name) for name in names if isinstance(name, bytes)]
+        return cursor, [(bare[1].decode(), bare[2].decode()) for bare in found if bare]
 
-    async def scan_known(self, shard: int, cursor: int) -> tuple[int, list[Identity]]:
-        """The next keys that a shard knows, and the cursor to continue with; 0 begins and ends."""
+    async def scan_known(self, shard: int, cursor: int) -> Page:
+        """The next keys that a shard knows."""
         with scripts.reachable():
-            cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE)
+            cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE_SIZE)
         return cursor, [keys.identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
 
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
-        """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE of each shard."""
+        """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE_SIZE of each shard."""
         with scripts.reachable():
             async with self._redis.pipeline(transaction=False) as asked:
                 for shard in range(self.store.shards):
-                    asked.zrangebyscore(_index(shard), "-inf", until_ms, start=0, num=PAGE, withscores=True)
+                    asked.zrangebyscore(_index(shard), "-inf", until_ms, start=0, num=PAGE_SIZE, withscores=True)
                 answers = await asked.execute()
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 
@@ -119,19 +121,19 @@ class BareKeys:
             values = await scripts.read(asked, None)
         return looks | {i: looks[i]._replace(value=value) for i, value in zip(wanted, values, strict=True)}
 
-    async def adopt(self, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        """Copy keys into records. Codes: adopted, moved, running, stale."""
-        told = {i: (look.known_ms or "", look.deadline_ms, _spec(look)) for i, look in looks.items()}
-        return await self._tell("adopt", told)
-
-    async def resolve(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        """Tell the shards what became of known keys: `there`, `ending` (there until its deadline), `expired`, `deleted`
-        or `lost-ttl`. Codes: waits, due, cancelled, spare, forgotten, stale."""
-        return await self._tell("resolve", {i: (look.known_ms, what, _spec(look)) for i, look in looks.items()})
+    async def tell(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
+        """Tell the shards what looks have found. `adopted` copies keys into records; codes: adopted, moved, running,
+        stale. Of a known key: `there`, `ending` (there until its deadline), `expired`, `deleted` or `lost-ttl`; codes:
+        waits, due, cancelled, spare, forgotten, stale."""
+        told: dict[Identity, tuple[object, ...]] = {}
+        for identity, (known_ms, deadline_ms, value) in looks.items():
+            spec = "" if value is None else codec.encode_spec(spec_of(value))
+            told[identity] = (known_ms or "", deadline_ms if what == "adopted" else what, spec)
+        return await self._run("adopt" if what == "adopted" else "resolve", told)
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look."""
-        return await self._tell("announce", heard)
+        return await self._run("resolve", {i: (times, "heard", until_ms) for i, (times, until_ms) in heard.items()})
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         """Delete keys that still have these deadlines. Returns the deleted keys."""
@@ -139,8 +141,8 @@ class BareKeys:
         replies = await self.store.run_all("bare/take", calls)
         return [identity for identity, (_, deleted) in zip(deadlines, replies, strict=True) if deleted]
 
-    async def _tell(self, script: str, told: Mapping[Identity, Sequence[object]]) -> dict[Identity, str]:
-        """Run a script with a line for each key. Returns the code for each."""
+    async def _run(self, script: str, told: Mapping[Identity, tuple[object, ...]]) -> dict[Identity, str]:
+        """Run a script with three words for each key. Returns the code for each."""
         lines = ["\n".join(map(str, (*identity, *what))) for identity, what in told.items()]
         codes = await self.store.tell(f"bare/{script}", list(told), lines)
         return {identity: code.decode() for identity, (_, code) in zip(told, codes, strict=True)}
@@ -148,9 +150,3 @@ class BareKeys:
 
 def _index(shard: int) -> str:
     return f"{keys.root(shard)}bare"
-
-
-def _spec(look: Look) -> str:
-    """A record's spec for a key with this value; empty if the value was not read."""
-    payload = None if look.value is None else payload_of(look.value)
-    return "" if look.value is None else codec.encode_spec({} if payload is None else {"payload": payload})

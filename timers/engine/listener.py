@@ -123,7 +123,8 @@ class Listener:
         is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)
         if self._expired_keys is not None and is_ours:
-            self._expired_keys.heard(identity, mine=self._peers.mine(shard, prefix, identity[1]))
+            mine = self._peers.mine(shard, prefix, identity[1])
+            self._expired_keys.heard(identity, self._canary.heard_until_ms, mine=mine)
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:
         self._sweeper.heard(shard)

@@ -194,8 +194,7 @@ class Worker:
         )
         if every_ms is None:
             return [scanner], None
-        canary = self._canary
-        expired = ExpiredKeys(keys, scanner, mark=self._intake.mark, heard_until_ms=lambda: canary.heard_until_ms)
+        expired = ExpiredKeys(keys, scanner, mark=self._intake.mark)
         return [scanner, expired], expired
 
     async def start(self) -> None:

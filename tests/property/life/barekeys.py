@@ -6,7 +6,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, VALUES, World, identities, verb
-from timers.bare.keys import GONE, NO_TTL, Heard, Look, payload_of
+from timers.bare.keys import GONE, NO_TTL, Look, spec_of
 from timers.core.durations import HOUR_MS
 from timers.store.store import Identity
 
@@ -73,9 +73,8 @@ class BareVerbs(World):
     def _adopt(self, identity: Identity, key: Look) -> str:
         assert key.value is not None
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.adopt({identity: key})).values()
-        payload = payload_of(key.value)
-        spec = {} if payload is None else {"payload": payload}
+        (code,) = self.do(self.bare.tell("adopted", {identity: key})).values()
+        spec = spec_of(key.value)
         if code == "stale" and key.deadline_ms <= self.do(self.store.now_ms()):
             return code
         assert code == self.oracle.adopt(identity, key.known_ms, key.deadline_ms, spec, before_ms)
@@ -94,7 +93,7 @@ class BareVerbs(World):
         if heard <= 0:
             return
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.announce({identity: Heard(heard, 0)})).values()
+        (code,) = self.do(self.bare.announce({identity: (heard, 0)})).values()
         (timer,) = self.do(self.store.get([identity]))
         now_ms = timer.due_ms if timer is not None and timer.due_ms >= before_ms else before_ms
         assert code == self.oracle.announce(identity, heard, now_ms)
@@ -135,7 +134,7 @@ class BareVerbs(World):
     def _resolve(self, identity: Identity, what: str) -> str:
         seen = Look(self.oracle.known[identity], GONE)
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.resolve(what, {identity: seen})).values()
+        (code,) = self.do(self.bare.tell(what, {identity: seen})).values()
         (timer,) = self.do(self.store.get([identity]))
         after_ms = self.do(self.store.now_ms())
         now_ms = timer.due_ms if timer is not None and before_ms <= timer.due_ms <= after_ms else before_ms

@@ -9,8 +9,6 @@
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
-local answer = {text(now)}
-
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
   local score = call('ZSCORE', root .. 'bare', member)
@@ -22,13 +20,7 @@ local function adopt(prefix, id, known, deadline, spec)
   end
   local moved = r and r.waits
   if r then leave(prefix, id, r.status) end
-  if moved then
-    r.due = deadline
-    set_body(r, spec, nil)
-    note(r, 'bare-set-again')
-  else
-    r = new_life(prefix, r, deadline, spec, '', 'bare-adopted')
-  end
+  r = new_life(prefix, r, deadline, spec, '', moved and 'bare-set-again' or 'bare-adopted')
   schedule(prefix, id, deadline)
   call('ZADD', root .. 'bare', deadline, member)
   r.status = 'w'
@@ -36,8 +28,9 @@ local function adopt(prefix, id, known, deadline, spec)
   return moved and 'moved' or 'adopted'
 end
 
+local answer = {text(now)}
 for i = 3, #ARGV do
-  answer[#answer + 1] = adopt(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d*)\n(%S+)\n(.*)$'))
+  answer[i - 1] = adopt(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d*)\n(%S+)\n(.*)$'))
 end
 conclude()
 return answer

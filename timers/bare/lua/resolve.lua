@@ -1,20 +1,53 @@
 #!lua flags=allow-oom
--- Apply what a look at known bare keys found: let their timers go, or cancel them.
+-- Make the timers of bare keys due, or cancel them. A pod reports what it found when it looked at keys in `R:bare`, and expiries
+-- that it heard: every pod hears each, and the first report makes the timer due.
 --
 -- ARGV[2]  the db's epoch
--- ARGV[3…] one for each key, five lines: prefix, id, its deadline under `R:bare`, what was found (`there`, `ending`: there until
---          its deadline, `expired`, `deleted`, `lost-ttl`), the spec made from its value, or nothing to keep the old one
--- Answer   {now, code, …}: `waits` (its time has not come), `due` (the timer can be claimed from its due time on),
---          `cancelled`, `spare` (the key is there, but no timer waits for it), `forgotten` (the key is gone, and no timer
---          waits for it), `stale` (`R:bare` has another deadline; look again). {now, `foreign`} as in arm.lua
+-- ARGV[3…] one for each key, five lines. After a look: prefix, id, its deadline under `R:bare`, what was found (`there`,
+--          `ending`: there until its deadline, `expired`, `deleted`, `lost-ttl`), the spec made from its value or nothing.
+--          Of an expiry: prefix, id, how often it was heard within COUNTED_MS, `heard`, ms until which all expiries were heard
+-- Answer   {now, code, …}: `due` (the timer can be claimed from its due time on). After a look also `waits` (its time has not
+--          come), `cancelled`, `spare` (the key is there, but no timer waits for it), `forgotten` (the key is gone, and no
+--          timer waits for it), `stale` (`R:bare` has another deadline; look again). Of an expiry also `known` (another pod
+--          reported it), `running` (report it again after the run), `look` (the key is in `R:bare`: look, then report it
+--          again). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
-local LOCK_MS = 60000   -- as in announce.lua
-local answer = {text(now)}
+local COUNTED_MS, LOCK_MS = 5000, 60000
 
-local function resolve(prefix, id, known, found, spec)
-  local member, deadline = member_of(prefix, id), tonumber(known)
+local function answered(member, times)
+  call('SET', root .. 'answered:' .. member, times .. ' ' .. text(now), 'PX', LOCK_MS)
+end
+
+-- Within COUNTED_MS of the last answer, the lock's count decides: who has heard no more expiries than were answered is late.
+-- After that, time decides: a pod that stood still, or could not reach Redis, reports what others have answered since. Without
+-- the lock, the record's history tells when.
+local function is_news(member, times, since, r)
+  local before, at = string.match(call('GET', root .. 'answered:' .. member) or '', '^(%d+) (%d+)$')
+  if before and before ~= '0' and now - at < COUNTED_MS then return tonumber(times) > tonumber(before) end
+  if not at and r then
+    for ms in string.gmatch(r.rest, '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
+  end
+  return not at or tonumber(at) <= tonumber(since)
+end
+
+local function heard(prefix, id, member, times, since)
+  if call('ZSCORE', root .. 'bare', member) then return 'look' end
+  local r = read_or_clear(prefix, id)
+  if not is_news(member, times, since, r) then return 'known' end
+  if r and r.status == 'r' then return 'running' end
+  answered(member, times)
+  if r then leave(prefix, id, r.status) end
+  enqueue(prefix, id, text(now))
+  local cause = 'bare-expired ' .. text(now)
+  local life = new_life(prefix, r, text(now), '{}', '', cause)
+  if not r then note(life, cause) end
+  write(member, life)
+  return 'due'
+end
+
+local function looked(prefix, id, member, deadline, found, spec)
   if tonumber(call('ZSCORE', root .. 'bare', member) or '') ~= deadline then return 'stale' end
   local r, raw = read_or_clear(prefix, id)
   if raw and not r then
@@ -26,9 +59,7 @@ local function resolve(prefix, id, known, found, spec)
   if found == 'ending' and not waits then return 'spare' end
   if found ~= 'ending' then call('ZREM', root .. 'bare', member) end
   -- Pods may or may not report this expiry: 0 means that it was answered though perhaps nobody heard it.
-  if found == 'expired' and (waits or deadline <= now) then
-    call('SET', root .. 'answered:' .. member, '0 ' .. text(now), 'PX', LOCK_MS)
-  end
+  if found == 'expired' and (waits or deadline <= now) then answered(member, '0') end
   if not waits then return 'forgotten' end
   leave(prefix, id, 's')
   if found == 'ending' or found == 'expired' then
@@ -46,8 +77,12 @@ local function resolve(prefix, id, known, found, spec)
   return r.status == 'x' and 'cancelled' or 'due'
 end
 
+local answer = {text(now)}
 for i = 3, #ARGV do
-  answer[#answer + 1] = resolve(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%S+)\n(.*)$'))
+  local prefix, id, number, found, rest = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%S+)\n(.*)$')
+  local member = member_of(prefix, id)
+  if found == 'heard' then answer[i - 1] = heard(prefix, id, member, number, rest)
+  else answer[i - 1] = looked(prefix, id, member, tonumber(number), found, rest) end
 end
 conclude()
 return answer
