@@ -4,7 +4,8 @@ No label holds text that a caller sent: no id, and as prefix only the declared p
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from math import nan
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -20,6 +21,19 @@ LATENESS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 LOOP_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 CLAIM_SIZES: Final = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 RUN_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600)
+
+
+class Figures(NamedTuple):
+    """What Redis tells at a scrape; without an answer, nothing and NaN. `counts` and `uncovered` are by declared
+    prefix: its timers by status, and how many of its prefixes have due timers that no pod takes. `shards` are those
+    that no pod takes. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
+
+    counts: Mapping[str, Mapping[Status, int]] = {}
+    uncovered: Mapping[str, int] = {}
+    shards: Sequence[int] = ()
+    overdue_ms: float = nan
+    posted: float = nan
+    posted_ms: float = nan
 
 
 class Metrics(Observer):
@@ -50,6 +64,7 @@ class Metrics(Observer):
         self._calls = Summary("timers_redis_call_seconds", "Calls of scripts in Redis", ["script"], **ours)
         self._loop = Histogram("timers_loop_lag_seconds", "Lateness of the event loop", buckets=LOOP_SECONDS, **ours)
         self._dropped = Counter("timers_events_dropped_total", "Changes that slow listeners lost", **ours)
+        self._unposted = Counter("timers_unposted_total", "Changes that a full outbox has not taken", **ours)
         self._known_dropped = 0
 
     def _make_read(self) -> None:
@@ -60,6 +75,8 @@ class Metrics(Observer):
         self._prefixes = Gauge("timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], **ours)
         self._losses = Gauge("timers_data_losses", "Losses of data that nobody has acknowledged", **ours)
         self._overdue = Gauge("timers_overdue_seconds", "How long the oldest due timer that may run waits", **ours)
+        self._posted = Gauge("timers_outbox_entries", "Changes that wait for a pod to arm their calls", **ours)
+        self._posted_age = Gauge("timers_outbox_seconds", "How long the oldest of these changes has waited", **ours)
         self._running = Gauge("timers_running", "Processors being run on this pod", **ours)
         self._abandoned = Gauge("timers_abandoned", "Plain functions that go on in their threads without a run", **ours)
         self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
@@ -109,32 +126,26 @@ class Metrics(Observer):
         """See Observer."""
         self._subscribed.inc()
 
-    def render(
-        self,
-        counts: Mapping[str, Mapping[Status, int]],
-        uncovered: Mapping[str, int],
-        shards: Sequence[int],
-        overdue_ms: float,
-        health: Health | None,
-        *,
-        losses: int,
-        dropped: int,
-    ) -> bytes:
-        """The exposition text. `counts` and `uncovered` are by declared prefix: its timers by status, and how many of
-        its prefixes have due timers that no pod takes. `shards` are those that no pod takes; `overdue_ms` is NaN if it
-        is not known; `dropped` counts since the process began."""
+    def unposted(self, count: int) -> None:
+        """See Observer."""
+        self._unposted.inc(count)
+
+    def render(self, figures: Figures, health: Health | None, *, losses: int, dropped: int) -> bytes:
+        """The exposition text. `dropped` counts since the process began."""
         self._dropped.inc(dropped - self._known_dropped)
         self._known_dropped = dropped
         self._losses.set(losses)
-        self._overdue.set(overdue_ms / 1000)
+        self._overdue.set(figures.overdue_ms / 1000)
+        self._posted.set(figures.posted)
+        self._posted_age.set(figures.posted_ms / 1000)
         for gauge in (self._timers, self._shards, self._prefixes):
             gauge.clear()
-        for prefix, statuses in counts.items():
+        for prefix, statuses in figures.counts.items():
             for status, n in statuses.items():
                 self._timers.labels(prefix, status.value).set(n)
-        for shard in shards:
+        for shard in figures.shards:
             self._shards.labels(shard).set(1)
-        for prefix, n in uncovered.items():
+        for prefix, n in figures.uncovered.items():
             self._prefixes.labels(prefix).set(n)
         if health is not None:
             self._running.set(health.running)

@@ -2,14 +2,12 @@
 
 import asyncio
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
-from tests.docker.metric_names import kinds
+from tests.docker.metric_names import documented_metrics, kinds, labels_of
 from tests.members import announce, sign_off
 from tests.store.acts import arming
 from tests.waiting import eventually
@@ -17,7 +15,6 @@ from timers.core.model import Timer
 from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
-from timers.metrics import Metrics
 from timers.processor import Context, processor
 from timers.store import turns
 
@@ -91,11 +88,10 @@ async def test_metrics_come_as_the_text_that_prometheus_knows(api: Api) -> None:
 
 
 async def test_the_reference_explains_each_metric_and_its_labels(api: Api) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
-    rows = re.findall(r"^\| `(timers_\w+)`(?: †)? \|([^|]*)\| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
-    documented = {name: re.findall(r"`(\w+)`", labels) for name, labels, *_ in rows}
-    collectors: dict[str, Any] = Metrics()._registry._names_to_collectors
-    assert documented == {name: list(collectors[name]._labelnames) for name in kinds(await api.text("/metrics"))}
+    cells = {name: row.strip("| ").split("|") for name, row in documented_metrics().items()}
+    assert all(len(row) == 4 and all(cell.strip() for cell in row[2:]) for row in cells.values())
+    documented = {name: re.findall(r"`(\w+)`", row[1]) for name, row in cells.items()}
+    assert documented == {name: labels_of(name) for name in kinds(await api.text("/metrics"))}
 
 
 async def test_metrics_count_what_a_pod_does(server: EmbeddedServer, redis: Redis) -> None:

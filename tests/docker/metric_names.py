@@ -1,22 +1,37 @@
-"""Owns the names that /metrics has, for what asks for them."""
+"""Owns the names and labels that /metrics has, and what the reference says of them."""
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from timers.metrics import Metrics
+from tests.install.environment import ROOT
+from timers.metrics import Figures, Metrics
 
 
-def metric_names() -> set[str]:
-    """The names of all samples that /metrics can have."""
-    text = Metrics().render({}, {}, (), 0.0, None, losses=0, dropped=0).decode()
-    found = set[str]()
+def labels_of_samples() -> Mapping[str, frozenset[str]]:
+    """The labels of each sample that /metrics can have."""
+    text = Metrics().render(Figures(), None, losses=0, dropped=0).decode()
+    found = dict[str, frozenset[str]]()
     for name, kind in kinds(text).items():
+        labels = frozenset(labels_of(name))
         parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(kind, ("",))
-        found |= {f"{name}{part}" for part in parts}
+        found |= {f"{name}{part}": labels | ({"le"} if part == "_bucket" else set()) for part in parts}
     return found
+
+
+def labels_of(name: str) -> list[str]:
+    """The labels of a metric."""
+    collectors: Mapping[str, Any] = Metrics()._registry._names_to_collectors
+    return list(collectors[name]._labelnames)
 
 
 def kinds(text: str) -> Mapping[str, str]:
     """The kind of each metric of an exposition, without those that the client library adds by itself."""
     found = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     return {name: kind for name, kind in found if not name.endswith("_created")}
+
+
+def documented_metrics() -> Mapping[str, str]:
+    """The row of each metric in the reference."""
+    text = (ROOT / "docs" / "reference.md").read_text()
+    return {row.split("`")[1]: row for row in re.findall(r"^\| `timers_.*$", text, re.MULTILINE)}

@@ -15,13 +15,16 @@ import yaml
 
 from tests.cli.commands import Process
 from tests.docker.dockerfile import FOLDER
-from tests.docker.metric_names import metric_names
+from tests.docker.metric_names import documented_metrics, labels_of_samples
 from tests.install.environment import ROOT
 from tests.rights import documented
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers import TimerClient
+from timers.core.model import Status
 from timers.settings import load_settings
+
+NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 
 
 def compose() -> Any:
@@ -141,8 +144,29 @@ def test_the_board_and_the_alerts_ask_only_for_metrics_that_there_are() -> None:
     asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     for expression in asked:
         names = used_names(expression)
-        assert names <= metric_names(), expression
+        assert names <= labels_of_samples().keys(), expression
         assert names or "up{" in expression
+        there = {"job", "instance"}.union(*(labels_of_samples()[name] for name in names))
+        grouped = {label for some in re.findall(r" by \(([^)]*)\)", expression) for label in re.split(", *", some)}
+        assert grouped | set(re.findall(r"(\w+)=~?\"", expression)) <= there, expression
+
+
+def test_the_board_shows_each_metric() -> None:
+    board = json.loads((FOLDER / "grafana" / "boards" / "timers.json").read_text())
+    shown = used_names(json.dumps(board["panels"]))
+    assert {name for name in documented_metrics() if not any(each.startswith(name) for each in shown)} == set()
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(places) == len(set(places))
+
+
+def test_queries_ask_for_outcomes_and_statuses_that_there_are() -> None:
+    text = (FOLDER / "grafana" / "boards" / "timers.json").read_text().replace('\\"', '"')
+    text += (FOLDER / "prometheus" / "rules.yml").read_text()
+    told = documented_metrics()["timers_runs_total"]
+    asked = {value for values in re.findall(r'outcome=~?"([^"]*)"', text) for value in values.split("|")}
+    assert asked
+    assert {value for value in asked if f"`{value}`" not in told} == set()
+    assert set(re.findall(r'status="([^"]*)"', text)) <= {status.value for status in Status}
 
 
 def test_every_alert_names_its_section_of_the_runbook() -> None:
@@ -154,7 +178,18 @@ def test_every_alert_names_its_section_of_the_runbook() -> None:
         assert {"expr", "labels"} <= set(rule)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
+@NEEDS_PROMTOOL
+def test_each_alert_rings_and_says_what_is_wrong() -> None:
+    cases = Path(__file__).parent / "alerts.yml"
+    rules = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())["groups"][0]["rules"]
+    tried = yaml.safe_load(cases.read_text())["tests"][0]["alert_rule_test"]
+    assert [rule["alert"] for rule in rules] == [each["alertname"] for each in tried if each.get("exp_alerts")]
+    words = ["promtool", "test", "rules", str(cases)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@NEEDS_PROMTOOL
 def test_promtool_accepts_configuration_and_rules() -> None:
     words = ["promtool", "check", "config", str(FOLDER / "prometheus" / "prometheus.yml")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.docker.dockerfile import FOLDER, environment_of, stages
-from tests.docker.metric_names import metric_names
+from tests.docker.metric_names import labels_of_samples
 from timers.core.durations import parse_ms
 from timers.settings import load_settings
 
@@ -152,7 +152,7 @@ def test_budgets_services_and_the_autoscaler_select_pods_that_there_are(overlay:
     assert scaler["spec"]["scaleTargetRef"]["name"] in labels
     assert "replicas" not in of_kind(overlay, "Deployment")["timers-worker"]["spec"]
     (metric,) = scaler["spec"]["metrics"]
-    assert metric["external"]["metric"]["name"] in metric_names()
+    assert metric["external"]["metric"]["name"] in labels_of_samples()
 
 
 @BOTH

@@ -80,6 +80,7 @@ class Seen(Observer):
         self.rescues: list[str] = []
         self.bare_keys: list[str] = []
         self.subscriptions = 0
+        self.left_out = 0
 
     def refused(self, prefix: str) -> None:
         self.refusals.append(prefix)
@@ -92,6 +93,9 @@ class Seen(Observer):
 
     def resubscribed(self) -> None:
         self.subscriptions += 1
+
+    def unposted(self, count: int) -> None:
+        self.left_out += count
 
 
 class Pod:

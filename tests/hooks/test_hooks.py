@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook
 
+from tests.api.harness import running_api
 from tests.engine.fleet import Calls, Fleet, Pod, until
 from tests.servers import ServerHandle
 from tests.waiting import eventually
@@ -327,3 +329,22 @@ def test_whom_a_pod_calls_is_shown_without_what_may_be_secret(monkeypatch: pytes
     monkeypatch.setenv("TIMERS_ALARMS", "mailto:someone@example.org,exec:/bin/sh")
     shown = {found.processor.origin.partition(":")[2] for found in find(builtin=load_settings().loaded)}
     assert {"ops.example:444", "s***@example.org", "/bin/sh"} <= shown
+
+
+async def test_an_outbox_that_nobody_drains_is_seen_in_the_metrics_until_a_pod_comes(fleet: Fleet) -> None:
+    async with receiving() as receiver, running_api(fleet.url, []) as api:
+        given = settings(hooks=f"armed@note={receiver.url}")
+        await posting(fleet, given)
+        assert "timers_outbox_entries 0.0" in await api.text("/metrics")
+        for timer_id in "ab":
+            await fleet.client.create("note", timer_id, delay="1h")
+        await fleet.store.connections.commands.set(f"{keys.root(0)}unposted", 3)  # as by an outbox that was full
+        text = await api.text("/metrics")
+        assert "timers_outbox_entries 2.0" in text
+        found = re.search(r"^timers_outbox_seconds (\S+)$", text, re.MULTILINE)
+        assert found is not None
+        assert 0 <= float(found[1]) < 3600
+        pod = await pod_of(fleet, given, Calls())
+        await until(lambda: pod.seen.left_out == 3, "the pod counts what the outbox has not taken")
+        await all_calls_made(fleet)
+        assert "timers_outbox_entries 0.0" in await api.text("/metrics")

@@ -1,9 +1,8 @@
 """Owns the calls for operators: stats, prefixes, pods, pause, resume and forget, metrics."""
 
 import asyncio
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
-from timers.metrics import CONTENT_TYPE, Metrics
+from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.filters import Visible
 from timers.store.turns import by_turns
 
@@ -113,24 +112,22 @@ class OperatingRoutes:
         refuse_query(request)
         health = None if self._worker is None else self._worker.health()
         losses, dropped = len(self._client.losses), self._client.events_dropped
-        text = self._metrics.render(*await self._db(), health, losses=losses, dropped=dropped)
+        text = self._metrics.render(await self._figures(), health, losses=losses, dropped=dropped)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
-    async def _db(self) -> tuple[Mapping[str, Mapping[Status, int]], Mapping[str, int], Sequence[int], float]:
-        """Four figures from Redis: the timers by declared prefix and status; for each declared prefix, how many
-        prefixes have due timers that no pod takes; the shards that no pod takes; how many milliseconds the oldest timer
-        has waited. All are empty while Redis is away or stands still, which is when people look at a pod most."""
-        found: dict[str, Counter[Status]] = {}
+    async def _figures(self) -> Figures:
+        """None are known while Redis is away or stands still, which is when people look at a pod most."""
+        found = defaultdict[str, Counter[Status]](Counter)
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
                 uncovered, counts = await self._client.uncovered(), await self._client.counts()
                 async for prefix, counted in by_turns(counts.items()):
-                    found.setdefault(await self._label(prefix), Counter()).update(counted)
-                overdue_ms = await self._client.overdue_ms()
+                    found[await self._label(prefix)].update(counted)
+                overdue_ms, posted = await self._client.overdue_ms(), await self._client.posted()
                 missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
         except (Unavailable, TimeoutError):
-            return {}, {}, (), math.nan
-        return found, missing, uncovered.shards, overdue_ms
+            return Figures()
+        return Figures(found, missing, uncovered.shards, overdue_ms, *posted)
 
     async def _label(self, prefix: str) -> str:
         return await self._client.owner(prefix) or UNDECLARED

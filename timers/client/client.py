@@ -26,6 +26,7 @@ from timers.store.filters import Filter
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Listing, Page, PageRequest
 from timers.store.membership import Member
+from timers.store.outbox import Outbox
 from timers.store.queries import Change, Queries
 from timers.store.quotas import Quota
 from timers.store.store import Arming, Reply, Store
@@ -286,8 +287,7 @@ class TimerClient(Timers):
         return act
 
     async def stats(self, visible: Callable[[str], bool] | None = None) -> Stats:
-        """Counts, lateness, how long the oldest due timer has waited, and how notifications arrive. `visible` leaves
-        out the timers of some prefixes."""
+        """Counts, lateness, what is overdue, how notifications arrive. `visible` leaves out timers of some prefixes."""
         return await read_stats(await self._open(), visible)
 
     async def counts(self) -> Mapping[str, Mapping[Status, int]]:
@@ -297,6 +297,10 @@ class TimerClient(Timers):
     async def overdue_ms(self) -> int:
         """How long the oldest due timer that is neither paused nor at a limit has waited to be claimed."""
         return await read_overdue_ms(await self._open())
+
+    async def posted(self) -> tuple[int, int]:
+        """How many changes wait for a pod to arm the calls of hooks and alarms, and for how many ms the oldest has."""
+        return await Outbox(await self._open()).waiting()
 
     async def uncovered(self) -> Uncovered:
         """The shards and due prefixes that no live pod takes."""

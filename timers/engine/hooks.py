@@ -121,6 +121,7 @@ class Hooks:
                 await self._alarms.note(entries)
             unposted = await self._outbox.drop(shard, entries)
             if unposted:
+                self._pod.observer.unposted(unposted)
                 _log.error("changes that nobody hears of: the outbox was full", shard=shard, count=unposted)
 
     def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook]) -> list[list[Arming]]:

@@ -68,6 +68,9 @@ class Observer:
     def claimed(self, cause: str, count: int) -> None:
         """A claim or a rescue brought this many timers; `cause` is what made this pod ask."""
 
+    def unposted(self, count: int) -> None:
+        """A full outbox had not taken this many changes, of which no hook will hear."""
+
     def bare_key(self, what: str) -> None:
         """A bare key was adopted, or an adopted key met its end."""
 

@@ -58,6 +58,17 @@ class Outbox:
             for lines, waiting in zip(answers[::2], answers[1::2], strict=True)
         ]
 
+    async def waiting(self) -> tuple[int, int]:
+        """How many entries wait in all shards, and for how many ms the oldest has waited."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            for shard in range(self._store.shards):
+                asked.xlen(_outbox(shard))
+                asked.xrange(_outbox(shard), count=1)
+            answers = await read(asked, 0, [])
+        posted_ms = [int(entry_id.partition(b"-")[0]) for first in answers[1::2] for entry_id, _ in first]
+        now_ms = round(self._store.clock.now_ms())
+        return sum(answers[::2]), max(0, now_ms - min(posted_ms, default=now_ms))
+
     async def tell(self, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
         """Add hooks to those that a shard knows, and remove others."""
         with reachable():
