@@ -73,7 +73,7 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
             state.held[_identity(rest)] = held.decode()
     elif kind == "token":
         state.token = int(await redis.get(key) or 0)
-    elif kind not in ("paused", "answered", "displaced", "epoch", "mark", "hooks", "outbox", "unposted"):
+    elif kind not in ("paused", "pauses", "answered", "displaced", "epoch", "mark", "hooks", "outbox", "unposted"):
         state.unknown.append(key)
 
 

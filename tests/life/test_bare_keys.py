@@ -2,6 +2,7 @@
 
 from tests.engine.fleet import Calls, Fleet, until
 from tests.waiting import eventually
+from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
 from timers.store.notifications import BareExpired
@@ -91,6 +92,9 @@ class TestChanges:
         timer = await fleet.completed("x")
         assert [seen.payload for seen in calls.timers] == [{"n": 1}]
         assert timer.occurrence == 1
+        (attempt,) = attempts(timer.history)
+        assert (attempt.event_ms or 0) + attempt.claim_ms == attempt.waited_ms
+        assert timer.history[-1].to_json()["run_ms"] == attempt.run_ms
 
     async def test_an_expiry_told_late_does_not_fire_the_key_that_was_set_since(self, fleet: Fleet) -> None:
         """SET over a key that is due but not yet deleted announces the old one; a scan may be faster than the event."""

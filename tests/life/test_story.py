@@ -4,21 +4,30 @@ import pytest
 
 from tests.engine.fleet import Act, Calls, Fleet, Held, notes, until
 from tests.life.past import make_older
-from timers.core.explain import explain
-from timers.core.model import Status, Timer
+from tests.members import announce, sign_off
+from timers.client.fleet import read_story
+from timers.core.explain import Attempt, attempts, explain
+from timers.core.model import HistoryEntry, Status, Timer
 from timers.core.outcome import Done, Fail, Retry
 from timers.engine import sweeper
+from timers.engine.intake import Intake
 from timers.processor import Context, Result
 
 HOUR_MS = 3_600_000
-SWEPT = "no event was heard, or nobody had room; the sweep of the due index found it"
+SWEPT = "no event was heard (it was lost, or Redis or the pods were away)"
 LOST = "the lease of the run before had expired: its pod died, hung or could not reach Redis"
 
 
 async def answers(fleet: Fleet, prefix: str = "note") -> list[str]:
     """What is said of the timer beside its history."""
     timer = await fleet.client.get(prefix, "x")
-    return explain(timer, await fleet.store.now_ms())[len(timer.history) :]
+    return (await read_story(fleet.store, timer))[len(timer.history) :]
+
+
+async def only_attempt(fleet: Fleet) -> Attempt:
+    """The one start of the timer."""
+    (attempt,) = attempts((await fleet.client.get("note", "x")).history)
+    return attempt
 
 
 class TestCause:
@@ -64,8 +73,33 @@ class TestLate:
         await fleet.client.create("note", "x", delay="30m")
         await make_older(fleet, "note", "x", HOUR_MS)
         await fleet.pod(Calls())
-        started = (await fleet.completed("x")).history[1]
-        assert await answers(fleet) == [f"late by {started.lateness_ms} ms at attempt 1: {SWEPT}"]
+        await fleet.completed("x")
+        (late,) = await answers(fleet)
+        assert late.startswith(f"late by 30 m at attempt 1: {SWEPT}")
+        assert late.endswith(f"queue {(await only_attempt(fleet)).queue_ms} ms)")
+
+    async def test_because_its_prefix_was_paused(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay="30m")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        await fleet.client.pause("note")
+        await fleet.client.resume("note")
+        await fleet.pod(Calls())
+        await fleet.completed("x")
+        assert (await answers(fleet))[0].startswith("late by 30 m at attempt 1: its prefix was paused from 20")
+
+    async def test_because_its_pod_was_busy(self, fleet: Fleet) -> None:
+        """Claimed in time, and then not called for long."""
+        start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", "event", lateness_ms=3)
+        end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", claim_ms=1, queue_ms=5000, run_ms=7)
+        timer = (await fleet.client.create("note", "x", delay="1h"))._replace(
+            status=Status.COMPLETED, history=(start, end)
+        )
+        story = explain(timer, HOUR_MS)
+        assert story[1].endswith("completed on a: completed (event 2 ms, claim 1 ms, queue 5000 ms, run 7 ms)")
+        assert story[2] == (
+            "late by 5 s at attempt 1: its pod a was busy, and called the processor 5 s after the claim "
+            "(event 2 ms, claim 1 ms, queue 5000 ms)"
+        )
 
     @pytest.mark.parametrize(
         ("cause", "why"),
@@ -82,8 +116,73 @@ class TestLate:
         await fleet.store.claim(0, [("note", 1)], pod="a", lease_ms=HOUR_MS, cause=cause)
         running, late = await answers(fleet)
         assert running == "running on a"
-        assert late.startswith("late by 18")
+        assert late.startswith("late by 30 m at attempt 1: ")
         assert why in late
+
+
+class TestSplit:
+    """Of the lateness into event, claim and queue, and the run beside it."""
+
+    async def test_of_a_timer_whose_event_was_heard(self, fleet: Fleet) -> None:
+        await fleet.pod(Calls())
+        await fleet.client.create("note", "x", delay="50ms")
+        ended = (await fleet.completed("x")).history[-1]
+        attempt = await only_attempt(fleet)
+        assert attempt.event_ms is not None
+        assert attempt.event_ms + attempt.claim_ms == attempt.waited_ms
+        assert ended.to_json()["run_ms"] == attempt.run_ms
+        assert ended.to_json()["queue_ms"] == attempt.queue_ms
+
+    async def test_of_a_timer_that_a_sweep_found(self, fleet: Fleet) -> None:
+        """The event is what was missing, not the claim."""
+        await fleet.client.create("note", "x", delay="30m")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        await fleet.pod(Calls())
+        await fleet.completed("x")
+        attempt = await only_attempt(fleet)
+        assert attempt.event_ms is not None
+        assert attempt.event_ms > attempt.waited_ms / 2
+
+    async def test_of_a_timer_that_waited_for_room(self) -> None:
+        """Its event was heard long before; all of the wait is the claim's."""
+        start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", "room", lateness_ms=900)
+        end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", queue_ms=0, run_ms=7)
+        (attempt,) = attempts([start, end])
+        assert (attempt.event_ms, attempt.claim_ms) == (None, 900)
+        intake = Intake()
+        for cause, is_known in [("event", True), ("sweep", True), ("room", False), ("rate", False)]:
+            intake.mark_all(0, "note", cause)
+            ((ask,),) = [wanted.asks for wanted in intake.take(1)]
+            assert (ask.known_at is not None) is is_known
+
+    async def test_of_each_try(self, fleet: Fleet) -> None:
+        await fleet.pod(Calls(act=first_time(break_down), retry={"base": "1ms"}))
+        await fleet.client.create("note", "x", delay=0)
+        first, second = attempts((await fleet.completed("x")).history)
+        assert first.ended is not None
+        assert (first.ended.cause, first.ended.run_ms) == ("retry", first.run_ms)
+        assert second.start.at_ms - second.waited_ms >= first.ended.at_ms
+
+    async def test_of_a_rescue(self, fleet: Fleet) -> None:
+        """The first run has no end of its own; the second waited from the start of the first."""
+        held = Held()
+        dying = await fleet.pod(held)
+        await fleet.client.create("note", "x", delay=0)
+        await until(lambda: len(held) == 1, "it runs")
+        await fleet.kill(dying)
+        await fleet.expire_lease("x")
+        await fleet.pod(Calls(), name="b")
+        lost, rescued = attempts((await fleet.completed("x")).history)
+        assert (lost.event_ms, lost.queue_ms, lost.ended) == (None, None, rescued.start)
+        assert (rescued.event_ms, rescued.claim_ms) == (None, rescued.start.at_ms - lost.start.at_ms)
+        assert rescued.ended is not None
+        assert rescued.run_ms == rescued.ended.run_ms
+
+    async def test_of_a_timer_that_nobody_ran(self, fleet: Fleet) -> None:
+        await fleet.client.create("note", "x", delay="30m", missed="skip")
+        await make_older(fleet, "note", "x", HOUR_MS)
+        await fleet.pod(Calls())
+        assert "run_ms" not in (await fleet.completed("x")).history[-1].to_json()
 
 
 def first_time(act: Act) -> Act:
@@ -144,7 +243,29 @@ class TestNotRun:
     async def test_because_nobody_takes_it(self, fleet: Fleet) -> None:
         await fleet.client.create("note", "x", delay=0)
         (said,) = await answers(fleet)
-        assert said.endswith("no pod with room serves 'note', or the prefix is paused or at its limit")
+        assert said.endswith("no live pod serves 'note' with the processor 'note'; start one")
+
+    @pytest.mark.parametrize(
+        ("said", "limits"),
+        [
+            ("the prefix 'note' is paused since 20", ""),
+            ("no live pod serves 'note' with the processor 'note'; start one", ""),
+            ("its queue is at its limit (3 at once); the next look is at 20", "3 at once"),
+            ("the pods that serve it have not had room yet: a-pod", ""),
+        ],
+    )
+    async def test_because_something_keeps_it(self, fleet: Fleet, said: str, limits: str) -> None:
+        """What the record does not know is asked of the db."""
+        await fleet.client.create("note", "x", delay=0)
+        await announce(fleet.store, "a-pod", processors=["note"], settings={"limits of note": limits})
+        if "paused" in said:
+            await fleet.client.pause("note")
+        elif "no live pod" in said:
+            await sign_off(fleet.store, "a-pod")
+        elif limits:
+            await fleet.store.block(fleet.store.shard_of("note", "x"), "note", HOUR_MS)
+        (told,) = await answers(fleet)
+        assert f"and not claimed: {said}" in told
 
     async def test_because_nobody_served_it(self, fleet: Fleet) -> None:
         await fleet.pod(Calls("mail"), unhandled_after_ms=1)
@@ -176,7 +297,7 @@ class TestNotRun:
         await fleet.client.create("note", "x", delay=0)
         await fleet.completed("x")
         timer = await fleet.client.get("note", "x")
-        assert explain(timer, 0)[2].endswith("completed on a: skipped: no phone number")
+        assert " completed on a: skipped: no phone number (" in explain(timer, 0)[2]
 
     async def test_any_more_because_it_failed(self, fleet: Fleet) -> None:
         async def give_up(_timer: Timer, _context: Context) -> None:

@@ -48,7 +48,7 @@ def clean_text(text: str) -> str:
 
 PODS = st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(lambda pod: pod != "-")
 NOTES = TEXTS.map(clean_text)
-ENTRIES = st.builds(
+CHANGES = st.builds(
     HistoryEntry,
     at_ms=TIMES,
     status=st.sampled_from(Status),
@@ -58,6 +58,12 @@ ENTRIES = st.builds(
     text=NOTES.filter(lambda text: text not in ENGLISH),
     lateness_ms=st.none() | st.integers(min_value=-(2**53), max_value=2**53),
     processor=st.none() | st.sampled_from(("log", "send-message")),
+    claim_ms=st.none(),
+    queue_ms=st.none(),
+    run_ms=st.none(),
+)
+ENTRIES = CHANGES | st.tuples(CHANGES, st.none() | NUMBERS, NUMBERS, NUMBERS).map(
+    lambda end: end[0]._replace(lateness_ms=None, claim_ms=end[1], queue_ms=end[2], run_ms=end[3])
 )
 
 
@@ -75,8 +81,10 @@ def text_of(timer: Timer, entries: int, history: list[HistoryEntry]) -> bytes:
 
 
 def _line(entry: HistoryEntry) -> str:
-    lateness = "-" if entry.lateness_ms is None else entry.lateness_ms
-    parts = (entry.at_ms, codec.LETTERS[entry.status], entry.attempt, entry.pod or "-", lateness)
+    known = "" if entry.claim_ms is None else entry.claim_ms
+    took = "-" if entry.run_ms is None else f"{known}+{entry.queue_ms}+{entry.run_ms}"
+    times = took if entry.lateness_ms is None else entry.lateness_ms
+    parts = (entry.at_ms, codec.LETTERS[entry.status], entry.attempt, entry.pod or "-", times)
     said = codec.encode_said(entry.cause, entry.text)
     return " ".join(map(str, (*parts, entry.processor or "-", said)))
 

@@ -8,7 +8,7 @@ import typer
 from timers.cli.completing import ids, prefixes
 from timers.cli.output import Format, Output, show_lines, show_timer
 from timers.cli.session import Session, run
-from timers.core.explain import explain as tell
+from timers.client.fleet import read_story
 from timers.core.model import Timer
 
 Prefix = Annotated[
@@ -36,8 +36,7 @@ def get(
         return
 
     async def story(session: Session) -> list[str]:
-        timer = await session.client.get(prefix, id)
-        return tell(timer, await session.store.now_ms())
+        return await read_story(session.store, await session.client.get(prefix, id))
 
     lines = run(story)
     show_lines(lines, output)

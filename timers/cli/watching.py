@@ -23,11 +23,12 @@ from timers.cli.session import Session, run
 from timers.client.coverage import Uncovered
 from timers.client.feed import Event, event_json
 from timers.client.fleet import Stats
+from timers.core.durations import in_units
 from timers.core.fields import check_prefix
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
 from timers.dashboard.overview import health
-from timers.dashboard.render import clock, duration
+from timers.dashboard.render import clock
 from timers.errors import Unavailable
 from timers.store.coming import next_timers
 from timers.store.fired import FiredRing, Slot, total
@@ -204,7 +205,7 @@ def _how_it_is(seen: _Seen, prefix: str | None) -> Sequence[RenderableType]:
         Text(),
         Text(f"fired a minute  {rate[-2]:,}; {rate[-1]:,} in this one{whole}   late in the last hour  {said}"),
         Text(f"{_sparks(rate)}  the last hour", style="cyan"),
-        Text(f"overdue  {duration(seen.stats.overdue_ms)}   notifications  {seen.stats.notifications}"),
+        Text(f"overdue  {in_units(seen.stats.overdue_ms)}   notifications  {seen.stats.notifications}"),
     ]
 
 
@@ -217,7 +218,7 @@ def _due_next(seen: _Seen) -> Table:
     table = Table("due next", "timer", box=None, padding=(0, 2, 0, 0))
     for timer in seen.coming:
         left_ms = timer.due_ms - seen.now_ms
-        when = f"in {duration(left_ms)}" if left_ms >= 0 else f"due for {duration(left_ms)}"
+        when = f"in {in_units(left_ms)}" if left_ms >= 0 else f"due for {in_units(left_ms)}"
         table.add_row(Text(when, style="" if left_ms >= 0 else "yellow"), Text(f"{timer.prefix}:{timer.id}"))
     return table
 

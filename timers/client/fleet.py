@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import cast
 
 from timers.client.coverage import few
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
+from timers.core.explain import explain
 from timers.core.lateness import quantiles_ms
-from timers.core.model import Status
+from timers.core.model import Status, Timer
 from timers.errors import NotFound, Refused
 from timers.store.identity import Loss
-from timers.store.membership import HEARINGS, Declaration, Member, Membership
+from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
 from timers.store.queries import Queries
 from timers.store.store import Store
 from timers.store.turns import by_turns
@@ -153,6 +155,33 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
         )
         async for prefix in by_turns(sorted({*counts, *paused, *roster.declared}))
     ]
+
+
+async def read_story(store: Store, timer: Timer) -> list[str]:
+    """The timer's life and answers, as `explain` tells them, with what its record does not know: who serves its prefix,
+    pauses and limits. Raises Unavailable."""
+    now_ms, shard = await store.now_ms(), store.shard_of(timer.prefix, timer.id)
+    until_ms, pause = await Queries(store).holds(timer.prefix, shard)
+    is_due = timer.status is Status.SCHEDULED and timer.due_ms <= now_ms
+    obstacle = _obstacle(await Membership(store).read(), timer.prefix, shard, until_ms, pause) if is_due else ""
+    return explain(timer, now_ms, obstacle=obstacle, pause=pause)
+
+
+def _obstacle(roster: Roster, prefix: str, shard: int, until_ms: float | None, pause: Sequence[int]) -> str:
+    """What keeps the due timers of a queue from being claimed; empty if it is not known."""
+    processor = roster.owner(prefix)
+    serving = [member for member in roster.serving(prefix) if member.takes(shard)]
+    if until_ms == inf:
+        since = f" since {format_time(pause[0])}" if len(pause) == 1 else ""
+        return f"the prefix {prefix!r} is paused{since}"
+    if processor is None:
+        return f"no pod has ever declared a processor for {prefix!r}"
+    if not serving:
+        return f"no live pod serves {prefix!r} with the processor {processor!r}; start one"
+    if until_ms is not None:
+        limits = serving[0].limits_of(processor) or "a limit over all pods"
+        return f"its queue is at its limit ({limits}); the next look is at {format_time(int(until_ms))}"
+    return f"the pods that serve it have not had room yet: {few([member.pod for member in serving])}"
 
 
 async def forget_prefix(store: Store, prefix: str) -> None:

@@ -38,7 +38,9 @@ class LeaseAnswer(TypedDict):
 
 class HistoryAnswer(TypedDict):
     """One transition. `pod` is null for a caller's; `processor` and `lateness_ms` are set where a run started. `cause`
-    is a code to compare, `note` says the same in English."""
+    is a code to compare, `note` says the same in English. The end of a run tells how long it took in `claim_ms` (from
+    when the pod knew that it was due to the claim; null if it waited for room or for the rate, or was rescued),
+    `queue_ms` (from there to the call of the processor) and `run_ms` (the call)."""
 
     at: Instant
     status: StatusName
@@ -48,6 +50,9 @@ class HistoryAnswer(TypedDict):
     cause: Cause
     note: Cause
     lateness_ms: int | None
+    claim_ms: NotRequired[int | None]
+    queue_ms: NotRequired[Count]
+    run_ms: NotRequired[Count]
 
 
 class TimerAnswer(TypedDict):

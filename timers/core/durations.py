@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -202,6 +203,17 @@ def within_reach(due_ms: int, now_ms: float, field: str, given: object) -> int:
 def to_datetime(at_ms: int) -> datetime:
     """The aware UTC `datetime` of an epoch ms, exact to the millisecond."""
     return _EPOCH + timedelta(milliseconds=at_ms)
+
+
+def in_units(ms: float) -> str:
+    """A length of time for people, in at most two units, as dashboard.js writes it too: `3 h 20 m`."""
+    whole = abs(int(ms))
+    units = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
+    for (unit, size), (small_unit, small_size) in pairwise((*units, ("", whole + 1))):
+        if whole >= size:
+            small = whole % size // small_size
+            return f"{whole // size} {unit} {small} {small_unit}" if small else f"{whole // size} {unit}"
+    return f"{whole} ms"
 
 
 @lru_cache(maxsize=4096)  # the times of one answer are few

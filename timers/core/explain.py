@@ -1,10 +1,11 @@
-"""Owns explaining a timer in words, from its record alone: why it was late, ran twice, or did not run. Pure."""
+"""Owns explaining a timer in words, from its record: why it was late, ran twice, or did not run. Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from timers.core.decide import was_skipped
-from timers.core.durations import format_time
+from timers.core.durations import format_time, in_units
 from timers.core.model import HistoryEntry, Status, Timer
 
 PUNCTUAL_MS: Final = 100
@@ -13,36 +14,112 @@ PUNCTUAL_MS: Final = 100
 _CAUSES: Final = {
     "event": "its expired event was heard",
     "late-look": "the pod whose event it was had not claimed it, another looked 50 ms later",
-    "sweep": "no event was heard, or nobody had room; the sweep of the due index found it",
+    "sweep": "no event was heard (it was lost, or Redis or the pods were away), or nobody had room; "
+    "the sweep of the due index found it",
     "room": "its queue runs only so many at once, and a run before it had ended",
     "rate": "its queue's rate allowed it then",
     "rescue": "the lease of the run before had expired: its pod died, hung or could not reach Redis",
 }
 
 
-def explain(timer: Timer, now_ms: int) -> list[str]:
-    """The timer's life, one line for each entry, then answers to the questions that its record raises."""
-    lines = [_entry(entry) for entry in timer.history]
-    return [*lines, *_answers(timer, now_ms)]
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start and the entry after it: its end, the start of its rescue, or None while it runs.
+
+    `waited_ms` is the time to the claim: from due, or from the entry before if that is later. A timer armed with a due
+    time in the past was not late before it was armed, and a rescue follows the start before it.
+    """
+
+    start: HistoryEntry
+    ended: HistoryEntry | None
+    waited_ms: int
+
+    @property
+    def event_ms(self) -> int | None:
+        """The first part of the wait: until the pod heard the event, or a sweep found the timer. None if unknown."""
+        known_ms = None if self.ended is None else self.ended.claim_ms
+        return None if known_ms is None else max(0, self.waited_ms - known_ms)
+
+    @property
+    def claim_ms(self) -> int:
+        """The rest of the wait, until the claim."""
+        return self.waited_ms - (self.event_ms or 0)
+
+    @property
+    def queue_ms(self) -> int | None:
+        """From the claim to the call of the processor. None if unknown."""
+        return None if self.ended is None else self.ended.queue_ms
+
+    @property
+    def run_ms(self) -> int | None:
+        """How long the processor ran, or until its run was taken for lost. None while it runs."""
+        if self.ended is None or self.ended.run_ms is not None:
+            return None if self.ended is None else self.ended.run_ms
+        return self.ended.at_ms - self.start.at_ms
 
 
-def _entry(entry: HistoryEntry) -> str:
+def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
+    """The starts in a timer's history, the oldest first."""
+    found: list[Attempt] = []
+    before_ms = 0
+    for entry, after in zip(history, [*history[1:], None], strict=True):
+        if entry.status is Status.RUNNING:
+            due_ms = entry.at_ms - (entry.lateness_ms or 0)
+            found.append(Attempt(entry, after, max(0, entry.at_ms - max(due_ms, before_ms))))
+        before_ms = before_ms if entry.cause == "changed" else entry.at_ms
+    return found
+
+
+def explain(timer: Timer, now_ms: int, *, obstacle: str = "", pause: Sequence[int] = ()) -> list[str]:
+    """The timer's life, one line for each entry, then answers to the questions that its record raises.
+
+    `obstacle` is what keeps a due timer from being claimed, and `pause` when its prefix was last paused and resumed, as
+    far as the caller knows.
+    """
+    ran = {id(attempt.ended): attempt for attempt in attempts(timer.history) if attempt.queue_ms is not None}
+    lines = [_entry(entry, ran.get(id(entry))) for entry in timer.history]
+    return [*lines, *_answers(timer, now_ms, obstacle, pause)]
+
+
+def _entry(entry: HistoryEntry, ran: Attempt | None) -> str:
     where = f" on {entry.pod}" if entry.pod else ""
     attempt = f", attempt {entry.attempt}" if entry.status is Status.RUNNING else ""
     by = f" by {entry.processor}" if entry.processor else ""
     cause = _CAUSES.get(entry.cause, entry.note)
     late = "" if entry.lateness_ms is None else f" ({entry.lateness_ms} ms after due)"
-    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}{by}: {cause}{late}"
+    took = "" if ran is None else f" ({_split(ran)}, run {ran.run_ms} ms)"
+    return f"{format_time(entry.at_ms)} {entry.status.value}{where}{attempt}{by}: {cause}{late}{took}"
 
 
-def _answers(timer: Timer, now_ms: int) -> Iterator[str]:
-    yield from _not_run(timer, now_ms)
-    for entry in timer.history:
-        if entry.lateness_ms is not None and entry.lateness_ms > PUNCTUAL_MS and entry.cause != "rescue":
-            yield f"late by {entry.lateness_ms} ms at attempt {entry.attempt}: {_CAUSES.get(entry.cause, entry.note)}"
+def _split(attempt: Attempt) -> str:
+    """The parts of an attempt's lateness."""
+    event = "" if attempt.event_ms is None else f"event {attempt.event_ms} ms, "
+    return f"{event}claim {attempt.claim_ms} ms, queue {attempt.queue_ms} ms"
+
+
+def _answers(timer: Timer, now_ms: int, obstacle: str, pause: Sequence[int]) -> Iterator[str]:
+    yield from _not_run(timer, now_ms, obstacle)
+    for attempt in attempts(timer.history):
+        yield from _late(attempt, pause)
     yield from _started_again(timer.history)
     if timer.failures and timer.status in {Status.SCHEDULED, Status.RUNNING}:
         yield f"failed attempts: {timer.failures}; the last error: {_last_error(timer)}"
+
+
+def _late(attempt: Attempt, pause: Sequence[int]) -> Iterator[str]:
+    start, queue_ms = attempt.start, attempt.queue_ms or 0
+    late_ms = attempt.waited_ms + queue_ms
+    if late_ms <= PUNCTUAL_MS or start.cause == "rescue":
+        return
+    whys = []
+    if len(pause) == 2 and start.at_ms - attempt.waited_ms < pause[1] <= start.at_ms:
+        whys.append(f"its prefix was paused from {format_time(pause[0])} to {format_time(pause[1])}")
+    elif attempt.waited_ms > PUNCTUAL_MS:
+        whys.append(_CAUSES.get(start.cause, start.note))
+    if queue_ms > PUNCTUAL_MS:
+        whys.append(f"its pod {start.pod} was busy, and called the processor {in_units(queue_ms)} after the claim")
+    split = f" ({_split(attempt)})" if attempt.queue_ms is not None else ""
+    yield f"late by {in_units(late_ms)} at attempt {start.attempt}: {'; '.join(whys) or 'all parts together'}{split}"
 
 
 def _last_error(timer: Timer) -> str:
@@ -52,15 +129,13 @@ def _last_error(timer: Timer) -> str:
     return f"{error.get('reason', 'unknown')}{where}"
 
 
-def _not_run(timer: Timer, now_ms: int) -> Iterator[str]:
+def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
     match timer.status:
         case Status.SCHEDULED if timer.due_ms > now_ms:
-            yield f"not run yet: due in {timer.due_ms - now_ms} ms"
+            yield f"not run yet: due in {in_units(timer.due_ms - now_ms)}"
         case Status.SCHEDULED:
-            yield (
-                f"due for {now_ms - timer.due_ms} ms and not claimed: no pod with room serves {timer.prefix!r}, "
-                "or the prefix is paused or at its limit"
-            )
+            why = obstacle or f"no pod with room serves {timer.prefix!r}, or the prefix is paused or at its limit"
+            yield f"due for {in_units(now_ms - timer.due_ms)} and not claimed: {why}"
         case Status.UNHANDLED:
             ran = len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
             what = "its pod died in the run, and" if ran else "not run:"

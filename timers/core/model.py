@@ -50,7 +50,11 @@ TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = MappingProxyType(
 
 
 class HistoryEntry(NamedTuple):
-    """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's."""
+    """One transition. `lateness_ms` is set where a run started: how long after due. `pod` is None for a caller's.
+
+    An end tells how long its run took: `claim_ms` from when the pod knew that the queue had due timers (it heard an
+    event, or a sweep found them) to the claim, None if the timer waited for room or for the rate or was rescued;
+    `queue_ms` from there to the call of the processor; `run_ms` the call."""
 
     at_ms: int
     status: Status
@@ -60,6 +64,9 @@ class HistoryEntry(NamedTuple):
     text: str = ""
     lateness_ms: int | None = None
     processor: str | None = None
+    claim_ms: int | None = None
+    queue_ms: int | None = None
+    run_ms: int | None = None
 
     @property
     def note(self) -> str:
@@ -73,7 +80,7 @@ class HistoryEntry(NamedTuple):
 
     def to_json(self) -> HistoryAnswer:
         """The entry as the API shows it."""
-        return {
+        shown: HistoryAnswer = {
             "at": format_time(self.at_ms),
             "status": self.status.value,
             "attempt": self.attempt,
@@ -83,6 +90,9 @@ class HistoryEntry(NamedTuple):
             "note": self.note,
             "lateness_ms": self.lateness_ms,
         }
+        if self.queue_ms is not None and self.run_ms is not None:
+            shown |= {"claim_ms": self.claim_ms, "queue_ms": self.queue_ms, "run_ms": self.run_ms}
+        return shown
 
 
 @dataclass(frozen=True, slots=True)

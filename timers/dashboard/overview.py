@@ -12,9 +12,10 @@ from timers.api.operations import route
 from timers.api.scope import visible_to
 from timers.client.coverage import Uncovered
 from timers.client.fleet import Stats, read_stats
+from timers.core.durations import in_units
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
-from timers.dashboard import charts, render
+from timers.dashboard import charts
 from timers.dashboard.site import Fresh, Parts, show
 from timers.store.coming import Load, due_load, next_timers
 from timers.store.filters import Visible
@@ -57,7 +58,7 @@ def _bad(stats: Stats) -> Sequence[str]:
     if not any(pod.works for pod in stats.pods):
         found.append("No worker is alive: nothing fires until one starts.")
     elif stats.late_ms > LATE_MS:
-        found.append(f"Timers are late: the oldest has been due for {render.duration(stats.late_ms)}.")
+        found.append(f"Timers are late: the oldest has been due for {in_units(stats.late_ms)}.")
     return found
 
 

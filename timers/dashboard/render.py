@@ -13,6 +13,8 @@ from typing import Any, Final
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from timers.core.durations import in_units
+
 _ROOM: Final = Path(__file__).parent
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -28,22 +30,6 @@ HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Nothing inline, nothing from other hosts, no page in a frame, nothing in a cache."""
-
-_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
-
-
-def duration(ms: float) -> str:
-    """A length of time in at most two units, in the form that dashboard.js uses too: `3 h 20 m`."""
-    whole = abs(int(ms))
-    if whole < 1000:
-        return f"{whole} ms"
-    for i, (unit, size) in enumerate(_UNITS):
-        if whole >= size:
-            large, rest = divmod(whole, size)
-            small_unit, small_size = _UNITS[min(i + 1, 3)]
-            small = rest // small_size
-            return f"{large} {unit} {small} {small_unit}" if unit != "s" and small else f"{large} {unit}"
-    return "0 ms"
 
 
 def moment(ms: float) -> str:
@@ -106,7 +92,7 @@ def environment() -> Environment:
     made.globals["asset"] = asset
     filters: dict[str, Callable[[Any], str]] = {
         "mebibytes": mebibytes,
-        "duration": duration,
+        "duration": in_units,
         "moment": moment,
         "number": number,
         "clock": clock,

@@ -21,6 +21,7 @@ from timers.api.scope import caller_of
 from timers.api.session import is_read_only, set_read_only
 from timers.api.tracing import Handler
 from timers.client import TimerClient
+from timers.core.durations import in_units
 from timers.dashboard import render
 from timers.errors import Forbidden, InvalidInput, TimersError, Unauthorized, Unavailable
 from timers.logs import get_logger
@@ -137,7 +138,7 @@ class Guard:
         if request.method != "GET" or not text:
             return _error(request, 503, "Redis is away", error)
         banner = render.environment().get_template("away.html")
-        age = render.duration((time.monotonic() - seen_at) * 1000)
+        age = in_units((time.monotonic() - seen_at) * 1000)
         text = text.replace(STATE, banner.render(age=age, reason=str(error)), 1)
         return web.Response(text=text, status=503, content_type="text/html", headers=render.HEADERS)
 

@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 
 from timers.api.operations import route
 from timers.api.scope import quota_of, require_visible
+from timers.client.fleet import read_story
 from timers.core.calendar import next_occurrence
 from timers.core.compactjson import decode
-from timers.core.explain import explain
-from timers.core.model import HistoryEntry, Status, Timer
+from timers.core.explain import PUNCTUAL_MS, attempts
+from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Parts, form_of, show
@@ -32,26 +32,6 @@ DONE: Final[Mapping[str, str]] = {
     "new": "Armed.",
 }
 """What the page says after an action."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One start and how it ended. `ran_ms` and `ended` are None while it runs."""
-
-    start: HistoryEntry
-    ended: HistoryEntry | None
-
-    @property
-    def ran_ms(self) -> int | None:
-        """The time from the claim to the end."""
-        return None if self.ended is None else self.ended.at_ms - self.start.at_ms
-
-
-def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
-    """The starts in a timer's history, the newest first."""
-    following = [*history[1:], None]
-    pairs = zip(history, following, strict=True)
-    return [Attempt(entry, after) for entry, after in pairs if entry.status is Status.RUNNING][::-1]
 
 
 def occurrences(timer: Timer) -> Iterator[int]:
@@ -97,8 +77,9 @@ class TimerPages:
             section="timers",
             now_ms=now_ms,
             timer=timer,
-            answers=explain(timer, now_ms)[len(timer.history) :],
-            attempts=attempts(timer.history),
+            answers=(await read_story(self._parts.store, timer))[len(timer.history) :],
+            attempts=attempts(timer.history)[::-1],
+            punctual_ms=PUNCTUAL_MS,
             occurrences=list(occurrences(timer)),
             json=timer.to_json(),
             refused=refused,

@@ -98,7 +98,8 @@ class Claimer:
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
         if most:
             with self._asking(most):
-                claimed = await self._take(wanted.shard, most, wanted.cause)
+                known_at = {ask.prefix: ask.known_at for ask in free}
+                claimed = await self._take(wanted.shard, most, wanted.cause, known_at)
                 for ask in free:
                     has_more = most[ask.prefix] == ask.most and ask.prefix in claimed.more
                     self._follow_up(wanted, ask, has_more=has_more)
@@ -110,7 +111,7 @@ class Claimer:
         most = min(ask.most, self._room_of(ask.prefix))
         with self._asking({ask.prefix: most}):
             reserved = await self._reserve(ask.prefix, self._runner.limits_of(ask.prefix), most)
-            used = await self._claim_reserved(wanted, reserved) if reserved.count else 0
+            used = await self._claim_reserved(wanted, ask, reserved) if reserved.count else 0
             await self._pod.permits.give_back(reserved, used)
         if used == reserved.count and reserved.wait_ms:
             self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
@@ -127,7 +128,7 @@ class Claimer:
         if block_ms >= FULL_MS:
             await self._pod.store.block(shard, prefix, block_ms)
 
-    async def _claim_reserved(self, wanted: Wanted, reserved: Reservation) -> int:
+    async def _claim_reserved(self, wanted: Wanted, ask: Ask, reserved: Reservation) -> int:
         """Claim, and return how many. A queue that runs one timer at a time has one order over all shards: its earliest
         timer comes first, whichever shard it is in."""
         in_order, shard = reserved.limits.in_order, wanted.shard
@@ -136,14 +137,22 @@ class Claimer:
             if earliest not in self._pod.shards:
                 return 0
             shard = earliest
-        most = {reserved.prefix: reserved.count}
-        claimed = await self._take(shard, most, wanted.cause, in_order=in_order, permits=reserved.permits)
+        most, known_at, permits = {ask.prefix: reserved.count}, {ask.prefix: ask.known_at}, reserved.permits
+        claimed = await self._take(shard, most, wanted.cause, known_at, in_order=in_order, permits=permits)
         return len(claimed.timers) + len(claimed.unreadable)
 
     async def _take(
-        self, shard: int, most: Mapping[str, int], cause: str, *, in_order: bool = False, permits: Sequence[Permit] = ()
+        self,
+        shard: int,
+        most: Mapping[str, int],
+        cause: str,
+        known_at: Mapping[str, float | None],
+        *,
+        in_order: bool = False,
+        permits: Sequence[Permit] = (),
     ) -> Claimed:
-        """Claim up to the given number from each queue and start the runs."""
+        """Claim up to the given number from each queue and start the runs. `known_at` tells for each queue when this
+        pod learned of its due timers."""
         asked_at = time.monotonic()
         claimed = await self._pod.store.claim(
             shard,
@@ -156,7 +165,7 @@ class Claimer:
         )
         _tell_quarantined(claimed)
         self._pod.observer.claimed(cause, len(claimed.timers))
-        self._runner.start(shard, claimed, asked_at, permits)
+        self._runner.start(shard, claimed, asked_at, permits, known_at)
         return claimed
 
     async def _rescue(self, shard: int, orphans: Sequence[Identity]) -> None:
@@ -237,7 +246,8 @@ class Claimer:
         if not has_more:
             self._intake.emptied(wanted.shard, ask)
         elif ask.most >= BACKLOG or wanted.cause != "event":
-            self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=ask.most >= BACKLOG)
+            deep = ask.most >= BACKLOG
+            self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=deep, known_at=ask.known_at)
 
 
 def _tell_quarantined(claimed: Claimed) -> None:

@@ -4,6 +4,7 @@ A mark costs O(1) however many events there are, so a burst of 100,000 events ma
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -33,10 +34,12 @@ second, this pod's sweep may have missed it by another half, and writing ends an
 class _Mark:
     """Take `wanted` timers, or with `drain` everything due, batch after batch. `deep` is set once a full batch has
     proved that there is more: then the mark stays during a claim, so that two claims can run. `touched` numbers the
-    marks, so that an answer can tell whether a newer mark was made."""
+    marks, so that an answer can tell whether a newer mark was made. `known_at` is the monotonic time at which this pod
+    learned that the queue has due timers."""
 
     wanted: int
     cause: str
+    known_at: float
     drain: bool = False
     deep: bool = False
     touched: int = 0
@@ -44,11 +47,13 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one claim asks of one queue: at most `most` timers. `touched` is the number of the newest mark it knew."""
+    """What one claim asks of one queue: at most `most` timers. `touched` is the number of the newest mark it knew, and
+    `known_at` when this pod learned of the due timers; None if they had to wait for room or for the rate."""
 
     prefix: str
     most: int
     touched: int
+    known_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,8 @@ class Intake:
         self._call_later = later
         self._new: dict[Queue, _Mark] = {}
         self._old: dict[Queue, _Mark] = {}
-        self._others: set[Queue] = set()
-        self._aging: set[Queue] = set()
+        self._others: dict[Queue, float] = {}
+        self._aging: dict[Queue, float] = {}
         self._orphans: dict[Identity, int] = {}
         self._held: dict[Identity, int] = {}
         self._holds = 0
@@ -86,9 +91,12 @@ class Intake:
         """This pod's own event: take one more timer from the queue now."""
         self._touch(shard, prefix, "event").wanted += 1
 
-    def mark_all(self, shard: int, prefix: str, cause: str, *, deep: bool = False) -> None:
-        """Take everything the queue has due, now. Set `deep` if a full batch has come from it."""
-        mark = self._touch(shard, prefix, cause)
+    def mark_all(
+        self, shard: int, prefix: str, cause: str, *, deep: bool = False, known_at: float | None = None
+    ) -> None:
+        """Take everything the queue has due, now. Set `deep` if a full batch has come from it, and `known_at` if this
+        pod knew of the due timers before."""
+        mark = self._touch(shard, prefix, cause, known_at)
         if not mark.drain:
             # Also for a mark that an event made: a claim that drains a queue is followed up, one for an event is not.
             mark.cause = cause
@@ -98,7 +106,8 @@ class Intake:
 
     def mark_later(self, shard: int, prefix: str) -> None:
         """An event that hashes to another pod: look a little later, once for all such events."""
-        self._others.add((shard, prefix))
+        if (shard, prefix) not in self._others:
+            self._others[shard, prefix] = time.monotonic()
         if not self._timer_set:
             self._set_timer()
 
@@ -175,7 +184,7 @@ class Intake:
         self._old.pop(queue, None)
         if mark.deep or (not mark.drain and mark.wanted > 0):
             self._old[queue] = mark
-        return Ask(queue[1], most, mark.touched)
+        return Ask(queue[1], most, mark.touched, None if mark.cause in ("room", "rate") else mark.known_at)
 
     def _mark_of(self, queue: Queue) -> _Mark:
         return self._new.get(queue) or self._old[queue]
@@ -197,11 +206,11 @@ class Intake:
                 del marks[shard, ask.prefix]
                 self._settle_flag()
 
-    def _touch(self, shard: int, prefix: str, cause: str) -> _Mark:
+    def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> _Mark:
         queue = shard, prefix
         mark = self._new.get(queue) or self._old.get(queue)
         if mark is None:
-            mark = self._new[queue] = _Mark(0, cause)
+            mark = self._new[queue] = _Mark(0, cause, time.monotonic() if known_at is None else known_at)
         self._touches += 1
         mark.touched = self._touches
         self._something.set()
@@ -232,9 +241,9 @@ class Intake:
 
     def _age(self) -> None:
         """Tick every half of the wait while something waits: what came in two ticks ago is due."""
-        for shard, prefix in self._aging:
-            self.mark_all(shard, prefix, "late-look")
-        self._aging, self._others = self._others, set()
+        for (shard, prefix), heard_at in self._aging.items():
+            self.mark_all(shard, prefix, "late-look", known_at=heard_at)
+        self._aging, self._others = self._others, {}
         self._timer_set = False
         if self._aging:
             self._set_timer()

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
@@ -108,14 +108,24 @@ class Runner:
             self._changed.clear()
             await self._changed.wait()
 
-    def start(self, shard: int, claimed: Claimed, asked_at: float, permits: Sequence[Permit] = ()) -> None:
+    def start(
+        self,
+        shard: int,
+        claimed: Claimed,
+        asked_at: float,
+        permits: Sequence[Permit] = (),
+        known_at: Mapping[str, float | None] = {},
+    ) -> None:
         """Run claimed timers, the first with the first permit. `asked_at` is the monotonic time at which the claim was
         sent; from then on the leases are certain for their length. If the answer was read later than that, the runs are
-        held until their leases have been extended."""
+        held until their leases have been extended. `known_at` tells for each queue when this pod learned of its due
+        timers."""
         permit = chain(permits, repeat(None))
         lease_until = asked_at + self._lease_seconds
         for timer in claimed.timers:
-            self._starting.append(self._begin(shard, timer, lease_until, next(permit)))
+            run = self._begin(shard, timer, lease_until, next(permit))
+            run.known_at = known_at.get(timer.prefix)
+            self._starting.append(run)
         for timer, reason in claimed.unreadable:
             run = self._begin(shard, timer, lease_until, next(permit))
             self._end(run, Failed("CorruptRecord", reason, final=True))
@@ -186,14 +196,15 @@ class Runner:
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
         kind = "lost" if outcome is None else type(outcome).__name__.lower()
-        self._observer.ended(run.processor.prefix, kind, time.monotonic() - run.started)
+        seconds = run.seconds
+        self._observer.ended(run.processor.prefix, kind, seconds)
         if outcome is None:
             self._runs.drop(run)
         else:
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
                 self._observer.retried(run.processor.prefix)
-            self._settler.put(run, Settlement(run.timer, transition))
+            self._settler.put(run, Settlement(run.timer, transition, run.took(seconds)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
 
@@ -295,11 +306,10 @@ class Runner:
         """The processor is called now, so its timeout starts."""
         if run.stop is not None:
             return
-        now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
+        run.started_at, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
         # The claim was the newest change. A due time before the creation (armed in the past) is not lateness.
-        late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + round((now - run.started) * 1000)
+        late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + run.queued_ms
         self._observer.started(run.processor.prefix, late_ms)
-        run.started = now
         if timeout_ms is not None:
             reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")
             later = self._call_later or asyncio.get_running_loop().call_later

@@ -221,8 +221,10 @@ class StoredHistory(Sequence[HistoryEntry]):
 
 
 def _entry(line: str) -> HistoryEntry:
-    at, status, attempt, pod, lateness, processor, said = line.split(" ", 6)
+    at, status, attempt, pod, times, processor, said = line.split(" ", 6)
     cause, _, text = said.partition(" ")
+    late_ms, *took = [None] if times == "-" else [int(ms) if ms else None for ms in times.split("+")]
+    claim_ms, queue_ms, run_ms = (late_ms, *took) if took else (None, None, None)
     return HistoryEntry(
         _ms(at),
         STATUSES[status],
@@ -230,8 +232,11 @@ def _entry(line: str) -> HistoryEntry:
         None if pod == "-" else pod,
         cause,
         text,
-        None if lateness == "-" else int(lateness),
+        None if took else late_ms,
         None if processor == "-" else processor,
+        claim_ms,
+        queue_ms,
+        run_ms,
     )
 
 

@@ -148,6 +148,16 @@ class Queries:
         paused = await self._of_shards(lambda asked, root: asked.smembers(f"{root}paused"), set())
         return sorted({keys.text(member) for members in paused for member in members})
 
+    async def holds(self, prefix: str, shard: int) -> tuple[float | None, Sequence[int]]:
+        """Until when nothing of a queue may start (None, epoch ms, or `inf` while it is paused), and when it was last
+        paused and resumed."""
+
+        def ask(asked: Any, root: str) -> Any:
+            return asked.zscore(f"{root}blocked", prefix).hget(f"{root}pauses", prefix)
+
+        blocked, pause = await self._of_shards(ask, None, None, shards=[shard])
+        return blocked, [int(ms) for ms in (pause or b"").split() if ms.isdigit()]
+
     async def quarantined(self) -> tuple[int, dict[str, str]]:
         """How many timers are set aside because they cannot be read, and a few of them (member → reason)."""
         kept = await self._of_shards(

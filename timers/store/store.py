@@ -77,10 +77,12 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a run: the timer as it was claimed (its token is the proof) and what follows."""
+    """The end of a run: the timer as it was claimed (its token is the proof) and what follows. `took` tells the history
+    how long claiming, waiting and running took: `<ms or nothing>+<ms>+<ms>`, or `-`."""
 
     timer: Timer
     transition: Transition
+    took: str = "-"
 
 
 class Store:
@@ -390,11 +392,11 @@ def _arming(a: Arming) -> str:
 
 
 def _settlement(settlement: Settlement) -> str:
-    """Eleven lines, as above."""
+    """Twelve lines, as above."""
     timer, after = settlement.timer, settlement.transition
     spec = "" if after.spec is None else codec.encode_spec(after.spec)
     progress, said = codec.encode_progress(after.progress), codec.encode_said(*after.cause)
     return (
         f"{timer.prefix}\n{timer.id}\n{timer.token}\n{codec.LETTERS[after.status]}\n{after.due_ms}\n{after.attempt}\n"
-        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{said}"
+        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{settlement.took}\n{said}"
     )

@@ -146,7 +146,8 @@ local function set_body(r, spec, progress)
 end
 
 -- Add a history entry: `said` is a cause (timers/core/causes.py) and, after a space, what only this entry knows. A start also
--- has a pod, a lateness and a processor. Every change of a record goes through here, so each change raises the version.
+-- has a pod, a lateness and a processor; an end has in the place of the lateness how long claiming, waiting and running took.
+-- Every change of a record goes through here, so each change raises the version.
 local function note(r, said, pod, lateness, processor)
   r.said, r.processor = said, processor
   r.version = text(r.version + 1)

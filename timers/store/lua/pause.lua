@@ -1,17 +1,23 @@
 #!lua flags=allow-oom
--- Pause a queue or let it go on. No claim takes from a paused queue; what runs goes on.
+-- Pause a queue or let it go on. No claim takes from a paused queue; what runs goes on. Keeps the prefix's last pause, which
+-- explains why its timers were late.
 --
 -- ARGV[2]  prefix
 -- ARGV[3]  `pause` or `resume`
 -- Answer   {now, changed}: 0 if nothing changed
 
-local prefix, changed = ARGV[2], nil
+local PAUSES = 1000     -- kept; with more, all are forgotten
+local prefix, changed, pauses = ARGV[2], nil, root .. 'pauses'
 if ARGV[3] == 'pause' then
   changed = call('SADD', root .. 'paused', prefix)
   block(prefix, '+inf')
+  if redis.call('HLEN', pauses) >= PAUSES then redis.call('DEL', pauses) end
+  if changed == 1 then redis.call('HSET', pauses, prefix, text(now)) end
 else
   changed = call('SREM', root .. 'paused', prefix)
   block(prefix, nil)
+  local from = redis.call('HGET', pauses, prefix)
+  if changed == 1 and from then redis.call('HSET', pauses, prefix, from .. ' ' .. text(now)) end
   earliest = now
 end
 conclude()

@@ -3,14 +3,14 @@
 --
 -- ARGV[2]  pod
 -- ARGV[3]  retention, ms; 0 removes a finished record at once
--- ARGV[4…] one for each run, eleven lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
---          nothing to keep it), progress, cause with its text
+-- ARGV[4…] one for each run, twelve lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
+--          nothing to keep it), progress, how long claiming, waiting and running took (or `-`), cause with its text
 -- Answer   {now, code, …}: `settled`; `already` (this token's result was written before: an earlier answer was lost); `fenced`
 --          (another pod has a newer token); `missing`
 
 local pod, retention_ms = ARGV[2], tonumber(ARGV[3])
 local answer, ends, leases, members = {text(now)}, {}, {}, {}
-local LINES = '^' .. string.rep('([^\n]*)\n', 10) .. '(.*)$'
+local LINES = '^' .. string.rep('([^\n]*)\n', 11) .. '(.*)$'
 
 local function verdict(e)
   e.member = member_of(e.prefix, e.id)
@@ -39,7 +39,7 @@ local function apply(e)
   r.status = e.status
   -- If the claim started nothing, its attempt is taken back. The next occurrence counts anew, but the entry belongs to this one.
   if e.occurrence == r.occurrence then r.attempt = e.attempt end
-  note(r, e.said, pod)
+  note(r, e.said, pod, e.took)
   r.due, r.attempt, r.failures, r.occurrence = e.due, e.attempt, e.failures, e.occurrence
   if r.status ~= 's' then return finish(e, r) end
   schedule(e.prefix, e.id, r.due)
@@ -49,8 +49,8 @@ end
 
 for i = 4, #ARGV do
   local e = {}
-  e.prefix, e.id, e.token, e.status, e.due, e.attempt, e.failures, e.occurrence, e.spec, e.progress, e.said =
-    string.match(ARGV[i], LINES)
+  e.prefix, e.id, e.token, e.status, e.due, e.attempt, e.failures, e.occurrence, e.spec, e.progress, e.took,
+    e.said = string.match(ARGV[i], LINES)
   local code = verdict(e)
   if code == 'settled' then
     ends[#ends + 1] = e
