@@ -39,7 +39,7 @@ from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.callers import Callers
 from timers.store.connect import connect
-from timers.store.membership import Member
+from timers.store.membership import Member, Membership
 from timers.store.store import Store
 
 _LATER: Final = ("redis+sentinel://", "redis+cluster://")
@@ -204,7 +204,7 @@ async def _serve(
         else:
             watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
             me = Member(settings.pod, roles=_roles(settings), settings=_of_fleet(settings))
-            peers = Peers(store, me, look=watch.look)
+            peers = Peers(Membership(store), me, look=watch.look)
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()

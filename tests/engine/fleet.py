@@ -7,16 +7,16 @@ from typing import Any, Final, Self
 from redis.asyncio import Redis
 
 from tests.conservation import conserved
+from tests.engine.own_tasks import OwnTasks
 from tests.members import declare
 from tests.waiting import eventually
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
 from timers.engine.observer import Observer
-from timers.engine.supervisor import Supervisor
 from timers.engine.worker import Worker, WorkerOptions
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
-from timers.store.connect import connect
+from timers.store.connect import ANSWER_TIMEOUT_SECONDS, connect
 from timers.store.store import Store
 
 CALM_LEASE_MS: Final = 30_000
@@ -34,9 +34,10 @@ class Calls:
         self.timers: list[Timer] = []
         self.contexts: list[Context] = []
         self._act = act
-        self.processor: Processor = processor(prefix, **options)(self._call)
+        self.processor: Processor = processor(prefix, **options)(self.call)
 
-    async def _call(self, timer: Timer, context: Context) -> Result:
+    async def call(self, timer: Timer, context: Context) -> Result:
+        """The processor itself."""
         self.timers.append(timer)
         self.contexts.append(context)
         return None if self._act is None else await self._act(timer, context)
@@ -105,6 +106,7 @@ class Pod:
         self.name, self.store = options.pod, store
         self.client = TimerClient.over(store)
         self.seen = Seen()
+        self._tasks = OwnTasks()
         self.worker = Worker(store, registry, self.client, options, self.seen)
 
     async def drain(self) -> None:
@@ -112,34 +114,28 @@ class Pod:
         await self.worker.drain()
         await self.store.connections.close()
 
+    async def start(self) -> None:
+        """Start."""
+        with self._tasks.creating():
+            await self.worker.start()
+
     async def freeze(self) -> None:
-        """Nothing of this pod reaches Redis any more, as under SIGSTOP; its processors only wait."""
-        for services in self._services:
+        """Nothing of this pod reaches Redis any more, as under SIGSTOP; its processors only wait. What writes ends
+        stops first, so that no end slips out."""
+        for services in reversed(self.worker.supervisors):
             await services.stop()
 
     def thaw(self) -> None:
         """Go on as after SIGCONT."""
-        for services in self._services:
-            services.start()
+        with self._tasks.creating():
+            for services in self.worker.supervisors:
+                services.start()
 
     async def kill(self) -> None:
         """End as under SIGKILL: nothing is finished, handed back or signed off."""
-        runner, rounds = self.worker.runner, self.worker._claimer._rounds
-        for claiming in list(rounds):
-            claiming.cancel()
-        await self.freeze()
-        runner._starting.clear()
-        executing = [run.coroutine for run in runner._runs if run.coroutine is not None]
-        for coroutine in executing:
-            coroutine.cancel()
-        await asyncio.gather(*executing, *rounds, return_exceptions=True)
-        runner.close()
+        await self._tasks.kill()
+        self.worker.runner.close()
         await self.store.connections.close()
-
-    @property
-    def _services(self) -> list[Supervisor]:
-        """What writes ends first, so that no end slips out while the rest is being stopped."""
-        return [self.worker._ending, self.worker._taking, self.worker.peers._beating]
 
 
 class Fleet:
@@ -148,6 +144,8 @@ class Fleet:
     def __init__(self, url: str, store: Store, pods_url: str) -> None:
         self.url, self.store, self.pods_url = url, store, pods_url
         self.client = TimerClient.over(store)
+        self.answer_timeout_seconds = ANSWER_TIMEOUT_SECONDS
+        """How long the server may take to answer pods that are started from now on."""
         self._alive: list[Pod] = []
 
     @classmethod
@@ -173,9 +171,10 @@ class Fleet:
             "drain_timeout_ms": 10_000,
             "beat_ms": 50,
         }
-        pod = Pod(await joined(self.pods_url), registry, WorkerOptions(pod=name, **{**defaults, **options}))
+        store = await joined(self.pods_url, answer_timeout_seconds=self.answer_timeout_seconds)
+        pod = Pod(store, registry, WorkerOptions(pod=name, **{**defaults, **options}))
         self._alive.append(pod)
-        await pod.worker.start()
+        await pod.start()
         return pod
 
     async def drain(self, pod: Pod) -> None:
@@ -220,9 +219,11 @@ class Fleet:
         await self.store.connections.close()
 
 
-async def joined(url: str, *, shards: int | None = None) -> Store:
+async def joined(
+    url: str, *, shards: int | None = None, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS
+) -> Store:
     """A store as a pod opens it."""
-    store = await open_store(connect(url), shards=shards)
+    store = await open_store(connect(url, answer_timeout_seconds=answer_timeout_seconds), shards=shards)
     await store.identity.join()
     return store
 

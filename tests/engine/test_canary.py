@@ -1,26 +1,29 @@
 """The canary alone: what it makes of an event that comes in time, late, or not at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from tests.engine.fleet import until
-from timers.engine import canary as module
+from tests.waiting import DEADLINE_SECONDS
 from timers.engine.canary import Canary, Hearing
 from timers.errors import Unavailable
-from timers.store import server
-from timers.store.connect import connect
+from timers.store.connect import Connections
+from timers.store.keys import canary_key
 from timers.store.store import Store
-
-Set = Callable[..., Awaitable[None]]
 
 
 class _Cage:
     """A canary whose server is the test: it says when the key is gone, and whether that is announced."""
 
-    def __init__(self) -> None:
-        self.canary = Canary(Store(connect("redis://nowhere.invalid")), "a")
+    def __init__(self, **seconds: float) -> None:
+        server: Any = self
+        self.store = Store(Connections(server, server, 0))
+        given = {"every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
+        self.canary = Canary(self.store, "a", life_ms=0, **given)
         self.touches_until_gone = 1
         self.announces = True
         self.announce_after = 0.0
@@ -29,35 +32,38 @@ class _Cage:
         self.sang_ahead: list[float] = []
         self.trouble: Exception | None = None
 
-    async def set(self, _redis: object, pod: str, _ttl_ms: int) -> None:
+    async def evalsha(self, _digest: str, _keys: int, key: str, *_: object) -> None:
+        """The canary is armed."""
         if self.trouble is not None:
             raise self.trouble
-        assert pod == "a"
+        assert key == canary_key("a")
         if self.rounds:
             self.sang_ahead.append(self.canary.heard_until_ms - self.announced_ms)
         self.rounds += 1
-        self.announced_ms = self.canary._store.clock.now_ms()
+        self.announced_ms = self.store.clock.now_ms()
         self._left = self.touches_until_gone
 
-    async def touch(self, _redis: object, _pod: str) -> bool:
+    async def exists(self, _key: str) -> bool:
+        """The canary is touched."""
         self._left -= 1
         if self._left == 0 and self.announces:
             asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, "a")
         return self._left > 0
 
 
+@asynccontextmanager
+async def singing(**seconds: float) -> AsyncIterator[_Cage]:
+    cage = _Cage(**seconds)
+    running = asyncio.create_task(cage.canary.run())
+    yield cage
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.fixture
-async def cage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_Cage]:
-    made = _Cage()
-    monkeypatch.setattr(server, "set_canary", made.set)
-    monkeypatch.setattr(server, "touch_canary", made.touch)
-    monkeypatch.setattr(module, "LIFE_MS", 0)
-    monkeypatch.setattr(module, "DEAF_SECONDS", 0.05)
-    monkeypatch.setattr(module, "EVERY_SECONDS", 0.0)
-    singing = asyncio.create_task(made.canary.run())
-    yield made
-    singing.cancel()
-    await asyncio.gather(singing, return_exceptions=True)
+async def cage() -> AsyncIterator[_Cage]:
+    async with singing() as made:
+        yield made
 
 
 async def rounds(cage: _Cage, more: int = 2) -> None:
@@ -93,12 +99,11 @@ async def test_no_event_is_deaf_and_one_is_ok_again(cage: _Cage) -> None:
     await until(lambda: cage.canary.hearing is Hearing.OK, "it hears again")
 
 
-async def test_an_event_that_takes_its_time_is_late(cage: _Cage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LATE_SECONDS", 0.005)
-    monkeypatch.setattr(module, "DEAF_SECONDS", 30.0)
-    cage.announce_after = 0.02
-    await until(lambda: cage.canary.hearing is Hearing.LATE, "it is late")
-    assert not cage.canary.is_deaf()
+async def test_an_event_that_takes_its_time_is_late() -> None:
+    async with singing(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as cage:
+        cage.announce_after = 0.02
+        await until(lambda: cage.canary.hearing is Hearing.LATE, "it is late")
+        assert not cage.canary.is_deaf()
 
 
 async def test_another_pods_canary_is_not_taken_for_its_own(cage: _Cage) -> None:
@@ -130,17 +135,17 @@ async def test_deaf_or_without_a_subscription_it_cannot_hear(cage: _Cage) -> Non
     assert not cage.canary.can_hear()
 
 
-async def test_a_fresh_subscription_ends_the_pause(cage: _Cage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVERY_SECONDS", 3_600.0)
-    await until(lambda: cage.rounds, "the first round")
-    for _ in range(3):
-        before = cage.rounds
+async def test_a_fresh_subscription_ends_the_pause() -> None:
+    async with singing(every_seconds=3_600.0) as cage:
+        await until(lambda: cage.rounds, "the first round")
+        for _ in range(3):
+            before = cage.rounds
 
-        def judged(before: int = before) -> bool:
-            cage.canary.resubscribed()
-            return cage.rounds > before
+            def judged(before: int = before) -> bool:
+                cage.canary.resubscribed()
+                return cage.rounds > before
 
-        await until(judged, "another round")
+            await until(judged, "another round")
 
 
 async def test_whoever_waits_for_silence_is_told_of_the_next(cage: _Cage) -> None:
@@ -154,8 +159,6 @@ async def test_whoever_waits_for_silence_is_told_of_the_next(cage: _Cage) -> Non
 async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
     cage = _Cage()
     cage.trouble = Unavailable("away")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "set_canary", cage.set)
-        with pytest.raises(Unavailable):
-            await cage.canary.run()
+    with pytest.raises(Unavailable):
+        await cage.canary.run()
     assert cage.canary.hearing is Hearing.OK

@@ -78,8 +78,7 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
     with pytest.raises(Unavailable):
         await claimer.run()
     store.rest.set()
-    rounds = claimer._rounds
-    await until(lambda: not rounds, "the other claim has failed too")
+    await until(lambda: claimer.is_idle, "the other claim has failed too")
     gc.collect()
     assert told == []
 

@@ -3,25 +3,18 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, Pod, notes, until
 from tests.engine.own import OwnServer
 from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
-from timers.engine import worker
 from timers.errors import Unavailable
 from timers.processor import Context
-from timers.store import connect
+from timers.store import keys
 
 AT_ONCE: dict[str, Any] = {"drain_timeout_ms": 0}
-
-
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis is given less time than for real once a drain is overdue."""
-    monkeypatch.setattr(worker, "HAND_BACK_SECONDS", 0.1)
+IMPATIENT: dict[str, Any] = {"hand_back_seconds": 0.1}
+"""Redis is given less time than for real once a drain is overdue."""
 
 
 async def test_a_drain_starts_nothing_new_and_lets_runs_finish(fleet: Fleet) -> None:
@@ -125,7 +118,6 @@ async def test_a_processor_that_ignores_the_drain_is_left_behind_and_its_result_
     assert (back.status, back.failures) == (Status.SCHEDULED, 0)
     let_go.set()
     await over.wait()
-    await asyncio.sleep(0)
     assert (await fleet.client.get("note", "x")).version == back.version
 
 
@@ -184,31 +176,32 @@ async def test_a_drained_pod_has_signed_off(fleet: Fleet) -> None:
     assert await fleet.client.pods() == []
 
 
-async def test_a_pod_that_cannot_sign_off_lets_its_runs_finish_meanwhile(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pod_that_cannot_sign_off_lets_its_runs_finish_meanwhile(fleet: Fleet) -> None:
     held = Held()
     pod = await fleet.pod(held)
     leaving = asyncio.Event()
+    run_at = pod.store.run_at
 
-    async def never_answered(pod: str) -> None:
+    async def never_answered(root: str, *script: Any, **options: Any) -> Any:
+        if root != keys.PODS_ROOT or pod.worker.health().services["peers"] != "stopped":
+            return await run_at(root, *script, **options)
         await leaving.wait()
         raise RuntimeError("the db is not what it was")
 
-    monkeypatch.setattr(pod.worker.peers._membership, "leave", never_answered)
+    pod.store.run_at = never_answered  # type: ignore[method-assign]
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
     draining = asyncio.create_task(fleet.drain(pod))
     await until(lambda: pod.worker.health().services["claimer"] == "stopped", "claiming has stopped")
     held.release.set()
     await fleet.completed("x")
+    assert not draining.done()
     leaving.set()
     await draining
 
 
-@pytest.mark.usefixtures("_impatient")
 async def test_a_claim_that_is_not_answered_does_not_hold_up_a_drain(fleet: Fleet) -> None:
-    pod = await fleet.pod(Calls(), name="old", drain_timeout_ms=20)
+    pod = await fleet.pod(Calls(), name="old", drain_timeout_ms=20, **IMPATIENT)
     claimed, _ = _hold_answers(pod, "claim")
     await fleet.client.create("note", "x", delay=0)
     await claimed.wait()
@@ -269,11 +262,10 @@ async def test_ends_that_wait_for_redis_are_written_before_the_drain_is_over(fle
     assert (await fleet.client.get("note", "x")).status is Status.COMPLETED
 
 
-@pytest.mark.usefixtures("_impatient")
 async def test_a_drain_ends_while_redis_is_down_and_another_pod_goes_on(own: OwnServer) -> None:
     fleet = await Fleet.over(own.url)
     held, calls = Held(), Calls()
-    pod = await fleet.pod(held, name="old", **AT_ONCE)
+    pod = await fleet.pod(held, name="old", **AT_ONCE, **IMPATIENT)
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
     own.down()
@@ -285,11 +277,10 @@ async def test_a_drain_ends_while_redis_is_down_and_another_pod_goes_on(own: Own
     await fleet.close()
 
 
-@pytest.mark.usefixtures("_impatient")
 async def test_ends_are_written_by_a_drain_when_redis_is_back_within_its_time_out(own: OwnServer) -> None:
     fleet = await Fleet.over(own.url)
     held = Held()
-    pod = await fleet.pod(held)
+    pod = await fleet.pod(held, **IMPATIENT)
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
     own.down()
@@ -302,12 +293,11 @@ async def test_ends_are_written_by_a_drain_when_redis_is_back_within_its_time_ou
     await fleet.close()
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_a_drain_ends_while_redis_does_not_answer(own: OwnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_ends_while_redis_does_not_answer(own: OwnServer) -> None:
     fleet = await Fleet.over(own.url)
-    monkeypatch.setattr(connect, "ANSWER_TIMEOUT_SECONDS", 3_600.0)
+    fleet.answer_timeout_seconds = 3_600.0
     held = Held()
-    pod = await fleet.pod(held, name="old", **AT_ONCE)
+    pod = await fleet.pod(held, name="old", **AT_ONCE, **IMPATIENT)
     await fleet.client.create("note", "x", delay=0)
     await until(lambda: len(held) == 1, "it runs")
     own.hang()

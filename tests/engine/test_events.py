@@ -1,6 +1,5 @@
 """Events: heard once over one subscription, and whatever of them is lost or forged, the timers come right."""
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,15 +9,15 @@ from redis.asyncio import Redis
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.waiting import eventually
-from timers.engine import canary, listener
 from timers.engine.listener import Listener
 from timers.store import server as server_facts
-from timers.store import subscription
 from timers.store.connect import connect
 from timers.store.notifications import Notification, TriggerExpired
 
 EXPIRED = "__keyevent@0__:expired"
 DAY = "1d"
+QUICK: dict[str, Any] = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2}
+"""Deafness is noticed sooner than for real."""
 
 
 @pytest.fixture
@@ -34,13 +33,6 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(Listener, "hear", count)
     return counted
-
-
-@pytest.fixture
-def _quick_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deafness is noticed sooner than for real."""
-    monkeypatch.setattr(canary, "DEAF_SECONDS", 0.2)
-    monkeypatch.setattr(canary, "EVERY_SECONDS", 0.05)
 
 
 async def _flags(redis: Redis) -> set[str]:
@@ -84,22 +76,21 @@ async def test_there_is_one_subscription_however_often_it_was_cut(fleet: Fleet, 
     assert (heard["one"], calls.ids) == (1, ["one", "two"])
 
 
-async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet) -> None:
     """What became due without an event is claimed at once, not when it would be overdue."""
-    pod = await fleet.pod(Calls())
-    await until(lambda: pod.seen.subscriptions == 1, "the first subscription")
-    swept = 0
-    sweep_everything = pod.worker._sweeper.sweep_everything
+    pod = await fleet.pod(Calls(), grace_ms=3_600_000)
+    await fleet.client.create("note", "first", delay="10ms")
+    await fleet.completed("first")
+    unannounced = await fleet.client.create("note", "x", delay="60ms")
+    assert await fleet.redis.delete("note:{0}:x")
 
-    def count() -> None:
-        nonlocal swept
-        swept += 1
-        sweep_everything()
+    async def is_due() -> bool:
+        return await fleet.store.now_ms() > unannounced.due_ms
 
-    monkeypatch.setattr(pod.worker._sweeper, "sweep_everything", count)
+    await eventually(is_due, "it is due")
     await fleet.redis.client_kill_filter(_type="pubsub")
+    assert (await fleet.completed("x")).history[1].note == "sweep"
     await until(lambda: pod.seen.subscriptions == 2, "the second subscription")
-    assert swept >= 1
 
 
 @pytest.fixture
@@ -136,11 +127,10 @@ async def no_config(fleet: Fleet) -> AsyncIterator[str]:
     await fleet.redis.acl_deluser("limited")
 
 
-@pytest.mark.usefixtures("_quick_judgement")
 async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet: Fleet, no_config: str) -> None:
     calls = Calls()
     own_url, fleet.pods_url = fleet.pods_url, no_config
-    pod = await fleet.pod(calls)
+    pod = await fleet.pod(calls, **QUICK)
     fleet.pods_url = own_url
     await until(lambda: pod.worker.health().notifications == "deaf", "it has noticed")
     health = pod.worker.health()
@@ -157,9 +147,9 @@ async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet:
     await fleet.drain(pod)
 
 
-@pytest.mark.usefixtures("_quick_judgement", "_may_configure")
+@pytest.mark.usefixtures("_may_configure")
 async def test_flags_that_somebody_turned_off_are_turned_on_again_by_the_pod_that_hears_nothing(fleet: Fleet) -> None:
-    pod = await fleet.pod(Calls())
+    pod = await fleet.pod(Calls(), **QUICK)
     await until(lambda: pod.worker.health().ready and pod.seen.subscriptions == 1, "it hears")
     await fleet.redis.config_set(server_facts.FLAGS, "")
     await until(lambda: pod.seen.subscriptions == 2, "it subscribes anew, because it is deaf")
@@ -278,29 +268,3 @@ async def test_an_event_finds_the_earliest_due_of_its_queue(fleet: Fleet) -> Non
     for timer_id in ("first", "second", "third"):
         await fleet.completed(timer_id)
     assert held.ids == ["long", "first", "second", "third"]
-
-
-async def test_a_subscription_that_gives_no_sign_of_life_is_replaced(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A half-open connection: nothing comes, and nobody says that it is over."""
-    monkeypatch.setattr(subscription, "SILENCE_SECONDS", 0.2)
-    monkeypatch.setattr(listener, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(canary, "EVERY_SECONDS", 3_600.0)
-    calls = Calls()
-    pod = await fleet.pod(calls)
-    await until(lambda: pod.seen.subscriptions == 1, "the subscription")
-    await fleet.redis.client_pause(timeout=1_500, all=True)
-    await until(lambda: pod.seen.subscriptions == 2, "another subscription")
-    await fleet.client.create("note", "x", delay="10ms")
-    await fleet.completed("x")
-    assert calls.ids == ["x"]
-
-
-async def test_a_quiet_subscription_is_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "SILENCE_SECONDS", 0.05)
-    monkeypatch.setattr(canary, "EVERY_SECONDS", 3_600.0)
-    pod = await fleet.pod(Calls())
-    started = asyncio.get_running_loop().time()
-    await until(lambda: asyncio.get_running_loop().time() > started + 0.5, "it was quiet for ten silences")
-    assert pod.seen.subscriptions == 1

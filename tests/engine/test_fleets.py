@@ -11,11 +11,10 @@ from tests.rights import as_user
 from tests.servers import ServerHandle
 from timers.core.model import Status
 from timers.core.spec import NewTimer
-from timers.engine import sweeper
 
 
 async def _know_each_other(*pods: Pod) -> None:
-    await until(lambda: all(len(pod.worker.peers._others) == len(pods) - 1 for pod in pods), "all pods know each other")
+    await until(lambda: all(len(pod.worker.peers.members) == len(pods) for pod in pods), "all pods know each other")
 
 
 def _of_another(pod: Pod, count: int) -> list[str]:
@@ -47,11 +46,10 @@ async def test_a_backlog_is_run_once_by_whoever_has_room(fleet: Fleet) -> None:
     assert sorted(timer_id for each in calls for timer_id in each.ids) == sorted(f"n{number}" for number in range(1000))
 
 
-async def test_the_events_of_a_dead_pod_are_taken_by_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_events_of_a_dead_pod_are_taken_by_the_others(fleet: Fleet) -> None:
     """It is still in the registry, so half of the events are thought to be its own. The sweep is kept out of it."""
-    monkeypatch.setattr(sweeper, "GRACE_MS", 3_600_000)
     calls = Calls()
-    alive = await fleet.pod(calls, name="alive", forget_after_ms=3_600_000)
+    alive = await fleet.pod(calls, name="alive", forget_after_ms=3_600_000, grace_ms=3_600_000)
     dead = await fleet.pod(Calls(), name="dead")
     await _know_each_other(alive, dead)
     await fleet.kill(dead)

@@ -57,7 +57,7 @@ def only_ask(intake: Intake, room: int = 1000) -> Ask:
 def test_nothing_marked_is_nothing_to_take(intake: Intake) -> None:
     assert taken(intake) == []
     assert intake.take_orphans(10) == {}
-    assert not intake._something.is_set()
+    assert intake.is_empty
 
 
 def test_each_event_asks_for_one_timer(intake: Intake) -> None:
@@ -121,7 +121,7 @@ def test_a_claim_that_found_less_than_it_asked_for_takes_the_mark_off(intake: In
     intake.mark_all(*NOTE, "sweep", deep=True)
     intake.emptied(0, only_ask(intake))
     assert taken(intake) == []
-    assert not intake._something.is_set()
+    assert intake.is_empty
 
 
 def test_a_mark_put_on_while_a_claim_was_under_way_survives_its_empty_answer(intake: Intake) -> None:
@@ -208,9 +208,9 @@ def test_orphans_are_taken_by_shard_and_only_as_many_as_there_is_room_for(intake
     assert intake.take_orphans(0) == {}
     assert intake.take_orphans(-3) == {}
     assert intake.take_orphans(2) == {0: [("note", "a")], 1: [("note", "b")]}
-    assert intake._something.is_set()
+    assert not intake.is_empty
     assert intake.take_orphans(2) == {0: [("note", "c")]}
-    assert not intake._something.is_set()
+    assert intake.is_empty
 
 
 def test_an_orphan_marked_twice_is_rescued_once(intake: Intake) -> None:
@@ -223,9 +223,9 @@ def test_orphans_keep_the_claimer_awake_when_the_marks_are_taken(intake: Intake)
     intake.mark(*NOTE)
     intake.mark_orphan(0, ("note", "a"))
     taken(intake)
-    assert intake._something.is_set()
+    assert not intake.is_empty
     intake.take_orphans(1)
-    assert not intake._something.is_set()
+    assert intake.is_empty
 
 
 def test_a_timer_that_was_due_just_now_waited_behind_twenty_thousand_queues(intake: Intake) -> None:

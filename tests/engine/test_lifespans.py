@@ -67,7 +67,7 @@ async def test_a_drain_closes_it_after_the_last_run(fleet: Fleet) -> None:
 
     @processor("note", lifespan=lifespan)
     async def hold(timer: Timer, context: Context) -> None:
-        await held._call(timer, context)
+        await held.call(timer, context)
 
     pod = await fleet.pod(hold, drain_timeout_ms=0)
     await fleet.client.create("note", "a", delay=0)
@@ -98,7 +98,10 @@ async def test_a_pod_that_cannot_open_it_does_not_start_and_names_the_processor(
 
 async def test_a_pod_that_is_limited_to_other_prefixes_does_not_open_it() -> None:
     pool = Pool()
-    assert Lifespans(Registry([pool.processor("one")], only=["two"]).processors)._owners == {}
+    lifespans = Lifespans(Registry([pool.processor("one")], only=["two"]).processors)
+    await lifespans.open()
+    await lifespans.close()
+    assert pool.opened == 0
 
 
 async def test_one_that_fails_to_close_is_told_and_ends_nothing_else() -> None:

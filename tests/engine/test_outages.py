@@ -12,7 +12,6 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import Family
 from timers.errors import Unavailable
-from timers.store import connect
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ async def test_what_ends_while_redis_is_down_is_written_once_when_it_is_back(cra
     own.down()
     held.release.set()
     await until(lambda: pod.worker.runner.executing == 0, "all have ended")
-    assert pod.worker._settler.waiting == 5
+    assert len(pod.worker.runner.held) == 5
     await own.up()
     for number in range(5):
         timer = await crashing.completed(f"n{number}")
@@ -88,10 +87,8 @@ async def test_a_fleet_lives_through_crash_after_crash(crashing: Fleet, own: Own
     assert {timer_id for each in calls for timer_id in each.ids} == {f"n{number}" for number in range(armed)}
 
 
-async def test_a_server_that_hangs_for_a_while_costs_only_that_while(
-    crashing: Fleet, own: OwnServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connect, "ANSWER_TIMEOUT_SECONDS", 1.0)
+async def test_a_server_that_hangs_for_a_while_costs_only_that_while(crashing: Fleet, own: OwnServer) -> None:
+    crashing.answer_timeout_seconds = 1.0
     calls = Calls()
     pod = await crashing.pod(calls, lease_ms=1_000)
     await crashing.client.batch([NewTimer(prefix="note", id=f"n{i}", delay=f"{20 * i}ms") for i in range(20)])
@@ -115,8 +112,8 @@ async def test_a_server_that_lost_all_its_data_is_served_on(family: Family, tmp_
     own.down()
     await own.up()
     held.release.set()
-    await until(lambda: pod.worker._settler.waiting == 0 and pod.worker.runner.executing == 0, "its end was refused")
-    assert len(pod.worker.runner._runs) == 0
+    await until(lambda: not pod.worker.runner.held, "its end was refused")
+    assert pod.worker.runner.executing == 0
     await fleet.client.create("other", "new", delay=0)
     await fleet.completed("new", "other")
     assert calls.ids == ["new"]
@@ -194,9 +191,8 @@ async def test_timers_fire_and_complete_on_a_server_without_memory_left(own: Own
     for number in range(20):
         await crashing.completed(f"n{number}")
     assert (await crashing.client.cancel("note", "later")).status is Status.CANCELLED
-    canary = pod.worker._canary
-    heard_until_ms = canary.heard_until_ms
-    await until(lambda: canary.heard_until_ms > heard_until_ms, "another canary is heard")
+    lag_seconds = pod.worker.health().lag_seconds
+    await until(lambda: pod.worker.health().lag_seconds != lag_seconds, "another canary is heard")
     health = pod.worker.health()
     assert (health.ready, health.notifications, health.problems) == (True, "ok", ())
     await crashing.redis.config_set("maxmemory", "0")

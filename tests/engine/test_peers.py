@@ -35,9 +35,7 @@ def sign(pod: str, *processors: str, **said: Any) -> Member:
 
 
 def peers_of(registry: _Registry, me: Member) -> Peers:
-    view = Peers(registry._store, me)
-    view._membership = registry
-    return view
+    return Peers(registry, me)
 
 
 async def fleet_of(*signs: Member, declared: Sequence[str] = ()) -> dict[str, Peers]:

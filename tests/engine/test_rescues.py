@@ -97,7 +97,7 @@ async def test_the_late_result_of_a_pod_that_was_frozen_is_refused(fleet: Fleet)
     held.release.set()
     await until(lambda: frozen.worker.runner.executing == 0, "the frozen pod's run has ended")
     frozen.thaw()
-    await until(lambda: frozen.worker._settler.waiting == 0, "its result was written or refused")
+    await until(lambda: not frozen.worker.runner.held, "its result was written or refused")
     assert frozen.seen.refusals == ["note"]
     after = await fleet.client.get("note", "x")
     assert (after.version, after.attempt, after.history[-1].pod) == (timer.version, 2, "rescuer")
@@ -124,7 +124,7 @@ async def test_the_late_result_of_an_earlier_occurrence_is_refused(fleet: Fleet)
     held.release.set()
     frozen.thaw()
     await until(lambda: frozen.worker.runner.executing == 0, "the frozen pod's run has ended")
-    await until(lambda: frozen.worker._settler.waiting == 0, "its result was written or refused")
+    await until(lambda: not frozen.worker.runner.held, "its result was written or refused")
     running = await fleet.client.get("note", "x")
     assert running.status is Status.RUNNING
     assert running.token == calls.contexts[0].token
@@ -145,7 +145,7 @@ async def test_a_run_whose_lease_was_lost_is_cancelled_and_writes_nothing(fleet:
     loser.thaw()
     await until(lambda: first.cancelled == 1, "the loser's run is cancelled")
     await until(lambda: loser.worker.runner.executing == 0, "its slot is free")
-    assert len(loser.worker.runner._runs) == 0
+    assert not loser.worker.runner.held
     running = await fleet.client.get("note", "x")
     assert (running.status, running.attempt) == (Status.RUNNING, 2)
     assert second.cancelled == 0

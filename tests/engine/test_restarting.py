@@ -2,10 +2,7 @@
 
 import asyncio
 
-import pytest
-
 from tests.engine.fleet import until
-from timers.engine import supervisor
 from timers.engine.supervisor import Supervisor
 from timers.errors import Unavailable
 
@@ -28,10 +25,9 @@ class Grouped:
         raise Unavailable("away")
 
 
-async def test_claims_stop_for_good_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.0)
+async def test_claims_stop_for_good_after_one_that_failed() -> None:
     service = Grouped()
-    watched = Supervisor([service])
+    watched = Supervisor([service], first_pause_seconds=0.0)
     watched.start()
     await until(lambda: service.starts > 3, "it is started again and again")
     await watched.stop()

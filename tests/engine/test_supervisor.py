@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from tests.engine.fleet import until
-from timers.engine import supervisor
-from timers.engine.supervisor import Supervisor
+from timers.engine.supervisor import STEADY_SECONDS, Service, Supervisor
 from timers.errors import Full, Unavailable
 from timers.store.turns import side_by_side
 
@@ -31,10 +30,9 @@ class Part:
             self.alive -= 1
 
 
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_SECONDS", 0.0)
+def watching(*services: Service, pause_seconds: float = 0.0) -> Supervisor:
+    """A supervisor with a pause that does not grow."""
+    return Supervisor(services, first_pause_seconds=pause_seconds, longest_pause_seconds=pause_seconds)
 
 
 def failing(error: BaseException | None) -> Callable[[], Awaitable[None]]:
@@ -47,7 +45,7 @@ def failing(error: BaseException | None) -> Callable[[], Awaitable[None]]:
 
 async def test_a_service_runs_until_it_is_stopped() -> None:
     part = Part()
-    watched = Supervisor([part])
+    watched = watching(part)
     assert watched.states == {"part": "stopped"}
     watched.start()
     await until(lambda: part.alive, "it runs")
@@ -60,7 +58,7 @@ async def test_a_service_runs_until_it_is_stopped() -> None:
 @pytest.mark.parametrize("error", [None, Unavailable("away"), RuntimeError("broken"), asyncio.CancelledError()])
 async def test_a_service_that_ended_is_started_again(error: BaseException | None) -> None:
     part = Part(failing(error))
-    watched = Supervisor([part])
+    watched = watching(part)
     watched.start()
     await until(lambda: part.starts > 3, "it is started again")
     await watched.stop()
@@ -81,11 +79,8 @@ async def test_a_service_that_ended_is_started_again(error: BaseException | None
         (Full("Redis is full"), "waiting: Redis is full"),
     ],
 )
-async def test_the_state_says_why_a_service_is_started_again(
-    error: BaseException | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3600.0)
-    watched = Supervisor([Part(failing(error))])
+async def test_the_state_says_why_a_service_is_started_again(error: BaseException | None, said: str) -> None:
+    watched = watching(Part(failing(error)), pause_seconds=3600.0)
     watched.start()
     await until(lambda: watched.states["part"].startswith(("restarting", "waiting")), "it has ended")
     assert watched.states["part"] == said
@@ -101,7 +96,7 @@ async def test_a_part_of_a_service_that_ended_was_never_started_again(error: Bas
         await side_by_side([steady.run(), shaky.run()])
 
     whole = Part(live)
-    watched = Supervisor([whole])
+    watched = watching(whole)
     watched.start()
     await until(lambda: whole.starts > 3, "the service is started again")
     await watched.stop()
@@ -110,7 +105,7 @@ async def test_a_part_of_a_service_that_ended_was_never_started_again(error: Bas
 
 async def test_one_that_fails_leaves_the_others_alone() -> None:
     steady, shaky = Part(name="steady"), Part(failing(RuntimeError("again")), name="shaky")
-    watched = Supervisor([steady, shaky])
+    watched = watching(steady, shaky)
     watched.start()
     await until(lambda: shaky.starts > 3, "it was started again")
     assert (steady.starts, steady.alive) == (1, 1)
@@ -121,10 +116,9 @@ async def test_one_that_fails_leaves_the_others_alone() -> None:
 async def test_pauses_double_up_to_the_longest_and_start_over_after_a_steady_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.undo()
     pauses: list[float] = []
     clock = 0.0
-    ran = iter([0.0] * 7 + [supervisor.STEADY_SECONDS + 1, 0.0])
+    ran = iter([0.0] * 7 + [STEADY_SECONDS + 1, 0.0])
     ended = asyncio.Event()
 
     async def live() -> None:
@@ -150,7 +144,7 @@ async def test_pauses_double_up_to_the_longest_and_start_over_after_a_steady_run
 
 async def test_start_and_stop_are_idempotent() -> None:
     part = Part()
-    watched = Supervisor([part])
+    watched = watching(part)
     await watched.stop()
     watched.start()
     watched.start()
@@ -162,7 +156,7 @@ async def test_start_and_stop_are_idempotent() -> None:
 
 async def test_it_can_be_started_again_after_a_stop() -> None:
     part = Part()
-    watched = Supervisor([part])
+    watched = watching(part)
     for round_number in range(1, 4):
         watched.start()
         await until(lambda: part.alive, "it runs")
@@ -173,7 +167,7 @@ async def test_it_can_be_started_again_after_a_stop() -> None:
 
 async def test_a_stop_before_the_first_turn_starts_nothing() -> None:
     part = Part()
-    watched = Supervisor([part])
+    watched = watching(part)
     watched.start()
     await watched.stop()
     assert part.alive == 0
@@ -217,7 +211,7 @@ async def test_a_stop_that_meets_the_failure_of_a_part_of_a_service_is_not_lost(
             group.create_task(a_part())
 
     part = Part(live)
-    watched = Supervisor([part])
+    watched = watching(part)
     watched.start()
     await until(lambda: part.alive, "it runs")
     await asyncio.sleep(0)
@@ -228,7 +222,7 @@ async def test_a_stop_that_meets_the_failure_of_a_part_of_a_service_is_not_lost(
 
 
 async def _stopped_in_its_run(part: Part) -> None:
-    watched = Supervisor([part])
+    watched = watching(part)
     watched.start()
     await until(lambda: part.alive, "it runs")
     await asyncio.wait_for(watched.stop(), 10)
@@ -246,7 +240,7 @@ async def test_racing_starts_and_stops_leave_one_of_each_or_none(seed: int) -> N
             raise chance.choice([RuntimeError("broken"), Unavailable("away")])
 
     parts = [Part(live, name=f"part-{number}") for number in range(3)]
-    watched = Supervisor(parts)
+    watched = watching(*parts)
 
     async def caller() -> None:
         for _ in range(20):

@@ -42,7 +42,6 @@ async def posting(fleet: Fleet, given: Settings) -> None:
 async def dead(fleet: Fleet, pod: Pod) -> None:
     """Kill a pod, and let nobody wait for its sign of life."""
     await fleet.kill(pod)
-    await pod.worker._lifespans.close()
     await Membership(fleet.store).leave(pod.name)
 
 

@@ -5,7 +5,9 @@ from tests.waiting import eventually
 from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
-from timers.store.notifications import BareExpired
+from timers.store.keys import expired_channel
+
+EXPIRED = expired_channel(0)
 
 HOUR_MS = 3_600_000
 OFTEN_MS = 50
@@ -102,7 +104,8 @@ class TestChanges:
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         await fleet.redis.set("note:x", "2", px=HOUR_MS)
         timer = await adopted(fleet, "x")
-        pod.worker._listener.hear(BareExpired("note", "x"))
+        await until(lambda: pod.seen.subscriptions == 1, "it hears")
+        assert await fleet.redis.publish(EXPIRED, "note:x") == 1
         await fleet.redis.set("note:told-after", "1", px=1)
         await fleet.completed("told-after")
         assert await fleet.client.get("note", "x") == timer
@@ -123,7 +126,8 @@ class TestOff:
         calls = Calls()
         await fleet.redis.set("note:long", "1", px=HOUR_MS)
         pod = await fleet.pod(calls, adopt_every_ms=None)
-        pod.worker._listener.hear(BareExpired("note", "short"))
+        await until(lambda: pod.seen.subscriptions == 1, "it hears")
+        assert await fleet.redis.publish(EXPIRED, "note:short") == 1
         await fleet.client.create("note", "armed", delay="0s")
         await fleet.completed("armed")
         assert await fleet.store.get([("note", "long"), ("note", "short")]) == [None, None]

@@ -98,7 +98,7 @@ class TestConcurrency:
         pod = await fleet.pod(held, concurrency=1000)
         await arm(fleet, ids(600))
         await until(lambda: len(held) >= 250, "the pod is at its limit")
-        await until(lambda: pod.worker._intake.is_empty, "it has stopped asking")
+        await until(lambda: pod.worker.intake.is_empty, "it has stopped asking")
         held.release.set()
         await ended(fleet, ids(600))
 

@@ -17,7 +17,7 @@ from timers.engine.pod import Pod as WorkerPod
 from timers.engine.unserved import Unserved
 from timers.processor import Registry
 from timers.store.connect import connect
-from timers.store.membership import Member
+from timers.store.membership import Member, Membership
 from timers.store.store import Identity, Store, Touched
 
 UNHANDLED_AFTER_MS = 200
@@ -154,16 +154,16 @@ async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_
 ) -> None:
     """However often a deploy takes the only pod away, as long as each time is shorter than the patience."""
     store = _Overdue(due, orphans)
-    others = _Others(store, Member("a"))
+    others = _Others(Membership(store), Member("a"))
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
     unserved = Unserved(pod, others, unhandled_after_ms=60_000)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
-        await unserved._look(0)
+        await unserved.look(0)
     assert store.abandoned_before == []
     others.serving = False
     for store.now_ms_is in range(600_000, 665_000, 5_000):
-        await unserved._look(0)
+        await unserved.look(0)
     # Unserved since the look at 545 s, for there was a pod at 540 s.
     assert store.abandoned_before[0] == 605_000 - 60_000
 

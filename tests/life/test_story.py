@@ -9,7 +9,6 @@ from timers.client.fleet import read_story
 from timers.core.explain import Attempt, attempts, explain
 from timers.core.model import HistoryEntry, Status, Timer
 from timers.core.outcome import Done, Fail, Retry
-from timers.engine import sweeper
 from timers.engine.intake import Intake
 from timers.processor import Context, Result
 
@@ -31,9 +30,8 @@ async def only_attempt(fleet: Fleet) -> Attempt:
 
 
 class TestCause:
-    async def test_of_an_event(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sweeper, "GRACE_MS", HOUR_MS)
-        await fleet.pod(Calls())
+    async def test_of_an_event(self, fleet: Fleet) -> None:
+        await fleet.pod(Calls(), grace_ms=HOUR_MS)
         for timer_id in ("first", "x"):
             # The second is armed when the sweep that follows the subscription is over.
             await fleet.client.create("note", timer_id, delay="50ms")

@@ -74,7 +74,6 @@ async def test_what_a_killed_pod_was_calling_is_called_again_by_another(fleet: F
         await fleet.client.create("partner", "a", delay=0, **AT_ONCE)
         await hanging.wait()
         await fleet.kill(dying)
-        await dying.worker._lifespans.close()
         await fleet.pod(*made_for(settings(webhook_targets=f"partner={receiver.url}")), name="heir")
         await fleet.expire_lease("a", "partner")
         await fleet.completed("a", "partner")

@@ -29,8 +29,19 @@ class Canary:
 
     name = "canary"
 
-    def __init__(self, store: Store, pod: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pod: str,
+        *,
+        every_seconds: float = EVERY_SECONDS,
+        life_ms: int = LIFE_MS,
+        late_seconds: float = LATE_SECONDS,
+        deaf_seconds: float = DEAF_SECONDS,
+    ) -> None:
         self._store, self._pod = store, pod
+        self._every_seconds, self._life_ms = every_seconds, life_ms
+        self._late_seconds, self._deaf_seconds = late_seconds, deaf_seconds
         self._heard = asyncio.Event()
         self._resubscribe = asyncio.Event()
         self._silent = asyncio.Event()
@@ -81,23 +92,23 @@ class Canary:
     async def _judge(self) -> None:
         self._heard.clear()
         redis = self._store.connections.commands
-        expires_ms = int(self._store.clock.now_ms()) + LIFE_MS
-        await server.set_canary(redis, self._pod, LIFE_MS)
-        await asyncio.sleep(LIFE_MS / 1000)
+        expires_ms = int(self._store.clock.now_ms()) + self._life_ms
+        await server.set_canary(redis, self._pod, self._life_ms)
+        await asyncio.sleep(self._life_ms / 1000)
         # Redis expires keys strictly after the deadline, so the first touch may come a moment too soon.
         touched = time.monotonic()
         while await server.touch_canary(redis, self._pod):
             await asyncio.sleep(0.001)
             touched = time.monotonic()
-        if not await set_within(self._heard, DEAF_SECONDS):
+        if not await set_within(self._heard, self._deaf_seconds):
             self.hearing, self.lag_seconds = Hearing.DEAF, math.inf
             self._silent.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
-        self.hearing = Hearing.LATE if self.lag_seconds > LATE_SECONDS else Hearing.OK
+        self.hearing = Hearing.LATE if self.lag_seconds > self._late_seconds else Hearing.OK
 
     async def _pause(self) -> None:
         """Wait for the next round; a new subscription ends the wait early."""
         self._resubscribe.clear()
-        await set_within(self._resubscribe, EVERY_SECONDS)
+        await set_within(self._resubscribe, self._every_seconds)

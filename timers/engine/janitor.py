@@ -19,16 +19,24 @@ class Janitor:
 
     name = "janitor"
 
-    def __init__(self, pod: Pod, peers: Peers, *, retention_ms: int) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        peers: Peers,
+        *,
+        retention_ms: int,
+        every_seconds: float = EVERY_SECONDS,
+        short_every_seconds: float = SHORT_EVERY_SECONDS,
+    ) -> None:
         self._pod, self._peers, self._retention_ms = pod, peers, retention_ms
+        self._every_seconds = short_every_seconds if retention_ms < every_seconds * 1000 else every_seconds
 
     async def run(self) -> None:
         """Prune now and then at intervals."""
-        is_short = self._retention_ms < EVERY_SECONDS * 1000
         while True:
             for shard in self._peers.led(self._pod.shards):
                 await self._clean(shard)
-            await asyncio.sleep(SHORT_EVERY_SECONDS if is_short else EVERY_SECONDS)
+            await asyncio.sleep(self._every_seconds)
 
     async def _clean(self, shard: int) -> None:
         """Prune batch after batch; other callers get their turn in between."""

@@ -15,8 +15,7 @@ from typing import Any, Final
 from timers.engine.supervisor import Supervisor
 from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.store.membership import FORGET_AFTER_MS, Member, Membership, Roster
-from timers.store.store import Store
+from timers.store.membership import Member, Membership, Roster
 from timers.store.turns import set_within
 
 BEAT_MS: Final = 1000
@@ -44,30 +43,23 @@ class Peers:
 
     def __init__(
         self,
-        store: Store,
+        membership: Membership,
         me: Member,
         state: Callable[[], Mapping[str, Any]] = dict,
         look: Callable[[Sequence[Member]], Awaitable[None]] | None = None,
         *,
         beat_ms: int = BEAT_MS,
-        forget_after_ms: int = FORGET_AFTER_MS,
     ) -> None:
         """`me` describes this pod, and `state` returns its state at each beat. `look` is called after each sign of life
         with all live pods."""
-        self._membership = Membership(store, forget_after_ms=forget_after_ms)
-        self._me, self._state, self._look, self._beat_ms = me, state, look, beat_ms
+        self._membership, self._me, self._state, self._look, self._beat_ms = membership, me, state, look, beat_ms
         self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
         self._roster = Roster()
         self._others: list[Member] = []
         self._owners: dict[str, str | None] = {}
         self._seeds: dict[str, list[int]] = {}
-        self._beating = Supervisor([self])
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        """As those of a supervisor."""
-        return self._beating.states
+        self.beating = Supervisor([self])
 
     @property
     def members(self) -> Sequence[Member]:
@@ -77,11 +69,11 @@ class Peers:
     async def start(self) -> None:
         """Return after the first sign of life. Raises Unavailable."""
         await self.beat()
-        self._beating.start()
+        self.beating.start()
 
     async def stop(self) -> None:
         """Sign off, so that nobody waits for this pod. While Redis is away, let its last sign of life age instead."""
-        await self._beating.stop()
+        await self.beating.stop()
         try:
             await self._membership.leave(self._me.pod)
         except Unavailable as error:

@@ -30,8 +30,15 @@ class Service(Protocol):
 class Supervisor:
     """Runs services. A service that raises or returns is started again after a pause, so nothing dies silently."""
 
-    def __init__(self, services: Sequence[Service]) -> None:
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+        longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
+    ) -> None:
         self._services = services
+        self._first_pause_seconds, self._longest_pause_seconds = first_pause_seconds, longest_pause_seconds
         self._states: dict[str, str] = {service.name: "stopped" for service in services}
         self._watched: list[asyncio.Task[None]] = []
 
@@ -57,16 +64,16 @@ class Supervisor:
             self._states.update(dict.fromkeys(self._states, "stopped"))
 
     async def _watch(self, service: Service) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        pause = self._first_pause_seconds
         while not _is_cancelled():
             started = asyncio.get_running_loop().time()
             self._states[service.name] = "running"
             state = await self._once(service)
             if asyncio.get_running_loop().time() - started > STEADY_SECONDS:
-                pause = FIRST_PAUSE_SECONDS
+                pause = self._first_pause_seconds
             self._states[service.name] = state
             await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, self._longest_pause_seconds)
 
     async def _once(self, service: Service) -> str:
         """Run the service in a task of its own: before Python 3.13 a `TaskGroup` that fails leaves its task marked as

@@ -37,13 +37,14 @@ PAGE_PAUSE_MS: Final = 50
 """Pause between looks at parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
 
 
-class _ShardSweep:
+class ShardSweep:
     """The sweep of one shard. Times are the server's. A look takes the queues that became due last; if there are more,
     they follow part by part. A new due time does not wait for them."""
 
     def __init__(self, shard: int, sweeper: "Sweeper") -> None:
         self._shard, self._all = shard, sweeper
-        self._look_ms = 0.0
+        self.look_ms = 0.0
+        """When to look next."""
         self._looked_ms = 0.0
         self._heard_ms = 0.0
         self._part_ms = 0.0
@@ -52,24 +53,28 @@ class _ShardSweep:
         self._nearer = asyncio.Event()
 
     def heard(self, now_ms: float) -> None:
+        """Somebody touched keys of the shard."""
         self._heard_ms = now_ms
 
     def nearer(self, due_ms: float) -> None:
+        """A timer of the shard was armed."""
         due_ms += 1 + STAGGER_MS * self._all.peers.rank(self._shard)
-        if due_ms < self._look_ms:
-            self._look_ms = due_ms
+        if due_ms < self.look_ms:
+            self.look_ms = due_ms
             self._nearer.set()
 
     def everything(self) -> None:
+        """Look at once and mark whatever is due."""
         self._everything = True
-        self._look_ms = 0
+        self.look_ms = 0
         self._nearer.set()
 
     async def run(self) -> None:
+        """Look whenever it is time, unless another pod does it."""
         while True:
             await self._sleep()
-            if not self._somebody_else_does_it():
-                await self._look()
+            if not self.somebody_else_does_it():
+                await self.look()
 
     async def _sleep(self) -> None:
         """Wait until it is time to look; a nearer due time may be announced meanwhile."""
@@ -79,9 +84,9 @@ class _ShardSweep:
             await set_within(self._nearer, seconds)
 
     def _until_ms(self) -> float:
-        return min(self._look_ms, self._part_ms) if self._next_rank else self._look_ms
+        return min(self.look_ms, self._part_ms) if self._next_rank else self.look_ms
 
-    def _somebody_else_does_it(self) -> bool:
+    def somebody_else_does_it(self) -> bool:
         """True if an event since the due time shows that another pod touches. Trust that pod for a while."""
         rank = self._all.peers.rank(self._shard)
         if self._everything or not self._all.can_hear() or rank == 0:
@@ -90,16 +95,17 @@ class _ShardSweep:
         now_ms = self._all.pod.store.clock.now_ms()
         if self._heard_ms < now_ms - trust_ms or self._looked_ms < now_ms - trust_ms:
             return False
-        self._look_ms = self._looked_ms + trust_ms
+        self.look_ms = self._looked_ms + trust_ms
         return True
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Look once: touch what is due, mark what no event announced, and plan the next look."""
         everything, self._everything = self._everything, False
         now_ms = self._all.pod.store.clock.now_ms()
-        rank = self._next_rank if now_ms < self._look_ms else 0
+        rank = self._next_rank if now_ms < self.look_ms else 0
         if rank == 0:
             # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
-            self._look_ms = now_ms + (INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS)
+            self.look_ms = now_ms + (INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS)
         try:
             touched = await self._all.pod.store.touch(self._shard, rank)
             await self._look_for_orphans(touched)
@@ -125,14 +131,16 @@ class _ShardSweep:
 
     def _mark(self, touched: Touched, *, everything: bool) -> None:
         for prefix, due_ms in touched.due.items():
-            if (everything or due_ms < touched.now_ms - GRACE_MS) and self._all.pod.serves(self._shard, prefix):
+            if (everything or due_ms < touched.now_ms - self._all.grace_ms) and self._all.pod.serves(
+                self._shard, prefix
+            ):
                 self._all.intake.mark_all(self._shard, prefix, "sweep")
 
     def _turn_the_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
         """Where the next part begins, and when: at once for what has just become due or after a gap."""
         if rank == self._next_rank or touched.next_rank > self._next_rank:
             self._next_rank = touched.next_rank
-        is_fresh = any(due_ms >= touched.now_ms - GRACE_MS for due_ms in touched.due.values())
+        is_fresh = any(due_ms >= touched.now_ms - self._all.grace_ms for due_ms in touched.due.values())
         self._part_ms = touched.now_ms + (0 if everything or is_fresh else PAGE_PAUSE_MS)
         self._everything = self._everything or (everything and self._next_rank > 0)
 
@@ -140,12 +148,12 @@ class _ShardSweep:
         """When to look again: at the next due time, soon if a due timer may have lost its event, and at once if there
         are more orphans than one look takes."""
         if touched.due:
-            self._look_ms = min(self._look_ms, touched.now_ms + GRACE_MS)
+            self.look_ms = min(self.look_ms, touched.now_ms + self._all.grace_ms)
         if touched.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
-            self._look_ms = min(self._look_ms, touched.next_ms + 1 + stagger_ms)
+            self.look_ms = min(self.look_ms, touched.next_ms + 1 + stagger_ms)
         if self._next_orphan:
-            self._look_ms = min(self._look_ms, touched.now_ms)
+            self.look_ms = min(self.look_ms, touched.now_ms)
 
 
 class Sweeper:
@@ -153,26 +161,26 @@ class Sweeper:
 
     name = "sweeper"
 
-    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary) -> None:
-        self.pod, self.intake, self.peers = pod, intake, peers
+    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, *, grace_ms: int = GRACE_MS) -> None:
+        self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, grace_ms
         self.can_hear = canary.can_hear
-        self._sweeps = {shard: _ShardSweep(shard, self) for shard in pod.shards}
+        self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}
 
     async def run(self) -> None:
         """Sweep all shards side by side until one sweep fails."""
-        await side_by_side(sweep.run() for sweep in self._sweeps.values())
+        await side_by_side(sweep.run() for sweep in self.sweeps.values())
 
     def wake(self, shard: int, due_ms: int) -> None:
         """A timer was armed that is due before the next look."""
-        if shard in self._sweeps:
-            self._sweeps[shard].nearer(due_ms)
+        if shard in self.sweeps:
+            self.sweeps[shard].nearer(due_ms)
 
     def heard(self, shard: int) -> None:
         """A trigger of the shard expired: somebody is touching."""
-        if shard in self._sweeps:
-            self._sweeps[shard].heard(self.pod.store.clock.now_ms())
+        if shard in self.sweeps:
+            self.sweeps[shard].heard(self.pod.store.clock.now_ms())
 
     def sweep_everything(self) -> None:
         """After a gap: look at all shards at once and mark whatever is due."""
-        for sweep in self._sweeps.values():
+        for sweep in self.sweeps.values():
             sweep.everything()

@@ -32,11 +32,11 @@ class Unserved:
         """Look at intervals."""
         while True:
             for shard in self._peers.led(self._pod.shards):
-                await self._look(shard)
+                await self.look(shard)
             await asyncio.sleep(min(EVERY_SECONDS, self._unhandled_after_ms / 2000))
 
-    async def _look(self, shard: int) -> None:
-        """If a queue is served again, or has nothing overdue or orphaned, its wait starts again."""
+    async def look(self, shard: int) -> None:
+        """Look once. If a queue is served again, or has nothing overdue or orphaned, its wait starts again."""
         (due, now_ms), lost = await self._due(shard), await self._lost(shard)
         unserved = {prefix for prefix in (*due, *lost) if not self._served(shard, prefix)}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:

@@ -13,7 +13,8 @@ from timers.core.hooks import Hook
 from timers.engine.alarms import TIMES, AlarmBell, AlarmTimes
 from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
 from timers.engine.auditor import Auditor
-from timers.engine.canary import Canary
+from timers.engine.canary import DEAF_SECONDS, Canary
+from timers.engine.canary import EVERY_SECONDS as CANARY_SECONDS
 from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
 from timers.engine.hooks import FORGET_MS, Hooks
@@ -32,13 +33,13 @@ from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.engine.spans import Spans
 from timers.engine.supervisor import Service, Supervisor
-from timers.engine.sweeper import Sweeper
+from timers.engine.sweeper import GRACE_MS, Sweeper
 from timers.engine.unserved import UNHANDLED_AFTER_MS, Unserved
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store.fired import FiredRing
-from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member
+from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member, Membership
 from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0
@@ -66,6 +67,10 @@ class WorkerOptions:
     unhandled_after_ms: int = UNHANDLED_AFTER_MS
     audit_every_seconds: float = AUDIT_SECONDS
     beat_ms: int = BEAT_MS
+    canary_every_seconds: float = CANARY_SECONDS
+    deaf_seconds: float = DEAF_SECONDS
+    grace_ms: int = GRACE_MS
+    hand_back_seconds: float = HAND_BACK_SECONDS
     forget_after_ms: int = FORGET_AFTER_MS
     hooks: tuple[Hook, ...] = ()
     forget_hooks_ms: int = FORGET_MS
@@ -115,8 +120,10 @@ class Worker:
             owner=self.peers.owner,
             spans=options.spans,
         )
-        self._canary = Canary(store, options.pod)
-        self._intake = Intake()
+        self._canary = Canary(
+            store, options.pod, every_seconds=options.canary_every_seconds, deaf_seconds=options.deaf_seconds
+        )
+        self.intake = Intake()
         self._build_ending(timers)
         self._build_taking()
 
@@ -131,8 +138,8 @@ class Worker:
             concurrency=options.concurrency,
             settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
-        timings = {"beat_ms": options.beat_ms, "forget_after_ms": options.forget_after_ms}
-        return Peers(store, me, self._state, self._watch.look, **timings)
+        membership = Membership(store, forget_after_ms=options.forget_after_ms)
+        return Peers(membership, me, self._state, self._watch.look, beat_ms=options.beat_ms)
 
     def _build_ending(self, timers: Timers) -> None:
         """Build what runs until the last end is written."""
@@ -147,8 +154,8 @@ class Worker:
 
     def _build_taking(self) -> None:
         """Build what finds and claims timers; it is stopped first."""
-        pod, intake, peers, canary = self._pod, self._intake, self.peers, self._canary
-        self._sweeper = Sweeper(pod, intake, peers, canary)
+        pod, intake, peers, canary = self._pod, self.intake, self.peers, self._canary
+        self._sweeper = Sweeper(pod, intake, peers, canary, grace_ms=self._options.grace_ms)
         bare, expired_keys = self._build_bare()
         alarms = AlarmBell(pod, peers, self._options.alarm_times, public_url=self._options.public_url)
         self._hooks = Hooks(
@@ -194,7 +201,7 @@ class Worker:
         )
         if every_ms is None:
             return [scanner], None
-        expired = ExpiredKeys(keys, scanner, mark=self._intake.mark)
+        expired = ExpiredKeys(keys, scanner, mark=self.intake.mark)
         return [scanner, expired], expired
 
     async def start(self) -> None:
@@ -209,22 +216,22 @@ class Worker:
 
     async def drain(self) -> None:
         """Stop claiming at once, let runs finish and their ends be written within the drain timeout, and hand the rest
-        back. If Redis does not answer, each step waits at most HAND_BACK_SECONDS longer."""
-        self._draining = True
+        back. If Redis does not answer, each step waits at most `hand_back_seconds` longer."""
+        self._draining, hand_back_seconds = True, self._options.hand_back_seconds
         time_out = asyncio.get_running_loop().call_later(self._options.drain_timeout_ms / 1000, self.hurry)
         await self._taking.stop()
         signing_off = asyncio.create_task(self.peers.stop())
-        await self._until_overdue(self._claimer.finish(), and_seconds=HAND_BACK_SECONDS)
+        await self._until_overdue(self._claimer.finish(), and_seconds=hand_back_seconds)
         await self._until_overdue(self.runner.finished())
         await self.runner.hand_back()
         written = asyncio.gather(self._settler.emptied(), signing_off)
-        await self._until_overdue(written, and_seconds=HAND_BACK_SECONDS)
+        await self._until_overdue(written, and_seconds=hand_back_seconds)
         if self._settler.waiting:
             _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
         await self._ending.stop()
-        await self._until_overdue(self._lifespans.close(), and_seconds=HAND_BACK_SECONDS)
+        await self._until_overdue(self._lifespans.close(), and_seconds=hand_back_seconds)
         if self._options.spans is not None:
-            await self._until_overdue(asyncio.to_thread(self._options.spans.close), and_seconds=HAND_BACK_SECONDS)
+            await self._until_overdue(asyncio.to_thread(self._options.spans.close), and_seconds=hand_back_seconds)
         self.runner.close()
         time_out.cancel()
         _log.info("worker drained", pod=self._options.pod)
@@ -245,9 +252,14 @@ class Worker:
             overdue.cancel()
             await asyncio.gather(waiting, overdue, return_exceptions=True)
 
+    @property
+    def supervisors(self) -> Sequence[Supervisor]:
+        """The services of this pod, in groups that are stopped in this order."""
+        return self._taking, self.peers.beating, self._ending
+
     def health(self) -> Health:
         """The pod's current state."""
-        states = {**self._taking.states, **self.peers.states, **self._ending.states}
+        states = {name: state for each in self.supervisors for name, state in each.states.items()}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if self._canary.is_deaf():
             problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
@@ -272,7 +284,7 @@ class Worker:
         limits = {run.timer.prefix: run.processor.limits for run in runs if run.processor.limits.bounds_concurrency}
         for prefix, limit in limits.items():
             for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
-                self._intake.mark_all(shard, prefix, "room")
+                self.intake.mark_all(shard, prefix, "room")
 
     def _state(self) -> Mapping[str, Any]:
         """This pod's state, for its signs of life."""

@@ -35,7 +35,7 @@ class Connections:
 
     def line(self) -> Line:
         """A connection outside the pools for one caller. It is not yet open; `close` closes it with all others."""
-        line = Line(self.dial(), answer_s=ANSWER_TIMEOUT_SECONDS)
+        line = Line(self.dial(), answer_s=self.commands.connection_pool.connection_kwargs["socket_timeout"])
         self._lines.append(line)
         return line
 
@@ -53,21 +53,21 @@ class Connections:
         await self.reserved.aclose(close_connection_pool=True)
 
 
-def connect(url: str, *, pool_size: int = 32) -> Connections:
+def connect(url: str, *, pool_size: int = 32, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
     """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
     try:
-        commands, reserved = _client(url, pool_size), _client(url, 1)
+        commands, reserved = (_client(url, size, answer_timeout_seconds) for size in (pool_size, 1))
     except ValueError as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
     return Connections(commands, reserved, commands.connection_pool.connection_kwargs.get("db", 0))
 
 
-def _client(url: str, size: int) -> Redis:
+def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
     pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
         url,
         max_connections=size,
         timeout=POOL_WAIT_SECONDS,
-        socket_timeout=ANSWER_TIMEOUT_SECONDS,
+        socket_timeout=answer_timeout_seconds,
         socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
         retry=_NEVER,
         protocol=2,
