@@ -1,6 +1,7 @@
 """Membership: who is alive, as pods tell each other, and what was ever declared."""
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,7 @@ async def test_a_pod_that_leaves_is_gone_at_once_and_its_declarations_stay(store
 
 async def test_reading_writes_nothing(real: Store) -> None:
     membership = Membership(real)
+    assert not await membership.forget("note")
     assert (await membership.read()).members == []
     assert await membership.declared(Roster()) == Roster()
     assert await real.connections.commands.keys("*") == []
@@ -188,3 +190,30 @@ async def test_a_pod_without_words_is_still_alive(store: Store) -> None:
     await store.connections.commands.delete(f"{ROOT}states", f"{ROOT}cards")
     roster = await Membership(store).beat(worker("b"))
     assert {member.pod: member.works for member in roster.members} == {"a": False, "b": True}
+
+
+async def put_nothing(redis: Any, key: str) -> None:
+    await redis.delete(key)
+
+
+async def put_list(redis: Any, key: str) -> None:
+    await redis.delete(key)
+    await redis.rpush(key, "a stranger's")
+
+
+@pytest.mark.parametrize("put", [put_nothing, put_list])
+async def test_a_key_of_the_registry_that_a_stranger_had_taken_never_came_back(
+    real: Store, put: Callable[[Any, str], Awaitable[None]]
+) -> None:
+    for name in ("seen", "states", "cards", "declared", "version"):
+        pods, known = {pod: Membership(real) for pod in ("a", "b")}, Roster()
+        for pod, membership in pods.items():
+            known = await membership.beat(worker(pod, "note"))
+        await put(real.connections.commands, f"{ROOT}{name}")
+        await Membership(real).read()
+        assert list((await Membership(real).declared(known)).declared) == ["note"], name
+        for pod in ("a", "b", "a", "b"):
+            await pods[pod].beat(worker(pod, "note"))
+        roster = await Membership(real).read()
+        assert [member.pod for member in roster.serving("note")] == ["a", "b"], name
+        await real.connections.commands.flushdb()

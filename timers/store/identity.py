@@ -52,7 +52,7 @@ class Loss:
         until = format_time(self.to_ms)
         if self.shard is None:
             return f"the db was lost or replaced before {until}, when {self.timers} timers were known in it"
-        since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"all before {until}"
+        since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"before {until}"
         return f"shard {self.shard} lost what was written {since}; {self.timers} timers were known in it"
 
     def to_json(self) -> LossAnswer:

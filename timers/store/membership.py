@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -20,7 +20,7 @@ from timers.core.lateness import quantiles_ms
 from timers.core.prefixes import owner
 from timers.store import keys
 from timers.store.identity import Mark
-from timers.store.scripts import Argument, reachable
+from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Store
 
 FORGET_AFTER_MS: Final = 4000
@@ -145,10 +145,10 @@ class Membership:
 
     async def beat(self, me: Member) -> Roster:
         """Give a sign of life, declare the member's processors, and learn who is alive. What the registry already knows
-        of the member is sent again only after data was lost or somebody took a declaration back."""
+        of the member is sent again only after it was lost or somebody took a declaration back."""
         card = _json(me, *_CARD)
         if card == self._said:
-            roster = await self._beat(me)
+            roster = await self._beat(me, "", *sorted(me.processors)[:1])
             if me.pod.encode() in self._cards and me.processors <= roster.declared.keys():
                 return roster
         roster = await self._beat(me, card, *sorted(me.processors))
@@ -179,14 +179,13 @@ class Membership:
 
     async def read(self) -> Roster:
         """Read who is alive without giving a sign of life. Writes nothing."""
-        with reachable():
-            async with self._redis.pipeline(transaction=False) as asked:
-                asked.time()
-                asked.get(_VERSION)
-                asked.zrange(f"{keys.PODS_ROOT}seen", 0, -1, withscores=True)
-                for name in ("states", "cards", "declared"):
-                    asked.hgetall(f"{keys.PODS_ROOT}{name}")
-                (seconds, micros), version, seen, states, cards, declared = await asked.execute()
+        async with self._redis.pipeline(transaction=False) as asked:
+            asked.time()
+            asked.get(_VERSION)
+            asked.zrange(f"{keys.PODS_ROOT}seen", 0, -1, withscores=True)
+            for name in ("states", "cards", "declared"):
+                asked.hgetall(f"{keys.PODS_ROOT}{name}")
+            (seconds, micros), version, seen, states, cards, declared = await read(asked, (), b"", [], {}, {}, {})
         now_ms = seconds * 1000 + micros // 1000
         alive = [(pod, score) for pod, score in seen if abs(now_ms - score) <= self._forget_after_ms]
         parts = {pod: _part(pod, text) for pod, text in cards.items()}
@@ -197,21 +196,25 @@ class Membership:
         """Read the declared prefixes without the pods. Returns `known` itself if nothing has changed since, or if all
         declarations went with lost data: pods will declare theirs again in a moment, and no create should fail until
         then. Writes nothing."""
-        with reachable():
-            version: Any = await self._redis.get(_VERSION)
+        async with self._redis.pipeline(transaction=False) as asked:
+            asked.get(_VERSION)
+            (version,) = await read(asked, None)
             if known.declared and version in (None, known.version):
                 return known
-            found: Any = await self._redis.hgetall(_DECLARED)
-        return Roster(version or b"", (), _declarations(found))
+            asked.hgetall(_DECLARED)
+            (found,) = await read(asked, None)
+        return known if found is None else Roster(version or b"", (), _declarations(found))
 
     async def forget(self, prefix: str) -> bool:
         """Take a declaration back. False if there was none."""
         with reachable():
+            if not await self._redis.hexists(_DECLARED, prefix):
+                return False
             async with self._redis.pipeline(transaction=False) as asked:
                 asked.hdel(_DECLARED, prefix)
                 asked.set(_VERSION, secrets.token_hex(8))
-                removed, _ = await asked.execute()
-        return bool(removed)
+                await asked.execute()
+        return True
 
 
 def _json(member: Member, *names: str) -> str:

@@ -7,7 +7,7 @@
 -- ARGV[4]  ms after which a silent pod is forgotten
 -- ARGV[5]  version of the roster that the pod knows, or ''
 -- ARGV[6]  what it is (JSON), or '' if it has said so before
--- ARGV[7…] with ARGV[6]: the prefixes that it declares
+-- ARGV[7…] the prefixes that it declares; without ARGV[6] one of them, to see whether the declarations are still there
 -- Answer   {now, version, {pod, ms of its last sign, how it is, …}, {pod, what it is, …}, {prefix, `<ms> <pod>`, …}}: the last two,
 --          what the live pods are and every declaration, are empty if the pod knows this version
 
@@ -31,6 +31,8 @@ if card ~= '' then
   call('HSET', cards, pod, card)
   for i = 7, #ARGV do call('HSET', declared, ARGV[i], text(now) .. ' ' .. pod) end
   changed = true
+elseif state ~= '' and (call('HEXISTS', cards, pod) == 0 or ARGV[7] and call('HEXISTS', declared, ARGV[7]) == 0) then
+  changed = true  -- what the pods had said is gone: a new version makes each of them say it again
 end
 for _, silent in ipairs(call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
 -- A sign from the future: the clock went back, or a stranger wrote it. A live pod will give another.
