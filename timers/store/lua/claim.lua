@@ -50,7 +50,7 @@ end
 local BACKLOG_MS, PUNCTUAL_MS = 10000, 1000
 local function due_of_queue(prefix, most)
   local queue = queue_key(prefix)
-  local due = call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', 0, most + 1)
+  local due = call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', '0', text(most + 1))
   local ids = {}
   for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
   if in_order or #ids <= most then return ids end

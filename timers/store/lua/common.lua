@@ -4,7 +4,8 @@
 -- KEYS[1]  the shard's root, `timers:{<shard>}:`; every key of the shard is built from it, so one hash slot holds them all
 -- ARGV[1]  the channel that tells the sweepers of a timer due within WAKE_HORIZON_MS
 --
--- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent.
+-- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent or a fraction. Commands
+-- that run for every timer get their numbers as text: Redis's own conversion of a Lua number costs as much as a read.
 
 local WAKE_HORIZON_MS = 1000     -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
@@ -34,7 +35,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
 
-local function text(number) return string.format('%.0f', number) end
+local function text(number) return string.format('%d', number) end
 
 -- Whether the shard belongs to the db that the caller knows. A script that makes a new timer asks this first: if the db was
 -- emptied and made again with another number of shards, the timer belongs to another shard.
@@ -185,7 +186,7 @@ local function heads_key(prefix)
 end
 
 local function refresh_head(prefix)
-  local first = call('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')
+  local first = call('ZRANGE', queue_key(prefix), '0', '0', 'WITHSCORES')
   if first[2] then call('ZADD', heads_key(prefix), first[2], prefix)
   else call('ZREM', heads_key(prefix), prefix) end
 end
@@ -237,9 +238,9 @@ end
 local function enqueue(prefix, id, due)
   local queue = queue_key(prefix)
   local score = tonumber(due)
-  local last = call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', 0, 1)
+  local last = call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', '0', '1')
   if last[2] then score = math.min(tonumber(last[2]) + 1 / ORDINALS, score + 1 - 1 / ORDINALS) end
-  local exact = string.format('%.17g', score)
+  local exact = score % 1 == 0 and text(score) or string.format('%.17g', score)
   -- An entry that is there already belongs to a lost record and is still counted.
   if call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
   call('ZADD', heads_key(prefix), 'LT', exact, prefix)
@@ -248,7 +249,7 @@ end
 -- Like `enqueue`, but also set the trigger key, never with a deadline in the past.
 local function schedule(prefix, id, due)
   enqueue(prefix, id, due)
-  call('SET', trigger_key(prefix, id), 1, 'PXAT', text(math.max(tonumber(due), now + 1)))
+  call('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(tonumber(due), now + 1)))
   if not earliest or tonumber(due) < earliest then earliest = tonumber(due) end
 end
 
@@ -272,7 +273,7 @@ end
 local function conclude()
   local counts = root .. 'counts'
   for field, by in pairs(tallies) do
-    if by ~= 0 and call('HINCRBY', counts, field, by) == 0 then call('HDEL', counts, field) end
+    if by ~= 0 and call('HINCRBY', counts, field, text(by)) == 0 then call('HDEL', counts, field) end
   end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
     call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))

@@ -74,5 +74,5 @@ local go_on = look_at_some()
 come_again(tonumber(call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
 local lost = #call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, 1)
 come_again(tonumber(call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
-if next_look == math.huge then next_look = nil end
+if next_look and next_look >= 2 ^ 53 then next_look = nil end -- out of reach: a stranger's score
 return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost}
