@@ -167,17 +167,20 @@ async def test_a_queue_with_a_limit_of_its_own_has_its_own_room() -> None:
     shop.runner.close()
 
 
-def answered_late(shop: _Shop, number: int = 1) -> list[Timer]:
-    """Timers whose claim was answered when their leases were over."""
-    return shop.start(number, asked_at=time.monotonic() - LEASE_MS / 1000)
+def answered_late(shop: _Shop, number: int = 1, *, used: float = 1.0) -> list[Timer]:
+    """Timers whose claim was answered when that share of their leases was over."""
+    return shop.start(number, asked_at=time.monotonic() - used * LEASE_MS / 1000)
 
 
 async def in_doubt(shop: _Shop) -> None:
     await asyncio.wait_for(shop.runs.in_doubt.wait(), 10)
 
 
-async def test_a_claim_that_was_answered_after_its_lease_starts_once_that_is_extended(shop: _Shop, held: Held) -> None:
-    timers = answered_late(shop, 3)
+@pytest.mark.parametrize("used", [0.8, 1.0])
+async def test_a_claim_that_used_up_its_lease_starts_once_that_is_extended(
+    shop: _Shop, held: Held, used: float
+) -> None:
+    timers = answered_late(shop, 3, used=used)
     await in_doubt(shop)
     assert (shop.runner.executing, len(shop.runs), len(held)) == (3, 3, 0)
     assert shop.runner.held == {(timer.prefix, timer.id) for timer in timers}

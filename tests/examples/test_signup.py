@@ -93,7 +93,13 @@ async def shop(folder: Path, server: EmbeddedServer, start: Start, **settings: s
 
         async def app_is_up() -> bool:
             assert app.returncode is None, (folder / "web.log").read_text()
-            return socket.exists()
+            try:
+                _, writer = await asyncio.open_unix_connection(socket)
+            except OSError:
+                return False
+            writer.close()
+            await writer.wait_closed()
+            return True
 
         try:
             await eventually(app_is_up, "the web app is up")

@@ -38,6 +38,10 @@ IGNORED_CANCEL_SECONDS: Final = 1.0
 STARTS_PER_TURN: Final = 20
 """Runs started in one turn of the event loop: about half a millisecond if the processors do nothing."""
 
+LEASE_LEFT: Final = 0.25
+"""Share of its lease that a run has left at least when it starts. A pod short of CPU time may start runs long after it
+claimed them; without extending their leases first, it would still execute them when another pod takes them over."""
+
 _log = get_logger("timers.runner")
 _processors_log = get_logger("timers.processor")
 
@@ -226,7 +230,7 @@ class Runner:
     async def _outcome(self, run: Run) -> Outcome | None:
         """How the run ended; None if this pod no longer decides that."""
         timer = run.timer
-        await self._runs.certain(run)
+        await self._runs.certain(run, self._lease_seconds * LEASE_LEFT)
         if exhausted(timer, run.processor.retry):
             return Exhausted(f"its pod died or lost the lease in each of {timer.failures} attempts")
         late = missed(timer, round(self._clock.now_ms()))

@@ -99,9 +99,9 @@ class Runs:
         """Stop holding the lease: it was given up, lost or settled."""
         self._held.pop((run.shard, run.timer.token), None)
 
-    async def certain(self, run: Run) -> None:
-        """Wait until the run's lease is certain, which it normally is."""
-        while time.monotonic() >= run.lease_until:
+    async def certain(self, run: Run, seconds: float) -> None:
+        """Wait until the run's lease is certain for that long, which it normally is."""
+        while time.monotonic() + seconds >= run.lease_until:
             self.in_doubt.set()
             await self._extended.wait()
 
