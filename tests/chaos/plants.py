@@ -103,6 +103,13 @@ def duplicate_after_a_short_pause(past: Past) -> None:
     done(past, at=3_500, pod="b", attempt=2)
 
 
+def duplicate_long_after_a_starved_half_lease(past: Past) -> None:
+    past.create(TIMER)
+    past.fault(FaultKind.STARVED, "a", 500, took=0)
+    past.run(TIMER, 600 + LEASE_MS, pod="a", attempt=1, took=200)
+    done(past, at=1_500 + LEASE_MS, pod="b", attempt=2)
+
+
 def duplicate_after_a_cut_of_the_subscription(past: Past) -> None:
     past.create(TIMER)
     past.run(TIMER, 1_002, pod="a", attempt=1, outcome=None)
@@ -386,6 +393,7 @@ PLANTS: dict[Property, list[Plant]] = {
         duplicate_after_a_fault_elsewhere,
         duplicate_after_a_fault_without_proof,
         duplicate_after_a_short_pause,
+        duplicate_long_after_a_starved_half_lease,
         duplicate_after_a_cut_of_the_subscription,
         duplicate_of_a_run_that_was_over_long_before_the_kill,
         handed_back_by_a_pod_that_nobody_stopped,

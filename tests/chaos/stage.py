@@ -1,5 +1,6 @@
 """Where a run takes place: a server of its own, pods, a witnessed client, and the judgement at the end."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Final
 
 from redis.asyncio import Redis
 
-from tests.chaos import endings
+from tests.chaos import endings, starvation
 from tests.chaos.calls import Calls
 from tests.chaos.checker import check
 from tests.chaos.findings import Report
@@ -16,6 +17,7 @@ from tests.chaos.pods import Pods, until
 from tests.chaos.processors import MAX_ATTEMPTS
 from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
+from tests.chaos.timeline import EVERY_POD
 from tests.chaos.witness import Event, Kind, Witness, read_history
 from timers import TimerClient
 from timers.embedded import Family
@@ -106,4 +108,10 @@ async def stage(
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
         await crew.start(pods)
         calls = Calls(client, plain.commands, witness)
+
+        def processes() -> dict[str, int]:
+            return {EVERY_POD: server.pid} | {pod.name: pod.pid for pod in crew.live}
+
+        watching = asyncio.create_task(starvation.watch(witness, processes, lease_ms))
+        ends.callback(watching.cancel)
         yield Stage(server, redis, proxy, client, witness, calls, crew, lines, lease_ms)

@@ -52,6 +52,17 @@ def test_record_taken_from_a_clean_history_is_missed(past: Past) -> None:
     assert [finding.timer for finding in past.judged(MAX_ATTEMPTS).of(Property.LOST)] == [timer]
 
 
+def test_a_takeover_from_a_pod_that_had_no_core_is_explained() -> None:
+    past = Past()
+    past.create(TIMER)
+    past.run(TIMER, 1_002, pod="a", attempt=1, took=1_000)
+    past.fault(FaultKind.STARVED, "a", 1_500, took=0)
+    done(past, at=1_800, pod="b", attempt=2)
+    report = past.judged(MAX_ATTEMPTS)
+    assert report.ok, str(report)
+    assert (report.figures.duplicates, report.figures.faults_proven) == (1, 0)
+
+
 def test_figures_tell_what_happened() -> None:
     past = Past()
     past.create("chaos/calm")

@@ -15,7 +15,7 @@ SUCCEEDED = frozenset({Outcome.DONE, Outcome.REARMED})
 
 _RELEASING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.SNOOZED})
 _CUTTING = frozenset({FaultKind.PAUSE, FaultKind.PARTITION})
-_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT}) | _CUTTING
+_BURNING = frozenset({FaultKind.KILL, FaultKind.DISCONNECT, FaultKind.STARVED}) | _CUTTING
 _HOLDING = frozenset({FaultKind.STOP}) | _BURNING
 
 
@@ -127,7 +127,7 @@ class Faults:
             if not (on.proof or (off and off.proof)):
                 self.unproven += 1
                 continue
-            self.proven += 1
+            self.proven += on.fault != FaultKind.STARVED
             yield on.pod, Fault(on.fault, on.mono_ns, off.mono_ns if off else FOREVER_NS)
 
     def took_over(self, run: Run, at_ns: int) -> bool:
@@ -135,9 +135,13 @@ class Faults:
         return any(self._ended_lease(fault, run, at_ns) for fault in self._on(run.start.pod))
 
     def held_up(self, start: Event) -> bool:
-        """True when the pod was paused so long just before this start that its lease may have been over already."""
-        paused = (fault for fault in self._on(start.pod) if fault.kind == FaultKind.PAUSE)
-        return any(self._lasted(fault, start.mono_ns, start.mono_ns) for fault in paused)
+        """True when the pod was held up so long just before this start that its lease may have been over already."""
+        at_ns = start.mono_ns
+        return any(
+            (fault.kind == FaultKind.PAUSE and self._lasted(fault, at_ns, at_ns))
+            or (fault.kind == FaultKind.STARVED and self._ended_half_lease(fault, at_ns, at_ns))
+            for fault in self._on(start.pod)
+        )
 
     def killed(self, run: Run) -> int | None:
         """When the run's pod was killed, if it was since the run began."""
@@ -169,7 +173,13 @@ class Faults:
         if fault.kind == FaultKind.KILL:
             unsettled_until = FOREVER_NS if run.end is None else run.end.mono_ns + self._lease_ns
             return fault.on_ns <= min(at_ns, unsettled_until) and fault.off_ns >= run.start.mono_ns
+        if fault.kind == FaultKind.STARVED:
+            return self._ended_half_lease(fault, run.start.mono_ns, at_ns)
         return fault.kind in _CUTTING and self._lasted(fault, run.start.mono_ns, at_ns)
+
+    def _ended_half_lease(self, fault: Fault, start_ns: int, at_ns: int) -> bool:
+        """True when the half lease that the fault was measured in overlaps the run, or the lease before it."""
+        return start_ns - self._lease_ns <= fault.on_ns <= at_ns + self._lease_ns // 2
 
     def _lasted(self, fault: Fault, start_ns: int, at_ns: int) -> bool:
         lasted_ns = min(fault.off_ns, at_ns) - fault.on_ns

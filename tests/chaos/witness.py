@@ -70,14 +70,16 @@ class FaultKind(StrEnum):
     """What was done to a pod.
 
     `kill` is SIGKILL, `stop` SIGTERM, `pause` SIGSTOP; `partition` and `disconnect` cut its connections for a time and
-    for an instant; a stopped server is a partition of every pod. `pubsub` cuts subscribers only, `scripts` makes the
-    server forget its scripts: no lease suffers, so neither explains a duplicate.
+    for an instant; a stopped server is a partition of every pod. `starved` is
+    measured, not made: for most of half a lease the machine had no core for it. `pubsub` cuts subscribers only,
+    `scripts` makes the server forget its scripts: no lease suffers, so neither explains a duplicate.
     """
 
     KILL = "kill"
     STOP = "stop"
     PAUSE = "pause"
     PARTITION = "partition"
+    STARVED = "starved"
     DISCONNECT = "disconnect"
     PUBSUB = "pubsub"
     SCRIPTS = "scripts"
