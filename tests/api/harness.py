@@ -1,7 +1,7 @@
 """A whole API over a real server: started in the test's own loop, spoken to over a real socket."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,9 @@ from timers.store.connect import connect
 from timers.store.store import Store
 
 PROBLEM = "application/problem+json"
+
+Instead = Callable[[Parts], Sequence[web.RouteDef]]
+"""Makes the routes that a test serves in place of those of the same address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Api:
     client: TimerClient
     health: HealthRoutes
     app: web.Application
+    parts: Parts
 
     async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
         """A request with a JSON body, if any; `data=` sends something else. The document must allow the answer."""
@@ -106,9 +110,10 @@ async def running_api(
     keys_fresh_seconds: float = FRESH_SECONDS,
     request_seconds: float = REQUEST_SECONDS,
     limit: ConnectionLimit | None = None,
+    instead: Instead = lambda _: (),
 ) -> AsyncIterator[Api]:
     """An API over a db in which the processors are declared; it runs their timers too where it `works`. `keys` as in
-    TIMERS_API_KEYS."""
+    TIMERS_API_KEYS. The routes of `instead` come before all others."""
     async with AsyncExitStack() as ends:
         store = await open_store(connect(url))
         ends.push_async_callback(store.connections.close)
@@ -121,13 +126,14 @@ async def running_api(
         health = HealthRoutes(store, worker, fresh_seconds=0, answer_seconds=min(ANSWER_SECONDS, request_seconds))
         callers = Callers(store)
         auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes, fresh_seconds=keys_fresh_seconds)
-        routes = (*all_pages(Parts(store, client, auth, callers)), *all_routes(client, health, metrics, worker))
+        parts = Parts(store, client, auth, callers)
+        routes = (*instead(parts), *all_pages(parts), *all_routes(client, health, metrics, worker))
         app = application(routes, auth, Guard().check, request_seconds=request_seconds)
         server = await ApiServer.start(app, "127.0.0.1", 0, limit=limit)
         ends.push_async_callback(server.stop)
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())
-        yield Api(server, session, store, client, health, app)
+        yield Api(server, session, store, client, health, app, parts)
 
 
 async def _worker(

@@ -15,15 +15,17 @@ from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
+from tests.api.own_feed import MadeUp, OwnFeed
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.api import stream
 from timers.api.auth import Auth
 from timers.api.server import ApiServer, application
 from timers.api.stream import EventRoutes
-from timers.client.feed import Event, event_json
+from timers.client.feed import Feed
+from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
+from timers.store.queries import Change
 
 
 @asynccontextmanager
@@ -165,20 +167,29 @@ async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_u
     writer.close()
 
 
-async def test_a_change_is_encoded_once_for_all_listeners(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[str] = []
+class Encoded(Change):
+    """Counts how often its note is made."""
 
-    def remember(event: Event) -> tuple[str, dict[str, Any]]:
-        encoded.append(event_json(event)[0])
-        return event_json(event)
+    count = 0
 
-    monkeypatch.setattr(stream, "event_json", remember)
-    async with listening(api) as first, listening(api) as second, listening(api) as third:
-        for number in range(20):
-            await api.create(f"t{number}")
-        for response in (first, second, third):
-            assert [(await next_event(response))[1]["id"] for _ in range(20)] == [f"t{n}" for n in range(20)]
-    assert encoded.count("change") == 20
+    @property
+    def note(self) -> str:
+        type(self).count += 1
+        return super().note
+
+
+async def test_a_change_is_encoded_once_for_all_listeners(api: Api) -> None:
+    queries, before = MadeUp(), Encoded.count
+    feed = Feed(queries)
+    async with serving(replace(api, client=OwnFeed(feed))) as served:
+        async with listening(served) as first, listening(served) as second, listening(served) as third:
+            for number in range(20):
+                place = f"{feed.place}-{number}"
+                queries.told(Encoded("test", f"t{number}", Status.SCHEDULED, 1, 0, 0, 0, "created", place=place))
+            for response in (first, second, third):
+                assert [(await next_event(response))[1]["id"] for _ in range(20)] == [f"t{n}" for n in range(20)]
+        await feed.close()
+    assert Encoded.count - before == 20
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import ConsoleMessage, Page, async_playwright
 from redis.asyncio import Redis
 
-from tests.api.harness import Api, running_api
+from tests.api.harness import Api, Instead, running_api
 from tests.servers import start_server
 from timers.access import RIGHTS, ApiKey, Scope, make_key
 from timers.core.model import Timer
@@ -61,23 +61,30 @@ async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def api(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+def instead() -> Instead:
+    """The pages that a test file serves with other timings."""
+    return lambda _: ()
+
+
+@pytest.fixture
+async def api(server: EmbeddedServer, redis: Redis, instead: Instead) -> AsyncIterator[Api]:
     """Open to this machine; nothing runs."""
-    async with running_api(server.url, PROCESSORS) as running:
+    async with running_api(server.url, PROCESSORS, instead=instead) as running:
         yield running
 
 
 @pytest.fixture
-async def working(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+async def working(server: EmbeddedServer, redis: Redis, instead: Instead) -> AsyncIterator[Api]:
     """Open, with a worker."""
-    async with running_api(server.url, PROCESSORS, works=True) as running:
+    async with running_api(server.url, PROCESSORS, works=True, instead=instead) as running:
         yield running
 
 
 @pytest.fixture
-async def guarded(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
+async def guarded(server: EmbeddedServer, redis: Redis, instead: Instead) -> AsyncIterator[Api]:
     """Asks for a key; nothing runs."""
-    async with running_api(server.url, PROCESSORS, keys=" ".join(key.entry for key in KEYS)) as running:
+    keys = " ".join(key.entry for key in KEYS)
+    async with running_api(server.url, PROCESSORS, keys=keys, instead=instead) as running:
         yield running
 
 

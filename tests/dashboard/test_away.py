@@ -2,17 +2,19 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
 from tests.servers import start_server
 from tests.waiting import eventually
-from timers.api import deadlines, livekeys
-from timers.dashboard import overview, service
+from timers.dashboard.overview import OverviewPage
+from timers.dashboard.service import ServicePages
+from timers.dashboard.site import Parts
 from timers.embedded import EmbeddedServer
 
 
@@ -24,27 +26,30 @@ async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     await server.stop()
 
 
-@pytest.fixture(autouse=True)
-def fresh_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(livekeys, "FRESH_SECONDS", 3600.0)
-    monkeypatch.setattr(overview, "STATS_SECONDS", 0.0)
-    monkeypatch.setattr(service, "VIEWS_SECONDS", 0.0)
+def reading_each_time(parts: Parts) -> Sequence[web.RouteDef]:
+    return [*OverviewPage(parts, stats_seconds=0.0).routes(), *ServicePages(parts, views_seconds=0.0).routes()]
 
 
 @pytest.mark.parametrize("keys", [None, " ".join(key.entry for key in KEYS)], ids=["open", "with keys"])
 async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
-    own_server: EmbeddedServer, keys: str | None, monkeypatch: pytest.MonkeyPatch
+    own_server: EmbeddedServer, keys: str | None
 ) -> None:
-    async with running_api(own_server.url, PROCESSORS, keys=keys) as api:
+    async with running_api(
+        own_server.url,
+        PROCESSORS,
+        keys=keys,
+        keys_fresh_seconds=3600.0,
+        request_seconds=0.5,
+        instead=reading_each_time,
+    ) as api:
         visitor, other = Visitor(api), Visitor(api)
         await api.client.create("mine", "one", delay="1h")
         if keys:
-            await visitor.sign_in(EVERYTHING)
-            await other.sign_in(READS)
+            await eventually(lambda: signed_in(visitor, EVERYTHING), "the one is signed in")
+            await eventually(lambda: signed_in(other, READS), "the other is signed in")
         paths = ("/", "/ui/timers", "/ui/timers/mine/one", "/ui/prefixes")
         for path in paths:
-            assert (await visitor.get(path)).status == 200
-        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 0.5)
+            await eventually(lambda: present(visitor, path), f"{path} is shown")  # noqa: B023 (looked at here)
         os.kill(own_server.pid, signal.SIGSTOP)
         for path in paths:
             shown = await visitor.get(path)
@@ -60,11 +65,14 @@ async def test_the_last_state_is_shown_with_its_age_and_then_the_new_one(
             assert (stranger.status, 'id="away"' in stranger.text) == (503, False)
         refused = await visitor.post("/ui/timers/mine/one/cancel")
         assert (refused.status, "Redis is away" in refused.text) == (503, True)
-        monkeypatch.setattr(deadlines, "REQUEST_SECONDS", 10.0)
         os.kill(own_server.pid, signal.SIGCONT)
+        await eventually(lambda: present(visitor, "/"), "the page shows the present again")
 
-        async def back() -> bool:
-            shown = await visitor.get("/")
-            return shown.status == 200 and "Redis is away." not in shown.text
 
-        await eventually(back, "the page shows the present again")
+async def signed_in(visitor: Visitor, key: str) -> bool:
+    return (await visitor.sign_in(key)).status == 303
+
+
+async def present(visitor: Visitor, path: str) -> bool:
+    shown = await visitor.get(path)
+    return shown.status == 200 and "Redis is away." not in shown.text

@@ -8,10 +8,11 @@ import pytest
 from playwright.async_api import Page, Route
 from redis.asyncio import Redis
 
-from tests.api.harness import Api
+from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
 from tests.waiting import eventually
 from timers.core.model import Status
+from timers.dashboard.bulk import BulkPages
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 PAGES = (
@@ -155,11 +156,12 @@ async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Ap
     watched.assert_quiet(guarded.server.url)
 
 
-async def test_all_that_pass_are_done_slice_by_slice_without_a_click(
-    api: Api, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("timers.dashboard.bulk.SLICE", 10)
-    monkeypatch.setattr("timers.dashboard.bulk.SLICE_SECONDS", 0.0)
+@pytest.fixture
+def instead() -> Instead:
+    return lambda parts: BulkPages(parts, slice_limit=10, slice_seconds=0.0).routes()
+
+
+async def test_all_that_pass_are_done_slice_by_slice_without_a_click(api: Api, watched: Watched) -> None:
     await api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(35)])
     page = watched.page
     await page.goto(f"{api.server.url}/ui/timers?prefix=test")

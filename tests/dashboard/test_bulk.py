@@ -6,9 +6,15 @@ from html import unescape
 
 import pytest
 
+from tests.api.harness import Instead
 from tests.dashboard.conftest import WRITES, Shown, Visitor
 from timers.core.model import Status
-from timers.dashboard import bulk
+from timers.dashboard.bulk import BulkPages
+
+
+@pytest.fixture
+def instead() -> Instead:
+    return lambda parts: BulkPages(parts, slice_limit=20, slice_seconds=0.0).routes()
 
 
 def fields_of(text: str) -> list[tuple[str, str]]:
@@ -33,9 +39,7 @@ async def counts_of(visitor: Visitor, prefix: str) -> Mapping[Status, int]:
     return (await visitor.api.client.counts()).get(prefix, {})
 
 
-async def test_many_are_cancelled_in_slices_and_all_of_them(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "SLICE", 20)
-    monkeypatch.setattr(bulk, "SLICE_SECONDS", 0.0)
+async def test_many_are_cancelled_in_slices_and_all_of_them(visitor: Visitor) -> None:
     await visitor.api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(90)])
     await visitor.api.client.create("mine", "other", delay="1h")
     asked = await visitor.get("/ui/bulk?action=cancel&prefix=test")

@@ -3,28 +3,33 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from dataclasses import replace
 
 import pytest
 from aiohttp import ClientResponse
 
-from tests.api.harness import Api
+from tests.api.harness import Api, Instead
+from tests.api.own_feed import MadeUp, OwnFeed
 from tests.dashboard.conftest import READS, Visitor
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.waiting import DEADLINE_SECONDS
+from timers.api.server import ApiServer, application
 from timers.client.feed import Feed, Open
 from timers.core.model import Status
-from timers.dashboard import live
 from timers.dashboard.live import LivePages
-from timers.store.queries import Change, Queries
+from timers.store.queries import Change
 
 WORD = b"data: new\n\n"
 
 
-@pytest.fixture(autouse=True)
-def only_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def most_seconds() -> float:
     """No word without a change."""
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0.01)
-    monkeypatch.setattr(live, "MOST_SECONDS", 3600.0)
+    return 3600.0
+
+
+@pytest.fixture
+def instead(most_seconds: float) -> Instead:
+    return lambda parts: LivePages(parts, least_seconds=0.01, most_seconds=most_seconds).routes()
 
 
 @asynccontextmanager
@@ -52,10 +57,9 @@ async def test_a_page_is_told_of_each_change(api: Api) -> None:
             await word(stream)
 
 
-async def test_a_page_is_told_now_and_then_though_nothing_changes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most_seconds", [0.02])
+async def test_a_page_is_told_now_and_then_though_nothing_changes(api: Api) -> None:
     async with listening(api) as stream:
-        monkeypatch.setattr(live, "MOST_SECONDS", 0.02)
-        await api.create("the last change")
         for _ in range(3):
             await word(stream)
 
@@ -70,32 +74,18 @@ async def test_a_key_hears_only_of_its_prefixes(guest: Visitor) -> None:
         assert stream.content.total_bytes == 3 * len(WORD)
 
 
-class Words:
-    """Stands for a response: what was written."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.ended = False
-
-    async def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    async def write_eof(self) -> None:
-        self.ended = True
-
-
 async def test_a_burst_is_one_word_and_the_end_of_the_feed_ends_the_stream(api: Api) -> None:
-    listener, words = Feed(Queries(api.store)).join(), Words()
-    telling = asyncio.create_task(LivePages(cast("Any", api))._pass_on(listener, cast("Any", words)))
-
-    async def told(number: int) -> bool:
-        return len(words.written) == number and not listener._waiting
-
-    await eventually(lambda: told(2), "it is told that the subscription stands")
-    for version in range(50):
-        listener.offer(Change("test", "x", Status.SCHEDULED, version, 0, 0, 0, "changed"))
-    await eventually(lambda: told(3), "one word tells of all")
-    listener.end()
-    await telling
-    assert (len(words.written), words.ended) == (3, True)
-    await listener._feed.leave(listener)
+    queries = MadeUp()
+    feed = Feed(queries)
+    routes = LivePages(replace(api.parts, client=OwnFeed(feed)), least_seconds=0.01, most_seconds=3600.0).routes()
+    server = await ApiServer.start(application(routes, api.parts.auth), "127.0.0.1", 0)
+    async with api.session.get(f"{server.url}/ui/live") as stream:
+        await word(stream)
+        await word(stream)
+        for version in range(50):
+            queries.told(Change("test", "x", Status.SCHEDULED, version, 0, 0, 0, "changed"))
+        await word(stream)
+        await feed.close()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            assert await stream.content.read() == b""
+    await server.stop()

@@ -4,21 +4,17 @@ import re
 
 import pytest
 
-from tests.api.harness import Api
+from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import READS, Visitor
 from tests.members import announce
 from tests.waiting import eventually
-from timers.dashboard import site
+from timers.dashboard.overview import OverviewPage
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def instead() -> Instead:
     """Each look reads."""
-
-    async def get(fresh: site.Fresh[object]) -> object:
-        return await fresh._read()
-
-    monkeypatch.setattr(site.Fresh, "get", get)
+    return lambda parts: OverviewPage(parts, stats_seconds=-1.0, load_seconds=-1.0).routes()
 
 
 def sentence(text: str) -> str:

@@ -94,8 +94,9 @@ class Order:
 class BulkPages:
     """`/ui/bulk`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, slice_limit: int = SLICE, slice_seconds: float = SLICE_SECONDS) -> None:
         self._parts, self._client = parts, parts.client
+        self._slice_limit, self._slice_seconds = slice_limit, slice_seconds
         self._listing = Listing(parts.store)
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -163,7 +164,7 @@ class BulkPages:
 
     async def _slice(self, request: web.Request, order: Order, progress: Progress) -> None:
         """Do as much as fits into one request."""
-        until = time.monotonic() + SLICE_SECONDS
+        until = time.monotonic() + self._slice_seconds
         while not progress.ended:
             timers = await self._next(request, order, progress)
             fresh = [timer for timer in timers if timer.updated_ms <= progress.since_ms]
@@ -176,13 +177,15 @@ class BulkPages:
         """The next timers to act on. Moves the progress past them."""
         if order.chosen:
             at = int(progress.cursor or 0)
-            some = order.chosen[at : at + SLICE]
-            progress.cursor, progress.ended = str(at + SLICE), at + SLICE >= len(order.chosen)
-            return await self._read(request, some, progress)
+            end = at + self._slice_limit
+            progress.cursor, progress.ended = str(end), end >= len(order.chosen)
+            return await self._read(request, order.chosen[at:end], progress)
         if not order.statuses:
             progress.ended = True
             return []
-        page = await self._listing.page(order.filter.at(progress.since_ms), limit=SLICE, cursor=progress.cursor)
+        page = await self._listing.page(
+            order.filter.at(progress.since_ms), limit=self._slice_limit, cursor=progress.cursor
+        )
         progress.cursor, progress.ended = page.next_cursor, page.next_cursor is None
         return page.items
 

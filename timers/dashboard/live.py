@@ -23,8 +23,11 @@ MOST_SECONDS: Final = 5.0
 class LivePages(EventRoutes):
     """`/ui/live`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(
+        self, parts: Parts, *, least_seconds: float = LEAST_SECONDS, most_seconds: float = MOST_SECONDS
+    ) -> None:
         super().__init__(parts.client, linger_seconds=0.0)
+        self._least_seconds, self._most_seconds = least_seconds, most_seconds
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
@@ -34,9 +37,9 @@ class LivePages(EventRoutes):
         """Tell only that there are changes, not which."""
         while True:
             await write(response, b"data: new\n\n")
-            await asyncio.sleep(LEAST_SECONDS)
+            await asyncio.sleep(self._least_seconds)
             with suppress(TimeoutError):
-                async with asyncio.timeout(MOST_SECONDS - LEAST_SECONDS):
+                async with asyncio.timeout(self._most_seconds - self._least_seconds):
                     if await listener.next() is None:
                         break
             listener.waiting(QUEUE_LIMIT)

@@ -77,12 +77,14 @@ def _warnings(stats: Stats, by_status: Mapping[Status, int]) -> Sequence[str]:
 class OverviewPage:
     """`/`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(
+        self, parts: Parts, *, stats_seconds: float = STATS_SECONDS, load_seconds: float = LOAD_SECONDS
+    ) -> None:
         self._parts = parts
-        self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), STATS_SECONDS)
-        self._uncovered = Fresh(parts.client.uncovered, STATS_SECONDS)
-        self._fired = Fresh(FiredRing(parts.store).read, STATS_SECONDS)
-        self._load = Fresh(lambda: self._loaded(None), LOAD_SECONDS)
+        self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), stats_seconds)
+        self._uncovered = Fresh(parts.client.uncovered, stats_seconds)
+        self._fired = Fresh(FiredRing(parts.store).read, stats_seconds)
+        self._load = Fresh(lambda: self._loaded(None), load_seconds)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""

@@ -28,9 +28,9 @@ every refresh."""
 class ServicePages:
     """`/ui/prefixes`, `/ui/pods`, `/ui/server`."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._client = parts, parts.client
-        self._prefixes = Fresh(parts.client.prefixes, VIEWS_SECONDS)
+    def __init__(self, parts: Parts, *, views_seconds: float = VIEWS_SECONDS) -> None:
+        self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
+        self._prefixes = Fresh(parts.client.prefixes, views_seconds)
         self._checks = Fresh(lambda: examine(parts.store), CHECKS_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -75,7 +75,7 @@ class ServicePages:
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is nothing that can be done to a prefix")
         await acts[action](prefix)
-        self._prefixes = Fresh(self._client.prefixes, VIEWS_SECONDS)
+        self._prefixes = Fresh(self._client.prefixes, self._views_seconds)
         return redirect(f"/ui/prefixes?q={prefix}")
 
     async def pods(self, request: web.Request) -> web.Response:
