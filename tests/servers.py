@@ -42,9 +42,9 @@ def binary_for(family: Family) -> Path:
     return path
 
 
-async def start_server(family: Family, data_dir: Path, *options: str) -> ServerHandle:
+async def start_server(family: Family, data_dir: Path, *options: str, **timeouts: float) -> ServerHandle:
     """A server of that family with the embedded server's settings, then `options` (`"--port", "7001"`)."""
-    return await EmbeddedServer.start(data_dir, binary_for(family), options)
+    return await EmbeddedServer.start(data_dir, binary_for(family), options, **timeouts)
 
 
 async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:

@@ -31,8 +31,8 @@ Family = Literal["redis", "valkey"]
 OLDEST_MAJOR: Final = 7
 _SOCKET_PATH_LIMIT: Final = 103  # bytes: macOS; Linux takes 107
 _ANSWER_TIMEOUT_S: Final = 2.0
-_START_TIMEOUT_S: Final = 15.0
-_STOP_TIMEOUT_S: Final = 10.0
+START_TIMEOUT_S: Final = 15.0
+STOP_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.01
 _FOLDER: Final = "server"
 _LOG: Final = "server.log"
@@ -67,7 +67,7 @@ def inspect_binary(path: Path) -> Binary:
     """Asks the program for its version. Raises ConfigurationError if it is not Redis or Valkey 7 or newer."""
     try:
         answer = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_TIMEOUT_S, check=False
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=START_TIMEOUT_S, check=False
         ).stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigurationError(f"{path} cannot be run: {error}") from None
@@ -134,9 +134,17 @@ class EmbeddedServer:
         self._cleanup = cleanup
 
     @classmethod
-    async def start(cls, data_dir: Path, binary: Path | None = None, options: Sequence[str] = ()) -> Self:
+    async def start(
+        cls,
+        data_dir: Path,
+        binary: Path | None = None,
+        options: Sequence[str] = (),
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        orphan_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> Self:
         """Returns when the server answers, however long it takes to load its data. `options` are further server
-        arguments.
+        arguments. An earlier server whose owner was killed has `orphan_timeout_s` to end.
 
         Raises ConfigurationError if no program is usable, the folder is unusable or in use, or the data cannot be
         loaded.
@@ -148,9 +156,9 @@ class EmbeddedServer:
                 cleanup.callback(os.close, _own(folder))
                 socket = _socket_path(folder)
                 cleanup.callback(_remove_socket, socket, folder)
-                process = await _launch(program, folder, socket, options)
+                process = await _launch(program, folder, socket, options, orphan_timeout_s)
                 cleanup.callback(_end, process)
-                await _until_ready(process, socket, folder / _LOG)
+                await _until_ready(process, socket, folder / _LOG, start_timeout_s)
                 return cls(program, socket, process, cleanup.pop_all())
         except OSError as error:
             rule = f"a folder this user can write to ({error})"
@@ -172,12 +180,12 @@ class EmbeddedServer:
     def pid(self) -> int:
         return self._process.pid
 
-    async def stop(self) -> None:
+    async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ends the server, which first writes what it has to disk, and frees the folder. A second call does nothing."""
         try:
             if self._process.poll() is None:
                 self._process.terminate()
-                await _until_ended(self._process)
+                await _until_ended(self._process, timeout_s)
         finally:
             self.kill()
 
@@ -268,10 +276,12 @@ def _remove_socket(socket: Path, folder: Path) -> None:
         socket.parent.rmdir()
 
 
-async def _launch(binary: Binary, folder: Path, socket: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
+async def _launch(
+    binary: Binary, folder: Path, socket: Path, options: Sequence[str], orphan_timeout_s: float
+) -> subprocess.Popen[bytes]:
     lock = os.open(folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        await _until_orphan_is_gone(lock, folder, socket)
+        await _until_orphan_is_gone(lock, folder, socket, orphan_timeout_s)
         socket.unlink(missing_ok=True)
         arguments = [str(binary.path), *_OPTIONS, "--dir", str(folder), "--unixsocket", str(socket), *options]
         process = _spawn(arguments, folder / _LOG, lock)
@@ -303,27 +313,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def _until_ended(process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
+async def _until_ended(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 (a process sets no event)
         await asyncio.sleep(_POLL_S)
 
 
-async def _until_ready(process: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
+async def _until_ready(process: subprocess.Popen[bytes], socket: Path, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while (answer := await _ask(socket, "PING")).startswith("-LOADING") or not answer:
         if answer:
-            deadline = time.monotonic() + _START_TIMEOUT_S
+            deadline = time.monotonic() + timeout_s
         if process.poll() is not None or time.monotonic() > deadline:
             raise ConfigurationError(f"the embedded server did not start: {_last_line(log)} (see {log})")
         await asyncio.sleep(_POLL_S)
 
 
-async def _until_orphan_is_gone(lock: int, folder: Path, socket: Path) -> None:
+async def _until_orphan_is_gone(lock: int, folder: Path, socket: Path, timeout_s: float) -> None:
     """A server of ours whose owner was killed may still hold the lock. Asks it to end, and waits for that."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     if not _try_lock(lock):
-        await _ask(socket, "SHUTDOWN")
+        await _ask(socket, "SHUTDOWN", min(timeout_s, _ANSWER_TIMEOUT_S))
     while not _try_lock(lock):
         if time.monotonic() > deadline:
             pid = os.pread(lock, 20, 0).decode()
@@ -331,10 +341,10 @@ async def _until_orphan_is_gone(lock: int, folder: Path, socket: Path) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def _ask(socket: Path, command: str) -> str:
+async def _ask(socket: Path, command: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> str:
     """The first line of the server's answer; empty if it does not answer."""
     try:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(socket)
             try:
                 writer.write(f"{command}\r\n".encode())

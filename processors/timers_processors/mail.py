@@ -37,8 +37,11 @@ _START_TLS: Final = {"require": True, "if-offered": None, "never": False}
 class SmtpTransport:
     """Sends mail through one server over at most CONNECTIONS connections, which are kept for the next message."""
 
-    def __init__(self, url: str, mail_from: str, targets: Targets | None = None) -> None:
+    def __init__(
+        self, url: str, mail_from: str, targets: Targets | None = None, *, idle_seconds: float = IDLE_SECONDS
+    ) -> None:
         """`url` is as in TIMERS_SMTP_URL."""
+        self._idle_seconds = idle_seconds
         self._options, self._from = _options(url), mail_from
         self._name = f"{self._options['hostname']}:{self._options['port']}"
         self._targets = targets or Targets(TargetLimits(at_once=CONNECTIONS))
@@ -91,7 +94,7 @@ class SmtpTransport:
         """An idle connection that was used recently and still answers."""
         while self._idle:
             since, connection = self._idle.pop()
-            if time.monotonic() - since < IDLE_SECONDS:
+            if time.monotonic() - since < self._idle_seconds:
                 try:
                     await connection.rset()
                 except (SMTPException, OSError):

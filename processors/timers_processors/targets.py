@@ -51,7 +51,9 @@ class TargetLimits:
 
 
 @dataclass(slots=True)
-class _Target:
+class Target:
+    """The calls to one target, with those that wait, and how it has answered."""
+
     slots: asyncio.Semaphore
     calls: int = 0
     average_seconds: float = 0.1
@@ -66,7 +68,8 @@ class Targets:
 
     def __init__(self, limits: TargetLimits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits or TargetLimits(), clock
-        self._known: dict[str, _Target] = {}
+        self.known: dict[str, Target] = {}
+        """The targets that have calls or failures."""
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
@@ -96,30 +99,30 @@ class Targets:
             target.calls -= 1
             self._forget(name, target)
 
-    def _target(self, name: str) -> _Target:
-        if len(self._known) >= TARGETS_KEPT and name not in self._known:
-            idle = (known for known, target in self._known.items() if not target.calls)
-            self._known.pop(next(idle, ""), None)
-        return self._known.setdefault(name, _Target(asyncio.Semaphore(self._limits.at_once)))
+    def _target(self, name: str) -> Target:
+        if len(self.known) >= TARGETS_KEPT and name not in self.known:
+            idle = (known for known, target in self.known.items() if not target.calls)
+            self.known.pop(next(idle, ""), None)
+        return self.known.setdefault(name, Target(asyncio.Semaphore(self._limits.at_once)))
 
-    def _forget(self, name: str, target: _Target) -> None:
+    def _forget(self, name: str, target: Target) -> None:
         if not target.calls and not target.failures and target.free_at <= self._clock():
-            self._known.pop(name, None)
+            self.known.pop(name, None)
 
-    async def _wait_for_slot(self, target: _Target) -> None:
+    async def _wait_for_slot(self, target: Target) -> None:
         try:
             async with asyncio.timeout(self._limits.wait_seconds):
                 await target.slots.acquire()
         except TimeoutError:
             raise self._busy(target) from None
 
-    def _busy(self, target: _Target) -> Busy:
+    def _busy(self, target: Target) -> Busy:
         """Calls without room come back one after the other, at the rate at which the target has taken calls so far."""
         now, each = self._clock(), target.average_seconds / self._limits.at_once
         target.free_at = max(target.free_at, now + self._limits.wait_seconds) + each
         return Busy(min(target.free_at - now, self._limits.longest_busy_seconds))
 
-    def _begin(self, target: _Target) -> None:
+    def _begin(self, target: Target) -> None:
         """Raises Broken during a pause. After the pause one call goes; the others are refused for another
         `pause_seconds`, unless that call gets an answer."""
         left = target.broken_until - self._clock()
@@ -128,7 +131,7 @@ class Targets:
         if target.pauses:
             target.broken_until = self._clock() + self._limits.pause_seconds
 
-    def _count_failure(self, target: _Target, pauses: int) -> None:
+    def _count_failure(self, target: Target, pauses: int) -> None:
         """A call that began before the last pause causes no new one: twenty calls that hang together cause one
         pause."""
         target.failures += 1

@@ -1,31 +1,39 @@
 """One action on many timers: counted first, asked for, told as it is."""
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from tests.cli.commands import CommandLine
 from tests.cli.test_many import create
-from timers.client import actions
+from timers.client.actions import PAGE
 
 ACTIONS = ("cancel", "retry", "purge", "reschedule")
+
+
+def timers_of_a_file(timers: CommandLine, wanted: list[dict[str, str]]) -> None:
+    """Arms them all with one command."""
+    Path("timers.json").write_text(json.dumps(wanted))
+    assert timers("create", "--batch", "timers.json").code == 0
 
 
 def in_status(timers: CommandLine, status: str) -> list[str]:
     return [timer["id"] for timer in timers("ls", "--status", status, "-o", "json").json["items"]]
 
 
-def test_all_that_pass_are_done_page_after_page(timers: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "PAGE", 2)
-    create(timers, 5)
+def test_all_that_pass_are_done_page_after_page(timers: CommandLine) -> None:
+    number = 2 * PAGE + 5
+    timers_of_a_file(timers, [{"prefix": "log", "id": f"t{i}", "delay": "1h"} for i in range(number)])
     done = timers("cancel", "--prefix", "log", "--yes", "-o", "json")
-    assert done.json == {"action": "cancel", "dry_run": False, "matched": 5, "done": 5, "refused": {}}
+    assert done.json == {"action": "cancel", "dry_run": False, "matched": number, "done": number, "refused": {}}
     assert (done.code, done.err) == (0, "")
-    assert len(in_status(timers, "cancelled")) == 5
-    assert timers("retry", "--status", "cancelled", "--yes", "-o", "json").json["done"] == 5
-    assert timers("reschedule", "--prefix", "log", "--in", "2d", "-y", "-o", "json").json["done"] == 5
-    assert timers("purge", "--prefix", "log", "--yes", "-o", "json").json["done"] == 5
+    assert timers("stats", "-o", "json").json["by_status"]["cancelled"] == number
+    assert timers("retry", "--status", "cancelled", "--yes", "-o", "json").json["done"] == number
+    assert timers("reschedule", "--prefix", "log", "--in", "2d", "-y", "-o", "json").json["done"] == number
+    assert timers("purge", "--prefix", "log", "--yes", "-o", "json").json["done"] == number
     assert timers("ls", "-o", "json").json["items"] == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import CommandLine
-from timers.cli import creating
+from timers.client import BATCH_LIMIT
 
 
 def created(timers: CommandLine, *options: str) -> Any:
@@ -75,15 +75,16 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_arms_all_its_timers(timers: CommandLine, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creating, "BATCH_LIMIT", 2)
-    Path("timers.json").write_text(FORMS[form]([{"prefix": "log", "id": f"t{i}", "delay": "1h"} for i in range(5)]))
+def test_a_file_arms_all_its_timers(timers: CommandLine, form: str) -> None:
+    number = BATCH_LIMIT + 5
+    wanted = [{"prefix": "log", "id": f"t{i}", "delay": "1h"} for i in range(number)]
+    Path("timers.json").write_text(FORMS[form](wanted))
     shown = timers("create", "--batch", "timers.json", "-o", "json")
-    assert (shown.code, shown.err) == (0, "timers: 5 of 5 armed\n")
+    assert (shown.code, shown.err) == (0, f"timers: {number} of {number} armed\n")
     assert [(each["number"], each["id"], each["result"]) for each in shown.json] == [
-        (i + 1, f"t{i}", "created") for i in range(5)
+        (i + 1, f"t{i}", "created") for i in range(number)
     ]
-    assert timers("stats", "-o", "json").json["by_status"]["scheduled"] == 5
+    assert timers("stats", "-o", "json").json["by_status"]["scheduled"] == number
 
 
 def test_each_line_of_a_batch_has_its_own_result(timers: CommandLine) -> None:

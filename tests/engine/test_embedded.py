@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from tests.servers import FAMILIES, binary_for, start_server
-from timers import embedded
+from tests.servers import FAMILIES, ServerHandle, binary_for, start_server
+from tests.waiting import eventually
 from timers.embedded import EmbeddedServer, Family, find_binary, inspect_binary, usable_binaries
 from timers.errors import ConfigurationError
 
@@ -119,13 +119,10 @@ async def test_a_killed_server_keeps_the_data(family: Family, tmp_path: Path) ->
         assert await redis.get("kept") == "yes"
 
 
-async def test_a_server_that_will_not_stop_is_killed(
-    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_will_not_stop_is_killed(family: Family, tmp_path: Path) -> None:
     server = await start_server(family, tmp_path)
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(embedded, "_STOP_TIMEOUT_S", 0.05)
-    await server.stop()
+    await server.stop(timeout_s=0.05)
     assert_gone(server.pid)
 
 
@@ -169,17 +166,13 @@ async def test_an_orphan_is_shut_down_by_the_next_start(family: Family, tmp_path
         assert await redis.get("kept") == "yes"
 
 
-async def test_an_orphan_that_will_not_end_is_named(
-    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_orphan_that_will_not_end_is_named(family: Family, tmp_path: Path) -> None:
     process, pid = owner(family, tmp_path, before="sys.platform = 'without-parent-death-signal'")
     kill(process)
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr(embedded, "_STOP_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(embedded, "_ANSWER_TIMEOUT_S", 0.05)
     try:
         with pytest.raises(ConfigurationError, match=f"an earlier server .pid {pid}. still uses {tmp_path}"):
-            await start_server(family, tmp_path)
+            await start_server(family, tmp_path, orphan_timeout_s=0.05)
     finally:
         os.kill(pid, signal.SIGKILL)
 
@@ -224,13 +217,22 @@ async def test_an_unusable_folder_is_one_clear_line(tmp_path: Path) -> None:
     assert "\n" not in str(it.value)
 
 
-async def test_a_long_loading_is_waited_for(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with await start_server(family, tmp_path) as first, client(first) as redis:
-        for number in range(300):
-            await redis.set(f"key-{number}", "x" * 100)
-    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.2)
-    slowly = ("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024")
-    async with await start_server(family, tmp_path, *slowly) as second, client(second) as redis:
+def loading(milliseconds: int) -> tuple[str, ...]:
+    """Options of a server that loads each key so slowly, and answers meanwhile."""
+    return ("--key-load-delay", str(milliseconds * 1000), "--loading-process-events-interval-bytes", "1024")
+
+
+async def keep(server: ServerHandle, number: int) -> None:
+    async with client(server) as redis:
+        for each in range(number):
+            await redis.set(f"key-{each}", "x" * 100)
+
+
+async def test_a_long_loading_is_waited_for(family: Family, tmp_path: Path) -> None:
+    async with await start_server(family, tmp_path) as first:
+        await keep(first, 300)
+    slow = start_server(family, tmp_path, *loading(1), start_timeout_s=0.2)
+    async with await slow as second, client(second) as redis:
         assert await redis.dbsize() == 300
 
 
@@ -248,22 +250,20 @@ async def test_data_that_cannot_be_loaded_is_one_clear_line(family: Family, tmp_
         assert await redis.get("kept") == "yes"
 
 
-async def test_a_cancelled_start_leaves_nothing(
-    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched: asyncio.Queue[int] = asyncio.Queue()
+async def test_a_cancelled_start_leaves_nothing(family: Family, tmp_path: Path) -> None:
+    async with await start_server(family, tmp_path) as first:
+        await keep(first, 100)
+    lock = tmp_path / "server" / "server.lock"
+    starting = asyncio.create_task(start_server(family, tmp_path, *loading(1000)))
 
-    async def never_ready(process: subprocess.Popen[bytes], *_: object) -> None:
-        await launched.put(process.pid)
-        await asyncio.Event().wait()
+    async def launched() -> bool:
+        return lock.read_text() not in ("", str(first.pid))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(embedded, "_until_ready", never_ready)
-        starting = asyncio.create_task(start_server(family, tmp_path))
-        pid = await launched.get()
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
+    await eventually(launched, "it is launched")
+    pid = int(lock.read_text())
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     assert_gone(pid)
     async with await start_server(family, tmp_path) as server, client(server) as redis:
         assert await redis.ping()

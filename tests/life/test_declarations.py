@@ -2,12 +2,12 @@
 all pods owns it, also while its pods are away."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
-from timers.client import declared
+from tests.store.test_round_trips import count_sent
+from timers.client.declared import Declared
 from timers.client.doctor import examine
 from timers.core.explain import explain
 from timers.core.model import Status
@@ -234,16 +234,14 @@ async def test_a_pod_whose_sign_cannot_be_read_stops_no_other(fleet: Fleet) -> N
 
 async def test_a_create_sends_one_call_in_the_steady_state(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The declarations are asked for once a second and not at every create."""
-    kind, sent = fleet.redis.connection_pool.connection_class, list[Any]()
-    send = kind.send_packed_command
-
-    async def count(connection: Any, command: Any, check_health: bool = True) -> None:
-        sent.append(command)
-        await send(connection, command, check_health)
-
+    declared, ran = Declared(fleet.store, fresh_seconds=3_600.0), list[str]()
+    assert await declared.refusals(["note"]) == {}
+    sent = count_sent(fleet.store, monkeypatch)
+    for _ in range(20):
+        assert await declared.refusals(["note"]) == {}
+    assert sent == []
     await fleet.client.create("note", "first", delay="1h")
-    monkeypatch.setattr(declared, "FRESH_SECONDS", 3_600.0)
-    monkeypatch.setattr(kind, "send_packed_command", count)
+    fleet.store.called = lambda script, _seconds: ran.append(script)
     for n in range(20):
         await fleet.client.create("note", f"n{n}", delay="1h")
-    assert len(sent) == 20
+    assert ran == ["arm"] * 20

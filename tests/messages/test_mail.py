@@ -13,7 +13,6 @@ from tests.unit.samples import a_timer, run
 from timers import Done, Fail, Retry
 from timers.processor import Result
 from timers.settings import Settings
-from timers_processors import mail
 from timers_processors.mail import SmtpTransport
 from timers_processors.send_message import Sending, send_message
 from timers_processors.targets import TargetLimits, Targets
@@ -140,10 +139,13 @@ class TestConnection:
                         await run(send_message, timer, sending)
         assert (len(box.mails), box.connections) == (1, 1)
 
-    async def test_one_unused_for_long_is_not_used_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mail, "IDLE_SECONDS", 0.0)
+    async def test_one_unused_for_long_is_not_used_again(self) -> None:
+        timer = a_timer(spec={"payload": {"email": "ann@example.org"}})
         async with mailbox() as box:
-            await send(settings(box), {"email": "ann@example.org"}, times=2)
+            transport = SmtpTransport(f"smtp://localhost:{box.port}", FROM, idle_seconds=0.0)
+            for _ in range(2):
+                await run(send_message, timer, Sending({"email": transport}, None, None))
+            await transport.close()
         assert box.connections == 2
 
     async def test_an_account_is_used(self) -> None:

@@ -136,18 +136,12 @@ async def test_a_strangers_value_in_place_of_a_shards_epoch_stops_no_arm(store: 
     assert (await put(store)).code == "exists"
 
 
-async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store) -> None:
     await armed(real, "a", due="+3600000")
     asked = list[str]()
-    evalsha = real.connections.commands.evalsha
-
-    async def count(*arguments: Any) -> Any:
-        asked.append(arguments[2])
-        return await evalsha(*arguments)
-
-    monkeypatch.setattr(real.connections.commands, "evalsha", count)
+    real.called = lambda script, _seconds: asked.append(script)
     await armed(real, "b", due="+3600000")
-    assert asked == ["timers:{0}:"]
+    assert asked == ["arm"]
 
 
 async def test_a_db_of_another_format_is_refused(store: Store) -> None:

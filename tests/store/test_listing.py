@@ -1,6 +1,7 @@
 """Pages that stay bounded: in bytes, and in round trips whatever the number of prefixes and shards."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from tests.store.backends import open_store
 from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
 from timers.store.filters import Filter
+from timers.store.line import Line
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Listing
 from timers.store.queries import Queries
+from timers.store.scripts import Call
 from timers.store.store import Store
 
 LARGE = {"payload": "x" * (LARGEST_BYTES - 2)}
@@ -84,16 +87,21 @@ async def test_a_look_at_the_whole_is_one_round_trip_over_all_shards(
         assert len(sent) == 1, look
 
 
-async def test_a_list_reads_only_where_timers_are_counted(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+class Asked(Store):
+    """Remembers the first two arguments of each call."""
+
+    def __init__(self, real: Store) -> None:
+        super().__init__(real.connections, shards=real.shards)
+        self.asked: list[tuple[object, ...]] = []
+
+    async def run_all(self, name: str, calls: Sequence[Call], line: Line | None = None, redis: Any = None) -> list[Any]:
+        self.asked += (tuple(arguments[:2]) for _, arguments in calls)
+        return await super().run_all(name, calls, line, redis)
+
+
+async def test_a_list_reads_only_where_timers_are_counted(real: Store) -> None:
     await finished(real, "done")
     await armed(real, "waits", prefix="other", due="+3600000")
-    asked: list[tuple[object, ...]] = []
-    run_all = real.run_all
-
-    async def listen(name: str, calls: list[tuple[str, list[object]]]) -> object:
-        asked.extend(tuple(arguments[:2]) for _, arguments in calls)
-        return await run_all(name, calls)  # type: ignore[arg-type]  # as it was called
-
-    monkeypatch.setattr(real, "run_all", listen)
-    await all_pages(real, Filter())
-    assert asked == [("due", "other"), ("c", "reminder")]
+    asked = Asked(real)
+    await all_pages(asked, Filter())
+    assert asked.asked == [("due", "other"), ("c", "reminder")]

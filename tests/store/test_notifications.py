@@ -21,6 +21,7 @@ from timers.store.notifications import (
     parse_expired,
 )
 from timers.store.store import Store
+from timers.store.subscription import subscribe
 
 
 async def touched(store: Store, key: str) -> None:
@@ -162,12 +163,15 @@ def test_what_an_expired_key_means(key: bytes, meaning: object) -> None:
     assert parse_expired(key) == meaning
 
 
-async def test_silence_is_broken_by_a_sign_of_life(real: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("timers.store.subscription.SILENCE_SECONDS", 0.02)
-    async with listening(real.connections) as (heard, stream):
-        await pinged_again(real, 3)
-        assert not stream.done()
-        assert heard.all == [SUBSCRIBED]
+async def test_silence_is_broken_by_a_sign_of_life(real: Store) -> None:
+    heard: list[bytes | None] = []
+    quiet = subscribe(real.connections, [b"quiet"], lambda _, data: heard.append(data), silence_seconds=0.02)
+    stream = asyncio.create_task(quiet)
+    await pinged_again(real, 3)
+    assert not stream.done()
+    assert heard == [None]
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
 
 
 async def pinged_again(store: Store, times: int) -> None:
@@ -185,31 +189,25 @@ async def pings(store: Store) -> int:
     return int(stats.get("cmdstat_ping", {"calls": 0})["calls"])
 
 
-async def test_a_connection_without_a_sign_of_life_ends(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_without_a_sign_of_life_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A half-open connection: what is sent vanishes and nothing comes back."""
-    monkeypatch.setattr("timers.store.subscription.SILENCE_SECONDS", 0.02)
     path = tmp_path_factory.mktemp("hole") / "s"
 
     async def black_hole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answered = 0
         while command := await reader.read(4096):
             if b"SUBSCRIBE" not in command:
                 for _ in range(command.count(b"*")):
                     writer.write(b"+OK\r\n")
                 continue
-            for channel in (b"__keyevent@0__:expired", b"timers:wake:0"):
-                answered += 1
-                writer.write(b"*3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:%d\r\n" % (len(channel), channel, answered))
+            writer.write(b"*3\r\n$9\r\nsubscribe\r\n$5\r\nquiet\r\n:1\r\n")
             break
         await reader.read()
         writer.close()
 
     async with await asyncio.start_unix_server(black_hole, path):
         connections = connect(f"unix://{path}")
-        heard = Heard()
+        heard: list[bytes | None] = []
         with pytest.raises(Unavailable, match="does not answer"):
-            await hear(connections, heard)
-        assert heard.all == [SUBSCRIBED]
+            await subscribe(connections, [b"quiet"], lambda _, data: heard.append(data), silence_seconds=0.02)
+        assert heard == [None]
         await connections.close()

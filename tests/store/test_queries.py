@@ -10,7 +10,6 @@ from tests.store.test_quarantine import damage
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput, Unavailable
-from timers.store import queries
 from timers.store.filters import Filter
 from timers.store.listing import Listing
 from timers.store.queries import Change, Queries
@@ -35,10 +34,7 @@ async def one_of_each(store: Store) -> None:
     await cancelled(store, "off")
 
 
-async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_are(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queries, "TOTALLED_AT_ONCE", 2)
+async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_are(store: Store) -> None:
     await one_of_each(store)
     await store.arm([arming("x", prefix=f"many-{number}", due="+3600000") for number in range(7)])
     await store.connections.commands.hset("timers:{0}:counts", mapping={"s strange": "none", "? strange": "7"})
@@ -46,7 +42,7 @@ async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_ar
     for counts in (await Queries(store).counts()).values():
         for status, number in counts.items():
             whole[status] += number
-    assert await Queries(store).totals() == whole
+    assert await Queries(store).totals(at_once=2) == whole
     assert whole[Status.SCHEDULED] == 9
     await store.connections.commands.hdel("timers:{0}:counts", "s strange", "? strange")
 

@@ -1,6 +1,7 @@
 """API keys: what is kept of them, what they cover, and that nothing but the right key is found."""
 
 import hashlib
+import hmac
 
 import pytest
 
@@ -96,8 +97,6 @@ def test_only_the_whole_key_is_found() -> None:
 
 def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparison goes through compare_digest on bytes of equal length, whether there is such an id or not."""
-    import hmac
-
     seen: list[tuple[object, object]] = []
     real = hmac.compare_digest
 
@@ -105,7 +104,7 @@ def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.M
         seen.append((a, b))
         return real(a, b)
 
-    monkeypatch.setattr("timers.access.hmac.compare_digest", watched)
+    monkeypatch.setattr(hmac, "compare_digest", watched)
     secret, kept = make_key(Scope.parse(["*"]), READ)
     for given in (secret.encode(), f"tmk_{kept.id}_wrong".encode(), b"tmk_nobody_wrong", b"\xff", b""):
         KeyRing([kept]).find(given)

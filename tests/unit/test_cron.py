@@ -6,8 +6,8 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
 
-import timers.core.cron
 from timers.core.cron import CRON_FORMS, TIMEZONE_FORMS, Cron, parse_timezone
 from timers.core.durations import format_time, parse_time, to_datetime
 from timers.errors import FieldError, InvalidInput, shown
@@ -213,7 +213,7 @@ def test_looking_ahead_neither_reads_the_expression_again_nor_moves_the_cron(mon
     def read_again(*arguments: object) -> None:
         raise AssertionError(arguments)
 
-    monkeypatch.setattr(timers.core.cron, "CronSim", read_again)
+    monkeypatch.setattr(CronSim, "__init__", read_again)
     first_ms = cron.next_after(now_ms)
     assert cron.next_after(first_ms) > first_ms
     assert cron.next_after(now_ms) == first_ms

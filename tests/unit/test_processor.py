@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -208,6 +209,12 @@ class TestLimits:
             processor("a", **limits)
 
 
+class Name(str):
+    """A prefix of which one can tell whether anybody remembers it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class TestMatch:
     def test_serves_its_prefix_and_what_continues_it(self) -> None:
         send = serving("send-message")
@@ -252,10 +259,12 @@ class TestMatch:
         assert registry.match("b") is registry.match("b") is None
 
     def test_remembers_a_bounded_number_of_prefixes(self) -> None:
-        registry = Registry([serving("a")])
+        registry, remembered = Registry([serving("a")]), WeakSet[Name]()
         for number in range(100_001):
-            registry.match(f"b{number}")
-        assert len(registry._known) <= 100_000
+            name = Name(f"b{number}")
+            remembered.add(name)
+            registry.match(name)
+        assert len(remembered) <= 100_000
         assert registry.match("a-1") is not None
 
     def test_two_processors_for_one_prefix_are_an_error_that_names_both(self) -> None:

@@ -13,7 +13,6 @@ from tests.unit.samples import a_timer, run
 from timers import Done, Fail, Timer
 from timers.processor import Registry, Result
 from timers.settings import Settings
-from timers_processors import transport
 from timers_processors.send_message import (
     RENDERED_LIMIT_CHARACTERS,
     Sending,
@@ -249,13 +248,7 @@ class TestOutbox:
 
     async def test_writes_off_the_event_loop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         writers: list[threading.Thread] = []
-        write = transport._write
-
-        def spy(path: Path, text: str) -> None:
-            writers.append(threading.current_thread())
-            write(path, text)
-
-        monkeypatch.setattr(transport, "_write", spy)
+        monkeypatch.setattr(os, "fsync", lambda _: writers.append(threading.current_thread()))
         await OutboxTransport(tmp_path).send(a_message())
         assert [writer is threading.main_thread() for writer in writers] == [False]
 

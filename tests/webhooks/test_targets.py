@@ -76,7 +76,7 @@ async def test_some_wait_and_go_on_when_there_is_room() -> None:
     async with AsyncExitStack() as held:
         await held.enter_async_context(targets.turn("a"))
         waiting = asyncio.create_task(call(targets))
-        await until(lambda: targets._known["a"].calls == 2, "it waits")
+        await until(lambda: targets.known["a"].calls == 2, "it waits")
         with pytest.raises(Busy):
             await call(targets)
         assert not waiting.done()
@@ -109,7 +109,7 @@ async def test_after_a_pause_one_call_goes_and_its_answer_ends_the_pauses(clock:
         with pytest.raises(Broken):
             await call(targets)
     await call(targets)
-    assert targets._known == {}
+    assert targets.known == {}
 
 
 async def test_each_pause_is_twice_as_long_up_to_the_longest(clock: Clock) -> None:
@@ -134,7 +134,7 @@ async def test_calls_that_hang_together_are_one_reason_for_one_pause(clock: Cloc
             raise Unanswered("no answer")
 
     hanging = [asyncio.create_task(hang()) for _ in range(6)]
-    await until(lambda: "a" in targets._known and targets._known["a"].calls == 6, "all hang")
+    await until(lambda: "a" in targets.known and targets.known["a"].calls == 6, "all hang")
     release.set()
     await asyncio.gather(*hanging, return_exceptions=True)
     with pytest.raises(Broken) as broken:
@@ -150,11 +150,11 @@ async def test_a_cancelled_call_says_nothing_of_the_target() -> None:
             await asyncio.Event().wait()
 
     hanging = asyncio.create_task(hang())
-    await until(lambda: "a" in targets._known, "it hangs")
+    await until(lambda: "a" in targets.known, "it hangs")
     hanging.cancel()
     await asyncio.gather(hanging, return_exceptions=True)
     await call(targets)
-    assert targets._known == {}
+    assert targets.known == {}
 
 
 async def test_only_so_many_targets_are_remembered(clock: Clock) -> None:
@@ -163,5 +163,5 @@ async def test_only_so_many_targets_are_remembered(clock: Clock) -> None:
         for number in range(TARGETS_KEPT + 10):
             with pytest.raises(Unanswered):
                 await call(targets, f"gone-{number}", answered=False)
-        assert "held" in targets._known
-    assert len(targets._known) <= TARGETS_KEPT
+        assert "held" in targets.known
+    assert len(targets.known) <= TARGETS_KEPT

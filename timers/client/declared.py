@@ -18,8 +18,8 @@ small call a second, not one for each create."""
 class Declared:
     """The declared prefixes as one client last read them."""
 
-    def __init__(self, store: Store) -> None:
-        self._membership = Membership(store)
+    def __init__(self, store: Store, *, fresh_seconds: float = FRESH_SECONDS) -> None:
+        self._membership, self._fresh_seconds = Membership(store), fresh_seconds
         self._roster = Roster()
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
@@ -28,7 +28,7 @@ class Declared:
         """An error for each prefix that no processor was ever declared for. Reads the declarations again before it
         returns an error. Raises Unavailable."""
         asked_at = time.monotonic()
-        await self._read_since(asked_at - FRESH_SECONDS)
+        await self._read_since(asked_at - self._fresh_seconds)
         missing = self._missing(prefixes)
         if missing:
             await self._read_since(asked_at)
@@ -36,7 +36,7 @@ class Declared:
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
-        await self._read_since(time.monotonic() - FRESH_SECONDS)
+        await self._read_since(time.monotonic() - self._fresh_seconds)
         return self._roster.owner(prefix)
 
     def _missing(self, prefixes: Iterable[str]) -> list[str]:

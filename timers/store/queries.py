@@ -62,13 +62,13 @@ class Queries:
             statuses[status] = statuses.get(status, 0) + n
         return found
 
-    async def totals(self) -> dict[Status, int]:
+    async def totals(self, *, at_once: int = TOTALLED_AT_ONCE) -> dict[Status, int]:
         """How many timers are in each status: a fifth of the work of `counts` where there are many prefixes."""
         total = Counter[bytes]()
         for counted in await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
             fields: Iterator[tuple[bytes, bytes]] = iter(counted.items())
-            async for _ in by_turns(range(0, len(counted), TOTALLED_AT_ONCE)):
-                for field, n in islice(fields, TOTALLED_AT_ONCE):
+            async for _ in by_turns(range(0, len(counted), at_once)):
+                for field, n in islice(fields, at_once):
                     if n.isdigit():
                         total[field[:1]] += int(n)
         found = dict.fromkeys(Status, 0)

@@ -22,7 +22,9 @@ Take = Callable[[bytes, bytes | None], None]
 """Called with (channel, data); data is None for the confirmation of the channel's subscription. Must not block."""
 
 
-async def subscribe(connections: Connections, channels: Sequence[bytes], take: Take) -> None:
+async def subscribe(
+    connections: Connections, channels: Sequence[bytes], take: Take, *, silence_seconds: float = SILENCE_SECONDS
+) -> None:
     """Subscribe and pass on messages until the connection breaks; then raise Unavailable. Never returns otherwise.
 
     Uses a new connection each time, so that nothing is subscribed twice.
@@ -42,19 +44,21 @@ async def subscribe(connections: Connections, channels: Sequence[bytes], take: T
         with reachable():
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
             await connection.send_command("SUBSCRIBE", *channels)
-            await _watched(connection, pump(), heard)
+            await _watched(connection, pump(), heard, silence_seconds)
     finally:
         await connection.disconnect()
 
 
-async def _watched(connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event) -> None:
+async def _watched(
+    connection: AbstractConnection, pumping: Coroutine[Any, Any, None], heard: asyncio.Event, silence_seconds: float
+) -> None:
     """Pump, and check at intervals whether anything came: a timeout on each read would cost more than the read."""
     pump = asyncio.create_task(pumping)
     is_asked = False
     try:
         while True:
             heard.clear()
-            done, _ = await asyncio.wait({pump}, timeout=SILENCE_SECONDS)
+            done, _ = await asyncio.wait({pump}, timeout=silence_seconds)
             if done:
                 return await pump
             if is_asked and not heard.is_set():
