@@ -314,10 +314,25 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a pod in an event loop of its own, uvloop's if it is installed; returns the pod's exit code."""
     collect_seldom()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(_to_the_end(main))
+        code = _run_on(runner, runner.get_loop().create_task(_to_the_end(main)))
         if asyncio.all_tasks(runner.get_loop()) or any(_holds_up(thread) for thread in threading.enumerate()):
             _leave(code)
     return code
+
+
+def _run_on(runner: asyncio.Runner, pod: asyncio.Task[int]) -> int:
+    """Run until the pod ends. A SystemExit in any task stops the loop, even in one that a processor made."""
+    while True:
+        try:
+            return runner.run(_result_of(pod))
+        except SystemExit as error:
+            if pod.done():
+                raise
+            _log.error("a task asked the process to exit; the pod goes on", exc_info=error)
+
+
+async def _result_of(pod: asyncio.Task[int]) -> int:
+    return await pod
 
 
 def collect_seldom() -> None:

@@ -1,6 +1,7 @@
 """Processors that the pods of these tests load by name."""
 
 import asyncio
+import sys
 import time
 
 from timers import Context, Timer, processor
@@ -16,6 +17,16 @@ async def hold(_timer: Timer, _context: Context) -> None:
 def hang(_timer: Timer, _context: Context) -> None:
     """Cannot be stopped: a plain function in a thread."""
     time.sleep(3600)
+
+
+@processor("leave", retry={"max_attempts": 1})
+async def leave(_timer: Timer, _context: Context) -> None:
+    """Calls `sys.exit` in a task of its own."""
+    await asyncio.gather(_leave())
+
+
+async def _leave() -> None:
+    sys.exit(3)
 
 
 @processor("login-check")

@@ -219,6 +219,22 @@ async def test_a_function_that_hangs_in_its_thread_keeps_no_pod_alive(
         assert (await client.get("hang", "one")).status == "scheduled"
 
 
+async def test_a_sys_exit_in_a_task_of_a_processor_ended_the_pod(
+    start: Start, server: EmbeddedServer, redis: Redis
+) -> None:
+    redis.ping()
+    pod = start("serve", "--roles", "worker", **OURS, TIMERS_REDIS_URL=server.url)
+    async with TimerClient(server.url) as client:
+        await eventually(lambda: client.owner("leave"), "the pod has declared its processors")
+        for _ in range(2):
+            await client.create("leave", "one", delay=0, if_exists="replace")
+            failed = await until_status(client, "leave", "failed")
+            assert failed.last_error is not None
+            assert (failed.last_error["type"], failed.last_error["reason"]) == ("SystemExit", "3")
+    pod.signal(signal.SIGTERM)
+    assert (await asyncio.to_thread(pod.end)).code == 0
+
+
 def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
