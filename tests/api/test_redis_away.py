@@ -164,7 +164,7 @@ async def test_metrics_are_answered_while_redis_stands_still(own_server: Embedde
 async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
     own_server: EmbeddedServer, method: str, path: str, body: Any
 ) -> None:
-    async with await Proxy.start(own_server.url) as proxy, running_api(proxy.url, [done]) as api:
+    async with Proxy(own_server.url) as proxy, running_api(proxy.url, [done]) as api:
         await api.create("warm")  # the server has the script
         await api.client.cancel("test", "warm", purge=True)
         lost = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)

@@ -17,23 +17,15 @@ _PATIENCE_S: Final = 2.0
 
 
 class Proxy:
-    """Listens on a port of loopback and passes bytes on. Use as `async with await Proxy.start(url) as proxy:`."""
+    """Listens on a port of loopback and passes bytes on. Use as `async with Proxy(url) as proxy:`."""
 
-    def __init__(self, upstream: Path) -> None:
-        self._upstream = upstream
+    def __init__(self, url: str) -> None:
+        """A proxy before the server at a `unix://` URL."""
+        self._upstream = Path(unquote(urlsplit(url).path))
         self._wanted: dict[bytes, asyncio.Future[int]] = {}
         self._listening: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
         self.url = ""
-
-    @classmethod
-    async def start(cls, url: str) -> Self:
-        """A proxy before the server at a `unix://` URL."""
-        proxy = cls(Path(unquote(urlsplit(url).path)))
-        proxy._listening = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
-        port = proxy._listening.sockets[0].getsockname()[1]
-        proxy.url = f"redis://127.0.0.1:{port}/0"
-        return proxy
 
     def lose_reply(self, script: str, *, patience_s: float = _PATIENCE_S) -> asyncio.Task[int]:
         """Loses the next reply to a script from now on, and hangs up on whoever waits for it. Answers its bytes; 0 if
@@ -52,6 +44,8 @@ class Proxy:
             self._wanted.pop(digest, None)
 
     async def __aenter__(self) -> Self:
+        self._listening = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._listening.sockets[0].getsockname()[1]}/0"
         return self
 
     async def __aexit__(self, *_: object) -> None:

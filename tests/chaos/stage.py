@@ -100,7 +100,7 @@ async def stage(
         ends.callback(witness.close)
         server = await ends.enter_async_context(await Server.start(family, directory, needs.server_options))
         redis = await ends.enter_async_context(Redis.from_url(server.url, decode_responses=True))
-        proxy = await ends.enter_async_context(await Proxy.start(server.url)) if needs.proxy else None
+        proxy = await ends.enter_async_context(Proxy(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
         client = await ends.enter_async_context(TimerClient(url))
         plain = connect(url)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -28,7 +28,7 @@ class _Keys(BareKeys):
         self.now_ms = NOW_MS
         self.told: list[object] = []
         self.taken: list[Identity] = []
-        self.scans = self.looks = 0
+        self.scans = self.looks = self.turns = 0
 
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
         self.scans += 1
@@ -65,9 +65,13 @@ def keys() -> _Keys:
 def looking(
     keys: _Keys, *, every_ms: int | None = 0, leads: bool = True, doubt_seconds: float = DOUBT_SECONDS
 ) -> Scanner:
+    def asked() -> bool:
+        keys.turns += 1
+        return leads
+
     return Scanner(
         keys,
-        leads=lambda: leads,
+        leads=asked,
         declared=lambda prefix: prefix == "note",
         every_ms=every_ms,
         doubt_seconds=doubt_seconds,
@@ -167,20 +171,18 @@ async def test_scans_go_on_as_before_while_there_are_keys(keys: _Keys, how: str)
 
 
 async def test_a_pod_that_does_not_lead_neither_scans_nor_looks(keys: _Keys) -> None:
-    await _run_until_scans(keys, looking(keys, leads=False), 0)
+    await _run_until(lambda: keys.turns > 5, looking(keys, leads=False))
     assert keys.scans == 0
 
 
 async def test_switched_off_it_scans_for_nothing(keys: _Keys) -> None:
-    await _run_until_scans(keys, looking(keys, every_ms=None), 0)
+    await _run_until(lambda: keys.turns, looking(keys, every_ms=None))
     assert keys.scans == 0
 
 
-async def _run_until_scans(keys: _Keys, scanner: Scanner, scans: int) -> None:
+async def _run_until(so: Callable[[], object], scanner: Scanner) -> None:
     running = asyncio.create_task(scanner.run())
-    await until(lambda: keys.scans >= scans, "some scans")
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await until(so, "some turns")
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.fleet import Calls, Held, until
 from tests.unit.samples import NoTimers, a_timer
+from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
 from timers.engine.lifespans import Lifespans
 from timers.engine.observer import Observer
@@ -134,23 +135,37 @@ async def test_the_larger_of_running_and_waiting_counts(shop: _Shop) -> None:
     shop.clerk.waiting = 0
 
 
+async def waited_for_room(shop: _Shop, taken: int, change: Callable[[], None]) -> list[str]:
+    """What came first: `change`, which is called while somebody waits, or room."""
+    order = []
+
+    async def wait() -> None:
+        await shop.runner.room_free(taken)
+        order.append("free")
+
+    async def make_room() -> None:
+        change()
+        order.append("changed")
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await asyncio.gather(wait(), make_room())
+    return order
+
+
 async def test_room_is_waited_for_beside_what_claims_under_way_may_bring(shop: _Shop, held: Held) -> None:
     shop.start(8)
     await asyncio.wait_for(shop.runner.room_free(1), 10)
-    waiting = asyncio.create_task(shop.runner.room_free(2))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    held.release.set()
-    await asyncio.wait_for(waiting, 10)
+    assert await waited_for_room(shop, 2, held.release.set) == ["changed", "free"]
 
 
 async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(shop: _Shop) -> None:
     shop.clerk.waiting = 20
-    waiting = asyncio.create_task(shop.runner.room_free(0))
-    await asyncio.sleep(0)
-    shop.clerk.waiting = 0
-    shop.runner.room_changed()
-    await asyncio.wait_for(waiting, 10)
+
+    def change() -> None:
+        shop.clerk.waiting = 0
+        shop.runner.room_changed()
+
+    assert await waited_for_room(shop, 0, change) == ["changed", "free"]
 
 
 async def test_a_queue_with_a_limit_of_its_own_has_its_own_room() -> None:
@@ -184,8 +199,9 @@ async def test_a_claim_that_used_up_its_lease_starts_once_that_is_extended(
     await in_doubt(shop)
     assert (shop.runner.executing, len(shop.runs), len(held)) == (3, 3, 0)
     assert shop.runner.held == {(timer.prefix, timer.id) for timer in timers}
+    shop.runs.in_doubt.clear()
     shop.runs.extended()
-    await asyncio.sleep(0)
+    await in_doubt(shop)
     assert len(held) == 0
     for run in shop.runs:
         run.lease_until = time.monotonic() + LEASE_MS
@@ -316,10 +332,7 @@ async def test_a_thread_that_hangs_takes_room_and_not_the_place_of_a_later_run(p
     shop.start(1, "note")
     await until(lambda: len(held) == 1, "the next one runs")
     assert shop.runner.room == 0
-    waiting = asyncio.create_task(shop.runner.room_free(0))
-    await asyncio.sleep(0)
-    plain.release.set()
-    await asyncio.wait_for(waiting, 10)
+    assert await waited_for_room(shop, 0, plain.release.set) == ["changed", "free"]
     assert (shop.runner.abandoned, shop.runner.room) == (0, 1)
     await shop.runner.hand_back()
     shop.runner.close()

@@ -12,8 +12,10 @@ from timers.store.scripts import reachable
 ROUNDS = 40
 
 
-async def _drops_cancellation(failure: Exception | None) -> None:
+async def _drops_cancellation(failure: Exception | None, began: asyncio.Event | None = None) -> None:
     """What `asyncio.wait_for` of Python 3.11 makes of a cancellation that meets the end of what it waits for."""
+    if began is not None:
+        began.set()
     try:
         await asyncio.get_running_loop().create_future()
     except asyncio.CancelledError:
@@ -23,13 +25,15 @@ async def _drops_cancellation(failure: Exception | None) -> None:
 
 @pytest.mark.parametrize("failure", [None, ConnectionError("gone"), ValueError("odd")])
 async def test_a_service_whose_cancellation_got_lost_in_a_redis_call_ends(failure: Exception | None) -> None:
+    began = asyncio.Event()
+
     async def service() -> None:
         while True:
             with reachable():
-                await _drops_cancellation(failure)
+                await _drops_cancellation(failure, began)
 
     running = asyncio.create_task(service())
-    await asyncio.sleep(0)
+    await began.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -46,10 +50,11 @@ async def test_a_redis_call_under_a_time_out_of_its_caller_tells_the_caller() ->
 
 
 async def test_a_redis_call_in_the_clean_up_after_a_cancellation_goes_through() -> None:
-    cleaned = False
+    cleaned, began = False, asyncio.Event()
 
     async def service() -> None:
         nonlocal cleaned
+        began.set()
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -58,7 +63,7 @@ async def test_a_redis_call_in_the_clean_up_after_a_cancellation_goes_through() 
             cleaned = True
 
     running = asyncio.create_task(service())
-    await asyncio.sleep(0)
+    await began.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

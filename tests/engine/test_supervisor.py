@@ -200,9 +200,10 @@ async def test_a_service_that_fails_while_it_is_stopped_is_not_started_again() -
 
 async def test_a_stop_that_meets_the_failure_of_a_part_of_a_service_is_not_lost() -> None:
     """`TaskGroup` then raises the failure, and the cancellation is gone."""
-    fails = asyncio.Event()
+    began, fails = asyncio.Event(), asyncio.Event()
 
     async def a_part() -> None:
+        began.set()
         await fails.wait()
         raise Unavailable("in the same moment")
 
@@ -213,10 +214,9 @@ async def test_a_stop_that_meets_the_failure_of_a_part_of_a_service_is_not_lost(
     part = Part(live)
     watched = watching(part)
     watched.start()
-    await until(lambda: part.alive, "it runs")
-    await asyncio.sleep(0)
+    await began.wait()
     fails.set()
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the part fails in the turn in which the service is stopped
     await asyncio.wait_for(watched.stop(), 10)
     assert part.alive == 0
 
