@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from timers.core.model import Status
 from timers.engine.observer import Observer
-from timers.engine.worker import Health
+from timers.engine.worker import PodHealth
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """The content type of `render`'s text."""
@@ -130,7 +130,7 @@ class Metrics(Observer):
         """See Observer."""
         self._unposted.inc(count)
 
-    def render(self, figures: Figures, health: Health | None, *, losses: int, dropped: int) -> bytes:
+    def render(self, figures: Figures, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
         """The exposition text. `dropped` counts since the process began."""
         self._dropped.inc(dropped - self._known_dropped)
         self._known_dropped = dropped

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from timers import Fail
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Lookup = Callable[..., list[tuple[Any, ...]]]
@@ -23,10 +25,6 @@ the address of Azure's service to its guests."""
 
 LOOKUPS_AT_ONCE: Final = 32
 """Threads that look names up. They are not the event loop's, so a name server that hangs holds up only webhooks."""
-
-
-class Forbidden(Exception):
-    """A webhook may not go there. The text says why, but not which address inside a name stands for."""
 
 
 class Reach:
@@ -57,7 +55,7 @@ class Reach:
         return any(address in network for network in self._networks)
 
 
-class Guard(AbstractResolver):
+class GuardedResolver(AbstractResolver):
     """Looks names up for the connections of one scheme. It refuses a name unless every address behind it is open to web
     hooks. The connection uses an address that was checked, so a second answer from the name server changes nothing."""
 
@@ -68,7 +66,7 @@ class Guard(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises Forbidden, or OSError for an unknown name."""
+        """Raises Fail, or OSError for an unknown name."""
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host, port, family)
         return [self._checked(host, port, number, str(place[0])) for number, _, _, _, place in found]
 
@@ -84,28 +82,28 @@ class Guard(AbstractResolver):
         return ResolveResult(hostname=host, host=address, port=port, family=family, proto=0, flags=flags)
 
     def check_literal(self, host: str) -> None:
-        """Raises Forbidden if the host is an address that is not open. A client connects to an address without looking
+        """Raises Fail if the host is an address that is not open. A client connects to an address without looking
         it up, and accepts forms that few other programs accept, such as 2130706433."""
         if ":" in host or host.replace(".", "").isdigit():
             try:
                 address = ip_address(host)
             except ValueError:
-                raise Forbidden(f"{host} is not an address in its usual form") from None
+                raise Fail(f"url: {host} is not an address in its usual form") from None
             self.check(host, address)
 
     def check(self, host: str, address: Address) -> None:
-        """Raises Forbidden if the host's address is not open to webhooks."""
+        """Raises Fail if the host's address is not open to webhooks."""
         host, inner = host.rstrip(".").lower(), unwrapped(address)
         if self._deny.names(host) or self._deny.holds(address) or self._deny.holds(inner):
-            raise Forbidden(f"{host} is excluded by TIMERS_WEBHOOK_DENY")
+            raise Fail(f"url: {host} is excluded by TIMERS_WEBHOOK_DENY")
         if self._allow.names(host) or self._allow.holds(inner):
             return
         if not self._https:
-            raise Forbidden(
-                f"http:// is only for what TIMERS_WEBHOOK_ALLOW names, and that is not {host}; use https://"
+            raise Fail(
+                f"url: http:// is only for what TIMERS_WEBHOOK_ALLOW names, and that is not {host}; use https://"
             )
         if not (is_public(address) and is_public(inner)):
-            raise Forbidden(f"{host} is not a public address, nor is it in TIMERS_WEBHOOK_ALLOW")
+            raise Fail(f"url: {host} is not a public address, nor is it in TIMERS_WEBHOOK_ALLOW")
 
     async def close(self) -> None:
         """Ends without waiting for look-ups in progress."""
@@ -127,7 +125,7 @@ def unwrapped(address: Address) -> Address:
 
 def is_public(address: Address) -> bool:
     """Whether the address is on the public internet. An IPv6 address that stands for an IPv4 one (NAT64, mapped, 6to4)
-    passes here, because `Guard.check` judges the IPv4 address as well."""
+    passes here, because `GuardedResolver.check` judges the IPv4 address as well."""
     if isinstance(address, IPv4Address):
         return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC)
     if address in _NAT64 or address.ipv4_mapped or address.sixtofour:

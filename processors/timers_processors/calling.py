@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
-from random import Random
 from typing import Final, Self
 
 from aiohttp import (
@@ -30,8 +29,8 @@ from yarl import URL
 
 from timers import Fail, Retry
 from timers.processor import DISTRIBUTION
-from timers_processors.addresses import Forbidden, Guard, Reach
-from timers_processors.targets import Broken, Busy, Targets, Unanswered
+from timers_processors.addresses import GuardedResolver, Reach
+from timers_processors.targets import Targets, Unanswered, later
 
 ANSWER_BYTES: Final = 1024
 """How much of an answer is read and kept. Nothing waits for the rest."""
@@ -44,7 +43,6 @@ WAIT_AT_MOST_SECONDS: Final = 86_400.0
 """A longer Retry-After is cut to this."""
 
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
-_rng = Random()  # noqa: S311 (jitter, not a secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What came back. `text` is the beginning of its body, `retry_after` the seconds it asks to wait, if any."""
 
     status: int
@@ -76,15 +74,17 @@ class Answer:
         return f"{said}: {self.text[:ANSWER_BYTES]}" if self.text else said
 
 
-class Caller:
+class HttpClient:
     """The connections of a pod to the targets of its webhooks."""
 
-    def __init__(self, sessions: Mapping[str, ClientSession], guards: Mapping[str, Guard], targets: Targets) -> None:
+    def __init__(
+        self, sessions: Mapping[str, ClientSession], guards: Mapping[str, GuardedResolver], targets: Targets
+    ) -> None:
         self._sessions, self._guards, self._targets = sessions, guards, targets
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, guards: Mapping[str, Guard], targets: Targets) -> AsyncIterator[Self]:
+    async def opened(cls, guards: Mapping[str, GuardedResolver], targets: Targets) -> AsyncIterator[Self]:
         """A caller for as long as the context lasts. `guards` has one guard for `https` and one for `http`."""
         sessions = {scheme: _session(guard) for scheme, guard in guards.items()}
         try:
@@ -93,32 +93,30 @@ class Caller:
             await asyncio.gather(*(session.close() for session in sessions.values()))
             await asyncio.gather(*(guard.close() for guard in guards.values()))
 
-    async def call(self, call: Call, seconds: float, keep_bytes: int = ANSWER_BYTES) -> Answer:
+    async def call(self, call: Call, seconds: float, keep_bytes: int = ANSWER_BYTES) -> HttpAnswer:
         """Make the call and return the answer, within `seconds` from when the target has room. Raises Fail if the
         address may not be called, and Retry if there was no answer. If the target had no room, the Retry is a
         snooze."""
-        async with turn_of(self._targets, call.target):
+        async with self._targets.turn(call.target):
             try:
                 self._guards[call.url.scheme].check_literal(call.url.raw_host or "")
                 async with asyncio.timeout(seconds):
                     return await self._answer(call, keep_bytes)
-            except Forbidden as error:
-                raise Fail(f"url: {error}") from None
             except TimeoutError:
                 raise Unanswered(f"no answer within {seconds:g} s") from None
             except (ClientError, OSError) as error:
                 raise Unanswered(_why(error)) from error
 
-    async def _answer(self, call: Call, keep_bytes: int) -> Answer:
+    async def _answer(self, call: Call, keep_bytes: int) -> HttpAnswer:
         session = self._sessions[call.url.scheme]
         async with session.request(
             call.method, call.url, headers=call.headers, data=call.body or None, allow_redirects=False
         ) as response:
             text = await _beginning(response, keep_bytes)
-            return Answer(response.status, response.reason or "", text, _retry_after(response))
+            return HttpAnswer(response.status, response.reason or "", text, _retry_after(response))
 
 
-def _session(guard: Guard) -> ClientSession:
+def _session(guard: GuardedResolver) -> ClientSession:
     return ClientSession(
         connector=TCPConnector(resolver=guard, limit=0, ttl_dns_cache=NAME_SECONDS, ssl=ssl.create_default_context()),
         cookie_jar=DummyCookieJar(),
@@ -163,29 +161,17 @@ def _retry_after(response: ClientResponse) -> float | None:
 
 
 @asynccontextmanager
-async def caller_for_ourselves() -> AsyncIterator[Caller]:
+async def caller_for_ourselves() -> AsyncIterator[HttpClient]:
     """A caller for addresses that the operator has configured, which may be private."""
     anywhere, nowhere = Reach(("0.0.0.0/0", "::/0")), Reach(())
-    guards = {scheme: Guard(anywhere, nowhere, socket.getaddrinfo, https=True) for scheme in ("https", "http")}
-    async with Caller.opened(guards, Targets()) as caller:
+    guards = {
+        scheme: GuardedResolver(anywhere, nowhere, socket.getaddrinfo, https=True) for scheme in ("https", "http")
+    }
+    async with HttpClient.opened(guards, Targets()) as caller:
         yield caller
 
 
-@asynccontextmanager
-async def turn_of(targets: Targets, name: str) -> AsyncIterator[None]:
-    """A target's turn. If the target is busy, broken or silent, raises the Retry that a processor raises then."""
-    try:
-        async with targets.turn(name):
-            yield
-    except Busy as busy:
-        raise Retry(f"{name} has enough to do already", after=busy.seconds, snooze=True) from None
-    except Broken as broken:
-        raise Retry(f"not tried: {name} did not answer before", after=_later(broken.seconds)) from None
-    except Unanswered as error:
-        raise Retry(f"{name}: {error}") from error
-
-
-def accepted(call: Call, answer: Answer, *, fails_on_4xx: bool = True) -> str:
+def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> str:
     """What a 2xx answer said. Raises Fail for an answer that another try would not change, and Retry for any other."""
     said = f"{call.target} answered {answer}"
     if 200 <= answer.status < 300:
@@ -199,16 +185,11 @@ def accepted(call: Call, answer: Answer, *, fails_on_4xx: bool = True) -> str:
     raise Retry(said)
 
 
-def _asked_for(answer: Answer) -> float | None:
+def _asked_for(answer: HttpAnswer) -> float | None:
     """The wait that a 429 or 503 asks for."""
     if answer.retry_after is None or answer.status not in (429, 503):
         return None
-    return _later(min(max(answer.retry_after, 1.0), WAIT_AT_MOST_SECONDS))
-
-
-def _later(seconds: float) -> float:
-    """The wait plus up to a tenth, so that timers that were postponed together do not come back together."""
-    return seconds * _rng.uniform(1.0, 1.1)
+    return later(min(max(answer.retry_after, 1.0), WAIT_AT_MOST_SECONDS))
 
 
 def signature(keys: Iterable[bytes], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:

@@ -14,7 +14,7 @@ from timers import Context, Done, Fail, NotFound, Processor, Retry, Timer, proce
 from timers.processor import Lifespan
 from timers.settings import Settings, load_worker_settings
 from timers_processors.addresses import Lookup
-from timers_processors.calling import Call, Caller
+from timers_processors.calling import Call, HttpClient
 from timers_processors.send_message import Sending
 from timers_processors.targets import Targets
 from timers_processors.transport import Message, OutboxTransport, masked
@@ -79,7 +79,7 @@ async def in_turn(timer: Timer, context: Context[Any]) -> None:
         raise Retry(f"the one before it has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
 
 
-async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[Caller]) -> Done:
+async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[HttpClient]) -> Done:
     """Call the URL, signed with the keys for the prefix of the timer that the call is about."""
     call = Call("POST", url, *as_json(timer.payload["body"]))
     return await hooks.send(call, timer.payload.get("prefix", timer.prefix), context)

@@ -22,7 +22,6 @@ from aiosmtplib import (
 )
 
 from timers import Fail, Retry
-from timers_processors.calling import turn_of
 from timers_processors.targets import TargetLimits, Targets, Unanswered
 from timers_processors.transport import Message, masked
 
@@ -52,7 +51,7 @@ class SmtpTransport:
         """Send the message and return who was refused, if anybody. Raises Fail if the message is refused for good, and
         Retry for any other failure."""
         mail = as_mail(message, self._from)
-        async with turn_of(self._targets, self._name):
+        async with self._targets.turn(self._name):
             try:
                 async with self._connection() as connection:
                     refused, _ = await connection.send_message(mail, recipients=list(message.to))

@@ -11,7 +11,7 @@ from yarl import URL
 
 from timers import Context, Done, Fail, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.calling import Caller, caller_for_ourselves
+from timers_processors.calling import HttpClient, caller_for_ourselves
 from timers_processors.mail import SmtpTransport
 from timers_processors.templates import Templates
 from timers_processors.transport import Channel, GatewayTransport, Message, OutboxTransport, Transport
@@ -67,7 +67,7 @@ class Sending:
             yield cls(transports or dict.fromkeys(_REACHABLE, outbox), _users(settings, caller), _templates(settings))
 
 
-def _users(settings: Settings, caller: Caller) -> Users | None:
+def _users(settings: Settings, caller: HttpClient) -> Users | None:
     return None if settings.user_url is None else Users(settings.user_url.get_secret_value(), caller)
 
 

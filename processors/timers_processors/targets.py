@@ -5,7 +5,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from random import Random
 from typing import Final
+
+from timers import Retry
 
 TARGETS_KEPT: Final = 10_000
 """At most this many targets are remembered. A target without calls or failures is forgotten at once."""
@@ -13,25 +16,16 @@ TARGETS_KEPT: Final = 10_000
 _SMOOTHING: Final = 0.2
 """Weight of the newest call in the average length of a target's calls."""
 
-
-class Busy(Exception):
-    """The target has as many calls as it may have. Come back after `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
+_rng = Random()  # noqa: S311 (jitter, not a secret)
 
 
-class Broken(Exception):
-    """The target did not answer several times in a row and is left alone for `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
+def later(seconds: float) -> float:
+    """The wait plus up to a tenth, so that timers that were postponed together do not come back together."""
+    return seconds * _rng.uniform(1.0, 1.1)
 
 
 class Unanswered(Exception):
-    """A call got no answer: not connected, cut off, or too slow. Within a turn it counts against the target."""
+    """A call got no answer: not connected, cut off, or too slow. Raised within a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +67,24 @@ class Targets:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
-        """A call may be made within this context. Raises Busy or Broken if it may not. Passes Unanswered on and counts
-        it as a failure of the target; a call that succeeds clears the failures."""
+        """A call may be made within this context. Raises Retry if it may not: a snooze if the target has enough to do.
+        Unanswered counts as a failure of the target and becomes a Retry; a call that succeeds clears the failures."""
         target = self._target(name)
-        if target.broken_until > self._clock():
-            raise Broken(target.broken_until - self._clock())
+        self._check_pause(name, target)
         if target.calls >= self._limits.at_once + self._limits.waiting:
-            raise self._busy(target)
+            raise self._busy(name, target)
         target.calls += 1
         try:
-            await self._wait_for_slot(target)
+            await self._wait_for_slot(name, target)
             started, pauses = self._clock(), target.pauses
             try:
-                self._begin(target)
+                self._begin(name, target)
                 yield
                 target.failures = target.pauses = 0
                 target.broken_until = 0.0
-            except Unanswered:
+            except Unanswered as error:
                 self._count_failure(target, pauses)
-                raise
+                raise Retry(f"{name}: {error}") from error
             finally:
                 target.slots.release()
                 target.average_seconds += _SMOOTHING * (self._clock() - started - target.average_seconds)
@@ -109,25 +102,30 @@ class Targets:
         if not target.calls and not target.failures and target.free_at <= self._clock():
             self.known.pop(name, None)
 
-    async def _wait_for_slot(self, target: Target) -> None:
+    async def _wait_for_slot(self, name: str, target: Target) -> None:
         try:
             async with asyncio.timeout(self._limits.wait_seconds):
                 await target.slots.acquire()
         except TimeoutError:
-            raise self._busy(target) from None
+            raise self._busy(name, target) from None
 
-    def _busy(self, target: Target) -> Busy:
+    def _busy(self, name: str, target: Target) -> Retry:
         """Calls without room come back one after the other, at the rate at which the target has taken calls so far."""
         now, each = self._clock(), target.average_seconds / self._limits.at_once
         target.free_at = max(target.free_at, now + self._limits.wait_seconds) + each
-        return Busy(min(target.free_at - now, self._limits.longest_busy_seconds))
+        after = min(target.free_at - now, self._limits.longest_busy_seconds)
+        return Retry(f"{name} has enough to do already", after=after, snooze=True)
 
-    def _begin(self, target: Target) -> None:
-        """Raises Broken during a pause. After the pause one call goes; the others are refused for another
-        `pause_seconds`, unless that call gets an answer."""
+    def _check_pause(self, name: str, target: Target) -> None:
+        """Raises Retry during a pause."""
         left = target.broken_until - self._clock()
         if left > 0:
-            raise Broken(left)
+            raise Retry(f"not tried: {name} did not answer before", after=later(left))
+
+    def _begin(self, name: str, target: Target) -> None:
+        """After a pause one call goes; the others are refused for another `pause_seconds`, unless that call gets an
+        answer."""
+        self._check_pause(name, target)
         if target.pauses:
             target.broken_until = self._clock() + self._limits.pause_seconds
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 from yarl import URL
 
 from timers.logs import get_logger
-from timers_processors.calling import Call, Caller, accepted
+from timers_processors.calling import Call, HttpClient, accepted
 
 Channel = Literal["email", "phone", "push"]
 
@@ -75,7 +75,7 @@ class OutboxTransport:
 class GatewayTransport:
     """Posts each message as JSON to a gateway for text messages and push, in the same way as webhooks."""
 
-    def __init__(self, url: URL, caller: Caller) -> None:
+    def __init__(self, url: URL, caller: HttpClient) -> None:
         self._url, self._caller = url, caller
 
     async def send(self, message: Message) -> str:

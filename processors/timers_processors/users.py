@@ -8,7 +8,7 @@ from urllib.parse import quote
 from yarl import URL
 
 from timers import Retry
-from timers_processors.calling import Call, Caller, accepted
+from timers_processors.calling import Call, HttpClient, accepted
 
 LOOKUP_SECONDS: Final = 8.0
 USER_BYTES: Final = 64 * 1024
@@ -22,7 +22,7 @@ _GONE: Final = (404, 410)
 class Users:
     """Looks users up at a URL with `{user}` in it, such as TIMERS_USER_URL."""
 
-    def __init__(self, url: str, caller: Caller) -> None:
+    def __init__(self, url: str, caller: HttpClient) -> None:
         self._url, self._caller = url, caller
 
     async def find(self, user: str | int) -> Mapping[str, Any] | None:

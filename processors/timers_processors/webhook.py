@@ -13,8 +13,8 @@ from yarl import URL
 
 from timers import Context, Done, Fail, Processor, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.addresses import Guard, Lookup, Reach
-from timers_processors.calling import Call, Caller, accepted, signature
+from timers_processors.addresses import GuardedResolver, Lookup, Reach
+from timers_processors.calling import Call, HttpClient, accepted, signature
 from timers_processors.targets import Targets
 
 RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "12h"]}
@@ -55,11 +55,13 @@ class WebHooks:
         self._settings, self._targets, self._lookup = settings, targets, lookup
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Caller]:
+    async def opened(self) -> AsyncIterator[HttpClient]:
         """The pod's connections."""
         allow, deny = Reach(self._settings.webhook_allow), Reach(self._settings.webhook_deny)
-        guards = {scheme: Guard(allow, deny, self._lookup, https=scheme == "https") for scheme in ("https", "http")}
-        async with Caller.opened(guards, self._targets) as caller:
+        guards = {
+            scheme: GuardedResolver(allow, deny, self._lookup, https=scheme == "https") for scheme in ("https", "http")
+        }
+        async with HttpClient.opened(guards, self._targets) as caller:
             yield caller
 
     def processor(self, prefix: str, url: URL | None) -> Processor:
@@ -67,7 +69,7 @@ class WebHooks:
         what to send."""
 
         @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
-        async def webhook(timer: Timer, context: Context[Caller]) -> Done:
+        async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
             call = asked(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
             identified = Call(call.method, call.url, {**call.headers, **_identified(timer, context)}, call.body)
             seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
@@ -75,7 +77,7 @@ class WebHooks:
 
         return webhook
 
-    async def send(self, call: Call, prefix: str, context: Context[Caller], seconds: float = CALL_SECONDS) -> Done:
+    async def send(self, call: Call, prefix: str, context: Context[HttpClient], seconds: float = CALL_SECONDS) -> Done:
         """Make the call, signed with the keys of the prefix. Its id is the same on every try of an occurrence."""
         digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
         keys = self._settings.webhook_keys(prefix)
@@ -84,7 +86,7 @@ class WebHooks:
         return Done(accepted(call, answer, fails_on_4xx=self._settings.webhook_4xx == "fail"))
 
 
-def _identified(timer: Timer, context: Context[Caller]) -> dict[str, str]:
+def _identified(timer: Timer, context: Context[HttpClient]) -> dict[str, str]:
     """Headers that name the timer and the try."""
     return {
         "Timers-Prefix": timer.prefix,

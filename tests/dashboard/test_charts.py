@@ -3,7 +3,7 @@
 import pytest
 
 from timers.dashboard import charts
-from timers.dashboard.charts import HEIGHT, WIDTH, Bar, Line
+from timers.dashboard.charts import HEIGHT, WIDTH, Bar, Polyline
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_bars_stay_within_the_picture(values: list[int]) -> None:
 
 def test_a_line_has_a_hole_where_there_is_nothing() -> None:
     chart = charts.lines([("p50", [1, None, 2, 2]), ("p99", [None, None, 10, None])], ["now"], "all")
-    assert [(line.name, len(line.points.split())) for line in chart.marks if isinstance(line, Line)] == [
+    assert [(line.name, len(line.points.split())) for line in chart.marks if isinstance(line, Polyline)] == [
         ("p50", 2),
         ("p50", 4),
         ("p99", 2),

@@ -13,8 +13,7 @@ from tests.servers import Kind
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
-from timers.store.connect import connect
-from timers.store.line import Line
+from timers.store.connect import Line, connect
 from timers.store.store import Store
 
 ECHO = "return ARGV[1]"

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from timers_processors.addresses import Forbidden, Guard, Reach, is_public, unwrapped
+from timers import Fail
+from timers_processors.addresses import GuardedResolver, Reach, is_public, unwrapped
 
 
-def guard(allow: str = "", deny: str = "", *, https: bool = True, lookup: Any = socket.getaddrinfo) -> Guard:
-    return Guard(Reach(allow.split()), Reach(deny.split()), lookup, https=https)
+def guard(allow: str = "", deny: str = "", *, https: bool = True, lookup: Any = socket.getaddrinfo) -> GuardedResolver:
+    return GuardedResolver(Reach(allow.split()), Reach(deny.split()), lookup, https=https)
 
 
-def refused(of: Guard, host: str, address: str) -> str:
-    with pytest.raises(Forbidden) as caught:
+def refused(of: GuardedResolver, host: str, address: str) -> str:
+    with pytest.raises(Fail) as caught:
         of.check(host, ip_address(address))
-    return str(caught.value)
+    return str(caught.value).removeprefix("url: ")
 
 
 PRIVATE = [
@@ -97,7 +98,7 @@ def test_deny_goes_before_allow(deny: str) -> None:
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1", "0177.0.0.1", "017700000001", "1.2.3", "256.1.1.1", "1:2"])
 def test_an_address_in_an_unusual_form_is_refused_before_anybody_reads_it(host: str) -> None:
-    with pytest.raises(Forbidden, match="not an address in its usual form"):
+    with pytest.raises(Fail, match="not an address in its usual form"):
         guard(allow="0.0.0.0/0").check_literal(host)
 
 
@@ -128,7 +129,7 @@ async def test_a_name_is_answered_with_the_addresses_that_were_checked() -> None
 
 async def test_one_address_of_a_name_that_is_not_open_closes_the_name() -> None:
     looking = guard(lookup=answering("1.1.1.1", "127.0.0.1"))
-    with pytest.raises(Forbidden, match=r"^one\.example is not a public address"):
+    with pytest.raises(Fail, match=r"^url: one\.example is not a public address"):
         await looking.resolve("one.example", 443)
     await looking.close()
 
@@ -136,7 +137,7 @@ async def test_one_address_of_a_name_that_is_not_open_closes_the_name() -> None:
 @pytest.mark.parametrize("host", ["0x7f.1", "localhost", "0x7f000001"])
 async def test_what_the_system_reads_as_loopback_is_refused(host: str) -> None:
     looking = guard()
-    with pytest.raises(Forbidden, match="is not a public address"):
+    with pytest.raises(Fail, match="is not a public address"):
         await looking.resolve(host, 443)
     await looking.close()
 

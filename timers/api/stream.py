@@ -14,7 +14,7 @@ from timers.api.requests import LAST_EVENT_ID, EventsQuery
 from timers.api.scope import visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
-from timers.client.feed import QUEUE_LIMIT, Dropped, Event, Listener, Wants, event_json
+from timers.client.feed import QUEUE_LIMIT, Dropped, Event, FeedListener, Wants, event_json
 from timers.errors import Busy
 from timers.logs import request_id
 from timers.store.filters import Filter
@@ -86,7 +86,7 @@ class EventRoutes:
             await feed.leave(listener, self._linger_seconds)
         return response
 
-    async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
+    async def _pass_on(self, listener: FeedListener, response: web.StreamResponse) -> None:
         """Write events as they come, everything that waits at a time, until the feed ends."""
         while True:
             try:

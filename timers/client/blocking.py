@@ -16,7 +16,7 @@ from timers.client.client import TimerClient
 from timers.client.feed import Event
 from timers.client.fleet import PrefixView, Stats
 from timers.core.calls import BlockingTimers
-from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, NewTimerFields, Time
+from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.store.filters import Filter
@@ -86,7 +86,7 @@ class BlockingTimerClient(BlockingTimers):
         prefix: str,
         id: str,
         *,
-        delay: Duration | None = None,
+        delay: Delay | None = None,
         due_at: Time | None = None,
         version: int | None = None,
     ) -> Timer:
@@ -120,7 +120,7 @@ class BlockingTimerClient(BlockingTimers):
         *,
         dry_run: bool = False,
         cursor: str | None = None,
-        delay: Duration | None = None,
+        delay: Delay | None = None,
         due_at: Time | None = None,
     ) -> Counts:
         """As TimerClient.act."""

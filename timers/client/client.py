@@ -15,7 +15,7 @@ from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
 from timers.core.calls import Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent
-from timers.core.keywords import Action, ChangeFields, Duration, FilterFields, NewTimerFields, Time
+from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import running_url
@@ -198,7 +198,7 @@ class TimerClient(Timers):
         prefix: str,
         id: str,
         *,
-        delay: Duration | None = None,
+        delay: Delay | None = None,
         due_at: Time | None = None,
         version: int | None = None,
     ) -> Timer:
@@ -250,7 +250,7 @@ class TimerClient(Timers):
         dry_run: bool = False,
         cursor: str | None = None,
         stop: Stop = lambda _: False,
-        delay: Duration | None = None,
+        delay: Delay | None = None,
         due_at: Time | None = None,
     ) -> Counts:
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with

@@ -118,7 +118,7 @@ class _Log:
         return [change for _, change in newest_first if change is not None][::-1]
 
 
-class Listener:
+class FeedListener:
     """A listener: what waits for it, and from which change on it has lost some. `Feed.join` makes one."""
 
     def __init__(self, feed: "Feed", wants: Wants | None) -> None:
@@ -193,8 +193,8 @@ class Feed:
 
     def __init__(self, queries: Queries, *, again_seconds: float = AGAIN_SECONDS) -> None:
         self._queries, self._again_seconds = queries, again_seconds
-        self._listeners: set[Listener] = set()
-        self._keeping_up: set[Listener] = set()
+        self._listeners: set[FeedListener] = set()
+        self._keeping_up: set[FeedListener] = set()
         self._changes = 0
         self.dropped = 0
         """Changes that listeners lost because they were slow. A change that two listeners lost counts twice."""
@@ -209,11 +209,11 @@ class Feed:
         """The place of a listener that has taken all that waits for it."""
         return self._log.place
 
-    def join(self, wants: Wants | None = None, after: str | None = None) -> Listener:
+    def join(self, wants: Wants | None = None, after: str | None = None) -> FeedListener:
         """Listen to the changes that are wanted: from now on, or with a place from there on, as far as it is
         remembered. `OPEN` says that the subscription is confirmed, `GAP` that changes since the place may be lost. The
         listener must `leave`."""
-        listener = Listener(self, wants)
+        listener = FeedListener(self, wants)
         if self._closed:
             listener.end()
             return listener
@@ -231,7 +231,7 @@ class Feed:
             listener.open(self.place)
         return listener
 
-    async def leave(self, listener: Listener, linger_seconds: float = 0.0) -> None:
+    async def leave(self, listener: FeedListener, linger_seconds: float = 0.0) -> None:
         """Stop listening. When the last listener leaves, the subscription ends, because it costs the server work for
         every change. It ends `linger_seconds` later, so that a listener that comes back by then has missed nothing."""
         self._listeners.discard(listener)
@@ -282,7 +282,7 @@ class Feed:
             subscribing.cancel()
             await asyncio.gather(subscribing, return_exceptions=True)
 
-    def keep_up(self, listener: Listener) -> int:
+    def keep_up(self, listener: FeedListener) -> int:
         """Tell the listener of changes again; returns how many there have been."""
         self._keeping_up.add(listener)
         return self._changes

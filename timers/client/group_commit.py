@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from timers.store.line import Line
+from timers.store.connect import Line
 from timers.store.quotas import Quota, Quotas
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired, Required, TypedDict
 
 from timers.core.policies import Repeat, RetryPolicy
 
-Duration = str | int | float | timedelta
+Delay = str | int | float | timedelta
 """`"24h"`, `"P1M"`, a number of seconds, or a timedelta."""
 
 Time = datetime | str | int
@@ -27,16 +27,16 @@ class RetryFields(TypedDict, total=False):
     """A retry policy as JSON has it; see RetryPolicy."""
 
     max_attempts: int
-    backoff: Literal["exponential", "fixed"] | Sequence[Duration]
-    base: Duration
-    cap: Duration
+    backoff: Literal["exponential", "fixed"] | Sequence[Delay]
+    base: Delay
+    cap: Delay
     jitter: bool
 
 
 class RepeatFields(TypedDict, total=False):
     """A repeat as JSON has it; see Repeat."""
 
-    every: Duration
+    every: Delay
     cron: str
     timezone: str
     count: int
@@ -47,7 +47,7 @@ class RepeatFields(TypedDict, total=False):
 class GraceFields(TypedDict):
     """A missed policy that allows so much lateness."""
 
-    grace: Duration
+    grace: Delay
 
 
 Retry = RetryPolicy | RetryFields
@@ -58,7 +58,7 @@ Missed = Literal["fire", "skip", "latest", "all"] | GraceFields
 class _Fields(TypedDict, total=False):
     payload: Any
     missed: Missed
-    timeout: Duration | None
+    timeout: Delay | None
     tags: Texts
     metadata: Mapping[str, str]
     if_exists: IfExists
@@ -68,7 +68,7 @@ class _Fields(TypedDict, total=False):
 class After(_Fields):
     """A timer that is due after a delay."""
 
-    delay: Required[Duration]
+    delay: Required[Delay]
     repeat: NotRequired[Repeats | None]
     retry: NotRequired[Retry | None]
 
@@ -100,7 +100,7 @@ class NewTimerFields(_Fields, total=False):
 
     prefix: Required[str]
     id: str
-    delay: Duration
+    delay: Delay
     due_at: Time
     repeat: Repeats | None
     retry: Retry | None
@@ -109,7 +109,7 @@ class NewTimerFields(_Fields, total=False):
 class ChangeFields(TypedDict, total=False):
     """What a scheduled timer can be given instead. None takes away what it can be without."""
 
-    delay: Duration
+    delay: Delay
     due_at: Time
     payload: Any
     repeat: Repeats | None

@@ -2,15 +2,13 @@
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from timers.core.durations import Duration, parse_time
+from timers.core.keywords import Delay
 from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
-
-Delay = str | int | float | timedelta
-"""A duration as callers write it: `"24h"`, `"P1M"`, seconds, or a timedelta."""
 
 
 class _Unset:

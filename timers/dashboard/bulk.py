@@ -31,7 +31,7 @@ REFUSED_SHOWN: Final = 20
 
 
 @dataclass(slots=True)
-class Progress:
+class BulkProgress:
     """The progress of an action. `cursor` is None before it begins and at its end."""
 
     since_ms: int = 0
@@ -43,7 +43,7 @@ class Progress:
     ended: bool = False
 
     @classmethod
-    def read(cls, text: str) -> "Progress":
+    def read(cls, text: str) -> "BulkProgress":
         """Read the progress from a form's field. Raises InvalidInput."""
         try:
             given = json.loads(text)
@@ -114,7 +114,7 @@ class BulkPages:
         number = form.get("number", "")
         if form.get("words", "").strip() != f"{order.action} {number}" or not number:
             return await self._asked(request, order, wrong="words" in form)
-        progress = Progress.read(form["progress"]) if "progress" in form else await self._begun()
+        progress = BulkProgress.read(form["progress"]) if "progress" in form else await self._begun()
         await self._slice(request, order, progress)
         return self._shown(request, "bulk_going", order, number, progress=progress)
 
@@ -145,8 +145,8 @@ class BulkPages:
             **values,
         )
 
-    async def _begun(self) -> Progress:
-        return Progress(since_ms=await self._parts.store.now_ms())
+    async def _begun(self) -> BulkProgress:
+        return BulkProgress(since_ms=await self._parts.store.now_ms())
 
     async def _count(self, order: Order) -> tuple[int, bool]:
         """The number of timers, and whether the count is exact."""
@@ -162,7 +162,7 @@ class BulkPages:
         page = await self._listing.page(found, limit=1000)
         return len(page.items), page.next_cursor is None
 
-    async def _slice(self, request: web.Request, order: Order, progress: Progress) -> None:
+    async def _slice(self, request: web.Request, order: Order, progress: BulkProgress) -> None:
         """Do as much as fits into one request."""
         until = time.monotonic() + self._slice_seconds
         while not progress.ended:
@@ -173,7 +173,7 @@ class BulkPages:
             if time.monotonic() > until:
                 return
 
-    async def _next(self, request: web.Request, order: Order, progress: Progress) -> list[Timer]:
+    async def _next(self, request: web.Request, order: Order, progress: BulkProgress) -> list[Timer]:
         """The next timers to act on. Moves the progress past them."""
         if order.chosen:
             at = int(progress.cursor or 0)
@@ -189,7 +189,7 @@ class BulkPages:
         progress.cursor, progress.ended = page.next_cursor, page.next_cursor is None
         return page.items
 
-    async def _read(self, request: web.Request, members: Sequence[str], progress: Progress) -> list[Timer]:
+    async def _read(self, request: web.Request, members: Sequence[str], progress: BulkProgress) -> list[Timer]:
         found: list[Timer] = []
         for member in members:
             prefix, timer_id = identity_of(member)
@@ -200,7 +200,7 @@ class BulkPages:
                 _refuse(progress, f"{member}: it does not exist")
         return found
 
-    async def _act_on(self, order: Order, timers: Sequence[Timer], progress: Progress) -> None:
+    async def _act_on(self, order: Order, timers: Sequence[Timer], progress: BulkProgress) -> None:
         room = asyncio.Semaphore(AT_ONCE)
 
         async def one(timer: Timer) -> None:
@@ -223,7 +223,7 @@ class BulkPages:
         return self._client.cancel(prefix, timer_id, version=version, purge=order.action == "purge")
 
 
-def _refuse(progress: Progress, said: str) -> None:
+def _refuse(progress: BulkProgress, said: str) -> None:
     progress.refused_number += 1
     if len(progress.refused) < REFUSED_SHOWN:
         progress.refused.append(said[:300])

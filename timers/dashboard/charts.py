@@ -17,7 +17,7 @@ class Bar(NamedTuple):
     said: str
 
 
-class Line(NamedTuple):
+class Polyline(NamedTuple):
     """A piece of a line, from one hole to the next. `name` is its series."""
 
     name: str
@@ -28,7 +28,7 @@ class Chart(NamedTuple):
     """A chart. `top` is the number at its upper edge, `labels` stand under it from left to right, and `said` is all of
     it in words."""
 
-    marks: Sequence[Bar] | Sequence[Line]
+    marks: Sequence[Bar] | Sequence[Polyline]
     top: int
     labels: Sequence[str]
     said: str
@@ -48,7 +48,7 @@ def bars(values: Sequence[int], said: Sequence[str], labels: Sequence[str], summ
 def lines(series: Sequence[tuple[str, Sequence[int | None]]], labels: Sequence[str], summary: str) -> Chart:
     """A chart with a line for each series. None leaves a hole."""
     top = nice(max((value for _, values in series for value in values if value is not None), default=0))
-    pieces = [Line(name, points) for name, values in series for points in _pieces(values, top)]
+    pieces = [Polyline(name, points) for name, values in series for points in _pieces(values, top)]
     return Chart(pieces, top, labels, summary)
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from timers.api.operations import route
 from timers.api.stream import EventRoutes, write
-from timers.client.feed import QUEUE_LIMIT, Listener
+from timers.client.feed import QUEUE_LIMIT, FeedListener
 from timers.dashboard.site import Parts
 
 LEAST_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ class LivePages(EventRoutes):
         """The routes to add to an application."""
         return (route("liveStream", self.stream),)
 
-    async def _pass_on(self, listener: Listener, response: web.StreamResponse) -> None:
+    async def _pass_on(self, listener: FeedListener, response: web.StreamResponse) -> None:
         """Tell only that there are changes, not which."""
         while True:
             await write(response, b"data: new\n\n")

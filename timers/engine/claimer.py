@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Final
 
-from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Ask, Intake, Wanted
+from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Ask, Intake, PlannedClaim
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import named
@@ -90,7 +90,7 @@ class Claimer:
             self._asked -= asked
             self._runner.room_changed()
 
-    async def _claim(self, wanted: Wanted) -> None:
+    async def _claim(self, wanted: PlannedClaim) -> None:
         """Claim from all queues without fleet-wide limits in one call, and from each limited queue in a call of its
         own."""
         limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
@@ -106,7 +106,7 @@ class Claimer:
         for ask in limited:
             await self._claim_limited(wanted, ask)
 
-    async def _claim_limited(self, wanted: Wanted, ask: Ask) -> None:
+    async def _claim_limited(self, wanted: PlannedClaim, ask: Ask) -> None:
         """Reserve permits, claim as many timers, and give unused permits back."""
         most = min(ask.most, self._room_of(ask.prefix))
         with self._asking({ask.prefix: most}):
@@ -128,7 +128,7 @@ class Claimer:
         if block_ms >= FULL_MS:
             await self._pod.store.block(shard, prefix, block_ms)
 
-    async def _claim_reserved(self, wanted: Wanted, ask: Ask, reserved: Reservation) -> int:
+    async def _claim_reserved(self, wanted: PlannedClaim, ask: Ask, reserved: Reservation) -> int:
         """Claim, and return how many. A queue that runs one timer at a time has one order over all shards: its earliest
         timer comes first, whichever shard it is in."""
         in_order, shard = reserved.limits.in_order, wanted.shard
@@ -240,7 +240,7 @@ class Claimer:
             self._unanswered.remove(answered)
             answered.set_result(None)
 
-    def _follow_up(self, wanted: Wanted, ask: Ask, *, has_more: bool) -> None:
+    def _follow_up(self, wanted: PlannedClaim, ask: Ask, *, has_more: bool) -> None:
         """After a full batch, or one that a sweep asked for, the queue stays marked. A short batch has emptied the
         queue or met a limit; then the end of a run, or the time when the rate allows the next start, marks it again."""
         if not has_more:

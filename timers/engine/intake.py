@@ -57,7 +57,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedClaim:
     """One claim to make: a shard, some of its queues, and the cause."""
 
     shard: int
@@ -148,14 +148,14 @@ class Intake:
         """Wait until there is something to take."""
         await self._something.wait()
 
-    def take(self, room: int) -> list[Wanted]:
+    def take(self, room: int) -> list[PlannedClaim]:
         """Return claims for at most `room` timers in all, each for one shard. The queues of a claim share its batch.
         What is asked for leaves the marks; the rest goes to the back, so that on a full pod every queue gets its
         turn."""
         claims: dict[tuple[int, str], list[str]] = {}
         for shard, prefix in self._whose_turn_it_is():
             claims.setdefault((shard, self._mark_of((shard, prefix)).cause), []).append(prefix)
-        wanted: list[Wanted] = []
+        wanted: list[PlannedClaim] = []
         for (shard, cause), prefixes in claims.items():
             share = max(CLAIM_BATCH // len(prefixes), 1)
             asks: list[Ask] = []
@@ -164,7 +164,7 @@ class Intake:
                     break
                 asks.append(self._ask((shard, prefix), min(share, room)))
                 room -= asks[-1].most
-            wanted += [Wanted(shard, asks, cause)] if asks else []
+            wanted += [PlannedClaim(shard, asks, cause)] if asks else []
         self._settle_flag()
         return wanted
 

@@ -80,7 +80,7 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class PodHealth:
     """The state of a pod. `lag_seconds` is how long the newest canary's event took. `abandoned` counts plain functions
     that go on in their threads after their runs ended. `problems` says why the pod is not ready."""
 
@@ -257,7 +257,7 @@ class Worker:
         """The services of this pod, in groups that are stopped in this order."""
         return self._taking, self.peers.beating, self._ending
 
-    def health(self) -> Health:
+    def health(self) -> PodHealth:
         """The pod's current state."""
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
@@ -267,7 +267,7 @@ class Worker:
             problems.append(f"no room: {self.runner.abandoned} functions go on whose runs timed out or were lost")
         if self._draining:
             problems.append("draining")
-        return Health(
+        return PodHealth(
             ready=not problems,
             notifications=self._canary.hearing.value,
             lag_seconds=self._canary.lag_seconds,

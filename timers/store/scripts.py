@@ -22,7 +22,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import Full, Unavailable
-from timers.store.line import Line
+from timers.store.connect import Line
 
 Argument = str | int | bytes
 

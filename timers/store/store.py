@@ -12,9 +12,8 @@ from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.errors import Unavailable
 from timers.store import codec, keys, scripts
-from timers.store.connect import Connections
+from timers.store.connect import Connections, Line
 from timers.store.identity import DbIdentity
-from timers.store.line import Line
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and few enough events for a
@@ -117,7 +116,12 @@ class Store:
         return server_ms
 
     async def arm(
-        self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
+        self,
+        armings: Sequence[Arming],
+        *,
+        edit_lock_ms: int = 0,
+        room: int | None = None,
+        line: Line | None = None,
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
         running, locked; full, once `room` for timers that are not scheduled already is used up. A single script call
@@ -345,7 +349,11 @@ class Store:
         return list(reply[1:])
 
     async def run_all(
-        self, name: str, calls: Sequence[scripts.Call], line: Line | None = None, redis: Redis | None = None
+        self,
+        name: str,
+        calls: Sequence[scripts.Call],
+        line: Line | None = None,
+        redis: Redis | None = None,
     ) -> list[Any]:
         """Run a script on several roots or several times, in one round trip. The answers still begin with the server's
         time. `line` is used if one call is enough."""

@@ -13,6 +13,6 @@ The fixture `timer_lab` comes with the package's pytest plugin. `call` calls one
 """
 
 from timers.testing.call import call
-from timers.testing.lab import Run, TimerLab
+from timers.testing.lab import LabRun, TimerLab
 
-__all__ = ["Run", "TimerLab", "call"]
+__all__ = ["LabRun", "TimerLab", "call"]

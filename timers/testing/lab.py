@@ -22,9 +22,8 @@ from fakeredis import FakeRedis, FakeServer
 
 from timers.client import TimerClient
 from timers.core.clock import Cancellable, ServerClock
-from timers.core.durations import Duration as ParsedDuration
-from timers.core.durations import to_datetime
-from timers.core.keywords import Duration
+from timers.core.durations import Duration, to_datetime
+from timers.core.keywords import Delay
 from timers.core.model import Timer
 from timers.processor import Processor, in_module
 from timers.store import keys
@@ -45,7 +44,7 @@ _really_sleep = asyncio.sleep
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LabRun:
     """A run that has ended. `status` says how: `completed`, `failed` (it may be tried again), `skipped`, `snoozed` or
     `handed-back`. `error` is its failure, as `type: reason`. `at` is when it started."""
 
@@ -66,7 +65,7 @@ class TimerLab:
     def __init__(self, *, start: datetime | None = None) -> None:
         """A lab whose clock begins at `start`, or now by default."""
         self._now_ms: float = round((time.time() if start is None else start.timestamp()) * 1000)
-        self.runs: list[Run] = []
+        self.runs: list[LabRun] = []
         self._processors: dict[str, Processor] = {}
         self._engine: Engine | None = None
         self._waiting: list[tuple[float, int, _Later]] = []
@@ -104,10 +103,10 @@ class TimerLab:
         self._store.declare(self._processors)
         self._engine = None
 
-    async def advance(self, by: Duration) -> None:
+    async def advance(self, by: Delay) -> None:
         """Let this much time pass. Everything that becomes due runs at its time, in order, and so do its retries,
         repeats and re-armed timers."""
-        until_ms = ParsedDuration.parse(by).add_to(round(self._now_ms))
+        until_ms = Duration.parse(by).add_to(round(self._now_ms))
         engine = self._engine = self._engine or Engine(self._store, self.timers, self._processors.values(), self.later)
         async with engine.working():
             await self._run_what_is_due(engine, until_ms)
@@ -131,7 +130,7 @@ class TimerLab:
         error = f"{last.get('type')}: {last.get('reason')}" if status == "failed" else None
         started = to_datetime(timer.updated_ms)
         self.runs.append(
-            Run(timer.prefix, timer.id, timer.attempt, timer.occurrence, timer.payload, status, error, started)
+            LabRun(timer.prefix, timer.id, timer.attempt, timer.occurrence, timer.payload, status, error, started)
         )
 
     async def sleep(self, seconds: float) -> None:
@@ -146,7 +145,7 @@ class TimerLab:
             self._sleeping -= 1
 
     async def _run_what_is_due(self, engine: Engine, until_ms: float) -> None:
-        """Run timers until no more become due now. A timer that is due but does not start (paused, at its limit)
+        """LabRun timers until no more become due now. A timer that is due but does not start (paused, at its limit)
         stays."""
         before = None
         while before != (before := (len(self.runs), engine.executing)):
