@@ -17,12 +17,11 @@ from typing import Any, Final, NoReturn
 
 from aiohttp import web
 
-from timers.api.assembly import all_routes, probe_application
+from timers.api.assembly import all_routes, probe_application, waiting_application
 from timers.api.auth import Auth
 from timers.api.connection_limit import ConnectionLimit
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.api.waiting import waiting_application
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts

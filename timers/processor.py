@@ -18,11 +18,10 @@ from typing_extensions import TypeVar
 
 from timers.core.calls import BlockingTimers, Timers
 from timers.core.durations import parse_ms
-from timers.core.fields import DurationInput, check_prefix
+from timers.core.fields import DurationInput, check_prefix, owner
 from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
 from timers.core.policies import RetryPolicy
-from timers.core.prefixes import owner
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
 
 BURST_US: Final = 50_000

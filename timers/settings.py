@@ -34,9 +34,8 @@ from pydantic_settings import (
 
 from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, parse_ms
-from timers.core.fields import PREFIX_RULE
+from timers.core.fields import PREFIX_RULE, owner
 from timers.core.hooks import EVENTS, HOOK, Hook
-from timers.core.prefixes import owner
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 from timers.setting_values import (
     HOOKS_LIMIT,

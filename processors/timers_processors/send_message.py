@@ -1,21 +1,65 @@
 """Owns the processor `send-message`: when a timer is due, decides who gets a message and what it says."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
 from yarl import URL
 
-from timers import Context, Done, Fail, Timer, processor
+from timers import Context, Done, Fail, Retry, Timer, processor
 from timers.settings import Settings, load_worker_settings
-from timers_processors.calling import HttpClient, caller_for_ourselves
+from timers_processors.calling import Call, HttpClient, accepted, caller_for_ourselves
 from timers_processors.mail import SmtpTransport
 from timers_processors.templates import Templates
 from timers_processors.transport import Channel, GatewayTransport, Message, OutboxTransport, Transport
-from timers_processors.users import UNLESS, Users, why_not
+
+LOOKUP_SECONDS: Final = 8.0
+USER_BYTES: Final = 64 * 1024
+
+UNLESS: Final = ("verified", "unsubscribed", "left", "deleted")
+"""A user with one of these fields gets no message, unless the payload says otherwise."""
+
+_GONE: Final = (404, 410)
+
+
+class Users:
+    """Looks users up at a URL with `{user}` in it, such as TIMERS_USER_URL."""
+
+    def __init__(self, url: str, caller: HttpClient) -> None:
+        self._url, self._caller = url, caller
+
+    async def find(self, user: str | int) -> Mapping[str, Any] | None:
+        """The user's fields; None if there is no such user (any more). Raises Retry if the endpoint gives no usable
+        answer."""
+        call = Call("GET", URL(self._url.replace("{user}", quote(str(user), safe="")), encoded=True), _JSON, b"")
+        answer = await self._caller.call(call, LOOKUP_SECONDS, USER_BYTES)
+        if answer.status in _GONE:
+            return None
+        accepted(call, answer, fails_on_4xx=False)
+        try:
+            found = json.loads(answer.text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Retry(f"{call.target} answered no JSON object of at most {USER_BYTES} bytes for the user")
+        return found
+
+
+_JSON: Final = {"Accept": "application/json"}
+
+
+def why_not(found: Mapping[str, Any] | None, unless: Iterable[str]) -> str | None:
+    """Why the user gets no message; None if they get one."""
+    if found is None or found.get("active") is False:
+        return "the user has left"
+    told = next((name for name in unless if found.get(name)), None)
+    return None if told is None else "the user has left" if told == "left" else f"the user is {told}"
+
 
 RETRY: Final = {"backoff": ["30s", "2m", "10m", "30m", "1h", "3h"]}
 """Seven tries within five hours. That outlasts a mail server that is down for a while or delays unknown senders

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.fleet import Fleet, until
 from tests.unit.samples import NoTimers, a_timer
 from timers.core.model import Status, Timer
-from timers.engine.blocking import ThreadTimers
+from timers.engine.threads import ThreadTimers
 from timers.errors import NotFound, RunOver
 from timers.processor import BlockingContext, processor
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
 from tests.store.test_round_trips import count_sent
-from timers.client.declared import Declared
+from timers.client.coverage import Declared
 from timers.client.doctor import examine
 from timers.core.explain import explain
 from timers.core.model import Status

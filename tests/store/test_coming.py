@@ -9,8 +9,7 @@ import time_machine
 from tests.conftest import SharedServers
 from tests.store.acts import armed
 from tests.store.backends import open_store
-from timers.store.coming import due_load, next_timers
-from timers.store.fired import FiredRing, total
+from timers.store.starts import FiredRing, due_load, next_timers, total
 from timers.store.store import Arming, Store
 
 HOUR = 3_600_000

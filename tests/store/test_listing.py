@@ -11,8 +11,8 @@ from tests.store.acts import armed, arming, claim, finished
 from tests.store.backends import open_store
 from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
+from timers.store.connect import Line
 from timers.store.filters import Filter
-from timers.store.line import Line
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Listing
 from timers.store.queries import Queries
 from timers.store.scripts import Call

@@ -19,9 +19,9 @@ from timers.store.notifications import (
     Wake,
     hear,
     parse_expired,
+    subscribe,
 )
 from timers.store.store import Store
-from timers.store.subscription import subscribe
 
 
 async def touched(store: Store, key: str) -> None:

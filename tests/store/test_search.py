@@ -10,11 +10,10 @@ from tests.store.acts import PREFIX, armed, cancelled, finished, running
 from tests.store.backends import open_store
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
-from timers.store.coming import due_load
 from timers.store.filters import Filter
-from timers.store.fired import FiredRing, total
 from timers.store.listing import Listing, Page
 from timers.store.search import endings, newest_first
+from timers.store.starts import FiredRing, due_load, total
 from timers.store.store import Arming, Store
 
 Turn = Callable[[str | None], Awaitable[Page]]

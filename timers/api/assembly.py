@@ -1,22 +1,25 @@
-"""Owns which calls an API has, all from the table of operations and over one pod's parts, and which of them a probe
-port has."""
+"""Owns the applications: all calls over one pod's parts, those of a probe port, and what a pod answers before it has
+reached Redis."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from aiohttp import web
 
+from timers.api.answer import answer
 from timers.api.auth import as_stranger
 from timers.api.docs import DocsRoutes
 from timers.api.health import HealthRoutes
 from timers.api.many import ManyRoutes
 from timers.api.operating import OperatingRoutes
 from timers.api.operations import route
-from timers.api.problems import answer_problems
+from timers.api.problems import HTTP_KINDS, answer_problems, problem
 from timers.api.routes import TimerRoutes
 from timers.api.stream import EventRoutes
 from timers.api.tracing import follow
 from timers.client import TimerClient
 from timers.engine.worker import Worker
+from timers.errors import Unavailable
 from timers.metrics import Metrics
 
 
@@ -41,3 +44,27 @@ def probe_application(
     app = web.Application(middlewares=[follow, answer_problems, as_stranger])
     app.add_routes([*health.routes(), route("getMetrics", OperatingRoutes(client, metrics, worker).metrics)])
     return app
+
+
+REASON: Final = "the pod starts and has not reached Redis yet (TIMERS_REDIS_URL)"
+
+
+def waiting_application() -> web.Application:
+    """The application that serves while Redis is away at the start."""
+    app = web.Application(middlewares=[follow, answer_problems])
+    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/readyz", _readyz)
+    app.router.add_route("*", "/{path:.*}", _refuse)
+    return app
+
+
+async def _healthz(_request: web.Request) -> web.Response:
+    return answer({"status": "ok"})
+
+
+async def _readyz(_request: web.Request) -> web.Response:
+    return problem(HTTP_KINDS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
+
+
+async def _refuse(_request: web.Request) -> web.Response:
+    raise Unavailable(REASON, nothing_done=True)

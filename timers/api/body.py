@@ -9,8 +9,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from timers.api.deadlines import not_counting
-from timers.core.compactjson import decode
-from timers.core.strict import StrictModel
+from timers.core.strict import StrictModel, decode
 from timers.errors import Busy, Checks, FieldError, InvalidInput, shown
 
 Query = TypeVar("Query", bound=StrictModel)

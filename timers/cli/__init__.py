@@ -7,20 +7,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import (
-    acting,
-    benching,
-    config,
-    creating,
-    keys,
-    many,
-    operating,
-    plugins,
-    pods,
-    replaying,
-    single,
-    watching,
-)
+from timers.cli import benching, config, creating, keys, operating, plugins, pods, replaying, timers, watching
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -63,18 +50,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-pods.add_to(app)
-creating.add_to(app)
-single.add_to(app)
-acting.add_to(app)
-many.add_to(app)
-watching.add_to(app)
-replaying.add_to(app)
-operating.add_to(app)
-keys.add_to(app)
-benching.add_to(app)
-config.add_to(app)
-plugins.add_to(app)
+for commands in (pods, creating, timers, watching, replaying, operating, keys, benching, config, plugins):
+    commands.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

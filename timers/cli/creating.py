@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from timers.cli.acting import At, Id, In, Prefix, due_of
 from timers.cli.output import Format, Output, progress, show_records, show_timer
 from timers.cli.session import Session, run
+from timers.cli.timers import At, Id, In, Prefix, due_of
 from timers.client import BATCH_LIMIT, Armed
-from timers.core.compactjson import decode
 from timers.core.spec import NewTimer
+from timers.core.strict import decode
 from timers.errors import InvalidInput, TimersError
 
 Read = NewTimer | InvalidInput

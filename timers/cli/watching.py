@@ -30,9 +30,8 @@ from timers.core.model import Status, Timer
 from timers.dashboard.overview import health
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
-from timers.store.coming import next_timers
-from timers.store.fired import FiredRing, Slot, total
 from timers.store.search import Ending, endings
+from timers.store.starts import FiredRing, Slot, next_timers, total
 
 LOOK_SECONDS: Final = 1.0
 ROWS: Final = 8

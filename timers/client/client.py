@@ -7,8 +7,7 @@ from typing import Any, Final, Self, Unpack
 
 from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all
 from timers.client.answers import Armed, Results, accepted, armed, refusal
-from timers.client.coverage import Uncovered, read_uncovered
-from timers.client.declared import Declared
+from timers.client.coverage import Declared, Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
 from timers.client.fleet import PrefixView, Stats, forget_prefix, read_overdue_ms, read_pods, read_prefixes, read_stats
 from timers.client.group_commit import GroupCommit

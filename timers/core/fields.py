@@ -1,6 +1,7 @@
-"""Owns the values that several models and calls take, checked one by one: identities, durations, times and traces."""
+"""Owns the values that several models and calls take, checked one by one, and which prefix serves which."""
 
 import re
+from collections.abc import Container
 from typing import Annotated, Final
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -98,3 +99,18 @@ Id = Annotated[
 AnyDuration = Annotated[DurationInput, PlainValidator(checked_duration), WithJsonSchema(shapes.DURATION)]
 Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(shapes.TIMEOUT)]
 Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(shapes.TIME)]
+
+
+_SEPARATORS: Final = "-_."
+
+
+def owner(prefix: str, declared: Container[str]) -> str | None:
+    """The longest declared prefix that serves `prefix`; None if none does.
+
+    A declared prefix serves itself and every prefix that continues it after `-`, `_` or `.`: `log` serves `log-x` and
+    not `login`. Takes at most as many lookups as the prefix has characters, however many prefixes are declared.
+    """
+    if prefix in declared:
+        return prefix
+    ends = (n for n in range(len(prefix) - 1, 0, -1) if prefix[n] in _SEPARATORS)
+    return next((prefix[:n] for n in ends if prefix[:n] in declared), None)

@@ -16,10 +16,9 @@ from pydantic import (
 )
 
 from timers.core import shapes
-from timers.core.compactjson import encode
 from timers.core.fields import AnyDuration, CallersPrefix, Id, Time, Timeout
 from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
-from timers.core.strict import StrictModel
+from timers.core.strict import StrictModel, encode
 from timers.errors import FieldError, InvalidInput, shown
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024

@@ -17,9 +17,8 @@ from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Fresh, Parts, show
-from timers.store.coming import Load, due_load, next_timers
 from timers.store.filters import Visible
-from timers.store.fired import FiredRing, Slot, total
+from timers.store.starts import FiredRing, Load, Slot, due_load, next_timers, total
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000

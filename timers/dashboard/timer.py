@@ -10,10 +10,10 @@ from timers.api.operations import route
 from timers.api.scope import quota_of, require_visible
 from timers.client.fleet import read_story
 from timers.core.calendar import next_occurrence
-from timers.core.compactjson import decode
 from timers.core.explain import PUNCTUAL_MS, attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
+from timers.core.strict import decode
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Parts, form_of, show
 from timers.errors import FieldError, InvalidInput, Refused, TimersError, shown

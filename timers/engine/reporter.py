@@ -6,7 +6,7 @@ from typing import Final
 
 from timers.engine.observer import Observer
 from timers.errors import Unavailable
-from timers.store.fired import FiredRing
+from timers.store.starts import FiredRing
 
 REPORT_SECONDS: Final = 5.0
 """One call reports all starts of this time. What a pod starts after its last call is not counted."""

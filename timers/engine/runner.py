@@ -19,14 +19,13 @@ from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
 from timers.core.model import Timer
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
-from timers.engine.blocking import ThreadTimers
 from timers.engine.failure import failure, plain, text_of, where
 from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
 from timers.engine.spans import end_span
-from timers.engine.threads import Threads
+from timers.engine.threads import Threads, ThreadTimers
 from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Limits
 from timers.store.permits import Permit

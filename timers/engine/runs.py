@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from timers.core.clock import Cancellable
-    from timers.engine.blocking import ThreadTimers
+    from timers.engine.threads import ThreadTimers
 
 StopReason = Failed | HandBack | Literal["lost"]
 """Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""

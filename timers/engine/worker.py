@@ -38,8 +38,8 @@ from timers.engine.unserved import UNHANDLED_AFTER_MS, Unserved
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
-from timers.store.fired import FiredRing
 from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member, Membership
+from timers.store.starts import FiredRing
 from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0

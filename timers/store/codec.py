@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
-from timers.core.compactjson import encode
 from timers.core.durations import parse_ms
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 from timers.core.shapes import HISTORY_LIMIT
+from timers.core.strict import encode
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",

@@ -15,9 +15,8 @@ from pydantic import Field, TypeAdapter
 
 from timers.core.answers import PodAnswer
 from timers.core.durations import format_time
-from timers.core.fields import is_prefix
+from timers.core.fields import is_prefix, owner
 from timers.core.lateness import quantiles_ms
-from timers.core.prefixes import owner
 from timers.store import keys
 from timers.store.identity import Mark
 from timers.store.scripts import Argument, reachable, read

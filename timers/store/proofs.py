@@ -16,9 +16,9 @@ from redis.exceptions import NoPermissionError, ResponseError
 from timers.errors import Unavailable
 from timers.store import keys, server
 from timers.store.checkup import Check, configured, judge, server_facts
+from timers.store.notifications import subscribe
 from timers.store.scripts import reachable
 from timers.store.store import Store
-from timers.store.subscription import subscribe
 from timers.store.turns import set_within
 
 SCAN_LIMIT: Final = 100_000

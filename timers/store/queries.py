@@ -11,9 +11,9 @@ from timers.core.causes import in_english
 from timers.core.durations import MAX_TIME_MS
 from timers.core.model import Status
 from timers.store import codec, keys
+from timers.store.notifications import subscribe
 from timers.store.scripts import read
 from timers.store.store import Queue, Store
-from timers.store.subscription import subscribe
 from timers.store.turns import by_turns
 
 WANTING_LIMIT: Final = 1000

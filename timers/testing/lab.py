@@ -7,8 +7,8 @@ nothing extends a lease.
 import asyncio
 import heapq
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,15 +21,23 @@ from unittest.mock import patch
 from fakeredis import FakeRedis, FakeServer
 
 from timers.client import TimerClient
-from timers.core.clock import Cancellable, ServerClock
+from timers.core.clock import Cancellable, Later, ServerClock
 from timers.core.durations import Duration, to_datetime
 from timers.core.keywords import Delay
 from timers.core.model import Timer
-from timers.processor import Processor, in_module
+from timers.engine.claimer import Claimer
+from timers.engine.intake import Intake
+from timers.engine.lifespans import Lifespans
+from timers.engine.observer import Observer
+from timers.engine.pod import Pod
+from timers.engine.runner import Runner
+from timers.engine.runs import Run, Runs
+from timers.engine.settler import Settler
+from timers.engine.supervisor import Supervisor
+from timers.processor import Processor, Registry, in_module
 from timers.store import keys
 from timers.store.queries import Queries
 from timers.store.store import Settlement, Store
-from timers.testing.engine import Engine
 from timers.testing.fake import fake_connections, on_clock
 
 PATIENCE_SECONDS: Final = 1.0
@@ -39,8 +47,68 @@ timeout."""
 HANG_SECONDS: Final = 10.0
 """A run without a timeout that waits this long, in real time, is taken to hang."""
 
+CONCURRENCY: Final = 1000
+FOR_EVER_MS: Final = 365 * 24 * 3600 * 1000
+"""How long a lab's leases, which nothing extends, and its retention last."""
+
 _RUN_OF: ContextVar["TimerLab | None"] = ContextVar("timers.testing.lab", default=None)
 _really_sleep = asyncio.sleep
+
+
+class Engine:
+    """The part of a pod that claims and runs timers, over one shard."""
+
+    def __init__(self, store: Store, timers: TimerClient, processors: Iterable[Processor], later: Later) -> None:
+        pod = Pod("lab", store, Registry(processors), (0,), FOR_EVER_MS, Observer())
+        runs = Runs()
+        self._registry = pod.registry
+        self._lifespans = Lifespans(pod.registry.processors)
+        self._is_open = False
+        self._settler = Settler(pod, runs, retention_ms=FOR_EVER_MS, written=self._written)
+        self._runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=CONCURRENCY, later=later)
+        self._intake = Intake(later)
+        self._claimer = Claimer(pod, self._intake, self._runner)
+        self._services = Supervisor([self._claimer, self._settler])
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Claim and run for as long as the block lasts. What processors hold open stays open after it."""
+        if not self._is_open:
+            await self._lifespans.open()
+            self._is_open = True
+        self._services.start()
+        try:
+            yield
+        finally:
+            await self._services.stop()
+            await self._claimer.finish()
+
+    async def close(self) -> None:
+        """Close what processors hold open."""
+        await self._lifespans.close()
+
+    @property
+    def executing(self) -> int:
+        """The number of runs under way."""
+        return self._runner.executing
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is claiming or writing anything."""
+        return not self._intake.is_empty or not self._claimer.is_idle or self._settler.waiting > 0
+
+    def serves(self, prefix: str) -> bool:
+        """Whether it runs timers of this prefix."""
+        return self._registry.match(prefix) is not None
+
+    def claim(self, prefixes: Iterable[str]) -> None:
+        """Claim whatever is due in these queues."""
+        for prefix in prefixes:
+            self._intake.mark_all(0, prefix, "sweep")
+
+    def _written(self, runs: Sequence[Run]) -> None:
+        self._runner.room_changed()
+        self.claim({run.timer.prefix for run in runs if run.processor.limits.bounds_concurrency})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +213,7 @@ class TimerLab:
             self._sleeping -= 1
 
     async def _run_what_is_due(self, engine: Engine, until_ms: float) -> None:
-        """LabRun timers until no more become due now. A timer that is due but does not start (paused, at its limit)
+        """Run timers until no more become due now. A timer that is due but does not start (paused, at its limit)
         stays."""
         before = None
         while before != (before := (len(self.runs), engine.executing)):
