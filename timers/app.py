@@ -24,6 +24,7 @@ from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
+from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
 from timers.engine.identity_watch import IdentityWatch
@@ -194,6 +195,7 @@ async def _serve(
         api = None
         if "api" in settings.roles:
             api = await _api(settings, application(routes, auth, Guard().check), ends)
+            asyncio.get_running_loop().run_in_executor(None, prepare)
             # Ends before the API, which waits for its answers: event streams do not end by themselves.
             ends.push_async_callback(client.end_events)
         if worker is not None:

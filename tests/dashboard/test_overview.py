@@ -7,14 +7,15 @@ import pytest
 from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import READS, Visitor
 from tests.members import announce
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.dashboard.overview import OverviewPage
 
 
 @pytest.fixture
 def instead() -> Instead:
     """Each look reads."""
-    return lambda parts: OverviewPage(parts, stats_seconds=-1.0, load_seconds=-1.0).routes()
+    waits = {"stats_seconds": -1.0, "load_seconds": -1.0, "load_patience_seconds": DEADLINE_SECONDS}
+    return lambda parts: OverviewPage(parts, **waits).routes()
 
 
 def sentence(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
-from timers.access import Caller
+from timers.access import Caller, Scope
 from timers.errors import NotFound, shown
 from timers.store.filters import Visible
 from timers.store.quotas import Quota
@@ -24,9 +24,14 @@ def caller_of(request: web.Request) -> Caller | None:
     return request.get(_CALLER)
 
 
+def scope_of(request: web.Request) -> Scope:
+    """The prefixes of the caller."""
+    return request[_CALLER].scope
+
+
 def visible_to(request: web.Request) -> Visible | None:
     """The prefixes that the request may see, or None if it may see all."""
-    scope = request[_CALLER].scope
+    scope = scope_of(request)
     return None if scope.is_everything else scope.covers
 
 

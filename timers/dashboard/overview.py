@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from aiohttp import web
 
+from timers.access import Scope
 from timers.api.body import refuse_query
 from timers.api.operations import route
-from timers.api.scope import visible_to
+from timers.api.scope import scope_of, visible_to
 from timers.client.coverage import Uncovered
 from timers.client.fleet import Stats, read_stats
 from timers.core.durations import in_units
@@ -17,7 +19,7 @@ from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Fresh, Parts, show
-from timers.store.filters import Visible
+from timers.store.alarms import Alarms
 from timers.store.starts import FiredRing, Load, Slot, due_load, next_timers, total
 
 HOUR_MS: Final = 3_600_000
@@ -26,6 +28,12 @@ LATE_MS: Final = 2_000
 
 STATS_SECONDS: Final = 1.5
 LOAD_SECONDS: Final = 20.0
+LOAD_PATIENCE_SECONDS: Final = 0.02
+"""How long a page waits for the first count of the coming load. In a large db the next look shows it."""
+
+SCOPES: Final = 16
+"""For how many scopes of API keys the coming load is kept."""
+
 NEXT: Final = 8
 
 
@@ -77,13 +85,20 @@ class OverviewPage:
     """`/`."""
 
     def __init__(
-        self, parts: Parts, *, stats_seconds: float = STATS_SECONDS, load_seconds: float = LOAD_SECONDS
+        self,
+        parts: Parts,
+        *,
+        stats_seconds: float = STATS_SECONDS,
+        load_seconds: float = LOAD_SECONDS,
+        load_patience_seconds: float = LOAD_PATIENCE_SECONDS,
     ) -> None:
         self._parts = parts
         self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), stats_seconds)
         self._uncovered = Fresh(parts.client.uncovered, stats_seconds)
         self._fired = Fresh(FiredRing(parts.store).read, stats_seconds)
-        self._load = Fresh(lambda: self._loaded(None), load_seconds)
+        self._alarms = Fresh(Alarms(parts.store).ringing, stats_seconds)
+        self._load = lru_cache(SCOPES)(lambda scope: Fresh(lambda: self._loaded(scope), load_seconds))
+        self._load_patience_seconds = load_patience_seconds
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
@@ -92,31 +107,36 @@ class OverviewPage:
     async def page(self, request: web.Request) -> web.Response:
         """Answers 200 with the page."""
         refuse_query(request)
-        visible = visible_to(request)
+        visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
         stats = await (self._stats.get() if visible is None else self._parts.client.stats(visible))
         by_status = dict.fromkeys(Status, 0)
         for counts in stats.counts.values():
             for status, n in counts.items():
                 by_status[status] += n
         fired = await self._fired.get()
-        load = await self._load.get() if visible is None else await self._loaded(visible)
+        uncovered, alarms = await self._uncovered.get(), await self._alarms.get()
+        coming = await next_timers(self._parts.store, NEXT, visible)
+        # Last, because counting keeps the server busy.
+        load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
         return show(
             request,
             "overview",
             title="Overview",
             section="overview",
-            now_ms=round(self._parts.store.clock.now_ms()),
-            health=health(stats, await self._uncovered.get(), by_status, names_all=visible is None),
+            now_ms=now_ms,
+            health=health(stats, uncovered, by_status, names_all=visible is None),
+            alarms=alarms if visible is None else [],
             by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
             rings=[_ring("hour", "a minute", fired["hour"]), _ring("day", "half an hour", fired["day"])],
-            load=_load_chart(load, round(self._parts.store.clock.now_ms())),
-            load_is_whole=load.is_whole,
-            next=await next_timers(self._parts.store, NEXT, visible),
+            load=load and _load_chart(load, now_ms),
+            load_is_whole=load is None or load.is_whole,
+            next=coming,
         )
 
-    async def _loaded(self, visible: Visible | None) -> Load:
+    async def _loaded(self, scope: Scope) -> Load:
+        visible = None if scope.is_everything else scope.covers
         return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, visible=visible)
 
 

@@ -102,6 +102,12 @@ def environment() -> Environment:
     return made
 
 
+def prepare() -> None:
+    """Compile the templates of the first page, which takes longer than filling them in. For a thread of its own."""
+    for name in ("base", "macros", "overview"):
+        environment().get_template(f"{name}.html")
+
+
 def page(template: str, *, status: int = 200, **values: Any) -> web.Response:
     """An answer made from a template."""
     text = environment().get_template(f"{template}.html").render(values)

@@ -14,6 +14,7 @@ from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
+from timers.store.alarms import Alarms
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
 from timers.store.outbox import Outbox
@@ -103,6 +104,7 @@ class ServicePages:
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
             info=await server_facts(self._parts.store),
             **await self._hooks(),
+            alarms=await Alarms(self._parts.store).ringing(),
             shards=self._parts.store.shards,
             losses=self._client.losses,
         )

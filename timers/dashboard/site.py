@@ -242,6 +242,7 @@ class Fresh(Generic[Value]):
         self._value: Value | None = None
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
+        self._ahead: asyncio.Task[Value] | None = None
 
     async def get(self) -> Value:
         """The value."""
@@ -249,4 +250,14 @@ class Fresh(Generic[Value]):
             if self._value is None or time.monotonic() - self._read_at > self._seconds:
                 asked_at = time.monotonic()
                 self._value, self._read_at = await self._read(), asked_at
+        return self._value
+
+    async def soon(self, patience_seconds: float) -> Value | None:
+        """The value without waiting for a new one, which is read meanwhile if it is time. Waits this long for the first
+        value; None if it takes longer."""
+        if self._ahead is None or self._ahead.done():
+            self._ahead = asyncio.create_task(self.get())
+            self._ahead.add_done_callback(lambda read: read.cancelled() or read.exception())
+        if self._value is None:
+            await asyncio.wait([self._ahead], timeout=patience_seconds)
         return self._value

@@ -10,7 +10,7 @@ from timers.core.durations import format_time
 from timers.core.hooks import page_of
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.store.alarms import Alarm, Alarms
+from timers.store.alarms import TEXTS, Alarm, Alarms
 from timers.store.outbox import Entry
 from timers.store.store import Arming
 
@@ -19,15 +19,6 @@ NEWEST: Final = 5
 
 COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
 """Alarms that count timers, by the letters of their events."""
-
-TEXTS: Final[Mapping[str, tuple[str, str]]] = {
-    "failed": ("{timers} failed", "over: {timers} failed"),
-    "unhandled": ("{timers} unhandled: no live pod serves the prefix", "over: {timers} unhandled"),
-    "overdue": ("timers wait that should run", "over: no timer waits that should run"),
-    "deaf": ("notifications do not arrive, timers run later", "over: notifications arrive"),
-    "lost": ("data was lost", "over: the loss of data was acknowledged"),
-}
-"""What each alarm says while it lasts, and at its end."""
 
 
 class AlarmTimes(NamedTuple):
@@ -119,11 +110,10 @@ class AlarmBell:
         return Arming(target, f"{name}-{alarm.number}", "+0", {"payload": payload}, if_exists="keep")
 
     def _body(self, alarm: Alarm) -> dict[str, Any]:
-        timers = f"{alarm.count:,} timer{'' if alarm.count == 1 else 's'}"
         data = {
             "alarm": alarm.kind,
             "state": alarm.what,
-            "text": TEXTS[alarm.kind][alarm.what == "ended"].format(timers=timers),
+            "text": alarm.text,
             "since": format_time(alarm.since_ms),
             "count": alarm.count,
             "prefixes": alarm.by_prefix,

@@ -2,12 +2,22 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from timers.store import keys
-from timers.store.scripts import Argument, reachable
+from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Store
+
+TEXTS: Final[Mapping[str, tuple[str, str]]] = {
+    "failed": ("{timers} failed", "over: {timers} failed"),
+    "unhandled": ("{timers} unhandled: no live pod serves the prefix", "over: {timers} unhandled"),
+    "overdue": ("timers wait that should run", "over: no timer waits that should run"),
+    "deaf": ("notifications do not arrive, timers run later", "over: notifications arrive"),
+    "lost": ("data was lost", "over: the loss of data was acknowledged"),
+}
+"""What each alarm says while it lasts, and at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,12 @@ class Alarm:
     by_prefix: Mapping[str, int]
     newest: Sequence[Mapping[str, Any]]
 
+    @property
+    def text(self) -> str:
+        """What it says."""
+        timers = f"{self.count:,} timer{'' if self.count == 1 else 's'}"
+        return TEXTS[self.kind][self.what == "ended"].format(timers=timers)
+
 
 class Alarms:
     """The alarms of one db. Methods raise Unavailable."""
@@ -35,6 +51,19 @@ class Alarms:
         """Note that something is wrong now; `counts` adds timers for each prefix."""
         pairs = [part for prefix, count in counts.items() for part in (prefix, count)]
         await self._store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest), *pairs])
+
+    async def ringing(self) -> list[Alarm]:
+        """All alarms that are not over, without those that cannot be read. Changes nothing."""
+        async with self._store.connections.commands.pipeline(transaction=False) as asked:
+            for kind in TEXTS:
+                asked.hgetall(f"{keys.ALARMS_ROOT}{kind}")
+            kept = await read(asked, {})
+        found: list[Alarm] = []
+        for kind, fields in zip(TEXTS, kept, strict=True):
+            with suppress(ValueError):
+                told = {keys.text(name): keys.text(value) for name, value in fields.items()}
+                found += [_alarm(kind, "", told)] if told else []
+        return found
 
     async def look(self, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
         """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
@@ -66,4 +95,7 @@ class Alarms:
 def _alarm(kind: str, what: str, fields: Mapping[str, str]) -> Alarm:
     since_ms, noted_ms, number, count = (int(fields.get(name, 0)) for name in ("since", "noted", "number", "count"))
     by_prefix = {name[3:]: int(n) for name, n in fields.items() if name.startswith("of ")}
-    return Alarm(kind, what, number, since_ms, noted_ms, count, by_prefix, json.loads(fields.get("newest", "[]")))
+    newest = json.loads(fields.get("newest", "[]"))
+    if not isinstance(newest, list) or not all(isinstance(one, dict) for one in newest):
+        raise ValueError("the newest are not a list of objects")
+    return Alarm(kind, what, number, since_ms, noted_ms, count, by_prefix, newest)
