@@ -13,13 +13,26 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from tests.bench import arming, burst, cuts, http, idle, lateness, pages, sharing, spread, takeover, weight
+from tests.bench import arming, burst, cuts, first_page, http, idle, lateness, pages, sharing, spread, takeover, weight
 from tests.bench.report import Benchmark, Measured, settings_of, surroundings
 from tests.bench.stage import stage
 from tests.servers import FAMILIES
 from timers.embedded import Family
 
-NAMES: Final = ("lateness", "burst", "spread", "pods", "takeover", "cuts", "arming", "memory", "idle", "pages", "http")
+NAMES: Final = (
+    "lateness",
+    "burst",
+    "spread",
+    "pods",
+    "takeover",
+    "cuts",
+    "arming",
+    "memory",
+    "idle",
+    "pages",
+    "dashboard",
+    "http",
+)
 
 
 class Output(StrEnum):
@@ -37,7 +50,7 @@ def main(
     seed: int = 1,
     output: Annotated[Output, typer.Option("-o", "--output")] = Output.TABLE,
     others: Annotated[
-        int, typer.Option(min=0, help="armed timers beside those of `lateness`, and in `idle` and `pages`")
+        int, typer.Option(min=0, help="armed timers beside those of `lateness`, and in `idle`, `pages` and `dashboard`")
     ] = 200_000,
     burst_timers: Annotated[int, typer.Option(min=1)] = 20_000,
     pods: Annotated[str, typer.Option(help="numbers of pods in `pods`")] = "1,2,4",
@@ -45,7 +58,7 @@ def main(
     kills: Annotated[int, typer.Option(min=1, help="in `takeover`, for each lease and run")] = 5,
     memory_timers: Annotated[int, typer.Option(min=1)] = 200_000,
 ) -> None:
-    """Measure lateness, drain rate, sharing, takeover, cuts, arming, memory, idle cost, lists, HTTP."""
+    """Measure lateness, drain rate, sharing, takeover, cuts, arming, memory, idle cost, lists, dashboard, HTTP."""
     made = (
         lateness.benchmark(2_000, others),
         burst.benchmark(burst_timers),
@@ -57,6 +70,7 @@ def main(
         weight.benchmark(memory_timers),
         idle.benchmark((1, 10_000), (1, 4), others, 10.0),
         pages.benchmark(20_000, others),
+        first_page.benchmark(20_000, others),
         http.benchmark(10_000, 40_000),
     )
     chosen = _chosen(dict(zip(NAMES, made, strict=True)), names or NAMES)
