@@ -1,14 +1,18 @@
 """The first page: one sentence of health, what was fired, what is due next."""
 
+import asyncio
 import re
 
 import pytest
 
 from tests.api.harness import Api, Instead
-from tests.dashboard.conftest import READS, Visitor
+from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.dashboard.overview import OverviewPage
+from timers.dashboard.site import Fresh
+from timers.store import keys
+from timers.store.alarms import Alarms
 
 
 @pytest.fixture
@@ -95,3 +99,45 @@ async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(vis
     assert (await visitor.post("/ui/server/acknowledge")).where == "/ui/server"
     assert not sentence((await visitor.get("/")).text).startswith(told)
     assert await redis.hget("timers:meta", "loss:shard:0") is None
+
+
+async def test_alarms_that_ring_are_shown_to_whoever_sees_all(guest: Visitor) -> None:
+    """Which, since when, what it says and of which timers; on the first page and beside the hooks."""
+    alarms, hostile = Alarms(guest.api.store), "</li><script>alert(1)</script>"
+    for _ in range(2):
+        await alarms.note("failed", [{"prefix": "mine", "id": "one", "note": hostile}], {"mine": 6})
+    await alarms.note("deaf", [{"note": "pod a"}], {})
+    await guest.api.store.connections.commands.hset(f"{keys.ALARMS_ROOT}lost", mapping={"since": 1, "newest": "[1]"})
+    await guest.sign_in(EVERYTHING)
+    for path in ("/", "/ui/server"):
+        text = (await guest.get(path)).text
+        assert "2 ringing" in text
+        assert "<strong>failed</strong>: 12 timers failed. Since <time" in text
+        assert "no message sent yet" in text
+        assert '<a class="id" href="/ui/timers/mine/one">mine:one</a>' in text
+        assert "<strong>deaf</strong>: notifications do not arrive, timers run later." in text
+        assert "<script>alert" not in text
+    await guest.sign_in(READS)
+    assert "ringing" not in (await guest.get("/")).text
+
+
+async def test_without_an_alarm_none_is_shown(visitor: Visitor) -> None:
+    assert 'id="alarms"' not in (await visitor.get("/")).text
+    assert 'id="alarms"' not in (await visitor.get("/ui/server")).text
+
+
+async def test_a_load_that_takes_long_to_count_holds_up_no_page() -> None:
+    """It is counted meanwhile, once for all who look, and the next look shows it."""
+    counted, counts = asyncio.Event(), 0
+
+    async def count() -> str:
+        nonlocal counts
+        counts += 1
+        await counted.wait()
+        return "counted"
+
+    fresh = Fresh[str](count, 3600.0)
+    assert [await fresh.soon(0.0) for _ in range(3)] == [None] * 3
+    counted.set()
+    assert await fresh.soon(DEADLINE_SECONDS) == "counted"
+    assert (await fresh.soon(0.0), counts) == ("counted", 1)

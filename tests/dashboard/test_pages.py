@@ -137,8 +137,11 @@ async def test_a_timer_tells_its_life_and_why(working: Api) -> None:
         return text if "gave up after" in text else None
 
     text = await eventually(told, "the timer failed")
-    assert "given up after 1 failed attempts; the last error: the reason" in text
+    assert "given up after 1 failed attempt; the last error: the reason" in text
     assert re.findall(r'<li class="(\w+)', text) == ["scheduled", "running", "failed"]
+    split = dict(re.findall(r'<td data-label="(\w+)" class="number[^"]*">([^<]*)</td>', text))
+    assert set(split) == {"Event", "Claim", "Queue"}
+    assert all(ms[0].isdigit() for ms in split.values()), split
     assert "api-test" in text
 
 
@@ -352,6 +355,17 @@ async def test_the_prefixes_page_shows_the_limits_that_pods_tell(visitor: Visito
     limits = {"limits of test": "3 at once, one every 0.1 s"}
     await announce(visitor.api.store, "a-pod", processors=["test"], notifications="ok", settings=limits)
     assert "3 at once, one every 0.1 s" in (await visitor.get("/ui/prefixes?q=test")).text
+
+
+async def test_the_prefixes_page_shows_how_many_ended_in_the_last_minute(working: Api) -> None:
+    for timer_id in ("a", "b"):
+        await working.client.create("test", timer_id, delay="0s")
+
+    async def ended() -> bool:
+        text = (await Visitor(working).get("/ui/prefixes?q=test")).text
+        return '<td class="number" data-label="Ended in the last minute">2</td>' in text
+
+    await eventually(ended, "both have ended")
 
 
 async def test_pods_tell_what_they_are_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:

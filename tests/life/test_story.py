@@ -304,4 +304,4 @@ class TestNotRun:
         await fleet.pod(Calls(act=give_up))
         await fleet.client.create("note", "x", delay=0)
         await fleet.failed("x")
-        assert (await answers(fleet))[0].startswith("given up after 1 failed attempts; the last error: no such user (")
+        assert (await answers(fleet))[0].startswith("given up after 1 failed attempt; the last error: no such user (")

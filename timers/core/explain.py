@@ -143,7 +143,8 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
         case Status.CANCELLED:
             yield "not run: it was cancelled"
         case Status.FAILED:
-            yield f"given up after {timer.failures} failed attempts; the last error: {_last_error(timer)}"
+            times = "1 failed attempt" if timer.failures == 1 else f"{timer.failures} failed attempts"
+            yield f"given up after {times}; the last error: {_last_error(timer)}"
         case Status.RUNNING:
             yield (
                 f"running on {timer.lease.pod}" if timer.lease else "running, but its lease has expired; rescue follows"

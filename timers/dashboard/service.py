@@ -10,6 +10,7 @@ from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
 from timers.api.operations import route
 from timers.api.scope import caller_of, require_visible, visible_to
 from timers.client.doctor import examine
+from timers.core.durations import MINUTE_MS
 from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
@@ -18,6 +19,7 @@ from timers.store.alarms import Alarms
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
 from timers.store.outbox import Outbox
+from timers.store.queries import Queries
 
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5
@@ -51,13 +53,16 @@ class ServicePages:
         found = [view for view in known if words in view.prefix and (visible is None or visible(view.prefix))]
         after = request.query.get("after", "")
         rest = [view for view in found if view.prefix > after]
+        views, now_ms = rest[:PREFIXES_A_PAGE], round(self._parts.store.clock.now_ms())
+        with_ends = [view.prefix for view in views if any(status.finished for status in view.counts)]
         return show(
             request,
             "prefixes",
             title="Prefixes",
             section="prefixes",
-            now_ms=round(self._parts.store.clock.now_ms()),
-            views=rest[:PREFIXES_A_PAGE],
+            now_ms=now_ms,
+            views=views,
+            ended=await Queries(self._parts.store).ended(with_ends, now_ms - MINUTE_MS),
             total=len(found),
             more=rest[PREFIXES_A_PAGE - 1].prefix if len(rest) > PREFIXES_A_PAGE else None,
             words=words,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, Final
 
 from timers.core.causes import in_english
@@ -157,6 +157,19 @@ class Queries:
 
         blocked, pause = await self._of_shards(ask, None, None, shards=[shard])
         return blocked, [int(ms) for ms in (pause or b"").split() if ms.isdigit()]
+
+    async def ended(self, prefixes: Sequence[str], since_ms: int) -> Counter[str]:
+        """How many timers of each prefix have completed, failed or become unhandled since then."""
+        indexes = [(prefix, letter) for prefix in prefixes for letter in "cfu"]
+
+        def ask(asked: Any, root: str) -> None:
+            for prefix, letter in indexes:
+                asked.zcount(f"{root}finished:{letter}:{prefix}", since_ms, "+inf")
+
+        counted = Counter[str]()
+        for (prefix, _), n in zip(cycle(indexes), await self._of_shards(ask, 0), strict=False):
+            counted[prefix] += n
+        return counted
 
     async def quarantined(self) -> tuple[int, dict[str, str]]:
         """How many timers are set aside because they cannot be read, and a few of them (member → reason)."""
