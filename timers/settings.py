@@ -33,7 +33,7 @@ from pydantic_settings import (
 )
 
 from timers.access import ENTRY_RULE
-from timers.core.durations import DAY_MS, parse_ms
+from timers.core.durations import DAY_MS, Duration, parse_ms
 from timers.core.fields import PREFIX_RULE, owner
 from timers.core.hooks import EVENTS, HOOK, Hook
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
@@ -311,7 +311,7 @@ class Settings(BaseSettings):
         """The settings that should be the same on all pods, by name."""
         fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
         values = {_setting_name(field): getattr(self, field) for field in fields}
-        return {name: "off" if value is None else f"{value}ms" for name, value in values.items()}
+        return {name: "off" if value is None else str(Duration(ms=value)) for name, value in values.items()}
 
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}

@@ -9,6 +9,7 @@ import pytest
 from redis import Redis
 
 from tests.cli.commands import CommandLine, Process
+from tests.cli.terminal import Terminal
 from tests.waiting import eventually
 from timers.embedded import EmbeddedServer
 
@@ -115,7 +116,7 @@ def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
     assert shown.code == 0
     assert [name for name, level in levels(shown.json).items() if level != "ok"] == ["shards"]
     (shards,) = [check for check in shown.json if check["check"] == "shards"]
-    assert (shards["said"], shards["mend"]) == ("no worker is alive: nothing runs", "start one: timers serve")
+    assert (shards["said"], shards["mend"]) == ("no worker is alive: nothing runs", "start one: `timers serve`")
 
 
 def test_doctor_shows_what_a_finding_means_and_what_mends_it(timers: CommandLine) -> None:
@@ -207,3 +208,22 @@ async def test_watch_tells_each_change_on_a_line_until_it_is_interrupted(
     assert [entry["id"] for entry in told[1:]] == ["t0", "t1"]
     watching.signal(signal.SIGINT)
     assert watching.end().code == 0
+
+
+def test_doctor_shows_on_a_terminal_how_far_mending_is_and_nothing_elsewhere(
+    timers: CommandLine, server: EmbeddedServer, redis: Redis
+) -> None:
+    create(timers, 3)
+    redis.delete("timers:{0}:due:log")
+    terminal = Terminal("doctor", "--fix", TIMERS_REDIS_URL=server.url)
+    try:
+        terminal.end()
+        shown = terminal.shown.decode()
+    finally:
+        terminal.close()
+    assert "mending" in shown
+    assert "100%" in shown
+    assert "mended: 3 due" in shown
+    again = timers("doctor", "--fix")
+    assert "records, indexes and counts agree" in again.out
+    assert again.err == ""

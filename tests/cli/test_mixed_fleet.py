@@ -69,7 +69,7 @@ async def test_a_pod_with_the_built_in_processors_ran_what_was_for_longer_ones(
         assert {name: shown[name]["processor"] for name in WHOSE} == WHOSE
         assert (shown["send-message-vip-24h"]["pods"], shown["log-x"]["pods"]) == (["two"], ["one"])
         checks = {check["check"]: check for check in start("doctor", "-o", "json", **settings).end().json}
-        assert checks["settings"]["said"] == "TIMERS_RETENTION: 1209600000ms on one and 86400000ms on two"
+        assert checks["settings"]["said"] == "TIMERS_RETENTION: 24h on two and 336h on one"
         refused = start("prefixes", "forget", "send-message-vip", **settings).end().refusal()
         assert "declared by the live pods two" in refused
 

@@ -1,7 +1,8 @@
 """The doctor names what is wrong with a set-up, and nothing else: real servers, each broken in one way."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -12,69 +13,48 @@ import pytest
 import time_machine
 from redis.asyncio import Redis
 
-from tests.members import announce, declare
+from tests.doctor.setups import (
+    SHORT_SECONDS,
+    TIMED,
+    Break,
+    Findings,
+    alive,
+    assert_named,
+    deaf,
+    differ,
+    displace,
+    elsewhere,
+    fail_a_call,
+    fail_to_save,
+    fill_up,
+    found,
+    leave_alone,
+    leave_waiting,
+    lose,
+    lose_a_due_index,
+    lose_a_lease,
+    lose_an_index,
+    lose_the_head,
+    made,
+    miscount,
+    opened,
+    overwrite_meta,
+    pause,
+    post_long_ago,
+    replicate,
+    serve_another,
+    setting,
+    spoil_a_record,
+    strangers,
+)
+from tests.install.environment import ROOT
 from tests.rights import as_user, documented, grant
 from tests.servers import FAMILIES, start_kind, start_server
-from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS
 from timers.client.doctor import examine
 from timers.embedded import Family
-from timers.store.checkup import Check
-from timers.store.connect import connect
-from timers.store.membership import FORGET_AFTER_MS
+from timers.store.checkup import judge
 from timers.store.proofs import needed_rights
-from timers.store.store import Store
-
-SHORT_SECONDS: Final = 0.2
-"""Where no event will come."""
-
-TIMED: Final = {"latency", "clock"}
-"""What a busy machine may make worse."""
-
-Break = Callable[[Store], Awaitable[None]]
-Findings = Mapping[str, tuple[str, str]]
-"""By check its level and a part of what is said."""
-
-
-@asynccontextmanager
-async def opened(url: str, shards: int | None = None) -> AsyncIterator[Store]:
-    store = Store(connect(url), shards=shards)
-    try:
-        yield store
-    finally:
-        await store.connections.close()
-
-
-async def alive(store: Store, name: str = "a", **said: Any) -> None:
-    """A pod that is alive and well unless it says otherwise, for as long as its sign can last."""
-    await announce(
-        store, name, **{"processors": ("note",), "notifications": "ok", "concurrency": 10, "running": 1, **said}
-    )
-    last_ms = await store.now_ms() + FORGET_AFTER_MS - 500
-    await store.connections.commands.zadd("timers:{pods}:seen", {name: last_ms})
-
-
-async def made(store: Store) -> None:
-    """A healthy set-up: a db that is ours, with a timer and a pod."""
-    await declare(store, "note")
-    await store.identity.make()
-    await store.arm([arming("later", prefix="note", due="+3600000")])
-
-
-async def found(store: Store, *, wait_seconds: float = DEADLINE_SECONDS, fix: bool = False) -> dict[str, Check]:
-    """What is not fine. Each says what it means and what to do."""
-    checks = await examine(store, wait_seconds=wait_seconds, fix=fix)
-    wrong = {check.name: check for check in checks if check.level != "ok"}
-    assert all(check.means and check.mend for check in wrong.values() if not check.said.startswith("mended"))
-    return wrong
-
-
-def assert_named(wrong: Mapping[str, Check], expected: Findings) -> None:
-    told = {name: (check.level, check.said) for name, check in wrong.items() if name not in TIMED - expected.keys()}
-    assert told.keys() == expected.keys(), told
-    for name, (level, part) in expected.items():
-        assert told[name][0] == level, told
-        assert part in told[name][1], told
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,74 +63,12 @@ async def test_nothing_is_wrong_with_a_server_of_ours(family: Family, tmp_path: 
         await made(store)
         await alive(store)
         assert_named(await found(store), {})
+        assert [check.name for check in await examine(store)] == documented_checks()
 
 
-def setting(name: str, value: str | int) -> Break:
-    async def change(store: Store) -> None:
-        await store.connections.commands.config_set(name, value)
-
-    change.__name__ = f"{name}={value}"
-    return change
-
-
-async def fill_up(store: Store) -> None:
-    await store.connections.commands.setrange("timers:ballast", 40 * 2**20, "x")
-    used = (await store.connections.commands.info("memory"))["used_memory"]
-    await store.connections.commands.config_set("maxmemory", int(used * 1.06))
-
-
-async def replicate(store: Store) -> None:
-    redis: Any = store.connections.commands
-    await redis.execute_command("REPLICAOF", "127.0.0.1", "1")
-
-
-async def strangers(store: Store) -> None:
-    await store.connections.commands.set("session/abc", "theirs")
-
-
-async def lose(store: Store) -> None:
-    redis: Any = store.connections.commands
-    await redis.hset("timers:meta", "loss:shard:0", "1795000000000 1795000001000 7")
-
-
-async def overwrite_meta(store: Store) -> None:
-    await store.connections.commands.set("timers:meta", "a stranger's")
-
-
-async def lose_an_index(store: Store) -> None:
-    await store.connections.commands.delete("timers:{0}:due:note", "timers:{0}:heads")
-
-
-async def spoil_a_record(store: Store) -> None:
-    redis: Any = store.connections.commands
-    await redis.hset("timers:{0}:quarantine", "note:one", "1795000000000 no record\n")
-
-
-async def leave_waiting(store: Store) -> None:
-    await store.arm([arming("old", prefix="note", due=f"@{await store.now_ms() - 120_000}")])
-
-
-async def pause(store: Store) -> None:
-    await leave_waiting(store)
-    await store.pause("note", paused=True)
-
-
-async def serve_another(store: Store) -> None:
-    await declare(store, "push")
-    await store.arm([arming("x", prefix="push", due="+3600000")])
-
-
-async def elsewhere(store: Store) -> None:
-    await alive(store, shards=(1,))
-
-
-async def deaf(store: Store) -> None:
-    await alive(store, notifications="deaf")
-
-
-async def differ(store: Store) -> None:
-    await alive(store, settings={"TIMERS_RETENTION": "1d", "version": "1"})
-    await alive(store, "b", settings={"TIMERS_RETENTION": "7d", "version": "1"})
+def documented_checks() -> list[str]:
+    text = (ROOT / "docs" / "reference.md").read_text().partition("## Checks of the doctor")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
 
 
 BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
@@ -198,6 +116,27 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "a prefix without pods": ((), serve_another, {"prefixes": ("fail", "of the prefixes push")}),
     "a shard without pods": ((), elsewhere, {"shards": ("fail", "takes the shards 0")}),
     "a deaf pod": ((), deaf, {"pods": ("warn", "a: notifications are deaf")}),
+    "snapshots that fail": (
+        (),
+        fail_to_save,
+        {
+            "persistence": ("fail", "the last snapshot failed, so the server refuses to write"),
+            "delivery": ("fail", "MISCONF"),
+            "data": ("fail", "MISCONF"),
+        },
+    ),
+    "a lost head": ((), lose_the_head, {"books": ("fail", "1 heads")}),
+    "a lost due index": ((), lose_a_due_index, {"books": ("fail", "1 counts, 1 heads")}),
+    "wrong counts": ((), miscount, {"books": ("fail", "2 counts")}),
+    "a lost lease": ((), lose_a_lease, {"books": ("fail", "1 counts")}),
+    "a displaced key": ((), displace, {"strangers": ("warn", "it is 'timers:{0}:displaced:timers:{0}:nonsense' now")}),
+    "an outbox that nobody drains": ((), post_long_ago, {"hooks": ("fail", "1 changes wait, the oldest for 13")}),
+    "a receiver that fails": ((), fail_a_call, {"hooks": ("warn", "timers.hook-1:note:a:1:1: 503 from hooks.example")}),
+    "no worker": (
+        (),
+        leave_alone,
+        {"shards": ("fail", "no worker is alive"), "prefixes": ("fail", "of the prefixes note")},
+    ),
     "pods that differ": ((), differ, {"settings": ("warn", "TIMERS_RETENTION: 1d on a and 7d on b")}),
 }
 
@@ -207,24 +146,48 @@ async def test_the_doctor_names_what_is_broken(name: str, tmp_path: Path) -> Non
     options, spoil, expected = BROKEN[name]
     async with await start_server("redis", tmp_path, *options) as server, opened(server.url) as store:
         await made(store)
-        if spoil not in (elsewhere, deaf, differ):
+        if spoil not in (elsewhere, deaf, differ, leave_alone):
             await alive(store)
         if spoil is not None:
             await spoil(store)
         assert_named(await found(store), expected)
 
 
-async def test_a_server_that_announces_nothing(tmp_path: Path) -> None:
-    async with (
-        await start_server("redis", tmp_path, "--notify-keyspace-events", "K$") as server,
-        opened(server.url) as store,
-    ):
+@pytest.mark.parametrize(("flags", "lacks"), [("K$", "Ex"), ("Kx", "E"), ("KA", "E"), ("Eg", "x")])
+async def test_a_server_that_announces_no_expired_keys(flags: str, lacks: str, tmp_path: Path) -> None:
+    async with await start_server("redis", tmp_path) as server, opened(server.url) as store:
         await made(store)
         await alive(store)
-        expected = {"flags": ("fail", "lacks 'Ex'"), "delivery": ("fail", "no `expired` event")}
-        wrong = await found(store, wait_seconds=SHORT_SECONDS)
-        assert_named(wrong, expected)
-        assert wrong["flags"].mend.endswith(("$KEx", "K$Ex"))
+        await store.connections.commands.config_set("notify-keyspace-events", flags)
+        expected = {"flags": ("fail", f"lacks {lacks!r}"), "delivery": ("fail", "no `expired` event")}
+        assert_named(await found(store, wait_seconds=SHORT_SECONDS), expected)
+
+
+FACTS: Final = {"redis_version": "7.2.4", "aof_enabled": 1, "maxmemory_policy": "noeviction"}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"redis_version": "6.2.14"}, ("server", "fail", "redis 6.2.14")),
+        ({"dragonfly_version": "df-v1.20.1"}, ("server", "warn", "dragonfly df-v1.20.1")),
+        ({"aof_last_write_status": "err"}, ("persistence", "fail", "the last write of the append-only file: err")),
+        ({"aof_last_bgrewrite_status": "err"}, ("persistence", "warn", "the last rewrite of the append-only file")),
+        ({"cluster_size": "3"}, ("role", "fail", "one of 3 masters")),
+        (
+            {"connected_slaves": 1, "slave0": {"ip": "10.0.0.9", "port": 6379, "state": "online", "lag": 17}},
+            ("replicas", "warn", "10.0.0.9:6379 is online, 17 s behind"),
+        ),
+    ],
+    ids=["an old server", "another family", "a full disk", "a rewrite that fails", "a cluster", "a slow replica"],
+)
+def test_what_a_server_says_of_itself(told: Mapping[str, Any], expected: tuple[str, str, str]) -> None:
+    assert [check for check in judge(FACTS, {}) if check.level != "ok"] == []
+    (check,) = [check for check in judge({**FACTS, **told}, {}) if check.level != "ok"]
+    assert (check.name, check.level) == expected[:2]
+    assert expected[2] in check.said
+    assert check.means
+    assert check.mend
 
 
 async def test_no_worker_is_alive(tmp_path: Path) -> None:
@@ -268,7 +231,11 @@ async def test_connections_that_run_out(tmp_path: Path) -> None:
         (("note",), ("zadd",), {"rights": ("fail", "may not: zadd timers:x")}),
         (("mail",), (), {"rights": ("fail", "may not: set note:x -")}),
         (("note",), ("scan",), {"rights": ("warn", "may not SCAN")}),
-        (("note",), ("info", "publish"), {"rights": ("fail", "info, publish timers:wake:0 -")}),
+        (
+            ("note",),
+            ("info", "publish"),
+            {"rights": ("fail", "info, publish timers:wake:0 -"), "server": ("warn", "denies INFO")},
+        ),
     ],
     ids=["just enough", "a command", "a prefix", "no scan", "no info"],
 )
@@ -312,7 +279,16 @@ async def test_a_server_that_denies_config_and_announces_nothing(tmp_path: Path)
             wrong = await found(limited, wait_seconds=SHORT_SECONDS, fix=True)
         expected = {"flags": ("fail", "denies CONFIG, and no event"), "delivery": ("fail", "no `expired` event")}
         assert_named(wrong, expected)
-        assert wrong["flags"].mend == "redis-cli CONFIG SET notify-keyspace-events Ex, as a user who may"
+        assert "`redis-cli CONFIG SET notify-keyspace-events Ex`" in wrong["flags"].mend
+
+
+async def test_a_server_without_info_and_scan(tmp_path: Path) -> None:
+    without = ("--rename-command", "INFO", "", "--rename-command", "SCAN", "")
+    async with await start_server("redis", tmp_path, *without) as server, opened(server.url) as store:
+        await made(store)
+        await alive(store)
+        expected = {"server": ("warn", "denies INFO: unknown command"), "rights": ("fail", "may not: info, scan 0")}
+        assert_named(await found(store), expected)
 
 
 async def test_a_server_that_is_far_away(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystande
         'timers_uncovered_shards{shard="0"} 1.0',
         'timers_uncovered_prefixes{prefix="note"} 1.0',
     }
-    assert now.shards == ("warn", "no worker is alive: nothing runs")
-    assert now.prefixes == ("warn", "timers wait that no live pod takes, of the prefixes note")
+    assert now.shards == ("fail", "no worker is alive: nothing runs")
+    assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes note")
 
 
 async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None:

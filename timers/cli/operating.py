@@ -7,10 +7,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from timers.cli import completing
-from timers.cli.output import Format, Output, cell, show_record, show_records
+from timers.cli.output import Format, Output, cell, progress, show_record, show_records
 from timers.cli.session import Session, run
 from timers.client import reachable_url
-from timers.client.doctor import examine
+from timers.client.doctor import examine, unreachable
+from timers.errors import Unavailable
 from timers.settings import load_worker_settings
 from timers.store.checkup import Check
 from timers.store.connect import connect
@@ -91,7 +92,7 @@ def doctor(
     acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings of lost data.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check the server, the data and the pods, and say what to do; exit 1 if something fails."""
+    """Check the server, the data and the pods, and say what to do. Exits with 1 if a check fails."""
     checks = asyncio.run(_examined(fix=fix, acknowledge=acknowledge))
     if output is Format.TABLE:
         _show_checks(checks)
@@ -106,7 +107,10 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
     settings = load_worker_settings()
     connections = connect(await reachable_url(settings))
     try:
-        return await examine(Store(connections, shards=settings.shards), fix=fix, acknowledge=acknowledge)
+        store = Store(connections, shards=settings.shards)
+        return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress)
+    except Unavailable as error:
+        return [unreachable(error)]
     finally:
         await connections.close()
 

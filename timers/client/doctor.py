@@ -1,30 +1,52 @@
 """Owns checking whether a service is healthy: its server, its data, and its pods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from timers.client.coverage import few, uncovered
+from timers.client.coverage import NAMES_SHOWN, Uncovered, few, uncovered
+from timers.core.fields import OWN_PREFIXES
 from timers.errors import ConfigurationError, Unavailable
-from timers.store.audit import audit, compare
-from timers.store.checkup import Check
+from timers.store.audit import STEP, audit, compare
+from timers.store.checkup import Check, Level, judged
+from timers.store.filters import Filter
+from timers.store.listing import Listing
 from timers.store.membership import Member, Membership, Roster
+from timers.store.outbox import Outbox
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.queries import Queries
 from timers.store.scripts import FULL
 from timers.store.server import is_full
 from timers.store.store import Store
 
+AWAY: Final[Mapping[str, str]] = {
+    "BUSY": "`redis-cli SCRIPT KILL`; find out whose script it is",
+    "DB index": "correct the number of the db at the end of TIMERS_REDIS_URL, or raise databases of the server",
+    "loading": "wait until the server has read its data; `redis-cli INFO persistence` tells how far it is",
+    "assword": "correct the user and the password in TIMERS_REDIS_URL",
+    "uthenticat": "put the user and the password into TIMERS_REDIS_URL",
+}
+"""What mends a server that does not answer, by a part of what it says."""
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+"""Shows, while it is entered, how many of about a number are done."""
+
 STUCK_MS: Final = 60_000
 """A timer that has been due this long, while pods could run it, is not just waiting its turn in a burst."""
 
 
 async def examine(
-    store: Store, *, fix: bool = False, acknowledge: bool = False, wait_seconds: float = DELIVERY_SECONDS
+    store: Store,
+    *,
+    fix: bool = False,
+    acknowledge: bool = False,
+    wait_seconds: float = DELIVERY_SECONDS,
+    progress: Progress = lambda _label, _number: nullcontext(lambda _done: None),
 ) -> list[Check]:
-    """Run every check, in order. `fix` turns missing notification flags on and mends indexes and counts; `acknowledge`
-    ends the warnings of lost data; `wait_seconds` is how long an event may take. Raises Unavailable if the server does
-    not answer at all."""
+    """Run every check, in order. `fix` turns missing notification flags on and mends indexes and counts, and `progress`
+    shows how far it is; `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
+    Raises Unavailable if the server does not answer at all."""
     roster = await _roster(store)
     found = await check_server(
         store,
@@ -34,10 +56,17 @@ async def examine(
         served=lambda prefix: bool(roster.serving(prefix)),
     )
     try:
-        return [*found, await _data(store, acknowledge=acknowledge), *await _work(store, roster, fix=fix)]
+        data = await _data(store, acknowledge=acknowledge)
+        return [*found, data, *await _work(store, roster, fix=fix, progress=progress)]
     except (ConfigurationError, Unavailable, Refusal) as error:
         mend = "see the findings above; if it is another's db or another service's, correct TIMERS_REDIS_URL"
         return [*found, Check("data", "fail", f"it cannot be used: {error}", "pods and callers are refused", mend)]
+
+
+def unreachable(error: Unavailable) -> Check:
+    """The only finding about a server that does not answer."""
+    mend = next((mend for part, mend in AWAY.items() if part in str(error)), "start it, or correct TIMERS_REDIS_URL")
+    return Check("server", "fail", str(error), "nothing is armed or run", mend)
 
 
 def unacknowledged(store: Store) -> list[str]:
@@ -62,73 +91,73 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
     if acknowledge and (known := await store.identity.acknowledge()):
         return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
     await store.identity.look()
-    if losses := [str(loss) for loss in store.identity.losses.values()]:
-        means = "timers armed before are gone, or are as they were earlier"
-        mend = "restore them or arm them anew, then: timers doctor --acknowledge"
-        return Check("data", "fail", "; ".join(losses), means, mend)
-    return Check("data", "ok", "no loss of data is known that nobody has acknowledged")
+    losses = [str(loss) for loss in store.identity.losses.values()]
+    means = "timers armed before are gone, or are as they were earlier"
+    mend = "restore them or arm them anew, then `timers doctor --acknowledge`"
+    fine = "no loss of data is known that nobody has acknowledged"
+    return judged("data", fine, (bool(losses), "fail", "; ".join(losses), means, mend))
 
 
-async def _work(store: Store, roster: Roster, *, fix: bool) -> list[Check]:
+async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) -> list[Check]:
     queries, workers = Queries(store), roster.workers
     due = await queries.due_queues()
     missing = uncovered(roster, {*await queries.waiting_queues(), *due}, store.shards)
     stuck = {prefix for _, prefix in await queries.due_queues(for_ms=STUCK_MS, held=False)}
     paused = set(await queries.paused())
     return [
-        _shards(missing.shards, workers, store.shards),
-        _prefixes(missing.prefixes, workers),
+        _shards(missing, workers, store.shards),
+        _prefixes(missing.prefixes),
         _queues(sorted(stuck - paused - {*missing.prefixes}) if workers else [], workers),
         _paused(sorted(paused & {prefix for _, prefix in due})),
         _pods(roster.members),
         _settings(roster.members),
-        await _books(store, fix=fix),
+        await _hooks(store),
+        await _books(store, progress) if fix else await _compared(store),
         _quarantine(*await queries.quarantined()),
     ]
 
 
-def _shards(missing: Sequence[int], workers: Sequence[Member], shards: int) -> Check:
-    means = "timers wait there until a pod takes them"
-    if not workers:
-        return Check("shards", "warn", "no worker is alive: nothing runs", means, "start one: timers serve")
-    if missing:
-        mend = "start pods whose TIMERS_SHARD_SUBSET has them"
-        return Check("shards", "fail", f"no live pod takes the shards {few(missing)}", means, mend)
-    return Check("shards", "ok", f"{len(workers)} live workers cover all {shards}")
+def _shards(missing: Uncovered, workers: Sequence[Member], shards: int) -> Check:
+    means, none = "timers wait there until a pod takes them", "no worker is alive: nothing runs"
+    level: Level = "fail" if missing.prefixes else "warn"
+    open_shards = f"no live pod takes the shards {few(missing.shards)}"
+    return judged(
+        "shards",
+        f"{len(workers)} live workers cover all {shards}",
+        (not workers, level, none, means, "start one: `timers serve`"),
+        (bool(missing.shards), "fail", open_shards, means, "start pods whose TIMERS_SHARD_SUBSET has them"),
+    )
 
 
-def _prefixes(missing: Sequence[str], workers: Sequence[Member]) -> Check:
-    if not missing:
-        return Check("prefixes", "ok", "every waiting timer has a pod that takes it")
+def _prefixes(missing: Sequence[str]) -> Check:
     said = f"timers wait that no live pod takes, of the prefixes {few(missing)}"
     means = "they become unhandled a minute after they are due"
-    mend = "start pods with their processors, or take a declaration back: timers prefixes forget PREFIX"
-    return Check("prefixes", "fail" if workers else "warn", said, means, mend)
+    mend = "start pods with their processors, or take a declaration back with timers prefixes forget PREFIX"
+    fine = "every waiting timer has a pod that takes it"
+    return judged("prefixes", fine, (bool(missing), "fail", said, means, mend))
 
 
 def _queues(stuck: Sequence[str], workers: Sequence[Member]) -> Check:
-    if not stuck:
-        return Check("queues", "ok", "nothing that may run has been due for a minute")
     room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
     said = f"timers have been due for more than a minute of the prefixes {few(stuck)}; the pods have room for {room}"
-    mend = "see what they run with `timers ls --status running`, and /readyz of each; add pods"
-    return Check("queues", "fail", said, "they run late, and those behind them too", mend)
+    mend = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
+    fine, means = "nothing that may run has been due for a minute", "they run late, and those behind them too"
+    return judged("queues", fine, (bool(stuck), "fail", said, means, mend))
 
 
 def _paused(prefixes: Sequence[str]) -> Check:
-    if not prefixes:
-        return Check("paused", "ok", "no paused prefix has timers due")
     said = f"timers are due of the paused prefixes {few(prefixes)}"
-    return Check("paused", "warn", said, "they wait until somebody resumes them", f"timers resume {prefixes[0]}")
+    mend = ", ".join(f"`timers resume {prefix}`" for prefix in prefixes[:NAMES_SHOWN])
+    fine, means = "no paused prefix has timers due", "they wait until somebody resumes them"
+    return judged("paused", fine, (bool(prefixes), "warn", said, means, mend))
 
 
 def _pods(members: Sequence[Member]) -> Check:
     troubles = [f"{pod.pod}: {pod.trouble}" for pod in members if pod.trouble]
     troubles += [f"{pod.pod}: notifications are {pod.hearing}" for pod in members if pod.works and pod.hearing != "ok"]
-    if not troubles:
-        return Check("pods", "ok", f"{len(members)} pods are alive and hear")
-    means = "such a pod finds timers by the sweep, or is not counted on"
-    return Check("pods", "warn", few(troubles), means, "see /readyz and the log of the pod")
+    means, mend = "such a pod finds timers by the sweep, or is not counted on", "see /readyz and the log of the pod"
+    fine = f"{len(members)} pods are alive and hear"
+    return judged("pods", fine, (bool(troubles), "warn", few(troubles), means, mend))
 
 
 def _settings(members: Sequence[Member]) -> Check:
@@ -142,31 +171,66 @@ def _settings(members: Sequence[Member]) -> Check:
         for name, values in sorted(told.items())
         if len(values) > 1
     ]
-    if not differ:
-        return Check("settings", "ok", "the pods agree")
     means = "a timer is treated one way or the other, depending on its pod"
-    return Check("settings", "warn", "; ".join(differ), means, "give all pods the same, and let a rolling deploy end")
+    mend = "give all pods the same, and let a rolling deploy end"
+    return judged("settings", "the pods agree", (bool(differ), "warn", "; ".join(differ), means, mend))
 
 
-async def _books(store: Store, *, fix: bool) -> Check:
-    """Without `fix`, a quick look at heads and counts, which reveals a lost index."""
+async def _hooks(store: Store) -> Check:
+    waiting, oldest_ms = await Outbox(store).waiting()
+    calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed"})
+    page = await Listing(store).page(calls.where(lambda timer: timer.last_error is not None), limit=1)
+    failing = [f"{timer.key}: {(timer.last_error or {}).get('reason')}" for timer in page.items]
+    return judged(
+        "hooks",
+        f"{waiting} changes wait for a pod",
+        (
+            *(oldest_ms > STUCK_MS, "fail", f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s"),
+            "hooks and alarms do not hear of them; a full outbox takes no more",
+            "start a worker, or see `hooks` under services in /readyz of the workers",
+        ),
+        (
+            *(bool(failing), "warn", f"calls of hooks or messages of alarms fail, as {few(failing)}"),
+            "their receivers hear late of what happened, or not at all",
+            f"mend the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed --yes`",
+        ),
+    )
+
+
+async def _compared(store: Store) -> Check:
+    """A quick look at heads and counts, which reveals a lost index."""
     total: Counter[str] = Counter()
     for shard in range(store.shards):
-        async for found in audit(store, shard) if fix else compare(store, shard):
+        async for found in compare(store, shard):
             total.update(found)
-    said = ", ".join(f"{number} {what}" for what, number in sorted(total.items()))
-    if not total:
-        return Check("books", "ok", "records, indexes and counts agree" if fix else "heads and counts agree")
-    if fix:
-        return Check("books", "warn", f"mended: {said}")
     means = "timers that an index lacks stand still until it is mended; the pods do so slowly"
-    return Check("books", "fail", f"indexes and counts disagree: {said}", means, "timers doctor --fix")
+    said = f"indexes and counts disagree: {_numbers(total)}"
+    return judged("books", "heads and counts agree", (bool(total), "fail", said, means, "`timers doctor --fix`"))
+
+
+async def _books(store: Store, progress: Progress) -> Check:
+    """Mend. A step looks at up to STEP records, and later at as many entries of indexes."""
+    total: Counter[str] = Counter()
+    counts = await Queries(store).counts()
+    number, done = 2 * sum(sum(counted.values()) for counted in counts.values()), 0
+    with progress("mending", number) as show:
+        for shard in range(store.shards):
+            async for found in audit(store, shard):
+                total.update(found)
+                show(done := min(done + STEP, number))
+        show(number)
+    return judged(
+        "books", "records, indexes and counts agree", (bool(total), "warn", f"mended: {_numbers(total)}", "", "")
+    )
+
+
+def _numbers(total: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {what}" for what, number in sorted(total.items()))
 
 
 def _quarantine(number: int, some: Mapping[str, str]) -> Check:
-    if not number:
-        return Check("quarantine", "ok", "every record that was met could be read")
     shown = ", ".join(f"{member!r} ({reason})" for member, reason in some.items())
     said = f"{number} timers could not be read and are kept aside, as {shown}"
     mend = "arm them anew, then for each shard N: redis-cli HDEL 'timers:{N}:quarantine' PREFIX:ID"
-    return Check("quarantine", "warn", said, "they do not run", mend)
+    fine = "every record that was met could be read"
+    return judged("quarantine", fine, (bool(number), "warn", said, "they do not run", mend))

@@ -1,6 +1,7 @@
 """Owns judging from INFO and CONFIG GET whether timers are safe on a server."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -22,15 +23,23 @@ HARD_BYTES: Final = 32 * 2**20
 SOFT_BYTES: Final = 8 * 2**20
 """The server's own limits for a subscriber's buffer: some 160,000 events."""
 
-_CONFIG: Final = ("save", "appendfsync", "client-output-buffer-limit", "min-replicas-to-write", FLAGS)
+_STOPS: Final = "stop-writes-on-bgsave-error"
+_CONFIG: Final = ("save", "appendfsync", "client-output-buffer-limit", "min-replicas-to-write", _STOPS, FLAGS)
 _PUBSUB: Final = re.compile(r"pubsub (\d+) (\d+) \d+")
 
 Facts = Mapping[str, Any]
 
+Trouble = tuple[bool, Level, str, str, str]
+"""Whether it is there; and of a finding the level, what is said, what that means, and what mends it."""
+
+_NOTHING: Final = "nothing is armed or run"
+_NO_ENDS: Final = "nothing is armed, and no run ends"
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at and how it is; where that is not fine, what it means for timers, and what mends it."""
+    """What was looked at and how it is; where that is not fine, what it means for timers, and what mends it. `mend` has
+    commands between backticks, to be typed as they are."""
 
     name: str
     level: Level
@@ -45,7 +54,8 @@ class Check:
 
 
 async def server_facts(store: Store) -> Facts:
-    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable."""
+    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable, and ResponseError if INFO is
+    denied."""
     redis: Any = store.connections.commands
     with reachable():
         info: dict[str, Any] = await redis.info()
@@ -56,13 +66,28 @@ async def server_facts(store: Store) -> Facts:
 
 
 async def configured(store: Store) -> Mapping[str, str] | None:
-    """The settings of the server that matter to timers; None where it denies CONFIG. Raises Unavailable."""
+    """The settings of the server that matter to timers; None if it denies CONFIG. Raises Unavailable."""
     try:
         with reachable():
             answer: dict[Any, Any] = await store.connections.commands.config_get(*_CONFIG)
     except ResponseError:
         return None
     return {_text(name): _text(value) for name, value in answer.items()}
+
+
+def judged(name: str, fine: str, *troubles: Trouble) -> Check:
+    """The first trouble that there is; without one, what is `fine`."""
+    for is_there, level, said, means, mend in troubles:
+        if is_there:
+            return Check(name, level, said, means, mend)
+    return Check(name, "ok", fine)
+
+
+def setting(info: Facts, name: str, value: object) -> str:
+    """The commands that give the server a setting for good."""
+    given = f"{name} {shlex.quote(str(value))}"
+    lasts = "`redis-cli CONFIG REWRITE`" if info.get("config_file") else f"start the server with --{given}"
+    return f"`redis-cli CONFIG SET {given}`, then {lasts}"
 
 
 def judge(info: Facts, config: Mapping[str, str] | None) -> list[Check]:
@@ -75,7 +100,7 @@ def judge(info: Facts, config: Mapping[str, str] | None) -> list[Check]:
         _eviction(info),
         _memory(info),
         _replicas(info, known),
-        _buffers(known),
+        _buffers(info, known),
         _clients(info),
     ]
 
@@ -84,106 +109,130 @@ def _version(info: Facts) -> Check:
     family = next((name for name in ("valkey", "dragonfly") if f"{name}_version" in info), "redis")
     version = str(info.get(f"{family}_version", "unknown"))
     said, major = f"{family} {version}", version.lstrip("dfv-").partition(".")[0]
-    if family == "dragonfly":
-        return Check("server", "warn", said, "nobody has tested timers on it", "use Redis or Valkey")
-    if major.isdigit() and int(major) >= OLDEST_MAJOR:
-        return Check("server", "ok", said)
+    is_old = not (major.isdigit() and int(major) >= OLDEST_MAJOR)
     means = "the scripts need what it lacks: nothing is armed or run"
-    return Check("server", "fail", said, means, f"upgrade to version {OLDEST_MAJOR} or newer")
+    return judged(
+        "server",
+        said,
+        (family == "dragonfly", "warn", said, "nobody has tested timers on it", "use Redis or Valkey"),
+        (is_old, "fail", said, means, f"upgrade to version {OLDEST_MAJOR} or newer"),
+    )
 
 
 def _role(info: Facts) -> Check:
-    if info.get("role") == "slave":
-        master = f"{info.get('master_host')}:{info.get('master_port')}"
-        means = "it takes no timers and announces none that expire"
-        mend = f"give TIMERS_REDIS_URL the address of the master, {master}"
-        return Check("role", "fail", f"a replica of {master}", means, mend)
-    if (state := info.get("cluster_state", "ok")) != "ok":
-        mend = "give every hash slot a node: redis-cli --cluster fix HOST:PORT"
-        return Check("role", "fail", f"a node of a cluster whose state is {state}", "nothing is armed or run", mend)
-    if (nodes := int(info.get("cluster_size", 1))) > 1:
-        means = "a pod reaches only the shards of this node"
-        mend = "use a single node: this version does not spread over a cluster"
-        return Check("role", "fail", f"one of {nodes} masters of a cluster", means, mend)
-    return Check("role", "ok", "a master")
+    master, state = f"{info.get('master_host')}:{info.get('master_port')}", info.get("cluster_state", "ok")
+    nodes, is_replica = int(info.get("cluster_size", 1)), info.get("role") == "slave"
+    takes_none, slots = (
+        "it takes no timers and announces none that expire",
+        f"a node of a cluster whose state is {state}",
+    )
+    return judged(
+        "role",
+        "a master",
+        (is_replica, "fail", f"a replica of {master}", takes_none, f"put the master, {master}, into TIMERS_REDIS_URL"),
+        (state != "ok", "fail", slots, _NOTHING, "give every hash slot a node, with redis-cli --cluster fix HOST:PORT"),
+        (
+            *(nodes > 1, "fail", f"one of {nodes} masters of a cluster", "a pod reaches only the shards of this node"),
+            "use a single node: this version does not spread over a cluster",
+        ),
+    )
 
 
 def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
-    mend = "redis-cli CONFIG SET appendonly yes, then redis-cli CONFIG REWRITE"
-    if not int(info.get("aof_enabled", 0)):
-        if save := (config or {}).get("save"):
-            means = "a crash loses what was armed or ended since the last snapshot"
-            return Check("persistence", "warn", f"appendonly is off; snapshots are taken ({save})", means, mend)
-        seen = " and no snapshots are taken" if config is not None else "; CONFIG is denied, so snapshots are not seen"
-        return Check("persistence", "fail", f"appendonly is off{seen}", "a restart loses every timer", mend)
-    if (status := info.get("aof_last_write_status", "ok")) != "ok":
-        means = "new timers are refused, and what ended is not kept"
-        return Check("persistence", "fail", f"the last write of the append-only file: {status}", means, "free its disk")
-    if (config or {}).get("appendfsync") == "no":
-        means = "a crash of the machine loses the last half minute or so"
-        mend = "redis-cli CONFIG SET appendfsync everysec, then redis-cli CONFIG REWRITE"
-        return Check("persistence", "warn", "appendonly is on, but appendfsync is no", means, mend)
-    return Check("persistence", "ok", "appendonly is on")
+    known, is_on = config or {}, bool(int(info.get("aof_enabled", 0)))
+    save = known.get("save", "")
+    stops = known.get("save") != "" and known.get(_STOPS) != "no" and info.get("rdb_last_bgsave_status", "ok") != "ok"
+    writes, rewrites = (info.get(f"aof_last_{what}_status", "ok") for what in ("write", "bgrewrite"))
+    none = "no snapshots are taken" if config is not None else "CONFIG is denied, so snapshots are not seen"
+    last, append = "a crash loses what was armed or ended since the last snapshot", setting(info, "appendonly", "yes")
+    half = "a crash of the machine loses the last half minute or so"
+    room = "give its folder rights and its disk room, then"
+    return judged(
+        "persistence",
+        "appendonly is on",
+        (
+            stops,
+            "fail",
+            "the last snapshot failed, so the server refuses to write",
+            _NO_ENDS,
+            f"{room} `redis-cli BGSAVE`",
+        ),
+        (not is_on and bool(save), "warn", f"appendonly is off; snapshots are taken ({save})", last, append),
+        (not is_on, "fail", f"appendonly is off, and {none}", "a restart loses every timer", append),
+        (writes != "ok", "fail", f"the last write of the append-only file: {writes}", _NO_ENDS, "free its disk"),
+        (
+            *(rewrites != "ok", "warn", f"the last rewrite of the append-only file: {rewrites}"),
+            *("the file grows until the disk is full", f"{room} `redis-cli BGREWRITEAOF`"),
+        ),
+        (
+            *(known.get("appendfsync") == "no", "warn", "appendonly is on, but appendfsync is no", half),
+            setting(info, "appendfsync", "everysec"),
+        ),
+    )
 
 
 def _eviction(info: Facts) -> Check:
-    policy, limit = info.get("maxmemory_policy", "unknown"), int(info.get("maxmemory", 0))
-    said = f"maxmemory-policy is {policy}"
-    if policy == "noeviction":
-        return Check("eviction", "ok", said)
-    mend = "redis-cli CONFIG SET maxmemory-policy noeviction, then redis-cli CONFIG REWRITE"
-    if limit == 0:
-        means = "it deletes timers as soon as somebody sets maxmemory"
-        return Check("eviction", "warn", said, means, mend)
-    return Check("eviction", "fail", said, "the server deletes timers when memory runs short", mend)
+    policy, mend = info.get("maxmemory_policy", "unknown"), setting(info, "maxmemory-policy", "noeviction")
+    said, evicts = f"maxmemory-policy is {policy}", policy != "noeviction"
+    later = "it deletes timers as soon as somebody sets maxmemory"
+    return judged(
+        "eviction",
+        said,
+        (evicts and not int(info.get("maxmemory", 0)), "warn", said, later, mend),
+        (evicts, "fail", said, "the server deletes timers when memory runs short", mend),
+    )
 
 
 def _memory(info: Facts) -> Check:
     limit, used = int(info.get("maxmemory", 0)), memory_used(info)
     said = f"{used / 2**20:.0f} MiB used of {limit / 2**20:.0f}" if limit else f"{used / 2**20:.0f} MiB used, no limit"
-    mend = "raise maxmemory, shorten TIMERS_RETENTION, or purge finished timers: timers purge --status completed"
-    if 0 < limit < used:
-        return Check("memory", "fail", said, FULL, mend)
-    if 0 < limit * NEARLY < used:
-        return Check("memory", "warn", said, "at the limit new timers are refused", mend)
-    return Check("memory", "ok", said)
+    mend = (
+        f"if the machine has room: {setting(info, 'maxmemory', limit * 2)}; "
+        "else shorten TIMERS_RETENTION, or `timers purge --status completed --yes`"
+    )
+    return judged(
+        "memory",
+        said,
+        (0 < limit < used, "fail", said, FULL, mend),
+        (0 < limit * NEARLY < used, "warn", said, "at the limit new timers are refused", mend),
+    )
 
 
 def _replicas(info: Facts, config: Mapping[str, str]) -> Check:
-    wanted, good = int(config.get("min-replicas-to-write", 1)), info.get("min_slaves_good_slaves")
-    if good is not None and int(good) < wanted:
-        means = "the server refuses to write: nothing is armed, no run ends"
-        mend = "bring the replicas back, or redis-cli CONFIG SET min-replicas-to-write 0"
-        return Check("replicas", "fail", f"{good} of {wanted} that min-replicas-to-write asks for", means, mend)
+    wanted = int(config.get("min-replicas-to-write", 1))
+    good = int(info.get("min_slaves_good_slaves", wanted))
     replicas = [info.get(f"slave{n}", {}) for n in range(int(info.get("connected_slaves", 0)))]
-    for each in replicas:
-        if each.get("state") != "online" or int(each.get("lag", 0)) > LAG_SECONDS:
-            said = f"{each.get('ip')}:{each.get('port')} is {each.get('state')}, {each.get('lag')} s behind"
-            means = "a failover to it loses what was armed or ended in that time"
-            return Check("replicas", "warn", said, means, "see its log, and the network between the two")
-    return Check("replicas", "ok", f"{len(replicas)} in step" if replicas else "none")
+    behind = [r for r in replicas if r.get("state") != "online" or int(r.get("lag", 0)) > LAG_SECONDS]
+    asked = f"{good} of {wanted} that min-replicas-to-write asks for"
+    late = ", ".join(f"{r.get('ip')}:{r.get('port')} is {r.get('state')}, {r.get('lag')} s behind" for r in behind[:3])
+    lost = "a failover to it loses what was armed or ended in that time"
+    alone = f"bring the replicas back, or {setting(info, 'min-replicas-to-write', 0)}"
+    return judged(
+        "replicas",
+        f"{len(replicas)} in step" if replicas else "none",
+        (good < wanted, "fail", asked, _NO_ENDS, alone),
+        (bool(behind), "warn", late, lost, "see its log, and the network between the two"),
+    )
 
 
-def _buffers(config: Mapping[str, str]) -> Check:
+def _buffers(info: Facts, config: Mapping[str, str]) -> Check:
     found = _PUBSUB.search(config.get("client-output-buffer-limit", ""))
     if found is None:
         return Check("buffers", "ok", "not to be seen without CONFIG")
     hard, soft = int(found[1]), int(found[2])
     said = f"a subscriber is cut off at {hard} bytes, or {soft} for a while (0: never)"
-    if 0 < hard < HARD_BYTES or 0 < soft < SOFT_BYTES:
-        means = "a burst of due timers cuts pods off; until they hear again, timers wait for the sweep"
-        mend = 'redis-cli CONFIG SET client-output-buffer-limit "pubsub 32mb 8mb 60"'
-        return Check("buffers", "warn", said, means, mend)
-    return Check("buffers", "ok", said)
+    means = "a burst of due timers cuts pods off; until they hear again, timers wait for the sweep"
+    mend = setting(info, "client-output-buffer-limit", "pubsub 32mb 8mb 60")
+    return judged("buffers", said, (0 < hard < HARD_BYTES or 0 < soft < SOFT_BYTES, "warn", said, means, mend))
 
 
 def _clients(info: Facts) -> Check:
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
     said = f"{clients} connections of at most {most or 'an unknown number'}"
-    if 0 < most * NEARLY <= clients:
-        means = "at the limit pods cannot connect, and one that was cut off stays away"
-        return Check("clients", "warn", said, means, f"redis-cli CONFIG SET maxclients {most * 2}")
-    return Check("clients", "ok", said)
+    means = "at the limit pods cannot connect, and one that was cut off stays away"
+    return judged(
+        "clients", said, (0 < most * NEARLY <= clients, "warn", said, means, setting(info, "maxclients", most * 2))
+    )
 
 
 def _text(value: bytes | str | None) -> str:

@@ -6,16 +6,18 @@ It writes only one key, which lives for 50 ms.
 import asyncio
 import re
 import secrets
+import shlex
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from timers.core.shapes import RESERVED_PREFIX
 from timers.errors import Unavailable
 from timers.store import keys, server
-from timers.store.checkup import Check, configured, judge, server_facts
+from timers.store.checkup import Check, configured, judge, judged, server_facts
 from timers.store.notifications import subscribe
 from timers.store.scripts import reachable
 from timers.store.store import Store
@@ -54,21 +56,27 @@ async def check_server(
     if fix:
         await server.ensure_notifications(store.connections.commands)
     config = await configured(store)
-    try:
-        told = judge(await server_facts(store), config)
-    except NoPermissionError:  # the check of the rights reports this
-        told = []
+    may = await _tried("rights", rights(store, prefixes))
     heard = await _tried("delivery", delivery(store, wait_seconds))
     current = None if config is None else config.get(server.FLAGS, "")
     return [
-        *told,
-        await _tried("rights", rights(store, prefixes)),
-        flags(current, heard=heard.level == "ok"),
+        *await _judged(store, config),
+        may,
+        flags(current, heard=heard.level == "ok", allowed=may.level != "fail"),
         heard,
         await _tried("strangers", strangers(store, served)),
         await _tried("latency", latency(store)),
         await _tried("clock", skew(store)),
     ]
+
+
+async def _judged(store: Store, config: Mapping[str, str] | None) -> list[Check]:
+    try:
+        return judge(await server_facts(store), config)
+    except Refusal as error:
+        means = "whether it keeps or evicts timers, and has room for them, is not known"
+        mend = f"{grant(store, ['info'])}; take a rename-command of INFO out of its configuration"
+        return [Check("server", "warn", f"it denies INFO: {error}", means, mend)]
 
 
 async def _tried(name: str, checking: Awaitable[Check]) -> Check:
@@ -95,34 +103,65 @@ def needed_rights(db: int, prefixes: Iterable[str]) -> list[str]:
 async def rights(store: Store, prefixes: Iterable[str]) -> Check:
     """Whether the user may do what a pod does."""
     wanted = needed_rights(store.connections.db, sorted(prefixes)[:PREFIXES_LIMIT])
-    mend = "give it the rights that timers/store/PROTOCOL.md lists under Rights"
     try:
         (found,) = await store.run("rights", 0, wanted)
     except NoPermissionError as error:
+        mend = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
         return Check("rights", "fail", f"the user may run no scripts ({error})", "nothing is armed or run", mend)
     denied = [command.decode() for command in found]
-    if denied == ["scan 0"]:
-        means = "bare keys are not adopted: they fire with payload null"
-        return Check("rights", "warn", "the user may not SCAN", means, mend)
-    if denied:
-        means = "whatever needs them fails: timers are not armed, heard of, run or ended"
-        return Check("rights", "fail", f"the user may not: {', '.join(denied)}", means, mend)
-    return Check("rights", "ok", "the user may do what a pod does")
+    means = "whatever needs them fails: timers are not armed, heard of, run or ended"
+    bare = "bare keys are not adopted: they fire with payload null"
+    return judged(
+        "rights",
+        "the user may do what a pod does",
+        (denied == ["scan 0"], "warn", "the user may not SCAN", bare, grant(store, denied)),
+        (bool(denied), "fail", f"the user may not: {', '.join(denied)}", means, grant(store, denied)),
+    )
 
 
-def flags(current: str | None, *, heard: bool) -> Check:
+def grant(store: Store, denied: Iterable[str]) -> str:
+    """The command that gives the user these rights; they are among those that PROTOCOL.md lists."""
+    user = store.connections.commands.connection_pool.connection_kwargs.get("username") or "default"
+    words = dict.fromkeys(word for command in denied for word in _words(command))
+    return f"as a user who may: `redis-cli ACL SETUSER {user} {' '.join(map(shlex.quote, words))}`"
+
+
+def _words(command: str) -> Iterator[str]:
+    name, *arguments = command.split()
+    yield f"+{name}"
+    for argument in arguments:
+        if name in ("subscribe", "publish"):
+            yield from (f"&{argument}" for _ in range(argument != "-"))
+        elif ":" in argument:
+            prefix = argument.partition(":")[0]
+            yield f"~{prefix}:*" if prefix == RESERVED_PREFIX else f"~{prefix}*"
+
+
+def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     """Whether the server announces expired keys. `current` is None if it denies CONFIG; then only an event can prove
-    it."""
-    means = "pods are not told of due timers; the sweep finds them later"
-    mend = f"timers doctor --fix, or redis-cli CONFIG SET {server.FLAGS} {(current or '') + 'Ex'}"
-    if current is None and heard:
-        return Check("flags", "ok", "the server denies CONFIG, but the event of a key came")
-    if current is None:
-        mend = f"redis-cli CONFIG SET {server.FLAGS} Ex, as a user who may"
-        return Check("flags", "fail", "the server denies CONFIG, and no event of a key came", means, mend)
-    if missing := server.missing_flags(current):
-        return Check("flags", "fail", f"{server.FLAGS} is {current!r} and lacks {missing!r}", means, mend)
-    return Check("flags", "ok", f"{server.FLAGS} is {current!r}")
+    it, for a user who is allowed to hear it."""
+    missing, means = server.missing_flags(current or ""), "pods are not told of due timers; the sweep finds them later"
+    denied, command = current is None, f"`redis-cli CONFIG SET {server.FLAGS} {shlex.quote((current or '') + missing)}`"
+    return judged(
+        "flags",
+        "the server denies CONFIG, but the event of a key came" if denied else f"{server.FLAGS} is {current!r}",
+        (
+            *(
+                denied and not heard and not allowed,
+                "warn",
+                "not to be seen: the server denies CONFIG, and no event came",
+            ),
+            *(means, "see the check `rights` first"),
+        ),
+        (
+            *(denied and not heard, "fail", "the server denies CONFIG, and no event of a key came"),
+            *(means, f"as a user who may: {command}, with any flags that are on already"),
+        ),
+        (
+            *(not denied and bool(missing), "fail", f"{server.FLAGS} is {current!r} and lacks {missing!r}"),
+            *(means, f"`timers doctor --fix`, or {command}"),
+        ),
+    )
 
 
 async def delivery(store: Store, wait_seconds: float) -> Check:
@@ -148,7 +187,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
                 await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
         said = f"no `expired` event of a key came within {wait_seconds:g} s"
-        return Check("delivery", "fail", said, means, "see the checks `flags` and `rights`")
+        return Check("delivery", "fail", said, means, "see the checks `rights` and `flags`")
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
@@ -168,26 +207,36 @@ async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
                     found.append(key)
                 if seen >= SCAN_LIMIT:
                     break
-    except NoPermissionError as error:
+    except Refusal as error:
         return Check("strangers", "ok", f"not to be seen: the server denies SCAN ({error})")
     return _said_of(found, seen)
 
 
 def _is_strange(key: bytes, served: Callable[[str], bool]) -> bool:
     if key.startswith(b"timers:") or _TRIGGER.fullmatch(key):
-        return False
+        return b":displaced:" in key
     bare = keys.BARE.fullmatch(key)
     return bare is None or not served(bare[1].decode())
 
 
 def _said_of(found: Sequence[bytes], seen: int) -> Check:
-    if not found:
-        return Check("strangers", "ok", f"the db has no keys of others ({seen} looked at)")
+    moved = [key for key in found if b":displaced:" in key]
+    first = shlex.quote((moved or [b""])[0].decode(errors="replace"))
     shown = ", ".join(repr(key.decode(errors="replace")[:60]) for key in found[:3])
-    said = f"{len(found)} of {seen} keys are none of the service's, as {shown}"
-    means = "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods"
-    mend = "give the service a db number of its own at the end of TIMERS_REDIS_URL"
-    return Check("strangers", "warn", said, means, mend)
+    return judged(
+        "strangers",
+        f"the db has no keys of others ({seen} looked at)",
+        (
+            *(bool(moved), "warn", f"a stranger had put a value in the place of a key of ours; it is {first} now"),
+            "what the key held is lost, though records and indexes are mended",
+            f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`",
+        ),
+        (
+            *(bool(found), "warn", f"{len(found)} of {seen} keys are none of the service's, as {shown}"),
+            "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods",
+            "give the service a db number of its own at the end of TIMERS_REDIS_URL",
+        ),
+    )
 
 
 async def latency(store: Store) -> Check:
@@ -198,18 +247,18 @@ async def latency(store: Store) -> Check:
         await store.now_ms()
         took.append((time.monotonic() - began) * 1000)
     median_ms = statistics.median(took)
-    said = f"a call takes {median_ms:.1f} ms"
-    if median_ms < SLOW_MS:
-        return Check("latency", "ok", said)
-    means = "a timer starts after three or four calls, so it is late by that much"
-    return Check("latency", "warn", said, means, "run the pods near the server; see redis-cli SLOWLOG GET")
+    said, means = (
+        f"a call takes {median_ms:.1f} ms",
+        "a timer starts after three or four calls, so it is late by that much",
+    )
+    mend = "run the pods near the server; `redis-cli SLOWLOG GET` shows what keeps it busy"
+    return judged("latency", said, (median_ms >= SLOW_MS, "warn", said, means, mend))
 
 
 async def skew(store: Store) -> Check:
     """How far the server's clock and this machine's differ."""
     skew_ms = abs(await store.now_ms() - time.time() * 1000)
     said = f"the server's clock and this machine's differ by {skew_ms:.0f} ms"
-    if skew_ms <= SKEW_WARN_MS:
-        return Check("clock", "ok", said)
     means = "timers follow the server's: an absolute due time is met by its clock"
-    return Check("clock", "warn", said, means, "run chrony or another NTP client on both; timedatectl shows the state")
+    mend = "run chrony or another NTP client on both; timedatectl shows the state"
+    return judged("clock", said, (skew_ms > SKEW_WARN_MS, "warn", said, means, mend))
