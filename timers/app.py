@@ -27,8 +27,7 @@ from timers.dashboard.pages import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
-from timers.engine.identity_watch import IdentityWatch
-from timers.engine.peers import Peers
+from timers.engine.peers import IdentityWatch, Peers
 from timers.engine.spans import Spans
 from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import ConfigurationError, FieldError, Unavailable

@@ -15,15 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    AliasGenerator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasGenerator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -32,40 +24,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from timers import setting_values as values
 from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, Duration, parse_ms
 from timers.core.fields import PREFIX_RULE, owner
 from timers.core.hooks import EVENTS, HOOK, Hook
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
-from timers.setting_values import (
-    HOOKS_LIMIT,
-    MAX_SHARDS,
-    PLACES_RULE,
-    REDIS_SCHEMES,
-    asked_urls,
-    builtin_names,
-    check_alarms,
-    check_api_keys,
-    check_folder,
-    check_mail_from,
-    check_prefixes,
-    check_public_url,
-    check_redis_url,
-    check_signing_secrets,
-    check_smtp_url,
-    check_url,
-    check_user_url,
-    listed,
-    lower,
-    milliseconds,
-    milliseconds_or_off,
-    places,
-    prefixed_secrets,
-    prefixed_urls,
-    redacted,
-    shard_numbers,
-    signing_key,
-)
 
 Role = Literal["api", "worker"]
 
@@ -78,19 +42,9 @@ _SERVICE_LINK: Final = re.compile(
 """The variables, as name and value, that Kubernetes sets in every pod for a Service called `timers` or `timers-…`. For
 `timers-http` it sets TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
-_CONFIDENTIAL: Final = frozenset(
-    {
-        "redis_url",
-        "api_keys",
-        "signing_secrets",
-        "webhook_targets",
-        "hooks",
-        "alarms",
-        "webhook_secrets",
-        "smtp_url",
-        "sms_url",
-        "user_url",
-    }
+_CONFIDENTIAL: Final = (
+    *("redis_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets", "hooks", "alarms"),
+    *("smtp_url", "sms_url", "user_url"),
 )
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
@@ -121,7 +75,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-Milliseconds = Annotated[int, BeforeValidator(milliseconds)]
+Milliseconds = Annotated[int, BeforeValidator(values.milliseconds)]
 
 
 class Settings(BaseSettings):
@@ -141,14 +95,14 @@ class Settings(BaseSettings):
         validate_by_name=True,
     )
 
-    redis_url: Annotated[str, AfterValidator(check_redis_url)] | None = Field(
+    redis_url: Annotated[str, AfterValidator(values.check_redis_url)] | None = Field(
         default=None,
         repr=False,
         description=f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
-        f"({', '.join(f'{scheme}://' for scheme in REDIS_SCHEMES)})",
+        f"({', '.join(f'{scheme}://' for scheme in values.REDIS_SCHEMES)})",
     )
     """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
-    roles: Annotated[frozenset[Role], BeforeValidator(listed), Field(min_length=1)] = Field(
+    roles: Annotated[frozenset[Role], BeforeValidator(values.listed), Field(min_length=1)] = Field(
         default=frozenset({"api", "worker"}), description="api, worker, or both with a comma"
     )
     http_host: str = Field(
@@ -159,20 +113,22 @@ class Settings(BaseSettings):
     """None: health, readiness and metrics are served only with the API."""
     processors: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
-        BeforeValidator(listed),
+        BeforeValidator(values.listed),
     ] = Field(default=(), description="package.module or package.module:object, several with commas")
-    builtin: Annotated[tuple[str, ...] | None, BeforeValidator(builtin_names)] = Field(
+    builtin: Annotated[tuple[str, ...] | None, BeforeValidator(values.builtin_names)] = Field(
         default=None, description="all, none, or names of built-in processors with commas"
     )
     """The built-in processors to load; None: all. `processor.load` knows the names."""
-    prefixes: Annotated[tuple[str, ...], BeforeValidator(listed), AfterValidator(check_prefixes)] = Field(
+    prefixes: Annotated[tuple[str, ...], BeforeValidator(values.listed), AfterValidator(values.check_prefixes)] = Field(
         default=(), description=f"{PREFIX_RULE}, several with commas"
     )
     """Empty: every prefix that this pod has a processor for."""
-    shards: int | None = Field(default=None, ge=1, le=MAX_SHARDS, description=f"a whole number from 1 to {MAX_SHARDS}")
+    shards: int | None = Field(
+        default=None, ge=1, le=values.MAX_SHARDS, description=f"a whole number from 1 to {values.MAX_SHARDS}"
+    )
     """None: 1 on a standalone server, 64 on a cluster."""
-    shard_subset: Annotated[tuple[int, ...], BeforeValidator(shard_numbers)] = Field(
-        default=(), description=f"shard numbers from 0 to {MAX_SHARDS - 1} and ranges of them, as in 0-15,20"
+    shard_subset: Annotated[tuple[int, ...], BeforeValidator(values.shard_numbers)] = Field(
+        default=(), description=f"shard numbers from 0 to {values.MAX_SHARDS - 1} and ranges of them, as in 0-15,20"
     )
     """Ascending; empty: all."""
     concurrency: int = Field(default=1000, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
@@ -181,62 +137,70 @@ class Settings(BaseSettings):
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
     start_timeout_ms: Milliseconds = _duration("30s")
-    adopt_every_ms: Annotated[int | None, BeforeValidator(milliseconds_or_off)] = _duration(
+    adopt_every_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or_off)] = _duration(
         "10s", minimum_ms=10, or_else="off"
     )
     """None: bare keys are switched off."""
-    api_keys: Annotated[SecretStr, AfterValidator(check_api_keys)] | None = Field(default=None, description=ENTRY_RULE)
+    api_keys: Annotated[SecretStr, AfterValidator(values.check_api_keys)] | None = Field(
+        default=None, description=ENTRY_RULE
+    )
     """The text as given; `access.read_entries` parses it."""
     signing_secrets: Annotated[
-        tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_signing_secrets)
+        tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_signing_secrets)
     ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")
-    webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_urls)] = Field(
+    webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_urls)] = Field(
         default=(), description="prefix=https://host/path, several with commas, each prefix once"
     )
     """URLs by prefix. Confidential, because a URL may hold a password or a token."""
-    hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(asked_urls)] = Field(
+    hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.asked_urls)] = Field(
         default=(),
-        description=f"event@prefix=https://host/path, at most {HOOKS_LIMIT} with commas; several events with +: "
+        description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT} with commas; several events with +: "
         f"{', '.join(EVENTS)}, all, and payload to send payloads; * stands for any prefix or its end",
     )
     """What is asked for, and the URL to call; `asked` parses them."""
-    alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(listed), AfterValidator(check_alarms)] = Field(
-        default=(),
-        description=f"mailto:a@example.org, https://host/path, exec:/path/to/command, {HOOKS_LIMIT} at most",
+    alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_alarms)] = (
+        Field(
+            default=(),
+            description=f"mailto:a@example.org, https://host/path, exec:/path/to/command, {values.HOOKS_LIMIT} at most",
+        )
     )
     """Whom to tell that timers failed, wait or were lost."""
-    public_url: Annotated[str, AfterValidator(check_public_url)] | None = Field(
+    public_url: Annotated[str, AfterValidator(values.check_public_url)] | None = Field(
         default=None, description="where people reach the dashboard, such as https://timers.example.org"
     )
-    webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_secrets)] = Field(
+    webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_secrets)] = Field(
         default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, several with commas"
     )
     """Secrets by prefix; those of the empty prefix are for all prefixes without their own. `webhook_keys` picks."""
-    webhook_allow: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
-    webhook_deny: Annotated[tuple[str, ...], BeforeValidator(places)] = Field(default=(), description=PLACES_RULE)
+    webhook_allow: Annotated[tuple[str, ...], BeforeValidator(values.places)] = Field(
+        default=(), description=values.PLACES_RULE
+    )
+    webhook_deny: Annotated[tuple[str, ...], BeforeValidator(values.places)] = Field(
+        default=(), description=values.PLACES_RULE
+    )
     webhook_4xx: Literal["fail", "retry"] = Field(default="fail", description="fail or retry")
     """What a 4xx answer other than 408, 410, 425 and 429 means."""
-    smtp_url: Annotated[SecretStr, AfterValidator(check_smtp_url)] | None = Field(
+    smtp_url: Annotated[SecretStr, AfterValidator(values.check_smtp_url)] | None = Field(
         default=None,
         description="smtp://user:password@host:587, with ?starttls=require, if-offered or never; or smtps://…",
     )
-    mail_from: Annotated[str, AfterValidator(check_mail_from)] | None = Field(
+    mail_from: Annotated[str, AfterValidator(values.check_mail_from)] | None = Field(
         default=None, description="an address such as shop@example.org or Shop <shop@example.org>"
     )
-    sms_url: Annotated[SecretStr, AfterValidator(check_url)] | None = Field(
+    sms_url: Annotated[SecretStr, AfterValidator(values.check_url)] | None = Field(
         default=None, description="a URL such as https://gateway.example.org/messages"
     )
-    user_url: Annotated[SecretStr, AfterValidator(check_user_url)] | None = Field(
+    user_url: Annotated[SecretStr, AfterValidator(values.check_user_url)] | None = Field(
         default=None, description="a URL with {user} in its path, such as https://example.org/users/{user}"
     )
-    templates: Annotated[Path, AfterValidator(check_folder)] | None = Field(
+    templates: Annotated[Path, AfterValidator(values.check_folder)] | None = Field(
         default=None, description="a folder that is there"
     )
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
     """None: console on a terminal, else json."""
-    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(lower)] = Field(
-        default="info", description="debug, info, warning, error or critical"
+    log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(values.lower)] = (
+        Field(default="info", description="debug, info, warning, error or critical")
     )
     data_dir: Path = Field(default=Path(".timers"), description="a folder")
     outbox: Path = Field(default_factory=lambda fields: fields["data_dir"] / "outbox", description="a folder")
@@ -264,7 +228,7 @@ class Settings(BaseSettings):
         """The keys that sign a prefix's webhooks, all at once: those of the longest prefix that serves it, else those
         given without a prefix."""
         chosen = owner(prefix, {given for given, _ in self.webhook_secrets}) or ""
-        return [signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
+        return [values.signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
 
     @property
     def asked(self) -> tuple[Hook, ...]:
@@ -284,7 +248,7 @@ class Settings(BaseSettings):
 
     @property
     def redacted_redis_url(self) -> str | None:
-        return redacted(self.redis_url) if self.redis_url else None
+        return values.redacted(self.redis_url) if self.redis_url else None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -294,7 +258,9 @@ class Settings(BaseSettings):
             )
         if self.smtp_url is not None and self.mail_from is None:
             raise InvalidInput.of("mail_from", None, "an address, because TIMERS_SMTP_URL is set")
-        if {signing_key(secret) for _, secret in self.webhook_secrets} & set(map(signing_key, self.signing_secrets)):
+        if {values.signing_key(secret) for _, secret in self.webhook_secrets} & set(
+            map(values.signing_key, self.signing_secrets)
+        ):
             raise InvalidInput([FieldError("webhook_secrets", "the given value", "none of TIMERS_SIGNING_SECRETS")])
         guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
         if "api" in self.roles and not guarded:
@@ -310,8 +276,8 @@ class Settings(BaseSettings):
     def of_fleet(self) -> dict[str, str]:
         """The settings that should be the same on all pods, by name."""
         fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
-        values = {_setting_name(field): getattr(self, field) for field in fields}
-        return {name: "off" if value is None else str(Duration(ms=value)) for name, value in values.items()}
+        given = {_setting_name(field): getattr(self, field) for field in fields}
+        return {name: "off" if value is None else str(Duration(ms=value)) for name, value in given.items()}
 
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}

@@ -11,7 +11,7 @@ from tests.unit.samples import START_MS, a_timer
 from timers.core.calendar import CATCH_UP_LIMIT, first_slot, start
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_interval, parse_ms
-from timers.core.model import TRANSITIONS, Progress, Status, Timer
+from timers.core.model import Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import RetryPolicy
 from timers.core.spec import NewTimer
@@ -145,8 +145,7 @@ def most_failures(timer: Timer, policy: RetryPolicy) -> int:
 def test_only_allowed_changes_with_sane_numbers(life: tuple[RetryPolicy, list[Step]]) -> None:
     for step in life[1]:
         before, after = step.timer, step.decided
-        assert after.status in TRANSITIONS[Status.RUNNING]
-        assert after.status is not Status.RUNNING
+        assert after.status in (Status.SCHEDULED, Status.COMPLETED, Status.FAILED)
         assert after.due_ms >= 0
         assert after.occurrence in (before.occurrence, before.occurrence + 1)
         if after.occurrence != before.occurrence:

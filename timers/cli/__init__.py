@@ -7,7 +7,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from timers.cli import benching, config, creating, keys, operating, plugins, pods, replaying, timers, watching
+from timers.cli import benching, config, creating, keys, operating, plugins, pods, timers, watching
 from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
 from timers.processor import DISTRIBUTION
@@ -50,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (pods, creating, timers, watching, replaying, operating, keys, benching, config, plugins):
+for commands in (pods, creating, timers, watching, operating, keys, benching, config, plugins):
     commands.add_to(app)
 
 

@@ -1,7 +1,8 @@
-"""Owns the commands for operators: init, prefixes, pause, resume, pods, doctor."""
+"""Owns the commands for operators: init, prefixes, pause, resume, pods, doctor, replay."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,10 +12,13 @@ from timers.cli.output import Format, Output, cell, progress, show_record, show_
 from timers.cli.session import Session, run
 from timers.client import reachable_url
 from timers.client.doctor import examine, unreachable
-from timers.errors import Unavailable
+from timers.client.replay import Replayed, arm_again, preview
+from timers.errors import InvalidInput, Unavailable
+from timers.processor import Rate
 from timers.settings import load_worker_settings
 from timers.store.checkup import Check
 from timers.store.connect import connect
+from timers.store.filters import Filter
 from timers.store.store import Store
 
 PrefixArgument = Annotated[
@@ -30,7 +34,7 @@ def add_to(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(prefixes)
     group.command()(forget)
     app.add_typer(group, name="prefixes")
-    for command in (init, pause, resume, pods, doctor):
+    for command in (replay, init, pause, resume, pods, doctor):
         app.command()(command)
 
 
@@ -125,3 +129,47 @@ def _show_checks(checks: Sequence[Check]) -> None:
         for heading, text in (("means", check.means), ("mend", check.mend)):
             if text:
                 typer.echo(f"{'':<{width + 6}}  {heading + ':':<6} {text}")
+
+
+def replay(
+    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later; -1h, or a time.")],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier; 0s is now.")],
+    *,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX", help="Only timers of this prefix; login-* …", autocompletion=completing.prefixes
+        ),
+    ] = None,
+    completed: Annotated[bool, typer.Option("--completed", help="Run also what completed once more.")] = False,
+    rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Run again what failed, went unhandled or was skipped and was due in a window of time."""
+    window = _window(prefix, since, until)
+    pace = Rate.parse(rate)
+
+    async def act(session: Session) -> list[Replayed]:
+        fixed = window.at(await session.store.now_ms())
+        if (fixed.due_after or 0) >= (fixed.due_before or 0):
+            raise InvalidInput.of("to", until, "a time after --from")
+        planned = await preview(session.store, fixed, pace, completed=completed)
+        if dry_run:
+            return planned
+        with progress("replay", len(planned)) as show:
+            return await arm_again(session.store, planned, show)
+
+    found = run(act)
+    show_records([each.to_json() for each in found], output)
+    armed = sum(each.result == "armed" for each in found)
+    told = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
+    typer.echo(f"timers: {told}, {rate}", err=True)
+
+
+def _window(prefix: str | None, since: str, until: str) -> Filter:
+    try:
+        return Filter.parse({"prefix": prefix, "due_after": since, "due_before": until})
+    except InvalidInput as error:
+        names = {"due_after": "from", "due_before": "to"}
+        raise InvalidInput([replace(each, field=names.get(each.field, each.field)) for each in error.errors]) from None

@@ -106,11 +106,7 @@ class TimerClient(Timers):
         return result
 
     async def batch(
-        self,
-        news: Sequence[NewTimer | NewTimerFields],
-        *,
-        traceparent: str | None = None,
-        quota: Quota | None = None,
+        self, news: Sequence[NewTimer | NewTimerFields], *, traceparent: str | None = None, quota: Quota | None = None
     ) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order.
         Raises Unavailable for the whole batch; timers armed before stay, so repeat it with ids and `if_exists:
@@ -135,14 +131,7 @@ class TimerClient(Timers):
             raise refusal("missing", prefix, id, None)
         return timer
 
-    async def cancel(
-        self,
-        prefix: str,
-        id: str,
-        *,
-        version: int | None = None,
-        purge: bool = False,
-    ) -> Timer:
+    async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
         store = await self._open()
         answer = await store.cancel(
             check_prefix(prefix),
@@ -219,13 +208,7 @@ class TimerClient(Timers):
         answer = await store.rearm(check_prefix(prefix), check_id(id), cause="retried")
         return accepted(answer, prefix, id, ("changed",))
 
-    async def list(
-        self,
-        *,
-        limit: int = LIST_LIMIT,
-        cursor: str | None = None,
-        **wanted: Unpack[FilterFields],
-    ) -> Page:
+    async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the
         `next_cursor` of the page before. Every page costs the same however many timers there are, and pages neither
         skip nor repeat timers that do not move."""

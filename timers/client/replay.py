@@ -91,12 +91,7 @@ def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]
 
 async def _arm(store: Store, planned: Replayed) -> Replayed:
     answer = await store.rearm(
-        planned.prefix,
-        planned.id,
-        due=f"@{planned.runs_ms}",
-        version=planned.version,
-        completed=True,
-        cause="replayed",
+        planned.prefix, planned.id, due=f"@{planned.runs_ms}", version=planned.version, completed=True, cause="replayed"
     )
     return replace(planned, result="armed" if answer.code == "changed" else _REASONS[answer.code])
 

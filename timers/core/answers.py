@@ -10,8 +10,7 @@ from timers.core import shapes
 from timers.core.shapes import HISTORY_LIMIT, named
 
 Instant = Annotated[
-    str,
-    WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]}),
+    str, WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-11-21T20:00:00.000Z"]})
 ]
 """RFC 3339 in UTC, with milliseconds."""
 

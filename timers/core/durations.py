@@ -65,14 +65,7 @@ _ISO = re.compile(
 )
 _FROM_NOW = re.compile(r"(?P<sign>[+-]?)(?P<length>.*[A-Za-z])")
 _UNIT_MS = MappingProxyType(
-    {
-        "week": WEEK_MS,
-        "day": DAY_MS,
-        "hour": HOUR_MS,
-        "minute": MINUTE_MS,
-        "second": SECOND_MS,
-        "milli": 1,
-    }
+    {"week": WEEK_MS, "day": DAY_MS, "hour": HOUR_MS, "minute": MINUTE_MS, "second": SECOND_MS, "milli": 1}
 )
 
 

@@ -11,15 +11,7 @@ from timers.core.fields import OWN_PREFIXES, check_prefix
 from timers.core.model import HistoryEntry, Status, Timer
 
 EVENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "armed": "a",
-        "started": "r",
-        "completed": "c",
-        "retried": "t",
-        "failed": "f",
-        "unhandled": "u",
-        "cancelled": "x",
-    }
+    {"armed": "a", "started": "r", "completed": "c", "retried": "t", "failed": "f", "unhandled": "u", "cancelled": "x"}
 )
 """The events that a hook may ask for, each with its letter in Redis."""
 

@@ -1,4 +1,4 @@
-"""Owns what a timer *is*: its statuses, the allowed transitions, the record as the program sees it. Pure, immutable."""
+"""Owns what a timer *is*: its statuses, and the record as the program sees it. Pure, immutable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,22 +31,6 @@ class Status(StrEnum):
     def finished(self) -> bool:
         """True where nothing more happens unless somebody arms the timer again."""
         return self not in (Status.SCHEDULED, Status.RUNNING)
-
-
-TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = MappingProxyType(
-    {
-        Status.SCHEDULED: frozenset({Status.SCHEDULED, Status.RUNNING, Status.CANCELLED, Status.UNHANDLED}),
-        Status.RUNNING: frozenset(
-            {Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED, Status.UNHANDLED}
-        ),
-        Status.COMPLETED: frozenset({Status.SCHEDULED}),
-        Status.FAILED: frozenset({Status.SCHEDULED}),
-        Status.UNHANDLED: frozenset({Status.SCHEDULED}),
-        Status.CANCELLED: frozenset({Status.SCHEDULED}),
-    }
-)
-"""From a status to those it may change to. `running → running` is a rescue: another pod takes over a dead pod's run;
-`scheduled → scheduled` is a change by the caller."""
 
 
 class HistoryEntry(NamedTuple):

@@ -101,19 +101,13 @@ INTERVAL["anyOf"].insert(0, _NAMED)
 
 TIME: Final[Schema] = {
     "x-name": "Time",
-    "anyOf": [
-        {"type": "string", "format": "timer-time"},
-        {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS},
-    ],
+    "anyOf": [{"type": "string", "format": "timer-time"}, {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS}],
     "description": "RFC 3339 with an offset, or epoch milliseconds; a due time at most 10 years ahead",
     "examples": ["2026-11-21T20:00:00.000Z"],
 }
 BOUND: Final[Schema] = {
     "x-name": "Bound",
-    "anyOf": [
-        {"type": "string", "format": "timer-bound"},
-        {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS},
-    ],
+    "anyOf": [{"type": "string", "format": "timer-bound"}, {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS}],
     "description": "a time, or a duration from now with its unit: `1h`, `-1d`",
     "examples": ["2026-11-21T20:00:00.000Z", "1h", "-1d"],
 }
@@ -188,19 +182,14 @@ def _rules(*examples: Schema, **rules: Any) -> Schema:
     return {"x-rules": rules, **({"examples": [*examples]} if examples else {})}
 
 
-PAYLOAD: Final[Schema] = {
-    "description": "any JSON, at most 64 KiB encoded",
-    "examples": [{"email": "ada@example.org"}],
-}
+PAYLOAD: Final[Schema] = {"description": "any JSON, at most 64 KiB encoded", "examples": [{"email": "ada@example.org"}]}
 
 LADDER_HAS_ITS_MAXIMUM: Final = _rules(
     anyOf=[{"properties": {"backoff": {"type": "string"}}}, {"properties": {"max_attempts": False}}]
 )
 """`max_attempts` is allowed only if `backoff` is a formula."""
 
-EVERY_OR_CRON: Final = _rules(
-    oneOf=[_only(every=_LENGTH, cron=_ABSENT), _only(cron={"type": "string"}, every=_ABSENT)],
-)
+EVERY_OR_CRON: Final = _rules(oneOf=[_only(every=_LENGTH, cron=_ABSENT), _only(cron={"type": "string"}, every=_ABSENT)])
 TAGS_OR_NONE: Final[Schema] = {"anyOf": [TAGS, _ABSENT]}
 METADATA_OR_NONE: Final[Schema] = {"anyOf": [METADATA, _ABSENT]}
 
@@ -215,10 +204,7 @@ ONE_DUE_TIME: Final[Schema] = {
 """Exactly one of delay and due_at, or neither with a ladder or a cron."""
 
 LATEST_AND_ALL_ARE_FOR_REPEATS: Final[Schema] = {
-    "anyOf": [
-        {"properties": {"missed": {"not": {"enum": ["latest", "all"]}}}},
-        _only(repeat={"type": "object"}),
-    ]
+    "anyOf": [{"properties": {"missed": {"not": {"enum": ["latest", "all"]}}}}, _only(repeat={"type": "object"})]
 }
 
 WISHES_EXAMPLE: Final[Schema] = {"delay": "24h", "payload": {"email": "ada@example.org"}, "tags": ["vip"]}
@@ -228,9 +214,7 @@ _OF_A_TIMER: Final = [ONE_DUE_TIME, LATEST_AND_ALL_ARE_FOR_REPEATS]
 ALL_OF_PUT_TIMER: Final = _rules(WISHES_EXAMPLE, allOf=_OF_A_TIMER)
 ALL_OF_NEW_TIMER: Final = _rules(NEW_TIMER_EXAMPLE, allOf=_OF_A_TIMER)
 ALL_OF_CHANGE: Final = _rules(
-    {"delay": "48h"},
-    anyOf=[{"properties": {"delay": False}}, {"properties": {"due_at": False}}],
-    minProperties=1,
+    {"delay": "48h"}, anyOf=[{"properties": {"delay": False}}, {"properties": {"due_at": False}}], minProperties=1
 )
 
 _CONDITIONS: Final = ("prefix", "status", "tag", "due_after", "due_before")

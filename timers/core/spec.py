@@ -5,15 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictStr,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, StrictStr, WithJsonSchema
 
 from timers.core import shapes
 from timers.core.fields import AnyDuration, CallersPrefix, Id, Time, Timeout

@@ -31,13 +31,7 @@ class LoopWatchdog:
     def __init__(self, runs: Runs, observer: Observer) -> None:
         self._runs, self._observer = runs, observer
         self._beat_at = time.monotonic()
-        self._blocked_for = 0.0
         self._stopped = threading.Event()
-
-    @property
-    def blocked_seconds(self) -> float:
-        """The longest time the loop was blocked so far; 0 if it never noticeably was."""
-        return self._blocked_for
 
     async def run(self) -> None:
         """Beat while the thread watches."""
@@ -59,7 +53,6 @@ class LoopWatchdog:
     def _take(self, since: float) -> None:
         self._observer.loop_late(max(0.0, since - BEAT_SECONDS))
         if since > BLOCKED_SECONDS:
-            self._blocked_for = max(self._blocked_for, since)
             _log.error("event loop was blocked", seconds=round(since, 3))
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int, stopped: threading.Event) -> None:

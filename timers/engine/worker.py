@@ -18,14 +18,13 @@ from timers.engine.canary import EVERY_SECONDS as CANARY_SECONDS
 from timers.engine.claimer import Claimer
 from timers.engine.heartbeat import Heartbeat
 from timers.engine.hooks import FORGET_MS, Hooks
-from timers.engine.identity_watch import IdentityWatch
 from timers.engine.intake import Intake
 from timers.engine.janitor import Janitor
 from timers.engine.lifespans import Lifespans
 from timers.engine.listener import Listener
 from timers.engine.loop_watchdog import LoopWatchdog
 from timers.engine.observer import Observer
-from timers.engine.peers import BEAT_MS, Peers
+from timers.engine.peers import BEAT_MS, IdentityWatch, Peers
 from timers.engine.pod import Pod
 from timers.engine.reporter import Reporter
 from timers.engine.runner import Runner
