@@ -32,7 +32,7 @@ STORED: Final = "stored"
 """In TIMERS_API_KEYS it means: ask for a key even if none is given here. The keys are those in Redis."""
 
 ENTRY_RULE: Final = (
-    "entries as `timers keys make` prints them, id:sha256:prefixes:rights, several with commas or spaces, "
+    "entries as `timers keys make` prints them, id:sha256:prefixes:rights, separated by commas or spaces, "
     f"or the word {STORED} for the keys kept in Redis alone"
 )
 
@@ -47,8 +47,8 @@ _OPTIONS: Final = {
     "made": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 }
 _OPTION_RULE: Final = (
-    "rate=100/s, pending=100000, most_prefixes=100, name=billing or made=2026-11-21, "
-    "the name with letters, digits, _ . -"
+    "rate=100/s, pending=100000, most_prefixes=100, name=billing or made=2026-11-21, with letters, digits, _ "
+    ". - in the name"
 )
 _ID_CHARACTERS: Final = 10
 _SECRET_CHARACTERS: Final = 43
@@ -203,7 +203,7 @@ def read_entries(text: str) -> tuple[ApiKey, ...]:
     entries = [entry for entry in re.split(r"[,\s]+", text) if entry and entry != STORED]
     keys = tuple(map(ApiKey.parse, entries))
     if len({key.id for key in keys}) < len(keys):
-        raise InvalidInput.of("key", "an id given twice", "each id once")
+        raise InvalidInput.of("key", "an id given twice", "different ids")
     return keys
 
 

@@ -156,8 +156,8 @@ async def serve(settings: Settings, announce: Announce) -> int:
     """Run one pod against the configured Redis until a signal ends it; returns the exit code."""
     if settings.redis_url is None:
         raise ConfigurationError(
-            "TIMERS_REDIS_URL is not set; give a server, as in redis://127.0.0.1:6379/5, "
-            "or use `timers dev`, which brings its own"
+            "TIMERS_REDIS_URL is not set; set it to a server such as redis://127.0.0.1:6379/5, "
+            "or use `timers dev`, which starts one"
         )
     with stopped_by_signals() as stopping:
         return await _serve(settings, settings.redis_url, None, announce, stopping)

@@ -73,7 +73,9 @@ def inspect_binary(path: Path) -> Binary:
         raise ConfigurationError(f"{path} cannot be run: {error}") from None
     found = _VERSION.match(answer)
     if found is None or int(found[3]) < OLDEST_MAJOR:
-        raise ConfigurationError(f"{path} answers {shown(answer[:60])}, not Redis or Valkey {OLDEST_MAJOR} or newer")
+        raise ConfigurationError(
+            f"{path} answers {shown(answer[:60])}; it is not Redis or Valkey {OLDEST_MAJOR} or newer"
+        )
     return Binary(path, cast("Family", found[1].lower()), found[2])
 
 
@@ -337,7 +339,7 @@ async def _until_orphan_is_gone(lock: int, folder: Path, socket: Path, timeout_s
     while not _try_lock(lock):
         if time.monotonic() > deadline:
             pid = os.pread(lock, 20, 0).decode()
-            raise ConfigurationError(f"an earlier server (pid {pid}) still uses {folder.parent}; end that one first")
+            raise ConfigurationError(f"an earlier server (pid {pid}) still uses {folder.parent}; stop it first")
         await asyncio.sleep(_POLL_S)
 
 
@@ -357,4 +359,4 @@ async def _ask(socket: Path, command: str, timeout_s: float = _ANSWER_TIMEOUT_S)
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")

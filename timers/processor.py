@@ -107,7 +107,7 @@ class Limits:
         for name in ("concurrency", "pod_concurrency"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InvalidInput.of(name, value, "a whole number from 1")
+                raise InvalidInput.of(name, value, "a whole number of at least 1")
 
     def __str__(self) -> str:
         """The limits that all pods share."""
@@ -206,7 +206,7 @@ def _policy(given: RetryPolicy | Mapping[str, Any] | None) -> RetryPolicy:
 
 def _check_function(function: object) -> None:
     if isinstance(function, Processor):
-        accepted = f"a function that is not the processor of {function.prefix!r} already"
+        accepted = f"a function that is not already the processor of {function.prefix!r}"
         raise InvalidInput([FieldError("function", function.origin, accepted)])
     if not callable(function):
         raise InvalidInput.of("function", function, "a function that takes (timer, context)")
@@ -265,7 +265,7 @@ class Registry:
         found = self.match(prefix)
         if found is None:
             known = ", ".join(self.declared) or "none"
-            raise NoProcessor(f"no processor serves the prefix {prefix!r}; there are: {known}")
+            raise NoProcessor(f"no processor serves the prefix {prefix!r}; the processors are: {known}")
         return found
 
     @property
@@ -336,10 +336,10 @@ def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> l
 def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -> list[EntryPoint]:
     """The built-in processors that a pod should load. Raises ConfigurationError if they are not there."""
     if not built_in:
-        raise ConfigurationError(f"the built-in processors are not there; install {DISTRIBUTION} anew (`make setup`)")
+        raise ConfigurationError(f"the built-in processors are missing; reinstall {DISTRIBUTION} (`make setup`)")
     for name in names or ():
         if name not in built_in:
-            rule = f"all, none, or some of {', '.join(sorted(built_in))} with commas"
+            rule = f"all, none, or a comma-separated list of {', '.join(sorted(built_in))}"
             raise ConfigurationError(str(FieldError("TIMERS_BUILTIN", shown(name), rule)))
     return [point for name, point in built_in.items() if names is None or name in names]
 

@@ -19,7 +19,7 @@ from timers.core.hooks import Hook
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 STARTTLS: Final = ("require", "if-offered", "never")
-PLACES_RULE: Final = "networks (10.0.0.0/8), host names and *.suffix, several with commas"
+PLACES_RULE: Final = "networks (10.0.0.0/8), host names or *.suffix, comma-separated"
 HOOKS_LIMIT: Final = 100
 """Limited because each change of a timer is compared with each hook."""
 

@@ -182,7 +182,8 @@ class Settings(BaseSettings):
     """What a 4xx answer other than 408, 410, 425 and 429 means."""
     smtp_url: Annotated[SecretStr, AfterValidator(values.check_smtp_url)] | None = Field(
         default=None,
-        description="smtp://user:password@host:587, with ?starttls=require, if-offered or never; or smtps://…",
+        description="smtp://user:password@host:587, optionally with ?starttls=require, if-offered or never; "
+        "or smtps://…",
     )
     mail_from: Annotated[str, AfterValidator(values.check_mail_from)] | None = Field(
         default=None, description="an address such as shop@example.org or Shop <shop@example.org>"
@@ -254,7 +255,7 @@ class Settings(BaseSettings):
     def _fit_together(self) -> Self:
         if self.shards and self.shard_subset and self.shard_subset[-1] >= self.shards:
             raise InvalidInput.of(
-                "shard_subset", self.shard_subset[-1], f"numbers below TIMERS_SHARDS, which is {self.shards}"
+                "shard_subset", self.shard_subset[-1], f"numbers below {self.shards}, which is TIMERS_SHARDS"
             )
         if self.smtp_url is not None and self.mail_from is None:
             raise InvalidInput.of("mail_from", None, "an address, because TIMERS_SMTP_URL is set")
@@ -267,7 +268,7 @@ class Settings(BaseSettings):
             raise InvalidInput.of(
                 "http_host",
                 self.http_host,
-                "127.0.0.1 as long as neither TIMERS_API_KEYS nor TIMERS_SIGNING_SECRETS is set; "
+                "127.0.0.1, because neither TIMERS_API_KEYS nor TIMERS_SIGNING_SECRETS is set; "
                 "TIMERS_INSECURE=1 opens the API to everyone who can reach it",
             )
         return self

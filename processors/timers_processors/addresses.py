@@ -74,7 +74,7 @@ class GuardedResolver(AbstractResolver):
         try:
             return self._lookup(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
         except UnicodeError as error:  # a label that cannot be sent to a name server
-            raise OSError(f"{host} is no name: {error}") from None
+            raise OSError(f"{host} is not a valid name: {error}") from None
 
     def _checked(self, host: str, port: int, family: int, address: str) -> ResolveResult:
         self.check(host, ip_address(address))
@@ -100,10 +100,10 @@ class GuardedResolver(AbstractResolver):
             return
         if not self._https:
             raise Fail(
-                f"url: http:// is only for what TIMERS_WEBHOOK_ALLOW names, and that is not {host}; use https://"
+                f"url: http:// is only for hosts in TIMERS_WEBHOOK_ALLOW, and {host} is not among them; use https://"
             )
         if not (is_public(address) and is_public(inner)):
-            raise Fail(f"url: {host} is not a public address, nor is it in TIMERS_WEBHOOK_ALLOW")
+            raise Fail(f"url: {host} is not a public address and is not in TIMERS_WEBHOOK_ALLOW")
 
     async def close(self) -> None:
         """Ends without waiting for look-ups in progress."""

@@ -131,7 +131,7 @@ def _why(error: Exception) -> str:
     """What went wrong, without the whole URL."""
     match error:
         case ClientResponseError():
-            return f"no HTTP: {error.message}"
+            return f"not HTTP: {error.message}"
         case ClientConnectorCertificateError():
             return f"{type(error).__name__}: {error.certificate_error}"
         case ClientConnectorError():

@@ -59,7 +59,7 @@ def _sending(prefix: str, shown: str, send: Send, lifespan: Lifespan[Any] | None
     @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=lifespan)
     async def outgoing(timer: Timer, context: Context[Any]) -> Done:
         if not isinstance(timer.payload, Mapping) or "body" not in timer.payload:
-            raise Fail("payload: the service makes these timers by itself")
+            raise Fail("payload: only the service makes these timers")
         await in_turn(timer, context)
         return await send(timer, context)
 
@@ -76,7 +76,7 @@ async def in_turn(timer: Timer, context: Context[Any]) -> None:
         return
     if earlier is not None and not earlier.status.finished:
         later = earlier.due_ms / 1000 - time.time() + SOON_SECONDS
-        raise Retry(f"the one before it has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
+        raise Retry(f"the previous call has not ended: {before}", after=max(later, SOON_SECONDS), snooze=True)
 
 
 async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[HttpClient]) -> Done:

@@ -46,7 +46,7 @@ class Users:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise Retry(f"{call.target} answered no JSON object of at most {USER_BYTES} bytes for the user")
+            raise Retry(f"{call.target} did not answer with a JSON object of at most {USER_BYTES} bytes")
         return found
 
 
@@ -188,9 +188,9 @@ def reachable(
         if channel in usable and channel in channels:
             return channel, usable[channel]
     if usable:
-        return f"reachable only by {', '.join(usable)}, and this pod has no settings to send by that"
+        return f"reachable only by {', '.join(usable)}, and this pod has no settings for that"
     given = [channel for channel in _REACHABLE if known.get(channel)]
-    return f"not an address one can send to: {', '.join(given)}" if given else "the payload has neither email nor phone"
+    return f"not a usable address: {', '.join(given)}" if given else "the payload has neither email nor phone"
 
 
 def _addresses(channel: Channel, given: object) -> tuple[str, ...]:
@@ -258,5 +258,5 @@ def _value(field: str, name: str, values: Mapping[str, Any]) -> str:
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         found = "nothing" if name not in values else type(value).__name__
-        raise Fail(f"{field}: {{{name}}} needs text or a number in the payload, there is {found}")
+        raise Fail(f"{field}: {{{name}}} needs text or a number in the payload, but there is {found}")
     return str(value)

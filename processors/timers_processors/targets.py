@@ -114,13 +114,13 @@ class Targets:
         now, each = self._clock(), target.average_seconds / self._limits.at_once
         target.free_at = max(target.free_at, now + self._limits.wait_seconds) + each
         after = min(target.free_at - now, self._limits.longest_busy_seconds)
-        return Retry(f"{name} has enough to do already", after=after, snooze=True)
+        return Retry(f"this pod already makes as many calls to {name} as it may", after=after, snooze=True)
 
     def _check_pause(self, name: str, target: Target) -> None:
         """Raises Retry during a pause."""
         left = target.broken_until - self._clock()
         if left > 0:
-            raise Retry(f"not tried: {name} did not answer before", after=later(left))
+            raise Retry(f"not tried: {name} has not answered recent calls", after=later(left))
 
     def _begin(self, name: str, target: Target) -> None:
         """After a pause one call goes; the others are refused for another `pause_seconds`, unless that call gets an

@@ -130,12 +130,12 @@ def _url(given: object) -> URL:
 
 def _headers(given: object) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise Fail("payload.headers: expected an object of texts")
+        raise Fail("payload.headers: expected an object with text values")
     for name, value in given.items():
         if not _HEADER_NAME.fullmatch(name) or not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise Fail(f"payload.headers.{name[:100]}: expected a name and a text that HTTP allows, in ASCII")
+            raise Fail(f"payload.headers.{name[:100]}: expected a name and an ASCII text that HTTP allows")
         if _OURS.fullmatch(name):
-            raise Fail(f"payload.headers.{name}: set by the service, so it cannot be given")
+            raise Fail(f"payload.headers.{name}: not accepted, because the service sets this header itself")
     return {name.title(): value for name, value in given.items()}
 
 

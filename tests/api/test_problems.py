@@ -78,4 +78,4 @@ async def test_a_refusal_says_what_can_be_done(api: Api) -> None:
     assert "retry arms it again" in (await api.call("POST", f"{one}/fire")).problem(409, "not-scheduled")["detail"]
     assert "/docs" in (await api.call("GET", "/nope")).problem(404, "no-such-address")["detail"]
     wrong = (await api.call("PUT", "/v1/stats")).problem(405, "method-not-allowed")["detail"]
-    assert wrong == "PUT /v1/stats is not a call; this address takes GET, HEAD"
+    assert wrong == "PUT /v1/stats is not a call; this path takes GET, HEAD"

@@ -51,7 +51,7 @@ def test_reschedule_retry_fire_and_purge(timers: CommandLine, redis: Redis) -> N
     timers("create", "test", "one", "--in", "1h")
     assert timers("reschedule", "test", "one", "--in", "2h", "-o", "json").json["history"][-1]["note"] == "rescheduled"
     assert 7_190_000 < redis.pttl("test:{0}:one") < 7_200_100
-    assert timers("fire", "test", "one", "-o", "json").json["history"][-1]["note"] == "fired by hand"
+    assert timers("fire", "test", "one", "-o", "json").json["history"][-1]["note"] == "fired on request"
     timers("cancel", "test", "one")
     assert timers("retry", "test", "one", "-o", "json").json["status"] == "scheduled"
     assert timers("cancel", "test", "one", "--purge").code == 0

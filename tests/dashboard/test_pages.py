@@ -216,7 +216,7 @@ async def test_a_timer_is_armed_changed_and_duplicated_by_form(visitor: Visitor)
     after = await visitor.api.client.get("test", "one")
     assert (after.payload, after.tags, after.retry, after.due_ms) == ("new", [], None, made.due_ms)
     stale = await visitor.post("/ui/timers/test/one/edit", changed)
-    assert (stale.status, "another than expected" in stale.text) == (409, True)
+    assert (stale.status, "not the expected one" in stale.text) == (409, True)
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,12 @@ def test_a_call_after_the_end_of_the_loop_is_refused() -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    assert str(errors[0]) == "the pod has ended; context.timers does nothing any more"
+    assert str(errors[0]) == "the pod has stopped, so context.timers no longer works"
 
 
 async def test_a_call_on_the_event_loop_is_refused() -> None:
     """It would wait for itself."""
-    with pytest.raises(RuntimeError, match="make it an async def"):
+    with pytest.raises(RuntimeError, match="make the processor an async def"):
         ThreadTimers(NoTimers()).get("note", "x")
 
 

@@ -220,7 +220,7 @@ async def test_fire_makes_a_timer_due_now(fleet: Fleet) -> None:
     await fleet.client.create("note", "x", delay="7d")
     await fleet.client.fire("note", "x")
     timer = await fleet.completed("x")
-    assert "fired by hand" in notes(timer)
+    assert "fired on request" in notes(timer)
     assert calls.ids == ["x"]
 
 

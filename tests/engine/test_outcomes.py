@@ -416,7 +416,7 @@ async def test_a_pod_whose_room_hanging_threads_have_used_up_says_so(fleet: Flee
         await fleet.failed("x", "stuck")
         health = pod.worker.health()
         assert health.abandoned == 1
-        assert "no room: 1 functions go on whose runs timed out or were lost" in health.problems
+        assert "no room: 1 functions keep running after their runs timed out or were lost" in health.problems
     finally:
         let_go.set()
     await until(lambda: pod.worker.health().abandoned == 0, "the thread is free")

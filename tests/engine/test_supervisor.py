@@ -68,7 +68,7 @@ async def test_a_service_that_ended_is_started_again(error: BaseException | None
     ("error", "said"),
     [
         (None, "restarting: it ended"),
-        (asyncio.CancelledError(), "restarting: it was cancelled by itself"),
+        (asyncio.CancelledError(), "restarting: it cancelled itself"),
         (Unavailable("Redis is away"), "restarting: Redis is away"),
         (RuntimeError("broken"), "restarting: RuntimeError: broken"),
         (ExceptionGroup("of parts", [Unavailable("Redis is away"), Unavailable("again")]), "restarting: Redis is away"),

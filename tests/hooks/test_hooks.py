@@ -267,7 +267,7 @@ async def test_calls_to_private_addresses_are_refused_and_seen(fleet: Fleet) -> 
 
         call = await eventually(refused, "the call has failed")
     assert call is not None
-    assert "only for what TIMERS_WEBHOOK_ALLOW names" in call.last_error["reason"] if call.last_error else False
+    assert "only for hosts in TIMERS_WEBHOOK_ALLOW" in call.last_error["reason"] if call.last_error else False
     assert receiver.received == []
 
 

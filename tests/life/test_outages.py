@@ -75,7 +75,7 @@ class TestRepeats:
         slots = [armed.due_ms + n * self.EVERY_MS for n in range(5)]
         assert [run.due_ms for run in calls.timers] == slots[:runs]
         assert timer.due_ms == slots[4]
-        left_out = any("left out what was missed before" in note for note in notes(timer))
+        left_out = any("skipped what was missed before" in note for note in notes(timer))
         assert left_out is (policy != "all")
 
     async def test_after_an_outage_the_newest_slot_runs_within_its_grace(self, fleet: Fleet) -> None:
@@ -103,7 +103,7 @@ class TestRepeats:
         assert (len(calls), timer.occurrence) == (2, 2)
 
     async def test_a_cron_goes_on_with_its_next_time(self, fleet: Fleet) -> None:
-        """Armed without a due time of its own; fired by hand for the slot to come."""
+        """Armed without a due time of its own; fired on request for the slot to come."""
         armed = await fleet.client.create("note", "x", repeat={"cron": "*/20 * * * *", "timezone": "Europe/Berlin"})
         calls = Calls()
         await fleet.pod(calls)

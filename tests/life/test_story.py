@@ -13,8 +13,8 @@ from timers.engine.intake import Intake
 from timers.processor import Context, Result
 
 HOUR_MS = 3_600_000
-SWEPT = "no event was heard (it was lost, or Redis or the pods were away)"
-LOST = "the lease of the run before had expired: its pod died, hung or could not reach Redis"
+SWEPT = "no event arrived (it was lost, or Redis or the pods were down)"
+LOST = "the previous run's lease had expired: its pod died, hung or could not reach Redis"
 
 
 async def answers(fleet: Fleet, prefix: str = "note") -> list[str]:
@@ -63,7 +63,7 @@ class TestCause:
         await fleet.client.retry("note", "x")
         await fleet.pod(Calls())
         timer = await fleet.completed("x")
-        assert notes(timer)[:4] == ["created", "fired by hand", "cancelled", "retried by hand"]
+        assert notes(timer)[:4] == ["created", "fired on request", "cancelled", "retried on request"]
 
 
 class TestLate:
@@ -102,10 +102,10 @@ class TestLate:
     @pytest.mark.parametrize(
         ("cause", "why"),
         [
-            ("event", "its expired event was heard"),
-            ("late-look", "the pod whose event it was had not claimed it"),
-            ("room", "its queue runs only so many at once"),
-            ("rate", "its queue's rate allowed it then"),
+            ("event", "its expired event arrived"),
+            ("late-look", "the pod responsible for its event did not claim it"),
+            ("room", "its queue was at its concurrency limit"),
+            ("rate", "its queue's rate limit did not allow it earlier"),
         ],
     )
     async def test_for_each_cause_of_a_claim(self, fleet: Fleet, cause: str, why: str) -> None:
@@ -228,7 +228,7 @@ class TestTwice:
         await fleet.failed("x")
         await fleet.client.retry("note", "x")
         await fleet.completed("x")
-        why = "gave up after ValueError: broken; retried by hand"
+        why = "gave up after ValueError: broken; retried on request"
         assert f"started again, attempt 2: {why}" in await answers(fleet)
 
 

@@ -81,7 +81,7 @@ class TestUser:
 
     @pytest.mark.parametrize("body", ["", "[]", "nonsense", '"Ann"', '{"a": "' + "x" * 70_000 + '"}'])
     async def test_an_answer_that_is_no_object_is_tried_again(self, tmp_path: Path, body: str) -> None:
-        with pytest.raises(Retry, match="answered no JSON object"):
+        with pytest.raises(Retry, match="did not answer with a JSON object"):
             await looked_up(web.Response(text=body), tmp_path)
 
     @pytest.mark.parametrize("user", [True, {"id": 5}, "", "x" * 201])
@@ -132,5 +132,5 @@ class TestGateway:
             await send({"email": "ann@example.org", "phone": "112"}, sms_url=gateway.url, outbox=tmp_path)
             result = await send({"email": "ann@example.org"}, sms_url=gateway.url, outbox=tmp_path)
         assert len(gateway.received) == 1
-        assert result == Done("skipped: reachable only by email, and this pod has no settings to send by that")
+        assert result == Done("skipped: reachable only by email, and this pod has no settings for that")
         assert list(tmp_path.iterdir()) == []

@@ -266,7 +266,7 @@ class Oracle:
             return "forgotten"
         life.adopted = False
         if what in ("ending", "expired"):
-            life.note("its bare key was there until its time" if what == "ending" else "its bare key expired")
+            life.note("its bare key existed until its due time" if what == "ending" else "its bare key expired")
             self._queue(life, deadline_ms if what == "ending" else min(deadline_ms, now_ms))
             return "due"
         life.status = Status.CANCELLED

@@ -161,7 +161,7 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
         (Status.SCHEDULED, 3, 1, "will retry"),
         (Status.SCHEDULED, 4, 1, "moved"),
         (Status.CANCELLED, 5, 1, "cancelled"),
-        (Status.SCHEDULED, 6, 1, "retried by hand"),
+        (Status.SCHEDULED, 6, 1, "retried on request"),
         (Status.CANCELLED, 7, 1, "cancelled"),
         (Status.CANCELLED, 7, 1, "purged"),
     ]

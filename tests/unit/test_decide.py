@@ -97,7 +97,7 @@ class TestDone:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
         decided = after(timer, Done("sent"), START_MS + 5 * HOUR_MS + 1001)
         assert decided.due_ms == START_MS + 6 * HOUR_MS
-        assert decided.note == "sent; left out what was missed before 2026-11-21T16:00:00.000Z"
+        assert decided.note == "sent; skipped what was missed before 2026-11-21T16:00:00.000Z"
 
 
 class TestRearm:
@@ -444,7 +444,7 @@ class TestMissed:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": {"grace": "10m"}})
         decided = after(timer, Missed(3 * HOUR_MS), START_MS + 3 * HOUR_MS + 600_001)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + 4 * HOUR_MS)
-        assert decided.note.startswith("skipped: 10800000 ms late, missed policy grace; left out")
+        assert decided.note.startswith("skipped: 10800000 ms late, missed policy grace; skipped what was missed")
 
     def test_latest_is_one_run_for_all_that_were_missed(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "missed": "latest"})

@@ -108,7 +108,7 @@ class TestDecorator:
 
     def test_refuses_a_function_that_is_a_processor_already(self) -> None:
         with pytest.raises(
-            InvalidInput, match=r"serve is not accepted; expected a function that is not the processor of 'a' already"
+            InvalidInput, match=r"serve is not accepted; expected a function that is not already the processor of 'a'"
         ):
             processor("b")(serving("a"))
 
@@ -205,7 +205,7 @@ class TestLimits:
     @pytest.mark.parametrize("value", [0, -1, True, 1.5, "5"])
     def test_refuses_a_concurrency_that_is_no_number_of_runs(self, name: str, value: object) -> None:
         limits: Any = {name: value}
-        with pytest.raises(InvalidInput, match=rf"^{name}: .* expected a whole number from 1$"):
+        with pytest.raises(InvalidInput, match=rf"^{name}: .* expected a whole number of at least 1$"):
             processor("a", **limits)
 
 
@@ -276,9 +276,9 @@ class TestMatch:
         assert Registry([found, found]).processors == (found,)
 
     def test_require_names_what_there_is(self) -> None:
-        with pytest.raises(NoProcessor, match=r"no processor serves the prefix 'x'; there are: a, b"):
+        with pytest.raises(NoProcessor, match=r"no processor serves the prefix 'x'; the processors are: a, b"):
             Registry([serving("b"), serving("a")]).require("x")
-        with pytest.raises(NoProcessor, match="there are: none"):
+        with pytest.raises(NoProcessor, match="the processors are: none"):
             Registry([]).require("x")
 
     def test_require_gives_the_processor(self) -> None:
@@ -316,7 +316,7 @@ class TestOnly:
         found = [serving("send"), serving("log"), serving("log-twice")]
         registry = Registry(found, only=["send-mail", "log"])
         assert registry.declared == ("log", "log-twice", "send")
-        with pytest.raises(NoProcessor, match=r"there are: log, log-twice, send$"):
+        with pytest.raises(NoProcessor, match=r"the processors are: log, log-twice, send$"):
             registry.require("send-push")
         assert Registry(found, only=["log-twice-a"]).declared == ("log", "log-twice")
         assert Registry(found, only=["nope"]).declared == ()
@@ -348,7 +348,7 @@ class TestLoad:
             load(builtin=["log", "mail"])
         assert str(caught.value) == (
             "TIMERS_BUILTIN: 'mail' is not accepted; "
-            "expected all, none, or some of log, send-message, timers.hook, webhook with commas"
+            "expected all, none, or a comma-separated list of log, send-message, timers.hook, webhook"
         )
 
     def test_passes_the_limit_on(self) -> None:
@@ -425,7 +425,7 @@ class TestLoad:
 
     def test_an_installation_without_its_entry_points_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.modules["timers.processor"], "entry_points", lambda **_: ())
-        assert complaint() == "the built-in processors are not there; install redis-timers anew (`make setup`)"
+        assert complaint() == "the built-in processors are missing; reinstall redis-timers (`make setup`)"
 
     async def test_the_example_in_the_documentation_works(self, module: WriteModule) -> None:
         readme = Path(__file__).parents[2] / "processors" / "README.md"

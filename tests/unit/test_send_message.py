@@ -103,8 +103,8 @@ class TestSend:
             ([{"email": "ann@example.org"}], "the payload is not an object with email or phone"),
             ({}, "the payload has neither email nor phone"),
             ({"name": "Ann", "email": "", "phone": None}, "the payload has neither email nor phone"),
-            ({"email": "ann"}, "not an address one can send to: email"),
-            ({"email": ["ann"], "phone": 49301234}, "not an address one can send to: email, phone"),
+            ({"email": "ann"}, "not a usable address: email"),
+            ({"email": ["ann"], "phone": 49301234}, "not a usable address: email, phone"),
         ],
     )
     async def test_a_user_who_cannot_be_reached_is_skipped_and_the_reason_recorded(
@@ -116,7 +116,7 @@ class TestSend:
         assert [(line["event"], line["reason"]) for line in lines] == [("nothing sent", why)]
 
     async def test_a_text_that_cannot_be_filled_sends_nothing(self, outbox: Path) -> None:
-        with pytest.raises(Fail, match=r"^text: \{plan\} needs text or a number in the payload, there is nothing$"):
+        with pytest.raises(Fail, match=r"^text: \{plan\} needs text or a number in the payload, but there is nothing$"):
             await send(outbox, signup({"email": "ann@example.org", "text": "your {plan}"}))
         assert not outbox.exists()
 
@@ -148,7 +148,7 @@ class TestReachable:
     def test_a_channel_that_the_pod_cannot_use_is_passed_over_or_told(self) -> None:
         assert reachable({"email": "a@b", "phone": "112"}, ["phone", "push"]) == ("phone", ("112",))
         assert reachable({"phone": "112"}, ["email"]) == (
-            "reachable only by phone, and this pod has no settings to send by that"
+            "reachable only by phone, and this pod has no settings for that"
         )
 
     @pytest.mark.parametrize("phone", ["112", "+4930123456", "0049 (0)30 / 12-34.56"])
@@ -169,13 +169,13 @@ class TestReachable:
         ],
     )
     def test_no_email_address(self, email: str) -> None:
-        assert reachable({"email": email}) == "not an address one can send to: email"
+        assert reachable({"email": email}) == "not a usable address: email"
 
     @pytest.mark.parametrize(
         "phone", ["1", "12", "+", "abc", "1" * 21, "++123", "123;456", "123\n", "\uff11\uff12\uff13"]
     )
     def test_no_phone_number(self, phone: str) -> None:
-        assert reachable({"phone": phone}) == "not an address one can send to: phone"
+        assert reachable({"phone": phone}) == "not a usable address: phone"
 
 
 class TestRender:
@@ -215,7 +215,9 @@ class TestRender:
         ("value", "found"), [(True, "bool"), (None, "NoneType"), ([1], "list"), ({"b": 1}, "dict"), (..., "ellipsis")]
     )
     def test_only_text_and_numbers_are_put_in(self, value: object, found: str) -> None:
-        with pytest.raises(Fail, match=rf"^subject: \{{a\}} needs text or a number in the payload, there is {found}$"):
+        with pytest.raises(
+            Fail, match=rf"^subject: \{{a\}} needs text or a number in the payload, but there is {found}$"
+        ):
             fill("subject", "{a}", {"a": value})
 
     @pytest.mark.parametrize(("field", "value"), [("subject", 5), ("text", None), ("text", ["a"])])

@@ -147,7 +147,7 @@ def test_bare_keys_are_switched_off_by_a_word() -> None:
         ("PROCESSORS", "shop/timers.py", "package.module:object"),
         ("PREFIXES", "send-message,Wrong", "a prefix like"),
         ("PREFIXES", "timers", "a prefix like"),
-        ("BUILTIN", "all,log", "all, none, or names of built-in processors with commas"),
+        ("BUILTIN", "all,log", "all, none, or comma-separated names of built-in processors"),
         ("SHARDS", "0", "from 1 to 1024"),
         ("SHARDS", "1025", "from 1 to 1024"),
         ("SHARD_SUBSET", "3-1", "0-15,20"),
@@ -387,7 +387,7 @@ def test_what_lets_the_api_listen_elsewhere(also: dict[str, str]) -> None:
 def test_a_subset_must_lie_within_the_shards() -> None:
     assert load(SHARDS="4", SHARD_SUBSET="0-3").shard_subset == (0, 1, 2, 3)
     line = refusal(SHARDS="4", SHARD_SUBSET="0-4")
-    assert line == "TIMERS_SHARD_SUBSET: 4 is not accepted; expected numbers below TIMERS_SHARDS, which is 4"
+    assert line == "TIMERS_SHARD_SUBSET: 4 is not accepted; expected numbers below 4, which is TIMERS_SHARDS"
 
 
 def test_an_entry_that_is_no_key_is_refused_unshown() -> None:
@@ -511,7 +511,7 @@ def test_alarms_go_to_addresses_urls_and_commands() -> None:
 def test_a_bad_alarm_is_told_what_one_looks_like(value: str) -> None:
     assert refusal(ALARMS=value) == (
         "TIMERS_ALARMS: the given value is not accepted; "
-        "expected mailto:a@example.org, https://host/path, exec:/path/to/command, 100 at most"
+        "expected mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most 100"
     )
 
 
@@ -524,7 +524,8 @@ def test_hooks_are_called_whatever_a_pod_is_limited_to() -> None:
 
 def test_what_we_sign_with_must_not_open_our_own_api() -> None:
     line = refusal(WEBHOOK_SECRETS=f"a={SECRET}", SIGNING_SECRETS=SECRET)
-    assert line == "TIMERS_WEBHOOK_SECRETS: the given value is not accepted; expected none of TIMERS_SIGNING_SECRETS"
+    refused = "TIMERS_WEBHOOK_SECRETS: the given value is not accepted; "
+    assert line == refused + "expected secrets that are not in TIMERS_SIGNING_SECRETS"
 
 
 @pytest.mark.parametrize(

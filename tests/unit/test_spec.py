@@ -23,7 +23,7 @@ ID = "an id like [A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 INTEGER = "a valid integer"
 LADDER = "'exponential', 'fixed' or a list of 1 to 50 durations"
 TAGS = "up to 16 strings of 1 to 64 printable characters"
-METADATA = "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters"
+METADATA = "up to 32 pairs of strings, with names of 1 to 64 and values of up to 512 characters"
 MISSED = "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}"
 HALF = "\ud800"  # what JSON can name and UTF-8 cannot hold
 
@@ -54,7 +54,7 @@ BAD = [
     ({"id": 42}, "id", "42", ID),
     ({"id": "a" * 201}, "id", f"'{'a' * 79}…", ID),
     # when
-    ({"delay": None}, "delay", "None", "exactly one of delay and due_at (or a retry ladder, or repeat.cron)"),
+    ({"delay": None}, "delay", "None", "exactly one of delay and due_at, or else a retry ladder or repeat.cron"),
     ({"due_at": 5}, "delay", "'1h'", "only one of delay and due_at"),
     ({"delay": True}, "delay", "True", DURATION),
     ({"delay": -1}, "delay", "-1", DURATION),
@@ -109,7 +109,7 @@ BAD = [
     ({"repeat": {"every": "1d", "until": "2027-01-01"}}, "repeat.until", "'2027-01-01'", TIME),
     ({"repeat": {"every": "1d", "until": False}}, "repeat.until", "False", TIME),
     ({"repeat": {"every": "1d", "mode": "rate"}}, "repeat.mode", "'rate'", "'fixed_rate' or 'fixed_delay'"),
-    ({"repeat": {"every": "1d", "jitter": 1}}, "repeat.jitter", "1", "no field of that name"),
+    ({"repeat": {"every": "1d", "jitter": 1}}, "repeat.jitter", "1", "a known field"),
     # retry
     ({"retry": "often"}, "retry", "'often'", "an object"),
     ({"retry": {"max_attempts": 0}}, "retry.max_attempts", "0", "greater than or equal to 1"),
@@ -124,11 +124,11 @@ BAD = [
     ({"retry": {"backoff": ["5s", True]}}, "retry.backoff.1", "True", DURATION),
     (
         {"retry": {"backoff": ["5s"], "max_attempts": 3}},
-        *("retry.max_attempts", "3", "nothing beside a ladder: its number of steps is the maximum"),
+        *("retry.max_attempts", "3", "no value with a ladder, whose number of steps is the maximum"),
     ),
     ({"retry": {"cap": -1}}, "retry.cap", "-1", DURATION),
     ({"retry": {"jitter": 1}}, "retry.jitter", "1", "true or false"),
-    ({"retry": {"delay": 1}}, "retry.delay", "1", "no field of that name"),
+    ({"retry": {"delay": 1}}, "retry.delay", "1", "a known field"),
     # missed, timeout, if_exists
     ({"missed": "never"}, "missed", "'never'", MISSED),
     ({"missed": None}, "missed", "None", MISSED),
@@ -159,9 +159,9 @@ BAD = [
     ({"metadata": {"a": "b" * 513}}, "metadata", None, METADATA),
     ({"metadata": {str(n): "" for n in range(33)}}, "metadata", None, METADATA),
     # names
-    ({"dely": "1h"}, "dely", "'1h'", "no field of that name"),
-    ({"status": "scheduled"}, "status", "'scheduled'", "no field of that name"),
-    ({"ladder_first": True}, "ladder_first", "True", "no field of that name"),
+    ({"dely": "1h"}, "dely", "'1h'", "a known field"),
+    ({"status": "scheduled"}, "status", "'scheduled'", "a known field"),
+    ({"ladder_first": True}, "ladder_first", "True", "a known field"),
 ]
 
 
@@ -182,7 +182,7 @@ def test_what_is_not_an_object_is_refused(given: object) -> None:
 
 
 def test_a_missing_prefix_is_named() -> None:
-    assert complaints({"delay": 1}) == [("prefix", "nothing", "a value; the field is required")]
+    assert complaints({"delay": 1}) == [("prefix", "nothing", "a value, because the field is required")]
 
 
 def test_every_bad_field_is_named_at_once() -> None:
@@ -199,7 +199,9 @@ def test_a_payload_nested_without_end_is_refused() -> None:
     payload: list[Any] = []
     for _ in range(100_000):
         payload = [payload]
-    assert complaints({**LEAST, "payload": payload}) == [("payload", "<class 'list'>", "a JSON value of fewer levels")]
+    assert complaints({**LEAST, "payload": payload}) == [
+        ("payload", "<class 'list'>", "a JSON value with fewer levels of nesting")
+    ]
 
 
 PAYLOADS: list[Any] = [None, True, 0, 1.5, "", "ä\0\n", [], {}, [{"a": None}], "x" * 65_534]

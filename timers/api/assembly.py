@@ -46,7 +46,7 @@ def probe_application(
     return app
 
 
-REASON: Final = "the pod starts and has not reached Redis yet (TIMERS_REDIS_URL)"
+REASON: Final = "the pod is starting and has not reached Redis yet (TIMERS_REDIS_URL)"
 
 
 def waiting_application() -> web.Application:

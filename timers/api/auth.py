@@ -86,7 +86,7 @@ class Auth:
                 scope.limit(request, await self._reader(request, operation))
             return await handler(request)
         if operation is None:
-            raise Forbidden("this address is not in the table of calls, so no key opens it")
+            raise Forbidden("this path is not a call, so no key opens it")
         try:
             caller = _reduced(await self._caller(request, operation), request, operation)
         except (Denied, NotFound) as error:
@@ -166,17 +166,17 @@ class Auth:
         with self._unverified.reading(request, proof.update):
             await keep_body(request, limit_bytes)
         if not proof.holds():
-            raise Unauthorized(f"{signing.SIGNATURE}: none was made with a known secret over this body")
+            raise Unauthorized(f"{signing.SIGNATURE}: no signature was made over this body with a known secret")
         if not operation.body and operation.method != "GET":
-            raise Forbidden("a signature covers the body, and what this call does is not in its body; use an API key")
+            raise Forbidden("a signature covers only the body, which does not say what this call does; use an API key")
         if not await self._callers.first_time(claim.id, signing.REMEMBER_MS):
-            raise Unauthorized(f"{signing.ID}: this request was sent before; sign each with an id of its own")
+            raise Unauthorized(f"{signing.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER
 
     async def _admit(self, caller: Caller) -> None:
         wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
-            raise RateLimited(f"more calls than the rate of key {caller.id} allows; the next in {wait_ms} ms", wait_ms)
+            raise RateLimited(f"key {caller.id} exceeds its rate of calls; try again in {wait_ms} ms", wait_ms)
 
 
 def _log_refusal(request: web.Request, error: Exception) -> None:
@@ -213,6 +213,6 @@ def _check_prefix(caller: Caller, request: web.Request) -> None:
 
 def _check_right(caller: Caller, operation: Operation) -> None:
     if operation.right not in caller.rights:
-        raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} has not")
+        raise Forbidden(f"this call needs the right {operation.right!r}, which key {caller.id} lacks")
     if operation.id in _OF_ALL_PREFIXES and not caller.scope.is_everything:
-        raise Forbidden(f"this call tells of all prefixes, and key {caller.id} does not cover all")
+        raise Forbidden(f"this call covers all prefixes, but key {caller.id} does not")

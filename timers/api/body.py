@@ -58,8 +58,8 @@ class Unverified:
         """Count more bytes. Raises Busy if they are too many."""
         if self._held + more > self._limit_bytes:
             raise Busy(
-                f"this pod holds {self._held} bytes of bodies whose senders are not known yet, and takes "
-                f"{self._limit_bytes} at most; try again soon, or send a key"
+                f"this pod holds {self._held} bytes of bodies from unknown senders, of at most {self._limit_bytes}; "
+                "try again soon, or send a key"
             )
         self._held += more
 
@@ -107,7 +107,7 @@ def _line(raw: bytes) -> Any:
     try:
         return decode(raw)
     except ValueError as error:
-        return InvalidInput.of("", raw.decode(errors="replace"), f"one JSON object a line ({error})")
+        return InvalidInput.of("", raw.decode(errors="replace"), f"one JSON object per line ({error})")
 
 
 async def refuse_body(request: web.Request) -> None:
@@ -164,7 +164,9 @@ async def _receive(request: web.Request, limit_bytes: int) -> bytes:
 
 
 def _too_large(limit_bytes: int) -> web.HTTPException:
-    return web.HTTPRequestEntityTooLarge(limit_bytes, text=f"the body may have {limit_bytes} bytes at most")
+    return web.HTTPRequestEntityTooLarge(
+        limit_bytes, text=f"the body is too large; at most {limit_bytes} bytes are accepted"
+    )
 
 
 def media_type(request: web.Request, types: tuple[str, ...]) -> str:

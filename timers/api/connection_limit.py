@@ -59,7 +59,7 @@ class TurnedAway(asyncio.Protocol):
 
 
 def _full() -> bytes:
-    told = of_status(503, "so many connections are open that this pod takes no more; try again").text
+    told = of_status(503, "this pod has as many connections as it takes; try again soon").text
     body = (told or "").encode()
     head = (
         f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: {CONTENT_TYPE}\r\nRetry-After: {RETRY_AFTER_SECONDS}\r\n"

@@ -96,8 +96,8 @@ class HealthRoutes:
         except Unavailable as error:
             trouble = str(error)
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
-            _log.error("what the probes ask of Redis cannot be read", exc_info=error)
-            trouble = f"what lies in Redis cannot be read ({type(error).__name__}); the log of this pod says more"
+            _log.error("data for the probes cannot be read", exc_info=error)
+            trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
         self._trouble, self._full, self._uncovered, self._looked_at = trouble, is_full, found, began
 
     def _worker_state(self, visible: Visible | None) -> dict[str, Any]:

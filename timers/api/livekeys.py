@@ -67,7 +67,7 @@ def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
             if entry != REVOKED:
                 found.append(ApiKey.parse(entry))
         except InvalidInput as error:
-            _log.warning("a kept API key cannot be read", key=key_id, reason=str(error))
+            _log.warning("a stored API key cannot be read", key=key_id, reason=str(error))
     return [key for key in found if key.id in kept]
 
 

@@ -34,7 +34,7 @@ ACTION_SECONDS: Final = 5.0
 """How long an action's call may take, even if few timers pass its filter: half of what any call may take."""
 
 Wish = NewTimer | TimersError
-"""A timer of a batch, or the error that says why it is not one."""
+"""A timer of a batch, or the error that says why it is invalid."""
 
 
 class ManyRoutes:
@@ -72,7 +72,7 @@ class ManyRoutes:
         """Answers 200 with the counts and a cursor to continue with."""
         asked = parsed(request, BulkAction.parse, await read_json(request))
         if self._acting >= ACTIONS_AT_ONCE:
-            raise Busy(f"{self._acting} actions are under way on this pod, as many as it runs; try again soon")
+            raise Busy(f"this pod runs {self._acting} actions, its maximum; try again soon")
         visible = asked.model_copy(update={"filter": asked.filter.seen_by(visible_to(request))})
         self._acting += 1
         try:

@@ -26,56 +26,57 @@ _WITH_BODY: Final = ("request-timeout", "too-large", "unsupported-media-type")
 _READING_A_BODY: Final = ("POST", "PUT", "PATCH", "DELETE")
 
 _DESCRIPTION: Final = """\
-Timers that fire once: never early, never lost, one winner, cancel means cancel.
+Durable timers: never early, never lost, one winner, cancel means cancel.
 
-Every error is a problem (RFC 9457) with a stable `type`; a method that an address does not take is answered 405 with
+Every error is a problem (RFC 9457) with a stable `type`. A method that a path does not take is answered 405 with
 `Allow`. Unknown fields and parameters are refused. Durations: `250ms`, `90s`, `15m`, `24h`, `7d`, a number of seconds,
 or ISO 8601 (`PT24H`, `P1M`). Times: RFC 3339 with an offset, or epoch milliseconds."""
 
 _TAGS: Final = {
     "timers": "One timer.",
     "many timers": "Lists, batches, actions by filter, events.",
-    "operations": "What runs where, and how well.",
-    "dashboard": "A page for people; a browser signs in with a key and has a session.",
-    "probes": "The pod itself, and this document. No key is asked for.",
+    "operations": "What runs where, pausing and forgetting prefixes, metrics.",
+    "dashboard": "Pages for people. A browser signs in with a key and gets a session.",
+    "probes": "The pod itself, and this document. These need no key.",
 }
 
 _HEADERS: Final[Json] = {
     "ETag": (
-        "The timer's version; for `If-Match` and `If-None-Match`.",
+        "The timer's version, for `If-Match` and `If-None-Match`.",
         {"type": "string", "pattern": '^"[0-9]+"$'},
         '"1"',
     ),
     "Location": (
-        "The timer's address.",
+        "The timer's path.",
         {"type": "string", "pattern": "^/v1/timers/[^/]+/[^/]+$"},
         "/v1/timers/send-message/user-42",
     ),
-    "Retry-After": ("Seconds until it is worth trying again.", {"type": "integer", "minimum": 0}, 1),
-    "WWW-Authenticate": ("How to show who you are.", {"type": "string"}, "Bearer"),
-    "X-Request-Id": ("Names this request in the log.", {"type": "string"}, "5d4e7c11a2b36f3f7c1d2e90"),
+    "Retry-After": ("Seconds to wait before trying again.", {"type": "integer", "minimum": 0}, 1),
+    "WWW-Authenticate": ("How to authenticate.", {"type": "string"}, "Bearer"),
+    "X-Request-Id": ("The request's id in the log.", {"type": "string"}, "5d4e7c11a2b36f3f7c1d2e90"),
 }
 _PROBLEM_HEADERS: Final = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
 
 _SCHEMES: Final[Json] = {
-    "key": {"type": "http", "scheme": "bearer", "description": "An API key, as `timers keys` makes them."},
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key, made with `timers keys make`."},
     "signatureId": {
         "type": "apiKey",
         "in": "header",
         "name": "webhook-id",
-        "description": "Signed requests (Standard Webhooks): a name that no other request has.",
+        "description": "For signed requests (Standard Webhooks): an id that no other request has.",
     },
     "signatureTime": {
         "type": "apiKey",
         "in": "header",
         "name": "webhook-timestamp",
-        "description": "Unix seconds, at most 5 minutes off.",
+        "description": "Unix seconds, at most 5 minutes from the server's time.",
     },
     "signature": {
         "type": "apiKey",
         "in": "header",
         "name": "webhook-signature",
-        "description": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several with spaces between.",
+        "description": "`v1,` and the base64 of HMAC-SHA256 over `id.timestamp.body`; several signatures are "
+        "separated by spaces.",
     },
 }
 _KEY: Final[Json] = {"key": []}
@@ -84,7 +85,7 @@ _SIGNED: Final[Json] = {"signatureId": [], "signatureTime": [], "signature": []}
 
 _TEXTS: Final[Mapping[str, Json]] = {
     EVENTS: {"type": "string", "description": "The data of a `change` is a ChangeAnswer."},
-    NDJSON: {"description": "A NewTimer a line."},
+    NDJSON: {"description": "One NewTimer per line."},
 }
 
 
@@ -145,7 +146,7 @@ class _Document:
             "responses": {**self._answers(operation.answers), **_problems(operation)},
         }
         if operation.right:
-            told["description"] = f"Needs the right `{operation.right}`, where keys are in use."
+            told["description"] = f"Needs the right `{operation.right}` if keys are in use."
         if operation.body:
             content = {media_type: self._content(media_type, body) for media_type, body in operation.body.items()}
             told["requestBody"] = {"required": True, "content": content}

@@ -1,4 +1,4 @@
-"""Owns the one table of calls: method, address, right, input and output.
+"""Owns the one table of calls: method, path, right, input and output.
 
 Routes, rights and the OpenAPI document are all made from it, so none of them can miss a call.
 """
@@ -32,7 +32,7 @@ _ONE: Final = "/v1/timers/{prefix}/{id}"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One possible answer of a call. `body` is its model, or None for text of the media type. Without a media type the
+    """One possible answer to a call. `body` is its model, or None for text of the media type. Without a media type the
     answer has no content."""
 
     status: int
@@ -45,8 +45,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One call. `right` is the right that a key needs for it, or None if everybody may make it. `body` maps media types
-    to models, or to None for text. `problems` are the types that this call can answer besides those of every call of
-    its kind."""
+    to models, or to None for text. `problems` are the types that this call can answer in addition to those of every
+    call of its kind."""
 
     id: str
     method: str
@@ -98,8 +98,8 @@ TIMER_OPERATIONS: Final = (
         "PUT",
         _ONE,
         "write",
-        "Arm a timer, or replace the one that is there",
-        _armed("The timer that replaced another."),
+        "Arm a timer, or replace the existing one",
+        _armed("The timer that replaced the existing one."),
         (*_IDENTITY, given.TRACEPARENT),
         {JSON: PutTimer},
         _ARMING,
@@ -110,7 +110,7 @@ TIMER_OPERATIONS: Final = (
         _ONE,
         "read",
         "Read a timer",
-        (*_timer("The timer."), Answer(304, "The caller has this version already.", None, ("ETag",), None)),
+        (*_timer("The timer."), Answer(304, "The caller already has this version.", None, ("ETag",), None)),
         (*_IDENTITY, given.IF_NONE_MATCH),
         problems=("timer-not-found",),
     ),
@@ -130,7 +130,7 @@ TIMER_OPERATIONS: Final = (
         "DELETE",
         _ONE,
         "write",
-        "Cancel a timer; with purge its record goes too",
+        "Cancel a timer; purge also removes its record",
         _timer("The cancelled timer."),
         (*_IDENTITY, given.IF_MATCH),
         problems=_CHANGING,
@@ -141,7 +141,7 @@ TIMER_OPERATIONS: Final = (
         "POST",
         _ONE + "/retry",
         "write",
-        "Arm a failed, unhandled or cancelled timer again, now",
+        "Arm a failed, unhandled or cancelled timer again, due now",
         _timer("The armed timer."),
         _IDENTITY,
         problems=_REARMING,
@@ -159,9 +159,9 @@ TIMER_OPERATIONS: Final = (
 )
 
 _EVENTS: Final = """\
-Events until one of the two sides closes: `open` once every change is heard, `change`, `gap` where some may be lost \
-because Redis was away or the `Last-Event-ID` is not remembered, `dropped` with the `count` of what came too fast to \
-be read, which is null where a listener hears only some prefixes. An id means the same on every pod."""
+Events until either side closes: `open` once the stream hears every change; `change`; `gap` if changes may be lost, \
+because Redis was down or the `Last-Event-ID` is no longer remembered; `dropped` with the `count` of changes that came \
+faster than they were read, null for a listener that hears only some prefixes. An event has the same id on every pod."""
 
 MANY_OPERATIONS: Final = (
     Operation(
@@ -169,7 +169,7 @@ MANY_OPERATIONS: Final = (
         "GET",
         "/v1/timers",
         "read",
-        "List timers, page by page",
+        "List timers page by page",
         _ok("A page.", answers.PageAnswer),
         query=PageRequest,
     ),
@@ -189,8 +189,8 @@ MANY_OPERATIONS: Final = (
         "POST",
         "/v1/timers/actions",
         "write",
-        "Cancel, retry, reschedule or purge all timers that pass a filter, about 1,000 a call",
-        _ok("How many were found, done and refused.", answers.ActionAnswer),
+        "Cancel, retry, reschedule or purge all timers that match a filter, about 1,000 per call",
+        _ok("How many timers matched, were acted on, and were refused.", answers.ActionAnswer),
         body={JSON: BulkAction},
     ),
     Operation(
@@ -198,7 +198,7 @@ MANY_OPERATIONS: Final = (
         "GET",
         "/v1/events",
         "read",
-        "Follow the timers' life as server-sent events",
+        "Follow the changes of timers as server-sent events",
         _ok(_EVENTS, media_type=EVENTS),
         (given.RESUME,),
         query=given.EventsQuery,
@@ -211,7 +211,7 @@ POD_OPERATIONS: Final = (
         "GET",
         "/v1/stats",
         "read",
-        "Counts, lateness, and whether notifications arrive",
+        "Get counts, lateness, and whether notifications arrive",
         _ok("The state of the whole service.", answers.StatsAnswer),
     ),
     Operation(
@@ -219,7 +219,7 @@ POD_OPERATIONS: Final = (
         "GET",
         "/v1/prefixes",
         "read",
-        "The prefixes that have timers or a processor",
+        "List the prefixes that have timers or a processor",
         _ok("The prefixes.", answers.PrefixesAnswer),
     ),
     Operation(
@@ -237,7 +237,7 @@ POD_OPERATIONS: Final = (
         "POST",
         "/v1/prefixes/{prefix}/resume",
         "operate",
-        "Start timers of a prefix again",
+        "Start the timers of a paused prefix again",
         _ok("The prefix, no longer paused.", answers.PausedAnswer),
         _OF_A_PREFIX,
         problems=("timer-not-found",),
@@ -247,22 +247,35 @@ POD_OPERATIONS: Final = (
         "DELETE",
         "/v1/prefixes/{prefix}",
         "operate",
-        "Take back the declaration of a prefix, once no live pod has its processor",
-        (Answer(204, "Its timers are for the processor of a shorter prefix now, if there is one.", None, (), None),),
+        "Forget the declaration of a prefix, once no live pod has its processor",
+        (
+            Answer(
+                204,
+                "The declaration is gone. Its timers now belong to the processor of a shorter prefix, if there is one.",
+                None,
+                (),
+                None,
+            ),
+        ),
         _OF_A_PREFIX,
         problems=("timer-not-found", "refused"),
     ),
-    Operation("listPods", "GET", "/v1/pods", "read", "The pods that are alive", _ok("The pods.", answers.PodsAnswer)),
+    Operation("listPods", "GET", "/v1/pods", "read", "List the live pods", _ok("The pods.", answers.PodsAnswer)),
     Operation(
         "acknowledgeLosses",
         "POST",
         "/v1/losses/acknowledge",
         "operate",
-        "End the warnings of lost data",
-        _ok("What was lost.", answers.LossesAnswer),
+        "End the warnings about lost data",
+        _ok("The losses.", answers.LossesAnswer),
     ),
     Operation(
-        "getMetrics", "GET", "/metrics", "read", "Metrics for Prometheus", _ok("The exposition text.", media_type=TEXT)
+        "getMetrics",
+        "GET",
+        "/metrics",
+        "read",
+        "Get metrics for Prometheus",
+        _ok("Prometheus' text format.", media_type=TEXT),
     ),
 )
 
@@ -273,26 +286,31 @@ def _file(operation_id: str, name: str, summary: str, description: str, media_ty
 
 PROBE_OPERATIONS: Final = (
     Operation(
-        "getHealth", "GET", "/healthz", None, "Whether the process lives", _ok("It lives.", answers.HealthAnswer)
+        "getHealth",
+        "GET",
+        "/healthz",
+        None,
+        "Check whether the process is alive",
+        _ok("It is alive.", answers.HealthAnswer),
     ),
     Operation(
         "getReadiness",
         "GET",
         "/readyz",
         None,
-        "Whether the pod can do its work now",
-        _ok("It can.", answers.ReadyAnswer),
+        "Check whether the pod can do its work now",
+        _ok("It is ready.", answers.ReadyAnswer),
         problems=("not-ready",),
     ),
-    Operation("getDocument", "GET", "/openapi.json", None, "This document", _ok("OpenAPI 3.1.", answers.Document)),
-    _file("getDocs", "", "This document as a page", "The page.", HTML),
-    _file("getDocsStyle", "/swagger-ui.css", "The page's style", "Swagger UI's.", CSS),
-    _file("getDocsProgram", "/swagger-ui-bundle.js", "The page's program", "Swagger UI's.", JAVASCRIPT),
-    _file("getDocsStart", "/start.js", "What sets the page's program going", "A call of the program.", JAVASCRIPT),
+    Operation("getDocument", "GET", "/openapi.json", None, "Get this document", _ok("OpenAPI 3.1.", answers.Document)),
+    _file("getDocs", "", "Show this document as a page", "The page.", HTML),
+    _file("getDocsStyle", "/swagger-ui.css", "Get the page's style sheet", "A file of Swagger UI.", CSS),
+    _file("getDocsProgram", "/swagger-ui-bundle.js", "Get the page's script", "A file of Swagger UI.", JAVASCRIPT),
+    _file("getDocsStart", "/start.js", "Get the code that starts the script", "A call to Swagger UI.", JAVASCRIPT),
 )
 
 DASHBOARD: Final = "dashboard"
-"""The tag of calls that answer with pages for people. A browser's session opens them as well as a key does."""
+"""The tag of calls that answer with pages for people. A browser session opens them as well as a key does."""
 
 DASHBOARD_OPERATIONS: Final = (
     Operation(
@@ -300,10 +318,10 @@ DASHBOARD_OPERATIONS: Final = (
         "GET",
         "/",
         "read",
-        "The dashboard",
+        "Show the dashboard",
         (
             *_ok("The first page.", media_type=HTML),
-            Answer(303, "To the page for signing in, where a browser has not.", None, media_type=None),
+            Answer(303, "A redirect to the sign-in page, for a browser that has not signed in.", None, media_type=None),
         ),
     ),
 )
@@ -341,7 +359,7 @@ PAGES: Final = (
     _page("makeKey", "POST", "keys", "operate"),
     _page("revokeKey", "POST", "keys/{key}/revoke", "operate"),
 )
-"""The pages behind the first one. They are for people alone and not in the document, but each has its right here."""
+"""The other pages. They are only for people and not in the document, but the right for each is here."""
 
 _BY_TAG: Final = {
     "timers": TIMER_OPERATIONS,
@@ -369,7 +387,7 @@ def route(operation_id: str, handler: Handler) -> web.RouteDef:
 
 
 def operation_of(request: web.Request) -> Operation | None:
-    """The operation that a request asks for, or None if that address has nothing for that method."""
+    """The operation that a request asks for, or None if its path has none for its method."""
     resource = request.match_info.route.resource
     method = "GET" if request.method == "HEAD" else request.method
     return None if resource is None else _BY_ADDRESS.get((method, resource.canonical))

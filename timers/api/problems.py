@@ -36,7 +36,7 @@ from timers.logs import get_logger, request_id
 TYPE_ROOT: Final = "urn:timers:problem:"
 CONTENT_TYPE: Final = "application/problem+json"
 RETRY_AFTER_SECONDS: Final = 1
-"""A pod looks for a lost Redis at least this often, so an earlier try is of no use."""
+"""A pod tries to reach a lost Redis at least this often, so trying earlier is useless."""
 
 PENDING_RETRY_AFTER_SECONDS: Final = 60
 """Nobody knows when some of the waiting timers will have ended. Asking once a minute costs nothing."""
@@ -70,14 +70,14 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
         EditLocked: Kind(409, "edit-locked", "The timer is too close to due"),
         VersionMismatch: Kind(412, "version-mismatch", "The timer has changed in the meantime"),
         Refused: Kind(409, "refused", "The state does not allow it"),
-        Unauthorized: Kind(401, "unauthorized", "Nobody that is known asks"),
-        Forbidden: Kind(403, "forbidden", "The key has not the right"),
+        Unauthorized: Kind(401, "unauthorized", "The caller is not known"),
+        Forbidden: Kind(403, "forbidden", "The key lacks the right"),
         RateLimited: Kind(429, "rate-limited", "Too many calls"),
         TooManyPending: Kind(429, "too-many-pending", "Too many timers are waiting"),
         Denied: Kind(403, "denied", "The caller may not do this"),
-        Unavailable: Kind(503, "redis-unavailable", "Redis is away"),
+        Unavailable: Kind(503, "redis-unavailable", "Redis is not available"),
         Busy: Kind(503, "busy", "The pod is busy"),
-        TimersError: Kind(500, "internal", "Something is wrong in the service"),
+        TimersError: Kind(500, "internal", "The service failed"),
     }
 )
 """Kinds by error class. An error of any other class has the kind of its nearest base class."""
@@ -87,13 +87,13 @@ HTTP_KINDS: Final[Mapping[int, Kind]] = MappingProxyType(
         kind.status: kind
         for kind in (
             Kind(400, "malformed-request", "The request cannot be read"),
-            Kind(404, "no-such-address", "There is nothing at this address"),
-            Kind(405, "method-not-allowed", "The address does not take this method"),
+            Kind(404, "no-such-address", "There is no such path"),
+            Kind(405, "method-not-allowed", "The path does not take this method"),
             Kind(408, "request-timeout", "The request took too long to arrive"),
             Kind(413, "too-large", "The request is too large"),
-            Kind(415, "unsupported-media-type", "The body is not of a type that is read here"),
+            Kind(415, "unsupported-media-type", "The body's type is not accepted"),
             Kind(417, "expectation-failed", "The Expect header cannot be met"),
-            Kind(500, "internal", "Something is wrong in the service"),
+            Kind(500, "internal", "The service failed"),
             Kind(503, "not-ready", "The pod is not ready"),
         )
     }
@@ -145,7 +145,7 @@ def of_error(error: TimersError) -> web.Response:
 
 def _in_doubt(error: Unavailable) -> Unavailable:
     """The same error, for a call that may have changed something before Redis went away."""
-    known = "nothing was done" if error.nothing_done else f"this may or may not have been done: {_REPEAT}"
+    known = "nothing was done" if error.nothing_done else f"the call may have taken effect: {_REPEAT}"
     return Unavailable(f"{error}; {known}")
 
 
@@ -182,7 +182,7 @@ def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
 def _said_of(request: web.Request, error: web.HTTPException) -> str:
     where = f"{request.method} {request.path}"
     if "Allow" in error.headers:
-        return f"{where} is not a call; this address takes {', '.join(error.headers['Allow'].split(','))}"
+        return f"{where} is not a call; this path takes {', '.join(error.headers['Allow'].split(','))}"
     return f"{where} is not a call; /docs lists them all"
 
 
@@ -199,4 +199,4 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
         return of_error(error)
     except Exception:  # noqa: BLE001 (the connection must get an answer; the log gets the error)
         _log.exception("request failed", method=request.method, path=request.path)
-        return of_status(500, "The log of this pod says what happened; repeating may help.")
+        return of_status(500, "This pod's log has the reason; trying again may help.")

@@ -1,4 +1,4 @@
-"""Owns the input that only HTTP has: batches, and the parameters in addresses, queries and headers."""
+"""Owns the input that only HTTP has: batches, and the parameters of paths, queries and headers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _Timers = Annotated[list[NewTimer], Field(max_length=BATCH_LIMIT)]
 
 
 class Batch(StrictModel):
-    """Up to 1,000 timers to arm. Each is judged alone, so that a bad one spoils no other."""
+    """Up to 1,000 timers to arm. Each is checked on its own, so a bad one does not affect the others."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"timers": [shapes.NEW_TIMER_EXAMPLE]}]})
 
@@ -44,12 +44,12 @@ class CancelQuery(StrictModel):
     purge: Annotated[
         bool,
         PlainValidator(_checked_flag),
-        WithJsonSchema({"type": "boolean", "description": "remove the record too", "examples": [True]}),
+        WithJsonSchema({"type": "boolean", "description": "also remove the record", "examples": [True]}),
     ] = False
 
 
 class EventsQuery(StrictModel):
-    """Which changes a stream of events tells of."""
+    """Which changes a stream of events contains."""
 
     prefix: PrefixPattern | None = None
 
@@ -76,21 +76,21 @@ ID_IN_PATH: Final = Parameter("id", "path", "The timer's id.", shapes.ID, "user-
 IF_MATCH: Final = Parameter(
     "If-Match",
     "header",
-    "Only if the timer's ETag is one of these; else 412. `*` is any.",
+    "Act only if the timer's ETag is one of these, else answer 412. `*` matches any.",
     {"type": "string"},
     '"3"',
 )
 IF_NONE_MATCH: Final = Parameter(
     "If-None-Match",
     "header",
-    "304 without a body if the timer's ETag is one of these. `*` is any.",
+    "Answer 304 without a body if the timer's ETag is one of these. `*` matches any.",
     {"type": "string"},
     '"3"',
 )
 TRACEPARENT: Final = Parameter(
     "traceparent",
     "header",
-    "The W3C trace that the run continues.",
+    "The W3C trace that the timer's runs are linked to.",
     {"type": "string"},
     "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
@@ -99,7 +99,8 @@ LAST_EVENT_ID: Final = "Last-Event-ID"
 RESUME: Final = Parameter(
     LAST_EVENT_ID,
     "header",
-    "The id of the last event that was read: go on behind it, as far as the pod remembers; else `gap`.",
+    "The id of the last event that you read. The stream continues after it, as far as the pod remembers, and "
+    "otherwise begins with `gap`.",
     {"type": "string"},
     "9f2c51d07be0a3c4",
 )

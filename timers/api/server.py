@@ -36,7 +36,7 @@ class _Connection(BoundedConnection):
         """The answer to a request that reached no handler."""
         with new_request() as request_id:
             _log.info("request cannot be read", status=status, reason=message or repr(exc))
-            response = of_status(status, message or "the request is not HTTP that can be read")
+            response = of_status(status, message or "the request is not valid HTTP")
         response.headers[REQUEST_ID] = request_id
         response.force_close()
         return response

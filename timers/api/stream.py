@@ -60,7 +60,7 @@ class EventRoutes:
         """Answers 200 with events until one side closes."""
         wants = _wants(request)
         if self._listening >= self._most:
-            raise Busy(f"{self._most} listeners follow the events of this pod, as many as it takes; try again later")
+            raise Busy(f"this pod has {self._most} listeners, its maximum; try again later")
         self._listening += 1
         try:
             return await self._stream(request, wants)

@@ -97,7 +97,9 @@ class ExpiredKeys:
 
     async def _announce(self, batch: dict[Identity, Heard]) -> None:
         if self._dropped:
-            _log.error("more bare keys expired than this pod remembers; other pods report them", left=self._dropped)
+            _log.error(
+                "too many bare keys expired at once for this pod; other pods report the rest", left=self._dropped
+            )
             self._dropped = 0
         try:
             codes = await self._keys.announce(batch)

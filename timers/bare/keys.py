@@ -69,7 +69,7 @@ class BareKeys:
                 cursor, names = await self._redis.scan(cursor, match=SCAN_MATCH, count=SCAN_COUNT)
             except NoPermissionError as error:
                 if not self._denied:
-                    _log.warning("bare keys are not adopted and fire by their event alone", reason=str(error))
+                    _log.warning("bare keys are not adopted; only their events fire them", reason=str(error))
                 self._denied = True
                 return 0, []
         found = [keys.BARE.fullmatch(name) for name in names if isinstance(name, bytes)]

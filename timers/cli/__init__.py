@@ -1,5 +1,5 @@
-"""The command line: `timers`. It writes data to stdout and everything else to stderr. Exit codes: 0 fine, 1 refused or
-failed, 2 wrong usage."""
+"""The command line, `timers`. It writes data to stdout and everything else to stderr. Exit codes: 0 success, 1 refused
+or failed, 2 wrong usage."""
 
 import sys
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Owns `timers bench`: it measures a server with timers of its own prefixes, run by a pod in this process."""
+"""Owns `timers bench`: it measures a server with timers under its own prefixes, run by a pod in this process."""
 
 import asyncio
 import secrets
@@ -30,7 +30,7 @@ ROUND_TRIPS: Final = 200
 SINGLE: Final = 500
 PAYLOAD: Final = {"email": "someone@example.org", "plan": "trial-1", "source": "web"}
 PATIENCE_SECONDS: Final = 60.0
-"""How long after their due time the command waits for timers. A timer that has not run by then counts as never."""
+"""How long the command waits for timers after their due time. A timer that has not run by then counts as never run."""
 
 NEVER_MS: Final = 3_650 * DAY_MS
 """This pod's retention, and how long it leaves unserved timers alone. It is very long, because this pod must not touch
@@ -45,12 +45,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def bench(
-    timers: Annotated[int, typer.Option(min=1, max=100_000, help="Timers of each measurement.")] = 2_000,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Over which the timers on time are spread.")] = 10.0,
+    timers: Annotated[int, typer.Option(min=1, max=100_000, help="Timers in each measurement.")] = 2_000,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of the lateness measurement.")] = 10.0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure this server: round trips, arming, lateness, a burst. The timers have a prefix of their own, and are
-    removed at the end. While it measures, this process is a pod like any other."""
+    """Measure this server: round trips, arming, lateness, a burst. The timers have their own prefix and are removed at
+    the end. While it measures, this process is a pod like any other."""
     logs.configure("console", "warning")
     collect_seldom()
     measured = run(lambda session: _measured(session, timers, seconds))
@@ -76,7 +76,7 @@ class _Starts(Observer):
         self._all_ended = asyncio.Event()
 
     def expect(self, timers: int) -> None:
-        """Start anew and expect this many timers."""
+        """Reset, and expect this many timers."""
         self.late_ms.clear()
         self._left = timers
         self._all_ended.clear()
@@ -104,7 +104,7 @@ class _Bench:
     timers: int
 
     async def round_trips(self) -> Row:
-        """Measure calls one after the other."""
+        """Measure calls made one after another."""
         took = []
         for _ in range(ROUND_TRIPS):
             began = time.monotonic()

@@ -16,7 +16,7 @@ MOST: Final = 100
 
 
 def statuses(incomplete: str) -> Sequence[str]:
-    """The statuses that begin with this text. Several may stand in it, with commas between them."""
+    """The statuses that begin with this text, which may be a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{status.value}" for status in Status if status.value.startswith(last)]
 

@@ -1,4 +1,4 @@
-"""Owns the command that shows what is in effect here: `timers config`."""
+"""Owns `timers config`, the command that shows the settings in effect."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def config(context: typer.Context, output: Output = Format.TABLE) -> None:
-    """Show the settings in effect and where each comes from, and the processors found; exit 1 if some cannot be
+    """Show the settings in effect, where each comes from, and the processors found. Exit with 1 if some cannot be
     loaded."""
     settings = load_settings()
     origins = {**setting_origins(), **{name: "--url" for name in (URL_NAME,) if name in context.meta}}

@@ -16,7 +16,7 @@ from timers.core.strict import decode
 from timers.errors import InvalidInput, TimersError
 
 Read = NewTimer | InvalidInput
-"""A timer from a file, or the error that says why it is not one."""
+"""A timer from a file, or the error that says why it is invalid."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,26 +30,26 @@ def create(
     *,
     after: In = None,
     at: At = None,
-    payload: Annotated[str | None, typer.Option(metavar="JSON", help="What the processor is given.")] = None,
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="Data for the processor.")] = None,
     repeat: Annotated[
-        str | None, typer.Option(metavar="1d|CRON|JSON", help="Again each 1d, at '0 9 * * MON-FRI', or as in the API.")
+        str | None, typer.Option(metavar="1d|CRON|JSON", help="An interval, '0 9 * * MON-FRI', or the API's JSON.")
     ] = None,
     retry: Annotated[
-        str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most tries, the waits between them, or as in the API.")
+        str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most attempts, a list of waits, or the API's JSON.")
     ] = None,
     missed: Annotated[
-        str | None, typer.Option(metavar="fire|skip|latest|all|JSON", help="If it cannot run in time.")
+        str | None, typer.Option(metavar="fire|skip|latest|all|JSON", help="What to do if it cannot run in time.")
     ] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Longest run.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Several.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Several.")] = None,
-    if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If it is there.")] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a run may take.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Repeatable.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeatable.")] = None,
+    if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If the timer exists.")] = None,
     batch: Annotated[
-        str | None, typer.Option(metavar="FILE|-", help="Arm all in a file of the API's JSON, or one timer a line.")
+        str | None, typer.Option(metavar="FILE|-", help="Arm all timers in a file: the API's JSON, or one per line.")
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Arm a timer, or with --batch many; exit 1 where one was refused."""
+    """Arm a timer, or many with --batch. Exit with 1 if any was refused."""
     given = {
         "prefix": prefix,
         "id": id,
@@ -69,7 +69,7 @@ def create(
         _create_one(given, output)
     elif given:
         raise InvalidInput.of(
-            next(iter(given)), next(iter(given.values())), "nothing beside --batch; put it into the file"
+            next(iter(given)), next(iter(given.values())), "no other option with --batch; put it into the file"
         )
     else:
         _create_all(_read(batch), output)
@@ -112,7 +112,7 @@ def _result(asked: Read, came: Armed | TimersError) -> dict[str, Any]:
 
 
 def _read(path: str) -> list[Read]:
-    """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object a line."""
+    """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object per line."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -130,12 +130,12 @@ def _timer(line: bytes) -> Read:
     try:
         return _checked(decode(line))
     except ValueError as error:
-        return InvalidInput.of("", line.decode(errors="replace"), f"one JSON object a line ({error})")
+        return InvalidInput.of("", line.decode(errors="replace"), f"one JSON object per line ({error})")
 
 
 def _checked(value: object) -> Read:
     if not isinstance(value, dict):
-        return InvalidInput.of("", value, "a JSON object, as POST /v1/timers takes it")
+        return InvalidInput.of("", value, "a JSON object as in POST /v1/timers")
     try:
         return NewTimer.parse(value)
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""Owns the commands on API keys: make, ls, revoke."""
+"""Owns the commands for API keys: make, ls, revoke."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,13 +13,15 @@ from timers.errors import InvalidInput
 from timers.settings import load_worker_settings
 from timers.store.callers import REVOKED, Callers
 
-keys = typer.Typer(name="keys", help="API keys.", no_args_is_help=True)
+keys = typer.Typer(name="keys", help="Manage API keys.", no_args_is_help=True)
 
 Prefixes = Annotated[
     list[str] | None,
-    typer.Option("--prefix", metavar="PREFIX", help="May use it; `name*`: all that start so. Several. Default: all."),
+    typer.Option(
+        "--prefix", metavar="PREFIX", help="What it covers; `name*` matches several. Repeatable. Default: all."
+    ),
 ]
-Rights = Annotated[str, typer.Option("--right", metavar="read,write,operate", help="What it may do.")]
+Rights = Annotated[str, typer.Option("--right", metavar="read,write,operate", help="What its holder may do.")]
 
 _EVERY_RIGHT: Final = ",".join(RIGHTS)
 
@@ -36,18 +38,18 @@ def make(
     prefix: Prefixes = None,
     right: Rights = _EVERY_RIGHT,
     *,
-    name: Annotated[str | None, typer.Option(help="Whose it is, for the list.")] = None,
-    rate: Annotated[str | None, typer.Option(metavar="100/s", help="Most calls in a time.")] = None,
-    pending: Annotated[int | None, typer.Option(metavar="N", help="Most timers waiting under its prefixes.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of its holder, shown in the list.")] = None,
+    rate: Annotated[str | None, typer.Option(metavar="100/s", help="Maximum rate of calls.")] = None,
+    pending: Annotated[int | None, typer.Option(metavar="N", help="Maximum of waiting timers.")] = None,
     most_prefixes: Annotated[
-        int | None, typer.Option(metavar="N", help="With --pending: most prefixes that may have timers (100).")
+        int | None, typer.Option(metavar="N", help="With --pending: maximum of prefixes with timers (100).")
     ] = None,
     entry_only: Annotated[
-        bool, typer.Option("--entry-only", help="Do not keep it in Redis: its entry goes into TIMERS_API_KEYS.")
+        bool, typer.Option("--entry-only", help="Do not store it in Redis; you put its entry into TIMERS_API_KEYS.")
     ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make a key and show it, this once. Every pod takes it within two seconds."""
+    """Make a key, and show it this one time. Every pod accepts it within two seconds."""
     scope = Scope.parse(_parts(prefix or ["*"]))
     today = datetime.now(UTC).date().isoformat()
     rights = parse_rights(_parts([right]))
@@ -62,8 +64,8 @@ def make(
 
 def _what_next(kept: ApiKey, entry_only: bool) -> str:
     if entry_only:
-        return "the key is shown this once; put the entry into TIMERS_API_KEYS of every pod"
-    return f"shown this once; from now on the API asks for a key; `timers keys revoke {kept.id}` ends this one"
+        return "the key is shown only once; put the entry into TIMERS_API_KEYS of every pod"
+    return f"shown only once; from now on the API requires a key; `timers keys revoke {kept.id}` revokes this one"
 
 
 def ls(output: Output = Format.TABLE) -> None:
@@ -106,7 +108,7 @@ def _row(key: ApiKey, kept: str, entries: Mapping[str, str]) -> dict[str, Any]:
 
 
 def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tmk_.")]) -> None:
-    """Let a key be valid no more, wherever it is kept. Every pod refuses it within two seconds."""
+    """Revoke a key, wherever it is kept. Every pod refuses it within two seconds."""
     if "_" in key_id:
         raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
     if not run(lambda session: Callers(session.store).revoke(key_id)):

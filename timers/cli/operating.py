@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from timers.cli import completing
-from timers.cli.output import Format, Output, cell, progress, show_record, show_records
+from timers.cli.output import Format, Output, cell, show_record, show_records
 from timers.cli.session import Session, run
 from timers.client import reachable_url
 from timers.client.doctor import examine, unreachable
@@ -30,7 +30,7 @@ _COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    group = typer.Typer(help="List the prefixes and who runs them, or take a declaration back.")
+    group = typer.Typer(help="List the prefixes and who runs them, or forget one.")
     group.callback(invoke_without_command=True)(prefixes)
     group.command()(forget)
     app.add_typer(group, name="prefixes")
@@ -39,10 +39,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def init(
-    shards: Annotated[str | None, typer.Option(metavar="N", help="Number of shards; else TIMERS_SHARDS.")] = None,
+    shards: Annotated[str | None, typer.Option(metavar="N", help="Number of shards; default TIMERS_SHARDS.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make an empty db ours. The number of shards can be changed until the first timer is armed."""
+    """Claim an empty db for the service. You can change the number of shards until the first timer is armed."""
 
     async def make(session: Session) -> Mapping[str, Any]:
         identity = session.store.identity
@@ -67,36 +67,36 @@ def _row(view: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def forget(prefix: PrefixArgument) -> None:
-    """Take back the declaration of a prefix, once no live pod has its processor."""
+    """Forget the declaration of a prefix, once no live pod has its processor."""
     run(lambda session: session.client.forget(prefix))
     typer.echo(f"timers: {prefix!r} is no longer declared", err=True)
 
 
 def pause(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
-    """Start no more timers of a prefix; those that run go on."""
+    """Start no more timers of a prefix. Runs in progress continue."""
     run(lambda session: session.client.pause(prefix))
     show_record({"prefix": prefix, "paused": True}, output)
 
 
 def resume(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
-    """Start timers of a prefix again."""
+    """Start the timers of a paused prefix again."""
     run(lambda session: session.client.resume(prefix))
     show_record({"prefix": prefix, "paused": False}, output)
 
 
 def pods(output: Output = Format.TABLE) -> None:
-    """List the pods that are alive."""
+    """List the live pods."""
     show_records([pod.to_json() for pod in run(lambda session: session.client.pods())], output)
 
 
 def doctor(
     fix: Annotated[
-        bool, typer.Option("--fix", help="Turn missing notification flags on; mend indexes and counts.")
+        bool, typer.Option("--fix", help="Switch on missing notification flags; repair indexes and counts.")
     ] = False,
-    acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings of lost data.")] = False,
+    acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings about lost data.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check the server, the data and the pods, and say what to do. Exits with 1 if a check fails."""
+    """Check the server, the data and the pods, and say what to do. Exit with 1 if a check fails."""
     checks = asyncio.run(_examined(fix=fix, acknowledge=acknowledge))
     if output is Format.TABLE:
         _show_checks(checks)
@@ -111,10 +111,7 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
     settings = load_worker_settings()
     connections = connect(await reachable_url(settings))
     try:
-        store = Store(connections, shards=settings.shards)
-        return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress)
-    except Unavailable as error:
-        return [unreachable(error)]
+        return await examine(Store(connections, shards=settings.shards), fix=fix, acknowledge=acknowledge)
     finally:
         await connections.close()
 

@@ -1,4 +1,4 @@
-"""Owns how data look on stdout: a table for people; JSON, or one JSON line a record, for programs."""
+"""Owns the format of data on stdout: a table for people; JSON, or a JSON line per record, for programs."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ class Format(StrEnum):
     JSONL = "jsonl"
 
 
-Output = Annotated[Format, typer.Option("-o", "--output", help="How to show it.")]
+Output = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
 
 
 def show_document(document: Any, form: Format) -> None:
@@ -63,7 +63,7 @@ def show_record(record: Mapping[str, Any], form: Format) -> None:
 
 
 def show_records(records: Sequence[Mapping[str, Any]], form: Format) -> None:
-    """Show records with the same fields: as a table with a line each, as a JSON array, or as a JSON line each."""
+    """Show records with the same fields: as the lines of a table, as a JSON array, or as JSON lines."""
     match form:
         case Format.TABLE:
             typer.echo("\n".join(_columns(records)))
@@ -89,7 +89,7 @@ def _short(value: Any) -> str:
 
 
 def _as_table(timer: Mapping[str, Any]) -> str:
-    """One field a line, with the history last, one transition a line."""
+    """One field per line, and the history last, with one transition per line."""
     width = max(map(len, timer)) + 2
     lines = [f"{name:<{width}}{cell(value)}" for name, value in timer.items() if name != "history"]
     for position, entry in enumerate(timer["history"]):
@@ -101,5 +101,5 @@ def _as_table(timer: Mapping[str, Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """Text is shown as it is, unless it could steer a terminal. Everything else is shown as JSON."""
+    """Text is shown as it is, unless it could control a terminal. Everything else is shown as JSON."""
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)

@@ -29,12 +29,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def new_processor(
-    name: Annotated[str, typer.Argument(help="The prefix that it serves; also the name of the new folder.")],
+    name: Annotated[str, typer.Argument(help="The prefix that the processor serves, and the new folder's name.")],
 ) -> None:
-    """Write a plugin package to start from: a processor, its entry point, its test and a README."""
+    """Write a starter plugin package: a processor, its entry point, a test and a README."""
     module, folder = _module(name), Path(name)
     if folder.exists():
-        raise Refused(f"{folder} is there already; give another name, or remove it")
+        raise Refused(f"{folder} already exists; give another name, or remove it")
     values = {"name": name, "prefix": name, "module": module, "function": module}
     for path, template in _FILES.items():
         file = folder / path.format(module=module)
@@ -54,6 +54,6 @@ def _module(name: str) -> str:
     module = re.sub(r"[-.]", "_", name)
     taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module.split("_")[0] == "timers"
     if taken or not re.fullmatch(r"[a-z]\w*[a-z0-9]", module):
-        rule = "a prefix that is also a module's name: a letter first, no '_' last, no name of Python's or of ours"
+        rule = "a prefix that can also name a module: it starts with a letter, does not end in '_', and is not taken"
         raise InvalidInput.of("NAME", name, rule)
     return module

@@ -30,7 +30,7 @@ _EXAMPLE: Final = (
 
 def _check_roles(given: str | None) -> str | None:
     if given is not None and not {"api", "worker"}.issuperset(given.split(",")):
-        raise typer.BadParameter(f"{given!r} is not accepted; expected api, worker, or both with a comma")
+        raise typer.BadParameter(f"{given!r} is not accepted; expected api, worker, or api,worker")
     return given
 
 
@@ -41,9 +41,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run_dev(
-    reload: Annotated[bool, typer.Option("--reload", help="Restart when processors' files change.")] = False,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a processor's files change.")] = False,
 ) -> None:
-    """Run everything in one process: API, worker and, where no Redis is configured, a server of its own."""
+    """Run everything in one process: API, worker and, if no Redis is configured, an embedded server."""
     settings = _settings(os.environ)
     if reload:
         raise typer.Exit(reloading(folders_of(settings.processors)))
@@ -53,7 +53,7 @@ def run_dev(
 def run_serve(
     roles: Annotated[
         str | None,
-        typer.Option(metavar="api,worker", help="What this pod does; else TIMERS_ROLES.", callback=_check_roles),
+        typer.Option(metavar="api,worker", help="What this pod does; default TIMERS_ROLES.", callback=_check_roles),
     ] = None,
 ) -> None:
     """Run one pod against the configured Redis."""
@@ -100,9 +100,9 @@ def _where(settings: Settings, started: Started) -> list[str]:
 def _to_try(settings: Settings, url: str) -> list[str]:
     return [
         "",
-        "Try it: a message, due in 5 seconds",
+        "Try it with a message that is due in 5 seconds:",
         f"  curl -i {url}/v1/timers -H 'Content-Type: application/json' -d '{_EXAMPLE}'",
-        f"Then look at it with `timers get send-message hello`; what was sent is in {settings.outbox.absolute()}",
+        f"Then run `timers get send-message hello`. The sent message is in {settings.outbox.absolute()}",
     ]
 
 
@@ -141,7 +141,7 @@ def reloading(folders: Iterable[Path]) -> int:
 
 
 class _Pod:
-    """The child process. It has its own session, so Ctrl-C reaches it only through this process, and only once."""
+    """The child process, in its own session, so that Ctrl-C reaches it only once, through this process."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop

@@ -1,4 +1,4 @@
-"""Owns how a command reaches the timers: through the Redis of `--url` or of the settings, or the embedded server of a
+"""Owns how a command reaches the timers: in the Redis of `--url` or the settings, or in the embedded server of a
 running `timers dev`."""
 
 import asyncio
@@ -32,11 +32,11 @@ def _with_url(
     _url: Annotated[
         str | None,
         typer.Option(
-            "--url", metavar="URL", help=f"Which Redis; else {URL_NAME}.", callback=_use_url, expose_value=False
+            "--url", metavar="URL", help=f"The Redis to use; default {URL_NAME}.", callback=_use_url, expose_value=False
         ),
     ] = None,
 ) -> None:
-    """A command that exists only for its option."""
+    """A command that exists only to define its option."""
 
 
 def add_url(command: Any) -> Any:

@@ -22,31 +22,27 @@ from timers.store.listing import PageRequest
 
 OnePrefix = Annotated[
     str,
-    typer.Argument(help="What kind of timer it is; finds the processor.", show_default=False, autocompletion=prefixes),
+    typer.Argument(help="The timer's prefix.", show_default=False, autocompletion=prefixes),
 ]
-OneId = Annotated[str, typer.Argument(help="Which one.", show_default=False, autocompletion=ids)]
-Prefix = Annotated[
-    str | None, typer.Argument(help="What kind of timer it is.", show_default=False, autocompletion=prefixes)
-]
-Id = Annotated[str | None, typer.Argument(help="Which one.", show_default=False, autocompletion=ids)]
+OneId = Annotated[str, typer.Argument(help="The timer's id.", show_default=False, autocompletion=ids)]
+Prefix = Annotated[str | None, typer.Argument(help="The timer's prefix.", show_default=False, autocompletion=prefixes)]
+Id = Annotated[str | None, typer.Argument(help="The timer's id.", show_default=False, autocompletion=ids)]
 Of = Annotated[
     str | None,
     typer.Option(
-        "--prefix", metavar="PREFIX", help="All of this prefix; login-* for several.", autocompletion=prefixes
+        "--prefix", metavar="PREFIX", help="All with this prefix; login-* matches several.", autocompletion=prefixes
     ),
 ]
 WithStatus = Annotated[
     list[str] | None,
-    typer.Option("--status", metavar="STATUS", help="All in this status, or these.", autocompletion=statuses),
+    typer.Option("--status", metavar="STATUS", help="All with this status; repeatable.", autocompletion=statuses),
 ]
-WithTag = Annotated[
-    list[str] | None, typer.Option("--tag", metavar="TAG", help="All with this tag; repeat for several.")
-]
-DueAfter = Annotated[str | None, typer.Option("--due-after", metavar="TIME", help="All due then or later; 1h, -1d …")]
-DueBefore = Annotated[str | None, typer.Option("--due-before", metavar="TIME", help="All due earlier; 1h, -1d …")]
+WithTag = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="All with this tag; repeatable.")]
+DueAfter = Annotated[str | None, typer.Option("--due-after", metavar="TIME", help="All due then or later: 1h, -1d …")]
+DueBefore = Annotated[str | None, typer.Option("--due-before", metavar="TIME", help="All due earlier: 1h, -1d …")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="With a filter: only count.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: do not ask.")]
-In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due after 90s, 15m, 24h, 7d, P1M …")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: skip the confirmation.")]
+In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due in 90s, 15m, 24h, 7d, P1M …")]
 At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Due at 2026-11-21T20:00:00Z, or epoch ms.")]
 
 Act = Callable[[Session, str, str], Awaitable[Timer]]
@@ -92,7 +88,7 @@ class Selection:
     def _act_on_all(self, action: Action, due: Mapping[str, Any]) -> None:
         """Count the timers, ask, then act until all are done."""
         if self.prefix is not None:
-            raise InvalidInput.of("PREFIX", self.prefix, "either PREFIX and ID, or a filter: --prefix instead")
+            raise InvalidInput.of("PREFIX", self.prefix, "either PREFIX and ID, or a filter such as --prefix")
         asked = Filter.parse(self.filter)
 
         async def act(session: Session) -> Counts:
@@ -137,7 +133,9 @@ def add_to(app: typer.Typer) -> None:
 def get(
     prefix: OnePrefix,
     id: OneId,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell its story: why it was late, did not run …")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain why it was late, ran twice or did not run.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Show a timer."""
@@ -159,32 +157,33 @@ def fire(prefix: OnePrefix, id: OneId, output: Output = Format.TABLE) -> None:
 
 
 def cancel(
-    chosen: Selection, purge: Annotated[bool, typer.Option("--purge", help="One timer: remove its record too.")] = False
+    chosen: Selection, purge: Annotated[bool, typer.Option("--purge", help="For one timer: also remove its record.")] = False
 ) -> None:
-    """Cancel a scheduled timer, or all that pass a filter: no run of them starts afterwards."""
+    """Cancel a scheduled timer, or all that match a filter. None of them starts afterwards."""
     if purge and chosen.filter:
-        raise InvalidInput.of("--purge", True, "only with PREFIX and ID; `timers purge` takes a filter")
+        raise InvalidInput.of("--purge", True, "PREFIX and ID beside it; `timers purge` takes a filter")
     chosen.act("cancel", lambda session, prefix, id: session.client.cancel(prefix, id, purge=purge))
 
 
 def reschedule(chosen: Selection, after: In = None, at: At = None) -> None:
-    """Move the due time of a scheduled timer, or of all that pass a filter."""
+    """Change the due time of a scheduled timer, or of all that match a filter."""
     due = due_of(after, at)
     chosen.act("reschedule", lambda session, prefix, id: session.client.reschedule(prefix, id, **due), **due)
 
 
 def retry(chosen: Selection) -> None:
-    """Arm a failed, unhandled or cancelled timer again, now; or all that pass a filter."""
+    """Arm a failed, unhandled or cancelled timer again, due now; or all that match a filter."""
     chosen.act("retry", lambda session, prefix, id: session.client.retry(prefix, id))
 
 
 def purge(chosen: Selection) -> None:
-    """Remove the record of a timer that is not running, or of all that pass a filter; a scheduled one never runs."""
+    """Remove the record of a timer, or of all that match a filter. Running timers are refused; scheduled ones never
+    run."""
     chosen.act("purge", lambda session, prefix, id: session.client.cancel(prefix, id, purge=True))
 
 
 def due_of(after: str | None, at: str | None) -> dict[str, Any]:
-    """The field that `--in` or `--at` stands for. Raises InvalidInput if both or neither are given."""
+    """The field that `--in` or `--at` sets. Raises InvalidInput if both or neither are given."""
     if after is not None and at is None:
         return {"delay": after}
     if at is not None and after is None:
@@ -193,7 +192,7 @@ def due_of(after: str | None, at: str | None) -> dict[str, Any]:
 
 
 async def _act(session: Session, action: Action, chosen: Filter, number: int, due: Mapping[str, Any]) -> Counts:
-    """Act on all timers that pass, about `number` of them, and show the progress on a terminal."""
+    """Act on all matching timers, about `number` of them, and show the progress on a terminal."""
     with progress(action, number) as show:
 
         def go_on(counts: Counts) -> bool:
@@ -207,7 +206,7 @@ async def _act(session: Session, action: Action, chosen: Filter, number: int, du
 
 def _ask(action: str, number: int) -> None:
     if not sys.stdin.isatty():
-        raise Refused(f"{number} timers match; --yes makes {action} go on without a terminal to ask at")
+        raise Refused(f"{number} timers match; without a terminal to confirm on, {action} needs --yes")
     typer.confirm(f"{action} {number} timers?", abort=True, err=True)
 
 
@@ -218,11 +217,11 @@ def ls(
     tag: WithTag = None,
     due_after: DueAfter = None,
     due_before: DueBefore = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Timers on the page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="Timers per page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Continue where a page ended.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """List timers, page by page: running ones first, then by due time."""
+    """List timers page by page: running ones first, then by due time."""
     wanted = {"prefix": prefix, "status": status, "tag": tag, "due_after": due_after, "due_before": due_before}
     asked = PageRequest.parse({**wanted, "limit": limit, "cursor": cursor})
     found = run(lambda session: session.client.page(asked))
@@ -233,11 +232,11 @@ def ls(
     narrow = output is Format.TABLE
     show_records([{name: timer[name] for name in _COLUMNS} for timer in shown] if narrow else shown, output)
     if found.next_cursor is not None:
-        typer.echo(f"timers: there is more; --cursor {found.next_cursor}", err=True)
+        typer.echo(f"timers: there are more timers; continue with --cursor {found.next_cursor}", err=True)
 
 
 def stats(output: Output = Format.TABLE) -> None:
-    """Show counts, lateness, what is overdue, and whether notifications arrive."""
+    """Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive."""
     found = run(lambda session: session.client.stats()).to_json()
     if output is not Format.TABLE:
         show_document(found, output)

@@ -1,4 +1,4 @@
-"""Owns `timers watch`: a live view on a terminal, or else a line for each change."""
+"""Owns `timers watch`: a live view on a terminal, otherwise a line for each change."""
 
 import asyncio
 import json
@@ -56,8 +56,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Option("-o", "--output")] = None) -> None:
-    """Show on a terminal how timers fare, live: q quits, p pauses. Elsewhere, or with -o, follow the timers' life: a
-    line for each change, or JSON, until Ctrl-C."""
+    """Show a live view on a terminal: q quits, p pauses. If the output is not a terminal, or with -o, print a line or a
+    JSON object for each change until Ctrl-C."""
     console = Console()
     live = output is None and console.is_terminal and not console.is_dumb_terminal
 
@@ -104,7 +104,7 @@ class _Seen:
 
 
 async def _show(session: Session, console: Console, prefix: str | None) -> None:
-    """Look every second until `q`. While Redis is away, the last look stays on the screen."""
+    """Look every second until `q`. While Redis is down, the screen shows the last look."""
     seen, trouble, paused = None, "", False
     with Live(console=console, screen=True, auto_refresh=False) as view, _keystrokes() as pressed:
         while True:

@@ -103,7 +103,7 @@ class Begun(NamedTuple):
         """Read the cursor that an action returned. Raises InvalidInput."""
         since, _, page = cursor.partition(".")
         if not re.fullmatch(r"[0-9]{1,15}", since):
-            raise InvalidInput.of("", cursor, "a next_cursor that an action has answered")
+            raise InvalidInput.of("", cursor, "a next_cursor from an earlier action")
         return cls(int(since), check_cursor(page))
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class BulkAction(StrictModel):
         due = {name: given[name] for name in ("delay", "due_at") if given.get(name) is not None}
         if len(due) != (action == "reschedule"):
             one = action == "reschedule"
-            rule = "exactly one of delay and due_at" if one else "no due time; only reschedule has one"
+            rule = "exactly one of delay and due_at" if one else "no due time, which only reschedule has"
             yield FieldError("delay", shown(due or None), rule)
         with suppress(InvalidInput):
             yield from _not_taken(action, wanted if isinstance(wanted, Filter) else Filter.parse(wanted))

@@ -38,13 +38,13 @@ def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPendin
     """The result of arming within the quota."""
     if answer.code == "full" and quota is not None:
         return TooManyPending(
-            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, as many as the key may have; "
+            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key; "
             "try again when some have run, or cancel some"
         )
     if answer.code == "prefixes" and quota is not None:
         return TooManyPending(
-            f"there are timers in {quota.most_prefixes} prefixes under {', '.join(quota.prefixes)}, in as many as the "
-            "key may have; use one of these prefixes, or cancel and purge all timers of one"
+            f"{quota.most_prefixes} prefixes under {', '.join(quota.prefixes)} have timers, the maximum of the key; "
+            "use one of these prefixes, or cancel and purge all timers of one"
         )
     timer = answer.timer
     if timer is None:
@@ -68,14 +68,14 @@ def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refus
         "missing": (NotFound, "does not exist"),
         "exists": (
             AlreadyExists,
-            f"exists and is {status}; use if_exists 'replace' to arm it anew, or 'keep' to get it",
+            f"exists and is {status}; use if_exists 'replace' to arm it again, or 'keep' to get it",
         ),
         "running": (Running, "is running; wait until it has ended, or let its processor return Rearm"),
         "scheduled": (NotScheduled, "is scheduled already; fire makes it due now"),
         "completed": (NotScheduled, f"is completed; {_anew(timer)}"),
-        "finished": (NotScheduled, f"is {status} and not scheduled any more; {_anew(timer)}"),
-        "locked": (EditLocked, "is too close to due to be changed (TIMERS_EDIT_LOCK)"),
-        "version": (VersionMismatch, f"has version {version}, another than expected; read it again"),
+        "finished": (NotScheduled, f"is {status} and no longer scheduled; {_anew(timer)}"),
+        "locked": (EditLocked, "is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)"),
+        "version": (VersionMismatch, f"has version {version}, not the expected one; read it again"),
     }
     kind, said = kinds[code]
     return kind(f"timer {prefix}:{timer_id} {said}")
@@ -84,5 +84,5 @@ def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refus
 def _anew(timer: Timer | None) -> str:
     """How to arm a finished timer again."""
     if timer is not None and timer.status is Status.COMPLETED:
-        return "a create with if_exists 'replace' arms it anew"
+        return "a create with if_exists 'replace' arms it again"
     return "retry arms it again"

@@ -196,7 +196,7 @@ def _on_the_loop(asked: Coroutine[Any, Any, T]) -> T:
         answer = asyncio.run_coroutine_threadsafe(asked, _loop_of(os.getpid()))
     else:
         asked.close()
-        raise RuntimeError("BlockingTimerClient blocks; on an event loop use TimerClient")
+        raise RuntimeError("BlockingTimerClient would block the event loop; use TimerClient there")
     try:
         return answer.result()
     finally:

@@ -93,7 +93,7 @@ class Declared:
         return [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
 
     def _refusal(self, prefix: str) -> NoProcessor:
-        known = few(sorted(self._roster.declared)) or "none was ever declared"
+        known = few(sorted(self._roster.declared)) or "no prefix was ever declared"
         return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
 
     async def _read_since(self, at: float) -> None:

@@ -54,7 +54,7 @@ def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
 
 def _require_before_end(repeat: Repeat, due_ms: int) -> None:
     if repeat.until_ms is not None and due_ms > repeat.until_ms:
-        rule = f"a time not before the first run, which would be due {format_time(due_ms)}"
+        rule = f"a time at or after the first run, which would be due {format_time(due_ms)}"
         raise InvalidInput.of("repeat.until", repeat.until, rule)
 
 

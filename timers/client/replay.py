@@ -96,4 +96,4 @@ async def _arm(store: Store, planned: Replayed) -> Replayed:
     return replace(planned, result="armed" if answer.code == "changed" else _REASONS[answer.code])
 
 
-_REASONS: Final = {"missing": "removed since", "version": "changed since"}
+_REASONS: Final = {"missing": "removed meanwhile", "version": "changed meanwhile"}

@@ -1,5 +1,5 @@
-"""Owns the shapes of the answers: mypy checks each `to_json` against them, and the OpenAPI document describes them and
-makes its examples from them."""
+"""Owns the shapes of the answers. mypy checks each `to_json` against them; the OpenAPI document describes them and
+takes its examples from them."""
 
 from typing import Annotated, Any, NotRequired
 
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=0)]
 HttpStatus = Annotated[int, Field(ge=200, le=599)]
 StatusName = Annotated[str, WithJsonSchema(shapes.STATUS)]
 Hearing = Annotated[str, WithJsonSchema(named("Hearing", {"type": "string", "enum": ["ok", "late", "deaf"]}))]
-"""How notifications arrive."""
+"""Whether notifications arrive: in time, late, or not at all."""
 
 RedisState = Annotated[str, WithJsonSchema(named("RedisState", {"type": "string", "enum": ["ok", "full"]}))]
 Prefix = Annotated[str, WithJsonSchema(shapes.PREFIX)]
@@ -29,17 +29,17 @@ Cursor = Annotated[str, WithJsonSchema(shapes.CURSOR)]
 
 
 class LeaseAnswer(TypedDict):
-    """Who runs the timer, and until when if nothing extends it."""
+    """Which pod runs the timer, and until when unless it extends the lease."""
 
     pod: PodName
     expires_at: Instant
 
 
 class HistoryAnswer(TypedDict):
-    """One transition. `pod` is null for a caller's; `processor` and `lateness_ms` are set where a run started. `cause`
-    is a code to compare, `note` says the same in English. The end of a run tells how long it took in `claim_ms` (from
-    when the pod knew that it was due to the claim; null if it waited for room or for the rate, or was rescued),
-    `queue_ms` (from there to the call of the processor) and `run_ms` (the call)."""
+    """One transition. `pod` is null if a caller made the change. `processor` and `lateness_ms` are set if a run
+    started. `cause` is a code for programs to compare, `note` says the same in English. The end of a run has its times:
+    `claim_ms` (from when the pod knew that it was due to the claim; null if it waited for room or for the rate, or was
+    rescued), `queue_ms` (from there to the call of the processor) and `run_ms` (the call)."""
 
     at: Instant
     status: StatusName
@@ -55,7 +55,8 @@ class HistoryAnswer(TypedDict):
 
 
 class TimerAnswer(TypedDict):
-    """A timer as it was when it was read. `version` is its ETag; `token` only ever grows for an identity."""
+    """A timer as it was when it was read. `version` is its ETag. `token` only grows, over the whole life of a prefix
+    and id."""
 
     prefix: Prefix
     id: Id
@@ -82,15 +83,15 @@ class TimerAnswer(TypedDict):
 
 
 class PageAnswer(TypedDict):
-    """Timers, and where to go on; null at the end. A page ends early at about 2 MiB, and where few timers pass the
-    filter; then it may be short or empty and still not be the last."""
+    """Timers, and the cursor of the next page, null at the end. A page ends early at about 2 MiB, or if few timers
+    match the filter. It may then be short or even empty without being the last."""
 
     items: list[TimerAnswer]
     next_cursor: Cursor | None
 
 
 class ChangeAnswer(TypedDict):
-    """A timer has changed: what it is now, and why. The data of the event `change`."""
+    """A change of a timer: its new state, and why it changed. The data of the event `change`."""
 
     prefix: Prefix
     id: Id
@@ -105,7 +106,7 @@ class ChangeAnswer(TypedDict):
 
 
 class BadField(TypedDict):
-    """One field that is not accepted: its path, what was given, what would be accepted, and all that as a text."""
+    """One invalid field: its path, the value given, what would be accepted, and all of that as a text."""
 
     field: str
     value: str
@@ -125,7 +126,7 @@ class Problem(TypedDict):
 
 
 class BatchArmed(TypedDict):
-    """A timer of a batch that is there now."""
+    """A timer of a batch that is armed, or that was kept."""
 
     status: Annotated[int, Field(ge=200, le=201, examples=[201])]
     timer: TimerAnswer
@@ -145,8 +146,8 @@ class BatchAnswer(TypedDict):
 
 
 class ActionAnswer(TypedDict):
-    """How many timers passed the filter, how many were acted on, and how many refused it, by reason; of this call
-    alone, which ends after about 1,000 timers. `next_cursor` goes on; null at the end."""
+    """How many timers matched the filter, how many were acted on, and how many refused it, by reason. The counts are of
+    this call alone, which ends after about 1,000 timers. Continue with `next_cursor`; it is null at the end."""
 
     matched: Count
     done: Count
@@ -166,7 +167,7 @@ class ByStatus(TypedDict):
 
 
 class Lateness(TypedDict):
-    """From due to start, in milliseconds, over the last minutes; null where nothing started."""
+    """The time from due to start, in milliseconds, over the last minutes; null if nothing started."""
 
     p50: Count | None
     p99: Count | None
@@ -174,8 +175,8 @@ class Lateness(TypedDict):
 
 
 class PodAnswer(TypedDict):
-    """A live pod. `serves` are the prefixes of the processors that it can run. `shards` is null where it takes all,
-    `notifications` where it runs no timers; `trouble` says what of its sign of life cannot be read."""
+    """A live pod. `serves` are the prefixes of the processors that it can run. `shards` is null if it takes all shards,
+    `notifications` is null if it runs no timers. `trouble` says which part of its sign of life cannot be read."""
 
     pod: PodName
     seen_at: Instant
@@ -197,8 +198,9 @@ class PodsAnswer(TypedDict):
 
 
 LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant, "timers": Count})
-LossAnswer.__doc__ = """Data that Redis lost: of one shard, or of the whole db (null). What was written between `from`
-(null: ever) and `to` is gone; `timers` is how many were known, not how many of them are lost."""
+LossAnswer.__doc__ = """Data that Redis lost: in one shard, or in the whole db (`shard` is null). Everything written
+between `from` (null: since the beginning) and `to` is gone. `timers` is how many timers were known, not how many of
+them are lost."""
 
 
 class LossesAnswer(TypedDict):
@@ -208,8 +210,8 @@ class LossesAnswer(TypedDict):
 
 
 class StatsAnswer(TypedDict):
-    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `losses`
-    what was lost and nobody has acknowledged yet."""
+    """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed. `losses`
+    are those that nobody has acknowledged yet."""
 
     by_status: ByStatus
     by_prefix: Annotated[dict[str, ByStatus], Field(examples=[{}])]
@@ -221,9 +223,9 @@ class StatsAnswer(TypedDict):
 
 
 class PrefixAnswer(TypedDict):
-    """A prefix that has timers, was declared, or is paused. `processor` is what its timers are for: the longest that
-    was ever declared; `pods` are the live ones that run them; `away` says that there is none now. `declared_at` and
-    `declared_by` are set where a pod has declared this very prefix."""
+    """A prefix that has timers, was declared, or is paused. `processor` is the longest declared prefix that serves its
+    timers, `pods` are the live pods that run them, and `away` says that there is no such pod now. `declared_at` and
+    `declared_by` are set if a pod declared exactly this prefix."""
 
     prefix: Prefix
     processor: str | None
@@ -250,15 +252,15 @@ class PausedAnswer(TypedDict):
 
 
 class HealthAnswer(TypedDict):
-    """The process lives."""
+    """The process is alive."""
 
     status: Annotated[str, Field(pattern="^ok$", examples=["ok"])]
 
 
 class ReadyAnswer(TypedDict):
-    """Every part works; a Redis that is `full` takes no new timers, and all else goes on. The parts of a worker are
-    told only by a pod that is one; `warnings` say whether Redis is full, and name shards, and prefixes with timers due,
-    that no live pod takes."""
+    """The pod is ready. If `redis` is `full`, it takes no new timers, but everything else continues. The parts of a
+    worker appear only for a pod with that role. `warnings` say whether Redis is full, and name shards and prefixes with
+    due timers that no live pod takes."""
 
     ready: bool
     redis: RedisState

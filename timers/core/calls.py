@@ -1,4 +1,5 @@
-"""Owns the calls that a processor can make on other timers, with typed keywords: awaited, or blocking in a thread."""
+"""Owns the calls that a processor can make on other timers, with typed keyword arguments: awaited, or blocking in a
+thread."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,11 +10,9 @@ from timers.core.model import Timer
 
 
 class Timers(ABC):
-    """What a coroutine can do with timers; `timers.TimerClient` can do more.
-
-    Every method raises Unavailable while Redis is away, InvalidInput for bad values, and a Refused where the timer's
-    state forbids the call.
-    """
+    """What an async processor can do with other timers; `timers.TimerClient` can do more. Every method raises
+    Unavailable while Redis is down, InvalidInput for bad values, and a Refused if the timer's state forbids the
+    call."""
 
     @overload
     async def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...
@@ -24,8 +23,8 @@ class Timers(ABC):
     @overload
     async def create(self, prefix: str, id: str | None = None, **fields: Unpack[ByLadder]) -> Timer: ...
     async def create(self, prefix: str, id: str | None = None, **fields: Any) -> Timer:
-        """Arm a timer and answer what is there now. The keywords are the fields of `POST /v1/timers` and `traceparent`,
-        the W3C trace that its runs belong to. Without an id the service makes one."""
+        """Arm a timer, and return the timer that exists now. The keyword arguments are the fields of `POST /v1/timers`,
+        and `traceparent`, the W3C trace that its runs are linked to. Without an id the service makes one."""
         return await self._create(prefix, id, fields)
 
     @abstractmethod
@@ -33,17 +32,18 @@ class Timers(ABC):
 
     @abstractmethod
     async def get(self, prefix: str, id: str) -> Timer:
-        """The timer. Raises NotFound."""
+        """Return the timer. Raises NotFound."""
 
     @abstractmethod
     async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
-        """Cancel a scheduled timer: no run of it starts afterwards. `purge` also removes the record, of a finished one
-        too. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
+        """Cancel a scheduled timer: it never starts after that. `purge` also removes the record, even of a finished
+        timer. Raises NotFound, Running, EditLocked, NotScheduled, VersionMismatch."""
 
 
 class BlockingTimers(ABC):
-    """What code without an event loop can do with timers; `timers.BlockingTimerClient` can do more. Each method waits
-    for its result and raises as that of `Timers`; in a plain processor it also raises RunOver once its run is over."""
+    """What a plain processor can do with other timers; `timers.BlockingTimerClient` can do more. Each method waits for
+    its result and raises the errors of its twin in `Timers`; in a plain processor it also raises RunOver once its run
+    is over."""
 
     @overload
     def create(self, prefix: str, id: str | None = None, **fields: Unpack[After]) -> Timer: ...

@@ -1,4 +1,4 @@
-"""Owns the only policy: what happens to a timer after a run. Pure: time and randomness are arguments."""
+"""Owns the decision what happens to a timer after a run. Pure: time and randomness are arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -102,7 +102,7 @@ def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: in
         return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, cause)
     if planned.dropped:
         code, text = cause
-        cause = code, f"{text}; left out what was missed before {format_time(planned.due_ms)}"
+        cause = code, f"{text}; skipped what was missed before {format_time(planned.due_ms)}"
     last_error = progress.last_error if status is Status.FAILED else None
     return _next(timer, planned.due_ms, replace(planned.progress, last_error=last_error), cause)
 

@@ -12,13 +12,13 @@ PUNCTUAL_MS: Final = 100
 """Lateness that needs no explanation."""
 
 _CAUSES: Final = {
-    "event": "its expired event was heard",
-    "late-look": "the pod whose event it was had not claimed it, another looked 50 ms later",
-    "sweep": "no event was heard (it was lost, or Redis or the pods were away), or nobody had room; "
+    "event": "its expired event arrived",
+    "late-look": "the pod responsible for its event did not claim it; another pod looked 50 ms later",
+    "sweep": "no event arrived (it was lost, or Redis or the pods were down), or no pod had room; "
     "the sweep of the due index found it",
-    "room": "its queue runs only so many at once, and a run before it had ended",
-    "rate": "its queue's rate allowed it then",
-    "rescue": "the lease of the run before had expired: its pod died, hung or could not reach Redis",
+    "room": "its queue was at its concurrency limit until another run ended",
+    "rate": "its queue's rate limit did not allow it earlier",
+    "rescue": "the previous run's lease had expired: its pod died, hung or could not reach Redis",
 }
 
 
@@ -138,7 +138,7 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
             yield f"due for {in_units(now_ms - timer.due_ms)} and not claimed: {why}"
         case Status.UNHANDLED:
             ran = len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
-            what = "its pod died in the run, and" if ran else "not run:"
+            what = "its pod died during the run, and" if ran else "not run:"
             yield f"{what} no live pod served {timer.prefix!r}; start one and retry it"
         case Status.CANCELLED:
             yield "not run: it was cancelled"
@@ -147,7 +147,9 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
             yield f"given up after {times}; the last error: {_last_error(timer)}"
         case Status.RUNNING:
             yield (
-                f"running on {timer.lease.pod}" if timer.lease else "running, but its lease has expired; rescue follows"
+                f"running on {timer.lease.pod}"
+                if timer.lease
+                else "running, but its lease has expired; another pod will rescue it"
             )
         case Status.COMPLETED if was_skipped(timer):
             yield f"not run: {timer.history[-1].note}"

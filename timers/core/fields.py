@@ -43,7 +43,7 @@ def check_callers_prefix(value: object, field: str = "prefix") -> str:
     prefix = check_prefix(value, field)
     if prefix.startswith(OWN_PREFIXES):
         raise InvalidInput.of(
-            field, prefix, f"a prefix that does not begin with {OWN_PREFIXES!r}; those are the service's own"
+            field, prefix, f"a prefix that does not begin with {OWN_PREFIXES!r}, which is reserved for the service"
         )
     return prefix
 

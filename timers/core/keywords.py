@@ -1,4 +1,5 @@
-"""Owns the types of the keywords that Python callers give: an editor and a type checker know each name and its values.
+"""Owns the types of the keyword arguments of the Python client, so that editors and type checkers know each name and
+its values.
 
 The values are checked when they are used; see `core/spec.py`. The names are those of the HTTP API.
 """
@@ -16,7 +17,7 @@ Time = datetime | str | int
 """An aware datetime, RFC 3339 text, or epoch milliseconds."""
 
 Texts = list[str] | tuple[str, ...]
-"""Several texts. Not any sequence, because a single text is a sequence of its letters."""
+"""Several strings. Not any sequence, because a string is a sequence of its characters."""
 
 StatusName = Literal["scheduled", "running", "completed", "failed", "unhandled", "cancelled"]
 Action = Literal["cancel", "retry", "reschedule", "purge"]
@@ -24,7 +25,7 @@ IfExists = Literal["error", "replace", "keep"]
 
 
 class RetryFields(TypedDict, total=False):
-    """A retry policy as JSON has it; see RetryPolicy."""
+    """A retry policy as in the JSON; see RetryPolicy."""
 
     max_attempts: int
     backoff: Literal["exponential", "fixed"] | Sequence[Delay]
@@ -34,7 +35,7 @@ class RetryFields(TypedDict, total=False):
 
 
 class RepeatFields(TypedDict, total=False):
-    """A repeat as JSON has it; see Repeat."""
+    """A repeat as in the JSON; see Repeat."""
 
     every: Delay
     cron: str
@@ -45,7 +46,7 @@ class RepeatFields(TypedDict, total=False):
 
 
 class GraceFields(TypedDict):
-    """A missed policy that allows so much lateness."""
+    """A missed policy that allows this much lateness."""
 
     grace: Delay
 
@@ -82,7 +83,7 @@ class At(_Fields):
 
 
 class ByCron(_Fields):
-    """A timer whose first time a cron tells."""
+    """A timer whose first time comes from its cron."""
 
     repeat: Required[Repeats]
     retry: NotRequired[Retry | None]
@@ -96,7 +97,7 @@ class ByLadder(_Fields):
 
 
 class NewTimerFields(_Fields, total=False):
-    """A timer to arm, all of it: an entry of a batch."""
+    """A timer to arm: an entry of a batch."""
 
     prefix: Required[str]
     id: str
@@ -107,7 +108,7 @@ class NewTimerFields(_Fields, total=False):
 
 
 class ChangeFields(TypedDict, total=False):
-    """What a scheduled timer can be given instead. None takes away what it can be without."""
+    """What can be changed in a scheduled timer. None removes an optional field."""
 
     delay: Delay
     due_at: Time
@@ -119,8 +120,8 @@ class ChangeFields(TypedDict, total=False):
 
 
 class FilterFields(TypedDict, total=False):
-    """Which timers are wanted; what is left out or None means any. A prefix may end in `*`; a bound may be a duration
-    from now (`"1h"`, `"-1d"`)."""
+    """Which timers to find. A condition that is left out or None matches any timer. A prefix may end in `*`; a bound
+    may be a duration from now (`"1h"`, `"-1d"`)."""
 
     prefix: str | None
     status: StatusName | Sequence[StatusName] | None

@@ -77,7 +77,7 @@ class Retry(Exception):
 
 
 class Fail(Exception):
-    """Raised by a processor to give up at once, whatever tries are left."""
+    """Raised by a processor to give up at once, however many attempts are left."""
 
     def __init__(self, reason: str = "the processor gave up") -> None:
         super().__init__(reason)

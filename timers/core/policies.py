@@ -1,4 +1,5 @@
-"""Owns the policies of a timer: how a failed run is tried again, how a cycle goes on, what becomes of a missed run."""
+"""Owns the policies of a timer: how a failed run is tried again, how a cycle continues, what happens to a missed
+run."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class RetryPolicy(StrictModel):
     def _ladder_has_its_own_maximum(self) -> Self:
         if self.ladder_ms is not None and "max_attempts" in self.model_fields_set:
             raise InvalidInput.of(
-                "max_attempts", self.max_attempts, "nothing beside a ladder: its number of steps is the maximum"
+                "max_attempts", self.max_attempts, "no value with a ladder, whose number of steps is the maximum"
             )
         return self
 
@@ -149,7 +150,7 @@ class Repeat(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class MissedPolicy:
-    """What to do with a run that could not start in time: `fire`, `skip`, `grace` (fire up to that much late), and for
+    """What to do with a run that could not start in time: `fire`, `skip`, `grace` (fire if at most that late), and for
     repeats `latest` (one run for all that were missed) or `all` (each of them, bounded)."""
 
     policy: Literal["fire", "skip", "grace", "latest", "all"] = "fire"

@@ -1,7 +1,7 @@
-"""Owns the JSON Schemas of what callers write: the same rules as in the models, in a form that other programs read.
+"""Owns the JSON Schemas of what callers write: the rules of the models, in a form that other programs read.
 
-A rule that JSON Schema cannot express is a `format` of our own, explained beside it: `timer-duration`, `timer-time`, …
-Rules between fields are in `x-rules`, because generators of clients stumble over them. `x-name` makes a schema a
+A rule that JSON Schema cannot express is a custom `format`, explained beside it: `timer-duration`, `timer-time`, …
+Rules between fields are in `x-rules`, because client generators cannot handle them. `x-name` makes a schema a
 component, so that generators need not invent names; `x-ref` refers to a component.
 """
 
@@ -15,19 +15,19 @@ PREFIX_PATTERN: Final = r"[a-z0-9][a-z0-9_.-]{0,63}"
 ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199}"
 RESERVED_PREFIX: Final = "timers"
 HISTORY_LIMIT: Final = 50
-"""How many history entries a record keeps. Older ones are dropped, and a marker in the oldest place says so."""
+"""How many history entries a record keeps. Older ones are dropped, and a marker takes the place of the oldest."""
 
 LADDER_LIMIT: Final = HISTORY_LIMIT
 """How many steps a ladder may have: as many as the history can show."""
 
 
 def named(name: str, schema: Schema) -> Schema:
-    """A schema that is a component of the document."""
+    """The schema as a component of the document."""
     return {"x-name": name, **schema}
 
 
 def choice(name: str, *values: str) -> Schema:
-    """A component that is one of several words."""
+    """A component whose value is one of these words."""
     return named(name, {"type": "string", "enum": [*values]})
 
 
@@ -39,7 +39,7 @@ def reference(name: str) -> Schema:
 STATUS: Final = choice("Status", "scheduled", "running", "completed", "failed", "unhandled", "cancelled")
 STATUSES: Final[Schema] = {
     "anyOf": [STATUS, {"type": "array", "minItems": 1, "items": STATUS}],
-    "description": "one status, or several of which a timer has one",
+    "description": "one status, or a list of which the timer has one",
     "examples": ["scheduled", ["failed", "unhandled"]],
 }
 
@@ -48,20 +48,20 @@ LIMIT: Final[Schema] = {
     "type": "integer",
     "minimum": 1,
     "maximum": PAGE_LIMIT,
-    "description": "timers on the page; 100 by default",
+    "description": "timers per page; 100 by default",
     "examples": [100],
 }
 CURSOR: Final[Schema] = {
     "type": "string",
     "format": "timer-cursor",
-    "description": "where to go on: the `next_cursor` of the page before",
+    "description": "where to continue: the `next_cursor` of the previous page",
     "examples": ["WzEsInNlbmQtbWVzc2FnZSIsImR1ZSIsMCwiMTc5NTI5MTIwMDAwMCIsInVzZXItNDIiXQ"],
 }
 
 ACTION_CURSOR: Final[Schema] = {
     "type": "string",
     "format": "timer-action-cursor",
-    "description": "where to go on: the `next_cursor` of the call before",
+    "description": "where to continue: the `next_cursor` of the previous call",
 }
 
 PREFIX: Final[Schema] = {
@@ -74,7 +74,7 @@ PREFIX_PATTERN_OR_GLOB: Final[Schema] = {
     "type": "string",
     "pattern": f"^{PREFIX_PATTERN}\\*?$",
     "not": {"enum": [RESERVED_PREFIX, f"{RESERVED_PREFIX}*"]},
-    "description": "a prefix, or the beginning of prefixes and `*`",
+    "description": "a prefix, or the beginning of prefixes followed by `*`",
     "examples": ["send-message", "login-*"],
 }
 ID: Final[Schema] = {"type": "string", "pattern": f"^{ID_PATTERN}$", "examples": ["user-42"]}
@@ -130,7 +130,7 @@ BACKOFF: Final[Schema] = {
         choice("BackoffFormula", "exponential", "fixed"),
         {"type": "array", "minItems": 1, "maxItems": LADDER_LIMIT, "items": DURATION},
     ],
-    "description": "a formula, or a ladder: the waits before the tries, one after the other",
+    "description": "a formula, or a ladder: a list of the waits before each try",
 }
 _GRACE: Final[Schema] = {
     "x-name": "Grace",
@@ -143,7 +143,7 @@ MISSED: Final[Schema] = {
     "x-name": "Missed",
     "anyOf": [choice("MissedPolicy", "fire", "skip", "latest", "all"), _GRACE],
     "examples": ["fire"],
-    "description": "what to do when it could not run in time; `latest` and `all` for repeats only",
+    "description": "what to do if the timer could not run in time; `latest` and `all` only for repeats",
 }
 TAG: Final[Schema] = {
     "x-name": "Tag",
@@ -156,7 +156,7 @@ TAG: Final[Schema] = {
 TAGS: Final[Schema] = {"type": "array", "maxItems": 16, "items": TAG, "examples": [["vip"]]}
 ALL_OF_TAGS: Final[Schema] = {
     "anyOf": [TAG, {"type": "array", "minItems": 1, "maxItems": 16, "items": TAG}],
-    "description": "one tag, or several that a timer must all have",
+    "description": "one tag, or a list of tags that the timer must all have",
     "examples": ["vip", ["vip", "trial"]],
 }
 METADATA: Final[Schema] = {
@@ -224,7 +224,7 @@ _SOME_FILTER: Final[Schema] = {
 
 
 def _action(name: str, *statuses: str, **due: Schema) -> Schema:
-    """An action, the statuses that its filter may ask for, and its due time."""
+    """The rule for one action: the statuses that its filter may name, and whether it has a due time."""
     one: Schema = {"enum": [*statuses, None]}
     status = {"anyOf": [one, {"type": "array", "items": one}]} if statuses else {}
     wanted = {"properties": {"status": status}, **_SOME_FILTER}
@@ -244,4 +244,4 @@ ALL_OF_ACTION: Final = _rules(
         _action("reschedule", *_WAITING, delay=_ABSENT, due_at=_MOMENT),
     ],
 )
-"""Which statuses each action takes. Only `reschedule` has a due time, and it has exactly one."""
+"""Which statuses each action takes. Only `reschedule` has a due time, and it needs exactly one."""

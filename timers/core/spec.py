@@ -17,7 +17,7 @@ PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
 TAG_LIMIT_CHARACTERS: Final = 64
 
 _STRICT: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-"""Refuses anything that is not JSON; the encoder for records would turn dates and sets into text."""
+"""Refuses anything that is not JSON. The encoder for records would turn dates and sets into text."""
 
 # Half characters, which JSON can name and UTF-8 cannot encode.
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -29,7 +29,7 @@ def encode_payload(payload: object, field: str = "payload") -> str:
         size = len(_STRICT.encode(payload).encode())
         text = encode(payload)
     except RecursionError:
-        raise InvalidInput.of(field, type(payload), "a JSON value of fewer levels") from None
+        raise InvalidInput.of(field, type(payload), "a JSON value with fewer levels of nesting") from None
     except (TypeError, ValueError) as error:
         raise InvalidInput.of(field, payload, f"a JSON value ({error})") from None
     if size > PAYLOAD_LIMIT_BYTES:
@@ -51,7 +51,9 @@ def _checked_tags(tags: tuple[str, ...]) -> tuple[str, ...]:
 def _checked_metadata(pairs: dict[str, str]) -> dict[str, str]:
     sizes_fit = len(pairs) <= 32 and all(1 <= len(k) <= 64 and len(v) <= 512 for k, v in pairs.items())
     if not sizes_fit or _HALF_CHARACTER.search("".join((*pairs, *pairs.values()))):
-        raise InvalidInput.of("", pairs, "up to 32 pairs of strings, names of 1 to 64, values up to 512 characters")
+        raise InvalidInput.of(
+            "", pairs, "up to 32 pairs of strings, with names of 1 to 64 and values of up to 512 characters"
+        )
     return pairs
 
 
@@ -77,7 +79,8 @@ class Spec(StrictModel):
             yield FieldError("delay", shown(given["delay"]), "only one of delay and due_at")
 
     def spec(self) -> dict[str, Any]:
-        """What the record keeps: the JSON's names, and only what was given and differs from the defaults."""
+        """What the record keeps: only the fields that were given and differ from the defaults, under their JSON
+        names."""
         kept: dict[str, Any] = {}
         if self.payload is not None:
             kept["payload"] = self.payload
@@ -93,7 +96,7 @@ class Spec(StrictModel):
 
 
 class PutTimer(Spec):
-    """A timer to arm at an address: as NewTimer, with the identity from the address."""
+    """A timer to arm with PUT: like NewTimer, but the path has its prefix and id."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_PUT_TIMER)
 
@@ -107,7 +110,7 @@ class PutTimer(Spec):
         if missed in FOR_REPEATS and given.get("repeat") is None:
             yield FieldError("missed", shown(missed), "'latest' and 'all' only with repeat")
         if given.get("delay") is None and given.get("due_at") is None and not _plans_itself(given):
-            rule = "exactly one of delay and due_at (or a retry ladder, or repeat.cron)"
+            rule = "exactly one of delay and due_at, or else a retry ladder or repeat.cron"
             yield FieldError("delay", shown(None), rule)
 
     @property
@@ -130,7 +133,7 @@ class PutTimer(Spec):
 
 
 class NewTimer(PutTimer):
-    """A timer to arm, as `POST /v1/timers` takes it."""
+    """A timer to arm with `POST /v1/timers`."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_NEW_TIMER)
 
@@ -140,12 +143,12 @@ class NewTimer(PutTimer):
 
 
 def _plans_itself(given: Mapping[str, Any]) -> bool:
-    """True if no due time is needed: there is a ladder, whose first step it is, or a cron."""
+    """True if no due time is needed, because a ladder's first step or a cron gives it."""
     return _part(given, "repeat", "cron") is not None or isinstance(_part(given, "retry", "backoff"), list | tuple)
 
 
 def _part(given: Mapping[str, Any], name: str, inner: str) -> Any:
-    """A field of a field, either checked or as it was given."""
+    """A nested field, either of a checked model or of the caller's plain data."""
     value = given.get(name)
     return value.get(inner) if isinstance(value, Mapping) else getattr(value, inner, None)
 
@@ -160,13 +163,12 @@ _NOT_GIVEN: Final[Any] = Field(default=None, json_schema_extra=_without_default)
 
 def _not_removed(value: object) -> object:
     if value is None:
-        raise InvalidInput.of("", value, "another due time, or the field left out; a timer always has one")
+        raise InvalidInput.of("", value, "another due time, or no such field; a timer always has a due time")
     return value
 
 
 class TimerChange(Spec):
-    """A change to a scheduled timer, as `PATCH` takes it: only the fields that were given change. None takes away what
-    a timer can be without."""
+    """A change to a scheduled timer with `PATCH`: only the given fields change. Null removes an optional field."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_CHANGE)
 

@@ -13,7 +13,7 @@ from timers.errors import FieldError, InvalidInput, shown
 
 
 class StrictModel(BaseModel):
-    """Frozen, and strict about unknown names: a misspelt option must not be silently ignored."""
+    """A frozen model that refuses unknown names: a misspelt option must not be silently ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
@@ -36,13 +36,13 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> Iterable[FieldError]:
-        """What is wrong between fields, checked or as they were given. If one field is wrong, pydantic stops before
-        such checks, but callers want to hear of all errors."""
+        """The errors that concern several fields, which are checked models or plain data. If one field is wrong,
+        pydantic skips such checks, but callers want to hear of all errors."""
         return ()
 
 
 _ACCEPTED: Final = {
-    "extra_forbidden": "no field of that name",
+    "extra_forbidden": "a known field",
     "model_type": "an object",
     "dict_type": "an object",
     "tuple_type": "a list",
@@ -60,7 +60,7 @@ def invalid_input(error: ValidationError) -> InvalidInput:
         if isinstance(cause, InvalidInput):
             found += cause.under(path).errors if path else cause.errors
         elif item["type"] == "missing":
-            found.append(FieldError(path, "nothing", "a value; the field is required"))
+            found.append(FieldError(path, "nothing", "a value, because the field is required"))
         else:
             accepted = _ACCEPTED.get(item["type"], item["msg"].removeprefix("Input should be "))
             found.append(FieldError(path, shown(item["input"]), accepted))

@@ -122,7 +122,7 @@ class Hooks:
             unposted = await self._outbox.drop(shard, entries)
             if unposted:
                 self._pod.observer.unposted(unposted)
-                _log.error("changes that nobody hears of: the outbox was full", shard=shard, count=unposted)
+                _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)
 
     def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook]) -> list[list[Arming]]:
         """The calls, in groups that may be armed together."""

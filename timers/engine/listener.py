@@ -51,7 +51,7 @@ class Listener:
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
         self._peers, self._canary, self._hooks, self._expired_keys = peers, canary, hooks, expired_keys
-        self.flags = server.FlagCheck(None, "not asked yet")
+        self.flags = server.FlagCheck(None, "not checked yet")
         self._confirmed = False
 
     async def run(self) -> None:
@@ -108,7 +108,7 @@ class Listener:
             case CanaryExpired(pod):
                 self._canary.heard(pod)
             case Subscribed():
-                _log.info("subscribed; looking at everything")
+                _log.info("subscribed; looking at all queues")
                 self._confirmed = True
                 self._pod.observer.resubscribed()
                 self._canary.resubscribed()

@@ -231,7 +231,7 @@ class Runner:
         timer = run.timer
         await self._runs.certain(run, self._lease_seconds * LEASE_LEFT)
         if exhausted(timer, run.processor.retry):
-            return Exhausted(f"its pod died or lost the lease in each of {timer.failures} attempts")
+            return Exhausted(f"its pod died or lost its lease in each of {timer.failures} attempts")
         late = missed(timer, round(self._clock.now_ms()))
         if late is not None:
             return late
@@ -350,7 +350,7 @@ def _timeout_ms(run: Run) -> int | None:
 def _over(run: Run) -> str:
     """The reason given to a plain function that goes on after the end of its run."""
     why = run.stop.reason if isinstance(run.stop, Failed | HandBack) else run.stop or "it has returned"
-    return f"the run of {run.timer.key} is over ({why}); its context.timers does nothing any more"
+    return f"the run of {run.timer.key} is over ({why}), so its context.timers no longer works"
 
 
 def _meaning(result: Any) -> Outcome:

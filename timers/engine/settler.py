@@ -89,5 +89,5 @@ class Settler:
         except BaseException as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
             if len(settlements) > 1:
                 return [code for one in settlements for code in await self._settle(shard, [one])]
-            _log.error("end cannot be written", timer=settlements[0].timer.key, exc_info=error)
+            _log.error("result of a run cannot be written", timer=settlements[0].timer.key, exc_info=error)
             return ["unwritable"]

@@ -83,7 +83,7 @@ class Supervisor:
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            return _ended(service.name, "it was cancelled by itself")
+            return _ended(service.name, "it cancelled itself")
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
             return _told(service.name, _first(error))
         return _ended(service.name, "it ended")

@@ -83,10 +83,10 @@ def _ended(inside: contextvars.Context, function: Callable[[], object]) -> Ended
 
 
 _BLOCKS: Final = (
-    "context.timers of a plain function blocks, so it cannot be used on the event loop; make it an async def"
+    "context.timers of a plain function blocks, so it cannot be used on the event loop; make the processor an async def"
 )
 
-_ENDED: Final = "the pod has ended; context.timers does nothing any more"
+_ENDED: Final = "the pod has stopped, so context.timers no longer works"
 
 Call = Callable[[], Coroutine[Any, Any, Timer]]
 

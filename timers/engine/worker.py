@@ -261,9 +261,11 @@ class Worker:
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if self._canary.is_deaf():
-            problems.append(f"notifications do not arrive, timers are found by the sweep; {self._listener.flags.said}")
+            problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags.said}")
         if self.runner.abandoned >= self._options.concurrency:
-            problems.append(f"no room: {self.runner.abandoned} functions go on whose runs timed out or were lost")
+            problems.append(
+                f"no room: {self.runner.abandoned} functions keep running after their runs timed out or were lost"
+            )
         if self._draining:
             problems.append("draining")
         return PodHealth(

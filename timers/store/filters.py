@@ -23,7 +23,7 @@ TAGS_LIMIT: Final = 16
 def _checked_prefix(value: object) -> str:
     if isinstance(value, str) and is_prefix(value.removesuffix("*")):
         return value
-    raise InvalidInput.of("", value, f"{PREFIX_RULE}, or its beginning and *")
+    raise InvalidInput.of("", value, f"{PREFIX_RULE}, or the beginning of prefixes followed by *")
 
 
 def _checked_statuses(value: object) -> tuple[Status, ...]:

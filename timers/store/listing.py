@@ -308,7 +308,7 @@ def _read_cursor(cursor: object) -> _Place:
         parts = None
     shape = [type(part) for part in parts] if isinstance(parts, list) else []
     if shape != [int, str, str, int, str, str] or (parts[4] and not _SCORE.fullmatch(parts[4])):
-        raise InvalidInput.of("", cursor, "a next_cursor that a list has answered")
+        raise InvalidInput.of("", cursor, "a next_cursor from an earlier page")
     *source, score, member = parts
     return _Place(_Source(*source), score, member)
 

@@ -29,7 +29,7 @@ Argument = str | int | bytes
 Call = tuple[str, Sequence[Argument]]
 """The root of the shard to run on, and the arguments."""
 
-FULL: Final = "Redis is full (maxmemory): it takes no new timers until it has room; cancels, runs and their ends go on"
+FULL: Final = "Redis is full (maxmemory) and takes no new timers until it has room; cancels and runs continue"
 
 PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "CLUSTERDOWN")
 """Error codes of a server that cannot do it now; the same command may succeed later."""

@@ -36,7 +36,7 @@ async def newest_first(store: Store, wanted: Filter, *, limit: int, cursor: str 
     no index."""
     prefix, statuses = wanted.only_prefix, wanted.status or ()
     if prefix is None or len(statuses) != 1 or Status.RUNNING in statuses:
-        raise ValueError("newest first needs one prefix and one status")
+        raise ValueError("sorting by newest needs one prefix and one status")
     wanted = wanted.at(store.clock.now_ms())
     place, items, looked = _read_place(cursor), list[Timer](), 0
     while looked < LOOKS_AT_LEAST:
@@ -99,5 +99,5 @@ def _read_place(cursor: str | None) -> tuple[str, str]:
     except (ValueError, TypeError):
         score, timer_id = "?", ""
     if not isinstance(timer_id, str) or not _SCORE.fullmatch(str(score)):
-        raise InvalidInput.of("cursor", cursor, "the cursor of a page before")
+        raise InvalidInput.of("cursor", cursor, "the cursor of an earlier page")
     return str(score), timer_id

@@ -162,7 +162,7 @@ class TimerLab:
         """Serve with these processors, or with all processors of a module. If two have the same prefix, the later one
         counts."""
         if self._sleeping:
-            raise RuntimeError("a run is under way; add processors before")
+            raise RuntimeError("a run is in progress; add processors before it starts")
         for given in processors:
             for found in (
                 in_module(given, f"the module {given.__name__}") if isinstance(given, ModuleType) else (given,)

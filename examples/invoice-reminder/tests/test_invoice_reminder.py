@@ -1,4 +1,4 @@
-"""The processor on a clock that the test moves, without a server."""
+"""Tests the processor without a server, on a clock that the test controls."""
 
 from timers import Done
 from timers.testing import TimerLab, call

@@ -111,14 +111,14 @@ class CallerVerbs(World):
         identity = self.the(chosen)
         answer = self.do(self.store.reschedule(*identity, due="+0", cause="fired"))
         due_ms = self._due_now(answer, "changed")
-        assert answer.code == self.oracle.change(identity, self.now_ms, due_ms=due_ms, note="fired by hand")
+        assert answer.code == self.oracle.change(identity, self.now_ms, due_ms=due_ms, note="fired on request")
         self.happened(f"fire: {answer.code}")
 
     @verb(chosen=st.tuples(st.sampled_from(list(Status)), st.integers(0, 3)))
     def retry(self, *, chosen: Choice) -> None:
         identity = self.the(chosen)
         answer = self.do(self.store.rearm(*identity, cause="retried"))
-        assert answer.code == self.oracle.rearm(identity, self._due_now(answer, "changed"), "retried by hand")
+        assert answer.code == self.oracle.rearm(identity, self._due_now(answer, "changed"), "retried on request")
         self.happened(f"retry: {answer.code}")
 
     @verb(chosen=st.tuples(st.sampled_from(list(Status)), st.integers(0, 3)), offset=offsets, wanted=versions)
