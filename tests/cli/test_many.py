@@ -116,7 +116,7 @@ def test_doctor_finds_a_server_of_ours_healthy(timers: CommandLine) -> None:
     assert shown.code == 0
     assert [name for name, level in levels(shown.json).items() if level != "ok"] == ["shards"]
     (shards,) = [check for check in shown.json if check["check"] == "shards"]
-    assert (shards["said"], shards["mend"]) == ("no worker is alive: nothing runs", "start one: `timers serve`")
+    assert (shards["said"], shards["mend"]) == ("no worker is alive, so nothing runs", "start one: `timers serve`")
 
 
 def test_doctor_shows_what_a_finding_means_and_what_mends_it(timers: CommandLine) -> None:
@@ -168,7 +168,7 @@ def test_doctor_names_timers_that_cannot_be_read(timers: CommandLine, redis: Red
     redis.hset("timers:{0}:quarantine", "log:one", "1795000000000 no record\n")
     (check,) = [check for check in timers("doctor", "-o", "json").json if check["check"] == "quarantine"]
     assert check["level"] == "warn"
-    assert "1 timers" in check["said"]
+    assert "1 records could not be read" in check["said"]
     assert "'log:one' (no record)" in check["said"]
 
 

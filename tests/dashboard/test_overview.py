@@ -29,7 +29,7 @@ def sentence(text: str) -> str:
 
 
 async def test_without_a_worker_the_first_sentence_says_so(visitor: Visitor) -> None:
-    assert sentence((await visitor.get("/")).text) == "No worker is alive: nothing fires until one starts."
+    assert sentence((await visitor.get("/")).text) == "No worker is alive, so nothing fires until one starts."
 
 
 async def test_with_a_deaf_worker_it_says_what_that_means(visitor: Visitor) -> None:
@@ -93,9 +93,9 @@ async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(vis
     redis, identity = visitor.api.store.connections.commands, visitor.api.store.identity
     await redis.hset("timers:meta", "loss:shard:0", "1795000000000 1795000001000 40")
     await identity.look()
-    told = "Data was lost: shard 0 lost what was written from "
+    told = "Data was lost: shard 0 lost everything written from "
     assert sentence((await visitor.get("/")).text).startswith(told)
-    assert "40 timers were known in it" in (await visitor.get("/ui/server")).text
+    assert "it had 40 known timers" in (await visitor.get("/ui/server")).text
     assert (await visitor.post("/ui/server/acknowledge")).where == "/ui/server"
     assert not sentence((await visitor.get("/")).text).startswith(told)
     assert await redis.hget("timers:meta", "loss:shard:0") is None

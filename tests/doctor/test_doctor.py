@@ -90,7 +90,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "short buffers": (
         (),
         setting("client-output-buffer-limit", "pubsub 1mb 512kb 10"),
-        {"buffers": ("warn", "cut off at 1048576 bytes, or 524288 for a while")},
+        {"buffers": ("warn", "disconnects a subscriber at 1048576 bytes, or 524288 for a while")},
     ),
     "a replica": (
         (),
@@ -101,17 +101,21 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
         (),
         setting("min-replicas-to-write", 1),
         {
-            "replicas": ("fail", "0 of 1 that min-replicas-to-write asks for"),
+            "replicas": ("fail", "0 of the 1 replicas that min-replicas-to-write requires"),
             "delivery": ("fail", "NOREPLICAS"),
             "data": ("fail", "NOREPLICAS"),
         },
     ),
     "strangers": ((), strangers, {"strangers": ("warn", "'session/abc'")}),
-    "lost data": ((), lose, {"data": ("fail", "shard 0 lost what was written")}),
+    "lost data": ((), lose, {"data": ("fail", "shard 0 lost everything written")}),
     "another's meta": ((), overwrite_meta, {"data": ("fail", "WRONGTYPE")}),
     "a lost index": ((), lose_an_index, {"books": ("fail", "disagree")}),
     "an unreadable record": ((), spoil_a_record, {"quarantine": ("warn", "'note:one' (no record)")}),
-    "a stuck queue": ((), leave_waiting, {"queues": ("fail", "of the prefixes note; the pods have room for 9")}),
+    "a stuck queue": (
+        (),
+        leave_waiting,
+        {"queues": ("fail", "of the prefixes note have been due for more than a minute; the pods have room for 9")},
+    ),
     "a paused prefix": ((), pause, {"paused": ("warn", "paused prefixes note")}),
     "a prefix without pods": ((), serve_another, {"prefixes": ("fail", "of the prefixes push")}),
     "a shard without pods": ((), elsewhere, {"shards": ("fail", "takes the shards 0")}),
@@ -252,7 +256,7 @@ async def test_a_user_with_too_few_rights(
             assert_named(await found(limited), expected)
             checks = await examine(limited, wait_seconds=DEADLINE_SECONDS)
         flags = next(check for check in checks if check.name == "flags")
-        assert (flags.level, flags.said) == ("ok", "the server denies CONFIG, but the event of a key came")
+        assert (flags.level, flags.said) == ("ok", "the server denies CONFIG, but the event of a test key arrived")
 
 
 async def test_a_user_who_may_run_no_scripts(tmp_path: Path) -> None:
@@ -264,7 +268,7 @@ async def test_a_user_who_may_run_no_scripts(tmp_path: Path) -> None:
         assert {name: wrong[name].level for name in ("rights", "delivery", "data")} == dict.fromkeys(
             ("rights", "delivery", "data"), "fail"
         )
-        assert "may run no scripts" in wrong["rights"].said
+        assert "may not run scripts" in wrong["rights"].said
 
 
 async def test_a_server_that_denies_config_and_announces_nothing(tmp_path: Path) -> None:

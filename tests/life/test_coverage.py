@@ -50,14 +50,14 @@ async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystande
     now = await told(bystander)
     assert now.readyz == [
         "no live pod takes the shards 0",
-        "timers are due that no live pod takes, of the prefixes note",
+        "no live pod takes due timers of the prefixes note",
     ]
     assert now.metrics == {
         'timers_uncovered_shards{shard="0"} 1.0',
         'timers_uncovered_prefixes{prefix="note"} 1.0',
     }
-    assert now.shards == ("fail", "no worker is alive: nothing runs")
-    assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes note")
+    assert now.shards == ("fail", "no worker is alive, so nothing runs")
+    assert now.prefixes == ("fail", "no live pod takes the waiting timers of the prefixes note")
 
 
 async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None:
@@ -67,9 +67,9 @@ async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None
     await fleet.client.create("push-later", "x", delay=HOUR)
     await fleet.client.create("push-now", "x", delay=0)
     now = await told(bystander)
-    assert now.readyz == ["timers are due that no live pod takes, of the prefixes push-now"]
+    assert now.readyz == ["no live pod takes due timers of the prefixes push-now"]
     assert now.metrics == {'timers_uncovered_prefixes{prefix="push"} 1.0'}
-    assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes push-later, push-now")
+    assert now.prefixes == ("fail", "no live pod takes the waiting timers of the prefixes push-later, push-now")
     await fleet.pod(Calls("push"), name="b")
     await fleet.completed("x", "push-now")
     assert (await told(bystander)).metrics == set()
@@ -86,9 +86,9 @@ async def test_a_prefix_whose_only_pod_died_in_a_run(fleet: Fleet, bystander: Ap
     await sign_off(fleet.store, "notes")
     await fleet.expire_lease("x")
     now = await told(bystander)
-    assert now.readyz == ["timers are due that no live pod takes, of the prefixes note"]
+    assert now.readyz == ["no live pod takes due timers of the prefixes note"]
     assert now.metrics == {'timers_uncovered_prefixes{prefix="note"} 1.0'}
-    assert now.prefixes == ("fail", "timers wait that no live pod takes, of the prefixes note")
+    assert now.prefixes == ("fail", "no live pod takes the waiting timers of the prefixes note")
     await fleet.pod(calls, name="again")
     await fleet.completed("x")
     assert (await told(bystander)).readyz == []
@@ -118,7 +118,7 @@ async def test_a_prefix_that_is_served_only_on_other_shards(sharded: Fleet, shar
     await sharded.pod(Calls("push"), name="high", shard_subset=(2, 3))
     await sharded.client.create("push", in_shard(sharded, "push", 0), delay=0)
     now = await told(sharded_bystander)
-    assert now.readyz == ["timers are due that no live pod takes, of the prefixes push"]
+    assert now.readyz == ["no live pod takes due timers of the prefixes push"]
     assert now.metrics == {'timers_uncovered_prefixes{prefix="push"} 1.0'}
     assert (now.shards[0], now.prefixes[0]) == ("ok", "fail")
 

@@ -162,7 +162,9 @@ async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> Non
 @pytest.mark.parametrize("shards", ["", "0", "-1", "many"])
 async def test_a_db_with_a_senseless_number_of_shards_is_refused(store: Store, shards: str) -> None:
     await store.connections.commands.hset(META, mapping={"format": "1", "epoch": "e", "shards": shards, "armed": "1"})
-    with pytest.raises(ConfigurationError, match=r"timers:meta has .* shards; write the number"):
+    with pytest.raises(
+        ConfigurationError, match=r"timers:meta has .* as its number of shards; write the original number"
+    ):
         await store.identity.look()
 
 

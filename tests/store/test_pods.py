@@ -163,7 +163,7 @@ async def test_a_sign_that_cannot_be_read_breaks_nobody(store: Store, part: str,
     for roster in (await membership.beat(me), await membership.read()):
         assert names(roster) == ["a", "odd"]
         (odd,) = [member for member in roster.members if member.pod == "odd"]
-        assert str(odd.trouble).startswith("what it says of itself cannot be read")
+        assert str(odd.trouble).startswith("its sign of life cannot be read")
         assert json.dumps(odd.to_json())
         (own,) = [member for member in roster.members if member.pod == "a"]
         assert (own.works, own.trouble) == (True, None)

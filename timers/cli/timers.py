@@ -1,4 +1,4 @@
-"""Owns the commands on timers that are there: get, fire, ls, stats; and, for one timer or for all that pass a filter,
+"""Owns the commands for existing timers: get, fire, ls, stats; and, for one timer or for all that match a filter,
 cancel, reschedule, retry, purge."""
 
 import sys
@@ -55,7 +55,7 @@ _COLUMNS: Final = ("prefix", "id", "status", "due_at", "attempt", "failures", "v
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a command acts on: one timer, or all that pass a filter. Its fields are the command's parameters."""
+    """What a command acts on: one timer, or all that match a filter. Its fields are the command's parameters."""
 
     prefix: Prefix = None
     id: Id = None
@@ -157,7 +157,8 @@ def fire(prefix: OnePrefix, id: OneId, output: Output = Format.TABLE) -> None:
 
 
 def cancel(
-    chosen: Selection, purge: Annotated[bool, typer.Option("--purge", help="For one timer: also remove its record.")] = False
+    chosen: Selection,
+    purge: Annotated[bool, typer.Option("--purge", help="For one timer: also remove its record.")] = False,
 ) -> None:
     """Cancel a scheduled timer, or all that match a filter. None of them starts afterwards."""
     if purge and chosen.filter:

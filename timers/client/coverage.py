@@ -32,7 +32,7 @@ class Uncovered:
         seen = [prefix for prefix in self.prefixes if visible is None or visible(prefix)]
         named = [f"of the prefixes {few(seen)}"] if seen else []
         counted = [f"of {len(self.prefixes) - len(seen)} prefixes"] if len(seen) < len(self.prefixes) else []
-        prefixes = f"timers are due that no live pod takes, {' and '.join([*named, *counted])}"
+        prefixes = f"no live pod takes due timers {' and '.join([*named, *counted])}"
         return [*([shards] if self.shards else ()), *([prefixes] if self.prefixes else ())]
 
 

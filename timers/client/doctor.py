@@ -59,8 +59,8 @@ async def examine(
         data = await _data(store, acknowledge=acknowledge)
         return [*found, data, *await _work(store, roster, fix=fix, progress=progress)]
     except (ConfigurationError, Unavailable, Refusal) as error:
-        mend = "see the findings above; if it is another's db or another service's, correct TIMERS_REDIS_URL"
-        return [*found, Check("data", "fail", f"it cannot be used: {error}", "pods and callers are refused", mend)]
+        mend = "see the findings above; if the db belongs to another service, correct TIMERS_REDIS_URL"
+        return [*found, Check("data", "fail", f"the db cannot be used: {error}", "pods and callers are refused", mend)]
 
 
 def unreachable(error: Unavailable) -> Check:
@@ -92,9 +92,9 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
         return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
     await store.identity.look()
     losses = [str(loss) for loss in store.identity.losses.values()]
-    means = "timers armed before are gone, or are as they were earlier"
+    means = "timers armed earlier are gone, or are in an earlier state"
     mend = "restore them or arm them anew, then `timers doctor --acknowledge`"
-    fine = "no loss of data is known that nobody has acknowledged"
+    fine = "no unacknowledged loss of data is known"
     return judged("data", fine, (bool(losses), "fail", "; ".join(losses), means, mend))
 
 
@@ -118,7 +118,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
 
 
 def _shards(missing: Uncovered, workers: Sequence[Member], shards: int) -> Check:
-    means, none = "timers wait there until a pod takes them", "no worker is alive: nothing runs"
+    means, none = "timers wait in them until a pod takes them", "no worker is alive, so nothing runs"
     level: Level = "fail" if missing.prefixes else "warn"
     open_shards = f"no live pod takes the shards {few(missing.shards)}"
     return judged(
@@ -130,7 +130,7 @@ def _shards(missing: Uncovered, workers: Sequence[Member], shards: int) -> Check
 
 
 def _prefixes(missing: Sequence[str]) -> Check:
-    said = f"timers wait that no live pod takes, of the prefixes {few(missing)}"
+    said = f"no live pod takes the waiting timers of the prefixes {few(missing)}"
     means = "they become unhandled a minute after they are due"
     mend = "start pods with their processors, or take a declaration back with timers prefixes forget PREFIX"
     fine = "every waiting timer has a pod that takes it"
@@ -139,24 +139,24 @@ def _prefixes(missing: Sequence[str]) -> Check:
 
 def _queues(stuck: Sequence[str], workers: Sequence[Member]) -> Check:
     room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
-    said = f"timers have been due for more than a minute of the prefixes {few(stuck)}; the pods have room for {room}"
+    said = f"timers of the prefixes {few(stuck)} have been due for more than a minute; the pods have room for {room}"
     mend = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
-    fine, means = "nothing that may run has been due for a minute", "they run late, and those behind them too"
+    fine, means = "no timer that may run has been due for a minute", "these timers and those behind them run late"
     return judged("queues", fine, (bool(stuck), "fail", said, means, mend))
 
 
 def _paused(prefixes: Sequence[str]) -> Check:
-    said = f"timers are due of the paused prefixes {few(prefixes)}"
+    said = f"the paused prefixes {few(prefixes)} have due timers"
     mend = ", ".join(f"`timers resume {prefix}`" for prefix in prefixes[:NAMES_SHOWN])
-    fine, means = "no paused prefix has timers due", "they wait until somebody resumes them"
+    fine, means = "no paused prefix has due timers", "they wait until somebody resumes them"
     return judged("paused", fine, (bool(prefixes), "warn", said, means, mend))
 
 
 def _pods(members: Sequence[Member]) -> Check:
     troubles = [f"{pod.pod}: {pod.trouble}" for pod in members if pod.trouble]
     troubles += [f"{pod.pod}: notifications are {pod.hearing}" for pod in members if pod.works and pod.hearing != "ok"]
-    means, mend = "such a pod finds timers by the sweep, or is not counted on", "see /readyz and the log of the pod"
-    fine = f"{len(members)} pods are alive and hear"
+    means, mend = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
+    fine = f"{len(members)} pods are alive and receive notifications"
     return judged("pods", fine, (bool(troubles), "warn", few(troubles), means, mend))
 
 
@@ -171,8 +171,8 @@ def _settings(members: Sequence[Member]) -> Check:
         for name, values in sorted(told.items())
         if len(values) > 1
     ]
-    means = "a timer is treated one way or the other, depending on its pod"
-    mend = "give all pods the same, and let a rolling deploy end"
+    means = "what happens to a timer depends on the pod that takes it"
+    mend = "give all pods the same settings and limits, or wait until a rolling deploy has ended"
     return judged("settings", "the pods agree", (bool(differ), "warn", "; ".join(differ), means, mend))
 
 
@@ -203,7 +203,7 @@ async def _compared(store: Store) -> Check:
     for shard in range(store.shards):
         async for found in compare(store, shard):
             total.update(found)
-    means = "timers that an index lacks stand still until it is mended; the pods do so slowly"
+    means = "timers missing from an index do not run until it is repaired, which the pods do slowly"
     said = f"indexes and counts disagree: {_numbers(total)}"
     return judged("books", "heads and counts agree", (bool(total), "fail", said, means, "`timers doctor --fix`"))
 
@@ -230,7 +230,7 @@ def _numbers(total: Mapping[str, int]) -> str:
 
 def _quarantine(number: int, some: Mapping[str, str]) -> Check:
     shown = ", ".join(f"{member!r} ({reason})" for member, reason in some.items())
-    said = f"{number} timers could not be read and are kept aside, as {shown}"
-    mend = "arm them anew, then for each shard N: redis-cli HDEL 'timers:{N}:quarantine' PREFIX:ID"
-    fine = "every record that was met could be read"
-    return judged("quarantine", fine, (bool(number), "warn", said, "they do not run", mend))
+    said = f"{number} records could not be read and are in quarantine, such as {shown}"
+    mend = "arm these timers again, then for each shard N: redis-cli HDEL 'timers:{N}:quarantine' PREFIX:ID"
+    fine = "no unreadable record was found"
+    return judged("quarantine", fine, (bool(number), "warn", said, "these timers do not run", mend))

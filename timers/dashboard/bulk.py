@@ -50,7 +50,7 @@ class BulkProgress:
             numbers = [int(given[name]) for name in ("since_ms", "done", "left_alone", "refused_number")]
             refused = [str(said) for said in given["refused"]][:REFUSED_SHOWN]
         except (ValueError, KeyError, TypeError):
-            raise InvalidInput.of("progress", text, "what the page before has said") from None
+            raise InvalidInput.of("progress", text, "the progress from the previous page") from None
         return cls(numbers[0], numbers[1], numbers[2], refused, numbers[3], given.get("cursor"))
 
     def to_text(self) -> str:
@@ -75,9 +75,11 @@ class Order:
         action = check_action(one.get("action"))
         wanted = Wanted.parse([] if chosen else pairs, visible_to(request))
         if not chosen and wanted.is_everything:
-            raise InvalidInput.of("filter", "", "at least one condition; nothing is done to all timers at once")
+            raise InvalidInput.of(
+                "filter", "", "at least one condition, because no action may cover all timers at once"
+            )
         if action == "reschedule" and not one.get("when", "").strip():
-            raise InvalidInput.of("when", "", "when they are to be due: 1h, or 2026-11-22T20:00:00Z")
+            raise InvalidInput.of("when", "", "their new due time: 1h, or 2026-11-22T20:00:00Z")
         return cls(action, wanted, chosen, one.get("when", "").strip() if action == "reschedule" else "")
 
     @property

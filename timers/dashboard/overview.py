@@ -63,7 +63,7 @@ def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], 
 def _bad(stats: Stats) -> Sequence[str]:
     found = [f"Data was lost: {loss}." for loss in stats.losses]
     if not any(pod.works for pod in stats.pods):
-        found.append("No worker is alive: nothing fires until one starts.")
+        found.append("No worker is alive, so nothing fires until one starts.")
     elif stats.late_ms > LATE_MS:
         found.append(f"Timers are late: the oldest has been due for {in_units(stats.late_ms)}.")
     return found
@@ -77,7 +77,7 @@ def _warnings(stats: Stats, by_status: Mapping[Status, int]) -> Sequence[str]:
     if n := by_status.get(Status.UNHANDLED, 0):
         found.append(f"{n} unhandled: no pod ran the processor they need.")
     if n := by_status.get(Status.FAILED, 0):
-        found.append(f"{n} failed and wait for somebody to look at them.")
+        found.append(f"{n} failed and need attention.")
     return found
 
 

@@ -79,7 +79,7 @@ class ServicePages:
             "forget": self._client.forget,
         }
         if action not in acts:
-            raise web.HTTPNotFound(text=f"{shown(action)} is nothing that can be done to a prefix")
+            raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")
         await acts[action](prefix)
         self._prefixes = Fresh(self._client.prefixes, self._views_seconds)
         return redirect(f"/ui/prefixes?q={prefix}")
@@ -198,7 +198,7 @@ def _number(form: Mapping[str, str], name: str) -> int | None:
     """The number in a field, or None if the field is empty."""
     text = form.get(name, "").strip()
     if text and not (text.isascii() and text.isdecimal()):
-        raise InvalidInput.of(name, text, "a whole number, as 100")
+        raise InvalidInput.of(name, text, "a whole number such as 100")
     return int(text) if text else None
 
 

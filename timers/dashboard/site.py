@@ -113,7 +113,7 @@ class Guard:
             return _error(request, error.status, error.reason, error.text or "")
         except Exception:  # noqa: BLE001 (a person must get a page; the log gets the error)
             _log.exception("page failed", method=request.method, path=request.path)
-            return _error(request, 500, "Something is wrong in the service", "The log of this pod says what happened.")
+            return _error(request, 500, "The service failed", "This pod's log has the reason.")
         self._remember(request, response)
         return response
 
@@ -136,7 +136,7 @@ class Guard:
         caller = caller_of(request)
         seen_at, text = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, ""))
         if request.method != "GET" or not text:
-            return _error(request, 503, "Redis is away", error)
+            return _error(request, 503, "Redis is down", error)
         banner = render.environment().get_template("away.html")
         age = in_units((time.monotonic() - seen_at) * 1000)
         text = text.replace(STATE, banner.render(age=age, reason=str(error)), 1)
@@ -152,7 +152,7 @@ def _is_for_people(request: web.Request) -> bool:
 def _require_own_page(request: web.Request) -> None:
     """Accept a form only from a page of this host. Browsers send the origin with every POST."""
     if "Origin" not in request.headers:
-        raise Forbidden("a form of the dashboard comes with an Origin header, as browsers send it; use the API")
+        raise Forbidden("this form needs the Origin header that browsers send; programs should use the API")
     check_origin(request)
 
 
@@ -194,7 +194,7 @@ class SignIn:
         """Answers 200 with a static file. Its name contains a hash of its content, so it never changes."""
         found = render.assets().get(request.match_info["name"])
         if found is None:
-            raise web.HTTPNotFound(text="there is no such file; the page that asked for it is of another version")
+            raise web.HTTPNotFound(text="there is no such file; the page is from another version of the service")
         headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
         return web.Response(body=found[1], content_type=found[2], charset="utf-8", headers=headers)
 

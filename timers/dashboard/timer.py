@@ -24,7 +24,7 @@ CHANGED_FIELDS: Final = ("when", "payload", "repeat", "retry", "tags", "metadata
 _JSON_FIELDS: Final = ("payload", "repeat", "retry", "metadata")
 
 DONE: Final[Mapping[str, str]] = {
-    "cancel": "Cancelled: no run of it starts.",
+    "cancel": "Cancelled. It will not start.",
     "fire": "Due now.",
     "retry": "Armed again, due now.",
     "reschedule": "Rescheduled.",
@@ -92,7 +92,7 @@ class TimerPages:
         form, action = await form_of(request), request.match_info["action"]
         do = self._acts(prefix, timer_id, form).get(action)
         if do is None:
-            raise web.HTTPNotFound(text=f"{shown(action)} is nothing that can be done to a timer")
+            raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a timer")
         try:
             await do()
         except (Refused, InvalidInput) as error:

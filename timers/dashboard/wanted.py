@@ -13,7 +13,7 @@ from timers.store.filters import Filter, Visible
 NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
 """Conditions that come once. `status` may come several times."""
 
-NO_ERROR: Final = "no error is kept"
+NO_ERROR: Final = "no error recorded"
 GROUP_LIMIT_CHARACTERS: Final = 160
 
 _VARYING: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]*\d[0-9a-f]*\b", re.IGNORECASE)

@@ -110,11 +110,11 @@ def _version(info: Facts) -> Check:
     version = str(info.get(f"{family}_version", "unknown"))
     said, major = f"{family} {version}", version.lstrip("dfv-").partition(".")[0]
     is_old = not (major.isdigit() and int(major) >= OLDEST_MAJOR)
-    means = "the scripts need what it lacks: nothing is armed or run"
+    means = "it lacks features that the scripts need, so nothing is armed or run"
     return judged(
         "server",
         said,
-        (family == "dragonfly", "warn", said, "nobody has tested timers on it", "use Redis or Valkey"),
+        (family == "dragonfly", "warn", said, "this service is not tested on it", "use Redis or Valkey"),
         (is_old, "fail", said, means, f"upgrade to version {OLDEST_MAJOR} or newer"),
     )
 
@@ -123,7 +123,7 @@ def _role(info: Facts) -> Check:
     master, state = f"{info.get('master_host')}:{info.get('master_port')}", info.get("cluster_state", "ok")
     nodes, is_replica = int(info.get("cluster_size", 1)), info.get("role") == "slave"
     takes_none, slots = (
-        "it takes no timers and announces none that expire",
+        "it accepts no timers and announces no expired keys",
         f"a node of a cluster whose state is {state}",
     )
     return judged(
@@ -132,8 +132,8 @@ def _role(info: Facts) -> Check:
         (is_replica, "fail", f"a replica of {master}", takes_none, f"put the master, {master}, into TIMERS_REDIS_URL"),
         (state != "ok", "fail", slots, _NOTHING, "give every hash slot a node, with redis-cli --cluster fix HOST:PORT"),
         (
-            *(nodes > 1, "fail", f"one of {nodes} masters of a cluster", "a pod reaches only the shards of this node"),
-            "use a single node: this version does not spread over a cluster",
+            *(nodes > 1, "fail", f"one of {nodes} masters of a cluster", "pods reach only the shards of this node"),
+            "use a single node: this version does not support clusters",
         ),
     )
 
@@ -144,8 +144,8 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
     stops = known.get("save") != "" and known.get(_STOPS) != "no" and info.get("rdb_last_bgsave_status", "ok") != "ok"
     writes, rewrites = (info.get(f"aof_last_{what}_status", "ok") for what in ("write", "bgrewrite"))
     none = "no snapshots are taken" if config is not None else "CONFIG is denied, so snapshots are not seen"
-    last, append = "a crash loses what was armed or ended since the last snapshot", setting(info, "appendonly", "yes")
-    half = "a crash of the machine loses the last half minute or so"
+    last, append = "a crash loses timers armed or settled since the last snapshot", setting(info, "appendonly", "yes")
+    half = "a crash of the machine loses about the last half minute"
     room = "give its folder rights and its disk room, then"
     return judged(
         "persistence",
@@ -159,7 +159,13 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
         ),
         (not is_on and bool(save), "warn", f"appendonly is off; snapshots are taken ({save})", last, append),
         (not is_on, "fail", f"appendonly is off, and {none}", "a restart loses every timer", append),
-        (writes != "ok", "fail", f"the last write of the append-only file: {writes}", _NO_ENDS, "free its disk"),
+        (
+            writes != "ok",
+            "fail",
+            f"the last write of the append-only file: {writes}",
+            _NO_ENDS,
+            "free space on its disk",
+        ),
         (
             *(rewrites != "ok", "warn", f"the last rewrite of the append-only file: {rewrites}"),
             *("the file grows until the disk is full", f"{room} `redis-cli BGREWRITEAOF`"),
@@ -174,7 +180,7 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
 def _eviction(info: Facts) -> Check:
     policy, mend = info.get("maxmemory_policy", "unknown"), setting(info, "maxmemory-policy", "noeviction")
     said, evicts = f"maxmemory-policy is {policy}", policy != "noeviction"
-    later = "it deletes timers as soon as somebody sets maxmemory"
+    later = "the server deletes timers as soon as somebody sets maxmemory"
     return judged(
         "eviction",
         said,
@@ -203,25 +209,25 @@ def _replicas(info: Facts, config: Mapping[str, str]) -> Check:
     good = int(info.get("min_slaves_good_slaves", wanted))
     replicas = [info.get(f"slave{n}", {}) for n in range(int(info.get("connected_slaves", 0)))]
     behind = [r for r in replicas if r.get("state") != "online" or int(r.get("lag", 0)) > LAG_SECONDS]
-    asked = f"{good} of {wanted} that min-replicas-to-write asks for"
+    asked = f"{good} of the {wanted} replicas that min-replicas-to-write requires"
     late = ", ".join(f"{r.get('ip')}:{r.get('port')} is {r.get('state')}, {r.get('lag')} s behind" for r in behind[:3])
-    lost = "a failover to it loses what was armed or ended in that time"
+    lost = "a failover to it loses timers armed or settled in that time"
     alone = f"bring the replicas back, or {setting(info, 'min-replicas-to-write', 0)}"
     return judged(
         "replicas",
-        f"{len(replicas)} in step" if replicas else "none",
+        f"{len(replicas)} replicas are in sync" if replicas else "none",
         (good < wanted, "fail", asked, _NO_ENDS, alone),
-        (bool(behind), "warn", late, lost, "see its log, and the network between the two"),
+        (bool(behind), "warn", late, lost, "check its log, and the network between the two"),
     )
 
 
 def _buffers(info: Facts, config: Mapping[str, str]) -> Check:
     found = _PUBSUB.search(config.get("client-output-buffer-limit", ""))
     if found is None:
-        return Check("buffers", "ok", "not to be seen without CONFIG")
+        return Check("buffers", "ok", "unknown, because CONFIG is denied")
     hard, soft = int(found[1]), int(found[2])
-    said = f"a subscriber is cut off at {hard} bytes, or {soft} for a while (0: never)"
-    means = "a burst of due timers cuts pods off; until they hear again, timers wait for the sweep"
+    said = f"the server disconnects a subscriber at {hard} bytes, or {soft} for a while (0: never)"
+    means = "a burst of due timers disconnects pods; until they reconnect, timers wait for the sweep"
     mend = setting(info, "client-output-buffer-limit", "pubsub 32mb 8mb 60")
     return judged("buffers", said, (0 < hard < HARD_BYTES or 0 < soft < SOFT_BYTES, "warn", said, means, mend))
 
@@ -229,7 +235,7 @@ def _buffers(info: Facts, config: Mapping[str, str]) -> Check:
 def _clients(info: Facts) -> Check:
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
     said = f"{clients} connections of at most {most or 'an unknown number'}"
-    means = "at the limit pods cannot connect, and one that was cut off stays away"
+    means = "at the limit pods cannot connect or reconnect"
     return judged(
         "clients", said, (0 < most * NEARLY <= clients, "warn", said, means, setting(info, "maxclients", most * 2))
     )

@@ -51,9 +51,9 @@ class Loss:
     def __str__(self) -> str:
         until = format_time(self.to_ms)
         if self.shard is None:
-            return f"the db was lost or replaced before {until}, when {self.timers} timers were known in it"
+            return f"the db was lost or replaced before {until}; it had {self.timers} known timers"
         since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"before {until}"
-        return f"shard {self.shard} lost what was written {since}; {self.timers} timers were known in it"
+        return f"shard {self.shard} lost everything written {since}; it had {self.timers} known timers"
 
     def to_json(self) -> LossAnswer:
         """As the API shows it."""
@@ -202,7 +202,7 @@ class DbIdentity:
     def _take(self, meta: Meta | None) -> None:
         """Use this as the db from now on."""
         if meta is None:
-            raise ConfigurationError(f"{keys.META} has no epoch, and its format is not known; use another db")
+            raise ConfigurationError(f"{keys.META} has no epoch and an unknown format; use another db")
         if self.pinned not in (None, meta.shards):
             there = meta.shards
             raise ConfigurationError(f"TIMERS_SHARDS is {self.pinned}, but this db has {there} shards; use {there}")
@@ -219,7 +219,7 @@ def _meta(fields: dict[str, str]) -> Meta | None:
         return None
     shards = fields.get("shards", "")
     if not (shards.isascii() and shards.isdigit() and int(shards) > 0):
-        raise ConfigurationError(f"{keys.META} has {shards!r} shards; write the number the db was made with there")
+        raise ConfigurationError(f"{keys.META} has {shards!r} as its number of shards; write the original number there")
     losses = {name: loss for name, text in fields.items() if (loss := _loss(name, text))}
     return Meta(fields["epoch"], int(shards), "armed" in fields, "closed" in fields, losses)
 

@@ -107,13 +107,13 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
         (found,) = await store.run("rights", 0, wanted)
     except NoPermissionError as error:
         mend = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
-        return Check("rights", "fail", f"the user may run no scripts ({error})", "nothing is armed or run", mend)
+        return Check("rights", "fail", f"the user may not run scripts ({error})", "nothing is armed or run", mend)
     denied = [command.decode() for command in found]
     means = "whatever needs them fails: timers are not armed, heard of, run or ended"
     bare = "bare keys are not adopted: they fire with payload null"
     return judged(
         "rights",
-        "the user may do what a pod does",
+        "the user has the rights that a pod needs",
         (denied == ["scan 0"], "warn", "the user may not SCAN", bare, grant(store, denied)),
         (bool(denied), "fail", f"the user may not: {', '.join(denied)}", means, grant(store, denied)),
     )
@@ -144,7 +144,7 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     denied, command = current is None, f"`redis-cli CONFIG SET {server.FLAGS} {shlex.quote((current or '') + missing)}`"
     return judged(
         "flags",
-        "the server denies CONFIG, but the event of a key came" if denied else f"{server.FLAGS} is {current!r}",
+        "the server denies CONFIG, but the event of a test key arrived" if denied else f"{server.FLAGS} is {current!r}",
         (
             *(
                 denied and not heard and not allowed,
@@ -176,7 +176,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
 
     channel = keys.expired_channel(store.connections.db).encode()
     listening = asyncio.create_task(subscribe(store.connections, (channel,), take))
-    means = "timers are found by sweeps alone, late by up to a second"
+    means = "only sweeps find timers, up to a second late"
     try:
         async with asyncio.timeout(wait_seconds):
             await ready.wait()
@@ -186,13 +186,13 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
                 await server.touch_canary(store.connections.commands, name)
                 await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
-        said = f"no `expired` event of a key came within {wait_seconds:g} s"
+        said = f"no `expired` event of a test key arrived within {wait_seconds:g} s"
         return Check("delivery", "fail", said, means, "see the checks `rights` and `flags`")
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
     late_ms = (time.monotonic() - began) * 1000 - CANARY_MS
-    return Check("delivery", "ok", f"the event of a key came {max(0, late_ms):.0f} ms after it was due")
+    return Check("delivery", "ok", f"the event of a test key arrived {max(0, late_ms):.0f} ms after it was due")
 
 
 async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
@@ -208,7 +208,7 @@ async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
                 if seen >= SCAN_LIMIT:
                     break
     except Refusal as error:
-        return Check("strangers", "ok", f"not to be seen: the server denies SCAN ({error})")
+        return Check("strangers", "ok", f"unknown, because the server denies SCAN ({error})")
     return _said_of(found, seen)
 
 
@@ -225,16 +225,16 @@ def _said_of(found: Sequence[bytes], seen: int) -> Check:
     shown = ", ".join(repr(key.decode(errors="replace")[:60]) for key in found[:3])
     return judged(
         "strangers",
-        f"the db has no keys of others ({seen} looked at)",
+        f"the db has no foreign keys ({seen} checked)",
         (
             *(bool(moved), "warn", f"a stranger had put a value in the place of a key of ours; it is {first} now"),
             "what the key held is lost, though records and indexes are mended",
             f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`",
         ),
         (
-            *(bool(found), "warn", f"{len(found)} of {seen} keys are none of the service's, as {shown}"),
+            *(bool(found), "warn", f"{len(found)} of {seen} keys do not belong to the service, such as {shown}"),
             "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods",
-            "give the service a db number of its own at the end of TIMERS_REDIS_URL",
+            "give the service its own db number at the end of TIMERS_REDIS_URL",
         ),
     )
 
