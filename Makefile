@@ -1,4 +1,4 @@
-# What to type: `make run` to use it, `make test` to test it, `make check` before a commit. All set up what they need.
+# `make run` starts the service, `make test` tests it, `make check` is for before a commit. Each sets up what it needs.
 .POSIX:
 .PHONY: run up down setup test check format bench chaos dist lock
 PYTHON = python3
@@ -40,7 +40,7 @@ bench: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos
 
-# What is released: wheel, sdist and bill of materials in dist/, checked and tried.
+# The release files in dist/: wheel, sdist and bill of materials, checked and tried out.
 dist: setup
 	scripts/dist
 
