@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     )
     """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
     roles: Annotated[frozenset[Role], BeforeValidator(values.listed), Field(min_length=1)] = Field(
-        default=frozenset({"api", "worker"}), description="api, worker, or both with a comma"
+        default=frozenset({"api", "worker"}), description="api, worker, or api,worker"
     )
     http_host: str = Field(
         default="127.0.0.1", pattern=r"^[A-Za-z0-9.:_%-]+$", description="an address or name to listen on"
@@ -114,13 +114,13 @@ class Settings(BaseSettings):
     processors: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*)?$")], ...],
         BeforeValidator(values.listed),
-    ] = Field(default=(), description="package.module or package.module:object, several with commas")
+    ] = Field(default=(), description="package.module or package.module:object, comma-separated")
     builtin: Annotated[tuple[str, ...] | None, BeforeValidator(values.builtin_names)] = Field(
-        default=None, description="all, none, or names of built-in processors with commas"
+        default=None, description="all, none, or comma-separated names of built-in processors"
     )
     """The built-in processors to load; None: all. `processor.load` knows the names."""
     prefixes: Annotated[tuple[str, ...], BeforeValidator(values.listed), AfterValidator(values.check_prefixes)] = Field(
-        default=(), description=f"{PREFIX_RULE}, several with commas"
+        default=(), description=f"{PREFIX_RULE}, comma-separated"
     )
     """Empty: every prefix that this pod has a processor for."""
     shards: int | None = Field(
@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     )
     """None: 1 on a standalone server, 64 on a cluster."""
     shard_subset: Annotated[tuple[int, ...], BeforeValidator(values.shard_numbers)] = Field(
-        default=(), description=f"shard numbers from 0 to {values.MAX_SHARDS - 1} and ranges of them, as in 0-15,20"
+        default=(), description=f"shard numbers from 0 to {values.MAX_SHARDS - 1} or ranges of them, such as 0-15,20"
     )
     """Ascending; empty: all."""
     concurrency: int = Field(default=1000, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
@@ -147,29 +147,29 @@ class Settings(BaseSettings):
     """The text as given; `access.read_entries` parses it."""
     signing_secrets: Annotated[
         tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_signing_secrets)
-    ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, several with commas")
+    ] = Field(default=(), description="whsec_ followed by base64 of 24 to 64 bytes, comma-separated")
     webhook_targets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_urls)] = Field(
-        default=(), description="prefix=https://host/path, several with commas, each prefix once"
+        default=(), description="prefix=https://host/path, comma-separated, each prefix once"
     )
     """URLs by prefix. Confidential, because a URL may hold a password or a token."""
     hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.asked_urls)] = Field(
         default=(),
-        description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT} with commas; several events with +: "
-        f"{', '.join(EVENTS)}, all, and payload to send payloads; * stands for any prefix or its end",
+        description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT}, comma-separated; join events with +: "
+        f"{', '.join(EVENTS)}, all, and payload to send payloads; a prefix may be * or end in *",
     )
     """What is asked for, and the URL to call; `asked` parses them."""
     alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_alarms)] = (
         Field(
             default=(),
-            description=f"mailto:a@example.org, https://host/path, exec:/path/to/command, {values.HOOKS_LIMIT} at most",
+            description=f"mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most {values.HOOKS_LIMIT}",
         )
     )
     """Whom to tell that timers failed, wait or were lost."""
     public_url: Annotated[str, AfterValidator(values.check_public_url)] | None = Field(
-        default=None, description="where people reach the dashboard, such as https://timers.example.org"
+        default=None, description="the URL at which people reach the dashboard, such as https://timers.example.org"
     )
     webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_secrets)] = Field(
-        default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, several with commas"
+        default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, comma-separated"
     )
     """Secrets by prefix; those of the empty prefix are for all prefixes without their own. `webhook_keys` picks."""
     webhook_allow: Annotated[tuple[str, ...], BeforeValidator(values.places)] = Field(
@@ -195,7 +195,7 @@ class Settings(BaseSettings):
         default=None, description="a URL with {user} in its path, such as https://example.org/users/{user}"
     )
     templates: Annotated[Path, AfterValidator(values.check_folder)] | None = Field(
-        default=None, description="a folder that is there"
+        default=None, description="an existing folder"
     )
     insecure: bool = Field(default=False, description="1 or 0")
     log_format: Literal["console", "json"] | None = Field(default=None, description="console or json")
@@ -262,7 +262,9 @@ class Settings(BaseSettings):
         if {values.signing_key(secret) for _, secret in self.webhook_secrets} & set(
             map(values.signing_key, self.signing_secrets)
         ):
-            raise InvalidInput([FieldError("webhook_secrets", "the given value", "none of TIMERS_SIGNING_SECRETS")])
+            raise InvalidInput(
+                [FieldError("webhook_secrets", "the given value", "secrets that are not in TIMERS_SIGNING_SECRETS")]
+            )
         guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
         if "api" in self.roles and not guarded:
             raise InvalidInput.of(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from timers.cli import completing
-from timers.cli.output import Format, Output, cell, show_record, show_records
+from timers.cli.output import Format, Output, cell, progress, show_record, show_records
 from timers.cli.session import Session, run
 from timers.client import reachable_url
 from timers.client.doctor import examine, unreachable
@@ -96,7 +96,7 @@ def doctor(
     acknowledge: Annotated[bool, typer.Option("--acknowledge", help="End the warnings about lost data.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check the server, the data and the pods, and say what to do. Exit with 1 if a check fails."""
+    """Check the server, the data and the pods, and say what to do. Exits with 1 if a check fails."""
     checks = asyncio.run(_examined(fix=fix, acknowledge=acknowledge))
     if output is Format.TABLE:
         _show_checks(checks)
@@ -111,7 +111,10 @@ async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
     settings = load_worker_settings()
     connections = connect(await reachable_url(settings))
     try:
-        return await examine(Store(connections, shards=settings.shards), fix=fix, acknowledge=acknowledge)
+        store = Store(connections, shards=settings.shards)
+        return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress)
+    except Unavailable as error:
+        return [unreachable(error)]
     finally:
         await connections.close()
 
@@ -129,8 +132,8 @@ def _show_checks(checks: Sequence[Check]) -> None:
 
 
 def replay(
-    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later; -1h, or a time.")],
-    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier; 0s is now.")],
+    since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later: -1h, or a time.")],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier: 0s is now.")],
     *,
     prefix: Annotated[
         str | None,
@@ -138,12 +141,12 @@ def replay(
             metavar="PREFIX", help="Only timers of this prefix; login-* …", autocompletion=completing.prefixes
         ),
     ] = None,
-    completed: Annotated[bool, typer.Option("--completed", help="Run also what completed once more.")] = False,
+    completed: Annotated[bool, typer.Option("--completed", help="Also run completed timers once more.")] = False,
     rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Run again what failed, went unhandled or was skipped and was due in a window of time."""
+    """Run timers again that failed, became unhandled or were skipped, and were due in a window of time."""
     window = _window(prefix, since, until)
     pace = Rate.parse(rate)
 

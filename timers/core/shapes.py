@@ -102,7 +102,7 @@ INTERVAL["anyOf"].insert(0, _NAMED)
 TIME: Final[Schema] = {
     "x-name": "Time",
     "anyOf": [{"type": "string", "format": "timer-time"}, {"type": "integer", "minimum": 0, "maximum": MAX_TIME_MS}],
-    "description": "RFC 3339 with an offset, or epoch milliseconds; a due time at most 10 years ahead",
+    "description": "RFC 3339 with an offset, or epoch milliseconds; a due time is at most 10 years ahead",
     "examples": ["2026-11-21T20:00:00.000Z"],
 }
 BOUND: Final[Schema] = {
