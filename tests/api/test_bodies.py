@@ -49,7 +49,7 @@ async def nothing_armed(redis: Redis) -> AsyncIterator[None]:
         timer("1") + timer("2"),
     ],
 )
-async def test_what_is_not_json_is_malformed(api: Api, raw: bytes) -> None:
+async def test_a_body_that_is_not_json_is_malformed(api: Api, raw: bytes) -> None:
     assert "not JSON" in (await post(api, raw)).problem(400, "malformed-request")["detail"]
 
 
@@ -71,11 +71,11 @@ async def test_half_characters_and_endless_nesting_are_malformed(api: Api, raw: 
 
 
 @pytest.mark.usefixtures("nothing_armed")
-async def test_a_number_out_of_range_is_told_by_field(api: Api) -> None:
+async def test_a_number_out_of_range_is_reported_by_field(api: Api) -> None:
     assert (await post(api, timer("[1e999]"))).bad_fields() == ["payload"]
 
 
-async def test_of_a_name_that_comes_twice_the_last_value_counts(api: Api) -> None:
+async def test_the_last_value_of_a_repeated_name_counts(api: Api) -> None:
     reply = await post(api, b'{"prefix": "test", "delay": "1h", "id": "a", "id": "b"}')
     assert (reply.status, reply.body["id"]) == (201, "b")
 
@@ -162,7 +162,7 @@ def raw_requests() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("request_bytes", list(raw_requests()))
-async def test_what_is_not_http_is_a_problem_too(api: Api, request_bytes: bytes) -> None:
+async def test_invalid_http_is_answered_with_a_problem(api: Api, request_bytes: bytes) -> None:
     parts = urlsplit(api.server.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(request_bytes)
@@ -188,7 +188,7 @@ async def test_a_client_that_leaves_in_mid_body_arms_nothing_and_harms_nobody(ap
     assert await redis.keys("test:*") == []
 
 
-async def test_a_body_that_is_wrong_as_a_whole_is_told_without_the_name_of_a_field(api: Api) -> None:
+async def test_an_error_in_the_whole_body_names_no_field(api: Api) -> None:
     told = (await post(api, b"[]")).problem(422, "invalid-input")
     assert told["detail"] == "[] is not accepted; expected an object"
     assert [error["field"] for error in told["errors"]] == [""]

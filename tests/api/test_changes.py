@@ -44,7 +44,7 @@ async def test_a_payload_can_be_set_to_null(api: Api) -> None:
 
 
 @pytest.mark.parametrize("media_type", ["application/json", "application/merge-patch+json"])
-async def test_null_takes_away_what_a_timer_can_be_without(api: Api, media_type: str) -> None:
+async def test_null_removes_an_optional_field(api: Api, media_type: str) -> None:
     nothing = dict.fromkeys(("payload", "repeat", "retry", "tags", "metadata"))
     plain = (await api.create("plain")).body
     spec = {"payload": 1, "repeat": {"every": "1d"}, "retry": {"max_attempts": 2}, "tags": ["a"]}
@@ -126,7 +126,7 @@ CALLS = [("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/retry"), ("POST"
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
-async def test_what_does_not_exist_is_not_found(api: Api, method: str, path: str) -> None:
+async def test_a_missing_timer_is_not_found(api: Api, method: str, path: str) -> None:
     body = {"delay": "1h"} if method == "PATCH" else None
     (await api.call(method, ONE + path, body)).problem(404, "timer-not-found")
 
@@ -135,9 +135,7 @@ async def test_what_does_not_exist_is_not_found(api: Api, method: str, path: str
 @pytest.mark.parametrize(
     "address", ["test/a%20b", "test/%2e%2e%2fetc", "test/%00", "Test/one", "timers/one", "test/%ff"]
 )
-async def test_an_address_that_no_timer_can_have_names_what_is_wrong(
-    api: Api, method: str, path: str, address: str
-) -> None:
+async def test_an_invalid_path_names_what_is_wrong(api: Api, method: str, path: str, address: str) -> None:
     body = {"delay": "1h"} if method == "PATCH" else None
     reply = await api.call(method, f"/v1/timers/{address}{path}", body)
     assert reply.bad_fields() == ["id" if address.startswith("test/") else "prefix"]

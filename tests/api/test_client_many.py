@@ -161,7 +161,7 @@ async def test_purge_leaves_nothing(client: TimerClient, redis: Redis) -> None:
     assert await redis.keys("test:*") == []
 
 
-async def test_what_cannot_be_done_is_counted_by_its_reason(server: EmbeddedServer, redis: Redis) -> None:
+async def test_refusals_are_counted_by_reason(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     await declare_at(server.url, "test")
     async with TimerClient(server.url, edit_lock_ms=3_600_000) as client:
@@ -202,7 +202,7 @@ async def test_stats_of_an_empty_db_have_every_member(client: TimerClient) -> No
     }
 
 
-async def test_the_worst_pod_tells_how_notifications_arrive(client: TimerClient, store: Store) -> None:
+async def test_the_worst_pod_decides_how_notifications_arrive(client: TimerClient, store: Store) -> None:
     for name, hearing in (("a", "ok"), ("b", "late")):
         await announce(store, name, processors=["test"], notifications=hearing, lateness={0: 99, 9: 1})
     stats = (await client.stats()).to_json()
@@ -216,7 +216,7 @@ async def test_overdue_is_how_long_the_oldest_has_waited(client: TimerClient) ->
     assert (await client.stats()).overdue_ms > 1_000_000
 
 
-async def test_prefixes_tell_who_serves_them_and_what_is_paused(client: TimerClient, store: Store) -> None:
+async def test_prefixes_show_who_serves_them_and_which_are_paused(client: TimerClient, store: Store) -> None:
     await client.create("test-long", "x", delay="1h")
     await announce(store, "a", processors=["test", "idle"])
     assert await client.pause("test-long")
@@ -267,7 +267,7 @@ async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
     await eventually(nobody_listens, "the subscription ends")
 
 
-async def test_a_broken_subscription_is_told_as_a_gap(client: TimerClient, redis: Redis) -> None:
+async def test_a_broken_subscription_becomes_a_gap(client: TimerClient, redis: Redis) -> None:
     feed = await client.feed()
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -295,7 +295,7 @@ class BreakingQueries(Queries):
         raise Unavailable("cut")
 
 
-async def test_who_comes_while_the_subscription_is_broken_hears_of_its_opening_when_it_stands() -> None:
+async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed() -> None:
     queries = BreakingQueries()
     feed = Feed(queries, again_seconds=0)
     first = feed.join()
@@ -325,7 +325,7 @@ def change(version: int) -> Change:
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-async def test_a_listener_that_does_not_read_costs_nothing_and_is_told_how_much_it_lost(filtered: bool) -> None:
+async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_it_lost(filtered: bool) -> None:
     """Two hundred of them stalled a pod for seconds."""
     queries, looked = BreakingQueries(), 0
     feed = Feed(queries)

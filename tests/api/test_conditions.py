@@ -57,7 +57,7 @@ async def test_another_version_is_a_failed_precondition(api: Api, method: str, c
     assert (await api.call("GET", ONE)).body == before.body
 
 
-async def test_of_two_who_read_the_same_version_one_loses(api: Api) -> None:
+async def test_one_of_two_writers_with_the_same_version_loses(api: Api) -> None:
     etag = (await api.create()).headers["ETag"]
     changes = (api.call("PATCH", ONE, {"payload": n}, headers={"If-Match": etag}) for n in range(2))
     assert sorted(reply.status for reply in await asyncio.gather(*changes)) == [200, 412]
@@ -68,7 +68,7 @@ MALFORMED = ["1", '"19", *', "*, *", '"1" "2"', '"1', "", ",", "W/1", 'w/"1"', '
 
 @pytest.mark.parametrize("condition", MALFORMED)
 @pytest.mark.parametrize(("method", "name"), [("PATCH", "If-Match"), ("DELETE", "If-Match"), ("GET", "If-None-Match")])
-async def test_what_is_no_list_of_etags_is_malformed(api: Api, method: str, name: str, condition: str) -> None:
+async def test_an_invalid_list_of_etags_is_malformed(api: Api, method: str, name: str, condition: str) -> None:
     before = await api.create()
     body = {"payload": 2} if method == "PATCH" else None
     reply = await api.call(method, ONE, body, headers={name: condition})
@@ -84,19 +84,19 @@ async def test_a_condition_may_come_in_several_lines(api: Api) -> None:
 
 @pytest.mark.parametrize("condition", ['"1"', 'W/"1"', "*", '"7", "1"'])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_who_has_the_version_already_is_told_so_without_the_timer(api: Api, method: str, condition: str) -> None:
+async def test_a_caller_that_has_the_version_gets_304(api: Api, method: str, condition: str) -> None:
     await api.create()
     reply = await api.call(method, ONE, headers={"If-None-Match": condition})
     assert (reply.status, reply.headers["ETag"], reply.body) == (304, '"1"', None)
 
 
 @pytest.mark.parametrize("condition", ['"2"', 'W/"01"', '"one"', '""', '"²"'])
-async def test_who_has_another_version_gets_the_timer(api: Api, condition: str) -> None:
+async def test_a_caller_with_another_version_gets_the_timer(api: Api, condition: str) -> None:
     before = await api.create()
     reply = await api.call("GET", ONE, headers={"If-None-Match": condition})
     assert (reply.status, reply.body) == (200, before.body)
 
 
-async def test_what_is_not_there_is_not_found_under_any_condition(api: Api) -> None:
+async def test_a_missing_timer_is_not_found_under_any_condition(api: Api) -> None:
     (await api.call("GET", ONE, headers={"If-None-Match": "*"})).problem(404, "timer-not-found")
     (await api.call("DELETE", ONE, headers={"If-Match": "*"})).problem(404, "timer-not-found")

@@ -63,13 +63,13 @@ async def impatient(server: EmbeddedServer, redis: Redis, brief: ConnectionLimit
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_A_HEAD], ids=["silent", "half a head"])
-async def test_who_never_ends_the_head_is_hung_up_on(impatient: Api, sent: bytes) -> None:
+async def test_a_client_that_never_ends_its_head_is_disconnected(impatient: Api, sent: bytes) -> None:
     reader, writer = await connected(impatient, sent)
     assert await reader.read() == b""
     writer.close()
 
 
-async def test_who_drips_the_head_is_hung_up_on_as_well(impatient: Api) -> None:
+async def test_a_client_that_drips_its_head_is_disconnected(impatient: Api) -> None:
     reader, writer = await connected(impatient, HALF_A_HEAD)
     gone = asyncio.create_task(reader.read())
     while not gone.done():
@@ -94,7 +94,9 @@ async def test_a_body_that_does_not_arrive_is_408(api: Api, monkeypatch: pytest.
     writer.close()
 
 
-async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(server: EmbeddedServer, redis: Redis) -> None:
+async def test_one_connection_too_many_is_refused_and_a_freed_place_is_reused(
+    server: EmbeddedServer, redis: Redis
+) -> None:
     await redis.ping()
     async with running_api(server.url, [done], limit=ConnectionLimit(3)) as api:
         first = [await connected(api) for _ in range(3)]
@@ -114,7 +116,7 @@ async def test_one_too_many_is_told_so_and_a_free_place_is_given_again(server: E
             writer.close()
 
 
-async def test_who_does_not_take_the_answer_is_hung_up_on(impatient: Api, brief: ConnectionLimit) -> None:
+async def test_a_client_that_does_not_read_the_answer_is_disconnected(impatient: Api, brief: ConnectionLimit) -> None:
     """Sixteen megabytes of answer are more than the buffers between the two hold."""
     fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
     await impatient.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])

@@ -58,7 +58,7 @@ async def test_a_taken_identity_is_a_conflict(api: Api) -> None:
     assert "keep" in (await api.create()).problem(409, "already-exists")["detail"]
 
 
-async def test_keep_answers_what_is_there(api: Api) -> None:
+async def test_keep_returns_the_existing_timer(api: Api) -> None:
     first = await api.create(payload=1, if_exists="keep")
     again = await api.create(payload=2, if_exists="keep")
     assert (first.status, again.status) == (201, 200)
@@ -67,7 +67,7 @@ async def test_keep_answers_what_is_there(api: Api) -> None:
     assert again.headers["Location"] == first.headers["Location"]
 
 
-async def test_replace_arms_anew(api: Api) -> None:
+async def test_replace_arms_again(api: Api) -> None:
     first = await api.create(payload=1, if_exists="replace")
     again = await api.create(payload=2, if_exists="replace")
     assert (first.status, again.status) == (201, 200)
@@ -146,7 +146,7 @@ async def test_bad_values_are_named(api: Api, redis: Redis, body: Any, fields: l
     assert await redis.keys("test:*") == []
 
 
-async def test_thousands_of_mistakes_are_not_all_told(api: Api) -> None:
+async def test_only_some_of_thousands_of_mistakes_are_listed(api: Api) -> None:
     reply = await api.call("POST", "/v1/timers", {**HOUR, **{f"wrong{n}": n for n in range(2000)}})
     assert len(reply.bad_fields()) == 20
     assert reply.body["detail"].endswith("and 1980 more")
@@ -170,7 +170,7 @@ async def test_a_longer_prefix_than_the_processors_is_served(api: Api) -> None:
     assert (await api.call("POST", "/v1/timers", {**HOUR, "prefix": "test-24h-after"})).status == 201
 
 
-async def test_a_prefix_that_only_goes_on_as_a_processors_does_is_refused(api: Api) -> None:
+async def test_a_prefix_that_continues_a_processors_without_a_separator_is_refused(api: Api) -> None:
     reply = await api.call("POST", "/v1/timers", {**HOUR, "prefix": "tester"})
     assert reply.bad_fields(422, "no-processor") == ["prefix"]
 
@@ -183,7 +183,7 @@ async def test_a_prefix_that_another_pod_has_just_declared_is_accepted(api: Api)
     assert (await api.call("POST", "/v1/timers", welcome)).status == 201
 
 
-async def test_a_prefix_whose_pods_are_away_is_accepted(api: Api) -> None:
+async def test_a_prefix_without_live_pods_is_accepted(api: Api) -> None:
     """A gap in the workers, as between two deploys, makes no signup fail."""
     await declare(api.store, "mail")
     news = [{**HOUR, "id": f"n{n}", "prefix": prefix} for n, prefix in enumerate(["mail", "nobody", "mail-x"])]

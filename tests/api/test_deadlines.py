@@ -31,7 +31,7 @@ async def waiting(patience: Deadlines, until: asyncio.Event) -> str:
         return "too late"
 
 
-async def test_what_takes_too_long_is_ended(patience: Deadlines) -> None:
+async def test_a_request_that_takes_too_long_is_cancelled(patience: Deadlines) -> None:
     assert await waiting(patience, asyncio.Event()) == "too late"
     assert await waiting(patience, asyncio.Event()) == "too late"
 
@@ -45,7 +45,7 @@ async def test_each_has_its_own(patience: Deadlines) -> None:
     assert [await task for task in (first[0], first[2], later)] == ["too late"] * 3
 
 
-async def test_what_ends_in_time_is_not_ended_again(patience: Deadlines) -> None:
+async def test_a_request_that_ends_in_time_is_not_cancelled(patience: Deadlines) -> None:
     """The loop's timer still stands when the last request has ended; its task may do something else by then."""
     done = asyncio.Event()
     done.set()
@@ -54,7 +54,7 @@ async def test_what_ends_in_time_is_not_ended_again(patience: Deadlines) -> None
 
 
 @pytest.mark.parametrize("expired", [False, True])
-async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Deadlines, expired: bool) -> None:
+async def test_a_task_that_others_cancel_stays_cancelled(patience: Deadlines, expired: bool) -> None:
     begun: asyncio.Future[Deadline] = asyncio.get_running_loop().create_future()
 
     async def run() -> None:
@@ -72,7 +72,7 @@ async def test_who_is_cancelled_by_somebody_else_stays_cancelled(patience: Deadl
     assert task.cancelled()
 
 
-async def test_an_error_of_its_own_is_kept(patience: Deadlines) -> None:
+async def test_an_error_of_the_task_itself_is_kept(patience: Deadlines) -> None:
     """A handler may make another error of the cancellation: what comes out is that, and no TimeoutError."""
     with suppress(KeyError), Deadline(patience, this_task()):
         try:
@@ -88,7 +88,7 @@ async def test_an_answer_after_all_is_kept(patience: Deadlines) -> None:
     assert this_task().cancelling() == 0
 
 
-async def test_one_that_stands_still_does_not_end_and_begins_anew(patience: Deadlines) -> None:
+async def test_a_paused_deadline_does_not_expire_and_restarts(patience: Deadlines) -> None:
     async def run() -> None:
         with Deadline(patience, this_task()) as deadline:
             with deadline.standing_still():

@@ -84,7 +84,7 @@ def test_the_style_loads_nothing() -> None:
     assert re.findall(r"url\((?!['\"]?(?:data:|#))[^)]*\)", text) == []
 
 
-async def test_the_pod_goes_on_while_the_document_is_made_once(api: Api) -> None:
+async def test_the_pod_keeps_working_while_the_document_is_built_once(api: Api) -> None:
     others_answered, made = threading.Event(), list[int]()
 
     def slow() -> dict[str, object]:

@@ -124,7 +124,7 @@ async def test_python_takes_them(api: Api) -> None:
         "due_after=1h&due_after=2h",
     ],
 )
-async def test_what_is_none_is_refused_by_name(api: Api, query: str) -> None:
+async def test_an_invalid_condition_is_refused_by_name(api: Api, query: str) -> None:
     reply = await api.call("GET", f"/v1/timers?{query}", headers=ALL)
     assert reply.bad_fields() == [query.partition("=")[0]]
 
@@ -147,7 +147,7 @@ async def test_an_unknown_parameter_hides_no_other_mistake(api: Api) -> None:
         ("POST", "/v1/timers/actions?x=1", {"action": "cancel", "filter": {"status": "x"}}, ["filter.status", "x"]),
     ],
 )
-async def test_all_that_is_wrong_with_a_request_is_told_at_once(
+async def test_all_errors_of_a_request_are_reported_at_once(
     api: Api, method: str, path: str, body: object, fields: list[str]
 ) -> None:
     assert sorted((await api.call(method, path, body, headers=ALL)).bad_fields()) == fields

@@ -68,7 +68,7 @@ async def test_each_gets_its_own_answer(client: TimerClient) -> None:
     assert isinstance(answers[3], Timer)
 
 
-async def test_one_that_is_cancelled_before_it_was_sent_is_not_armed(client: TimerClient) -> None:
+async def test_a_timer_whose_caller_is_cancelled_before_sending_is_not_armed(client: TimerClient) -> None:
     creating = [asyncio.create_task(client.create("test", f"t{i}", delay="1h")) for i in range(3)]
 
     async def regret() -> None:
@@ -81,7 +81,7 @@ async def test_one_that_is_cancelled_before_it_was_sent_is_not_armed(client: Tim
         await client.get("test", "t1")
 
 
-async def test_without_redis_every_one_is_refused_and_later_ones_go_on(
+async def test_without_redis_every_create_is_refused_and_later_ones_succeed(
     client: TimerClient, store: Store, redis: Redis
 ) -> None:
     await redis.config_set("maxclients", 1)

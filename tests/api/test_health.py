@@ -37,7 +37,7 @@ async def test_a_pod_without_workers_is_ready_when_redis_answers(api: Api) -> No
     assert (await api.call("GET", "/healthz")).body == {"status": "ok"}
 
 
-async def test_a_working_pod_tells_the_state_of_its_parts(server: EmbeddedServer) -> None:
+async def test_a_working_pod_reports_the_state_of_its_parts(server: EmbeddedServer) -> None:
     async with running_api(server.url, [done], works=True) as api:
         body = (await until_ready(api)).body
         assert body["notifications"] == "ok"
@@ -106,7 +106,7 @@ async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_p
             server.kill()
 
 
-async def test_strangers_are_told_how_many_prefixes_are_uncovered_and_keys_only_of_theirs(
+async def test_strangers_see_only_the_number_of_uncovered_prefixes_and_keys_only_theirs(
     server: EmbeddedServer, redis: Redis
 ) -> None:
     await redis.ping()

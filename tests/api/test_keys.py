@@ -66,7 +66,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("given", WRONG, ids=list(map(str, range(len(WRONG)))))
-async def test_anything_else_is_401_and_is_told_how(guarded: Api, given: str | None) -> None:
+async def test_any_other_caller_gets_401_and_instructions(guarded: Api, given: str | None) -> None:
     before = await guarded.call("GET", "/v1/stats", headers={} if given is None else {"Authorization": given})
     body = before.problem(401, "unauthorized")
     assert before.headers["WWW-Authenticate"] == 'Bearer realm="timers"'
@@ -135,7 +135,7 @@ async def test_one_entry_that_cannot_be_read_harms_no_other(guarded: Api, redis:
     assert (await guarded.call("GET", "/v1/stats", headers=HEADERS)).status == 200
 
 
-async def test_an_open_api_asks_for_keys_from_the_first_one_that_is_made(open_api: Api) -> None:
+async def test_an_open_api_requires_keys_once_the_first_is_made(open_api: Api) -> None:
     assert (await open_api.call("GET", "/v1/stats")).status == 200
     headers, kept = new_key()
     await Callers(open_api.store).keep(kept.id, kept.entry)
@@ -172,7 +172,7 @@ async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedS
         (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
 
 
-async def test_only_who_forgets_the_keys_and_that_it_was_closed_opens_an_api(
+async def test_deleting_the_keys_and_the_closed_mark_opens_an_api(
     open_api: Api, server: EmbeddedServer, redis: Redis
 ) -> None:
     """As the README says, with the pods stopped: one that runs stays closed."""

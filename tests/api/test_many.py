@@ -233,7 +233,7 @@ async def scheduled(api: Api) -> int:
     return (await api.client.counts()).get("test", {}).get(Status.SCHEDULED, 0)
 
 
-async def test_an_action_on_many_timers_ends_after_some_and_goes_on_with_its_cursor(api: Api) -> None:
+async def test_an_action_on_many_timers_ends_early_and_continues_with_its_cursor(api: Api) -> None:
     await arm(api, ACTION_LIMIT + 150)
     spec: dict[str, Any] = {"filter": {"prefix": "test"}}
     first = await act(api, "reschedule", delay="9h", **spec)
@@ -269,7 +269,7 @@ async def test_an_action_stops_when_its_client_leaves(api: Api) -> None:
     assert await scheduled(api) > 0
 
 
-async def test_more_actions_than_a_pod_runs_at_a_time_are_told_to_come_later(api: Api, redis: Redis) -> None:
+async def test_too_many_actions_at_once_are_answered_busy(api: Api, redis: Redis) -> None:
     await arm(api, 20)
     await act(api, "cancel", filter={"tag": "none"})
     await redis.client_pause(600_000, all=False)

@@ -75,7 +75,7 @@ def test_every_json_that_goes_in_or_comes_out_has_an_example(path: str, method: 
             jsonschema_rs.validator_for(schema).validate(told["example"])
 
 
-def test_a_signature_opens_what_it_covers_and_what_only_reads() -> None:
+def test_a_signature_allows_what_it_covers_and_reads() -> None:
     signed = {call["operationId"] for _, _, call in calls() if any("signature" in way for way in call["security"])}
     covered = {operation.id for operation in OPERATIONS if operation.body or operation.method == "GET"}
     assert signed == {operation.id for operation in OPERATIONS if operation.right} & covered

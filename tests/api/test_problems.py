@@ -50,13 +50,13 @@ async def test_an_unknown_address_is_a_problem(api: Api, path: str) -> None:
     (await api.call("GET", path)).problem(404, "no-such-address")
 
 
-async def test_a_method_that_is_not_taken_is_a_problem_and_says_what_is(api: Api) -> None:
+async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(api: Api) -> None:
     reply = await api.call("PUT", "/v1/timers", {})
     reply.problem(405, "method-not-allowed")
     assert "POST" in reply.headers["Allow"]
 
 
-async def test_an_unforeseen_error_tells_the_log_and_not_the_client() -> None:
+async def test_an_unexpected_error_goes_to_the_log_not_to_the_client() -> None:
     async def broken(_request: web.Request) -> web.Response:
         raise RuntimeError("the password is hunter2")
 

@@ -121,7 +121,7 @@ class SilentCallers(Callers):
 
 
 @pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
-async def test_metrics_do_not_wait_for_the_keys_of_a_redis_that_stands_still(api: Api, keys: str | None) -> None:
+async def test_metrics_do_not_wait_for_the_keys_of_a_frozen_redis(api: Api, keys: str | None) -> None:
     """They took six seconds, when most scrapers have given up."""
     callers = SilentCallers(api.store)
     routes = OperatingRoutes(api.client, Metrics(), None).routes()
@@ -139,7 +139,7 @@ async def test_metrics_do_not_wait_for_the_keys_of_a_redis_that_stands_still(api
     await server.stop()
 
 
-async def test_metrics_are_answered_while_redis_stands_still(own_server: EmbeddedServer) -> None:
+async def test_metrics_are_answered_while_redis_is_frozen(own_server: EmbeddedServer) -> None:
     async with running_api(own_server.url, [done]) as api:
         await api.create()
         assert 'timers_timers{prefix="test",status="scheduled"} 1.0' in await api.text("/metrics")

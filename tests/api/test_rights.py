@@ -127,7 +127,7 @@ async def test_anothers_prefix_is_answered_like_nothing_under_every_right(
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])
-async def test_anothers_timer_reads_like_an_own_one_that_is_missing(guarded: Api, method: str) -> None:
+async def test_a_timer_of_another_key_looks_like_a_missing_one(guarded: Api, method: str) -> None:
     headers = bearer(SECRETS["read" if method == "GET" else "write"])
     body = {"payload": 1} if method == "PATCH" else None
     missing = await guarded.call(method, f"/v1/timers/{OWN}/missing", body, headers=headers)

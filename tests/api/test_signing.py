@@ -49,7 +49,7 @@ async def post(api: Api, body: str, sent: dict[str, str], path: str = "/v1/timer
     return await api.call(method, path, data=body.encode(), headers=sent)
 
 
-async def test_what_the_reference_signs_and_verifies_opens(signed: Api) -> None:
+async def test_signatures_of_the_reference_library_are_accepted(signed: Api) -> None:
     sent = headers(BODY)
     Webhook(SECRET).verify(BODY, sent)
     assert (await post(signed, BODY, sent)).status == 201
@@ -152,7 +152,7 @@ def body_of(operation_id: str) -> str:
     [operation for operation in OPERATIONS if operation.right is not None],
     ids=lambda operation: operation.id,
 )
-async def test_a_signature_opens_reads_and_what_is_said_in_a_body(signed: Api, operation: Any) -> None:
+async def test_a_signature_allows_reads_and_calls_with_a_body(signed: Api, operation: Any) -> None:
     await signed.client.create("test", "one", delay="1h")
     body = body_of(operation.id)
     path = operation.path.format(prefix="test", id="one")

@@ -75,7 +75,7 @@ async def next_block(response: ClientResponse) -> dict[str, str]:
     return fields
 
 
-async def test_every_change_of_a_timer_is_told(api: Api) -> None:
+async def test_every_change_of_a_timer_is_streamed(api: Api) -> None:
     async with listening(api) as response:
         created = (await api.create()).body
         await api.call("DELETE", "/v1/timers/test/one")
@@ -111,7 +111,7 @@ async def test_a_bad_parameter_is_named(api: Api, query: str, field: str) -> Non
     assert (await api.call("GET", f"/v1/events{query}")).bad_fields() == [field]
 
 
-async def test_a_gap_is_told(api: Api, redis: Redis) -> None:
+async def test_a_gap_is_streamed(api: Api, redis: Redis) -> None:
     async with listening(api) as response:
         await redis.client_kill_filter(_type="pubsub")
         assert await next_event(response) == ("gap", {})
@@ -142,7 +142,7 @@ async def test_silence_is_filled_with_comments(api: Api) -> None:
         assert await next_block(response) == {"": "still here", "id": place}
 
 
-async def test_a_reader_that_is_too_slow_is_told_what_it_lost_and_holds_nobody_up(api: Api) -> None:
+async def test_a_slow_reader_learns_what_it_lost_and_holds_up_nobody(api: Api) -> None:
     """The slow one reads nothing until far more has happened than its socket and its queue hold."""
     parts = urlsplit(api.server.url)
     with socket.socket() as narrow:
@@ -202,7 +202,7 @@ async def serving(api: Api, **options: Any) -> AsyncIterator[Api]:
     await server.stop()
 
 
-async def test_more_listeners_than_a_pod_takes_are_told_to_come_later(api: Api) -> None:
+async def test_too_many_listeners_are_answered_busy(api: Api) -> None:
     async with serving(api, most=2) as few, listening(few):
         async with listening(few):
             refused = await few.call("GET", "/v1/events")
@@ -266,7 +266,7 @@ async def test_a_place_means_the_same_on_another_pod_or_is_a_gap(api: Api, serve
             assert await next_event(response) == ("gap", {})
 
 
-async def test_what_was_missed_is_told_only_of_the_prefixes_that_are_wanted(api: Api) -> None:
+async def test_missed_changes_are_streamed_only_for_the_wanted_prefixes(api: Api) -> None:
     async with stream_of(api, "?prefix=test-b*") as response:
         place, _, _ = await next_numbered(response)
     assert place

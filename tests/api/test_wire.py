@@ -44,7 +44,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("sent", "status", "kind"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_not_a_proper_request_is_a_problem(api: Api, sent: bytes, status: int, kind: str) -> None:
+async def test_an_improper_request_is_a_problem(api: Api, sent: bytes, status: int, kind: str) -> None:
     address = urlsplit(api.server.url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(sent)

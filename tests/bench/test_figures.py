@@ -59,7 +59,7 @@ def test_runs_become_medians_and_the_worst_of_what_should_be_zero() -> None:
     assert measured.rows() == [("a", 2.0, 2), ("b", 9.0, 0)]
 
 
-def test_what_never_came_is_a_word_in_the_table_and_null_in_json() -> None:
+def test_a_missing_value_is_a_word_in_the_table_and_null_in_json() -> None:
     measured = _measured([("a", math.inf, 1234)])
     assert measured.table().splitlines()[2].split() == ["a", "never", "1,234"]
     assert measured.to_json()["rows"] == [["a", None, 1234]]

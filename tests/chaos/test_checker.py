@@ -63,7 +63,7 @@ def test_a_takeover_from_a_pod_that_had_no_core_is_explained() -> None:
     assert (report.figures.duplicates, report.figures.faults_proven) == (1, 0)
 
 
-def test_figures_tell_what_happened() -> None:
+def test_figures_count_what_happened() -> None:
     past = Past()
     past.create("chaos/calm")
     past.run("chaos/calm", 1_002, pod="b")

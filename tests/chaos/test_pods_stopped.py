@@ -28,7 +28,7 @@ async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tm
     assert [entry.pod for entry in timer.history if entry.status is Status.COMPLETED] == [second.pod]
 
 
-async def test_run_of_a_pod_that_is_told_to_stop_is_handed_back_and_done_by_another(tmp_path: Path) -> None:
+async def test_a_run_of_a_stopping_pod_is_handed_back_and_done_by_another(tmp_path: Path) -> None:
     needs = Needs(drain_timeout_ms=100)
     async with stage(tmp_path, family="redis", pods=2, lease_ms=30_000, needs=needs) as on:
         await on.calls.create("once", int(time.time() * 1000) + 100, {"hang_first": 1})

@@ -79,14 +79,14 @@ def test_a_terminal_is_asked_with_the_count(timers: CommandLine, typed: str, cod
     assert len(in_status(timers, "scheduled")) == left
 
 
-def test_only_what_passes_every_condition_is_touched(timers: CommandLine) -> None:
+def test_only_timers_that_match_every_condition_are_touched(timers: CommandLine) -> None:
     create(timers, 3)
     due = timers("get", "log", "t1", "-o", "json").json["due_at"]
     assert timers("cancel", "--prefix", "log", "--due-after", due, "--yes", "-o", "json").json["done"] == 2
     assert in_status(timers, "scheduled") == ["t0"]
 
 
-def test_some_refused_is_told_and_exits_1(timers: CommandLine, redis: Redis) -> None:
+def test_refused_timers_are_reported_and_exit_with_1(timers: CommandLine, redis: Redis) -> None:
     create(timers, 2)
     timers.monkeypatch.setenv("TIMERS_EDIT_LOCK", "90m")
     done = timers("cancel", "--prefix", "log", "--yes", "-o", "json")

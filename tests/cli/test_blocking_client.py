@@ -75,7 +75,7 @@ if child:
 """
 
 
-def test_a_child_of_a_fork_has_connections_of_its_own_and_an_open_client_ends_with_its_process(
+def test_a_forked_child_has_its_own_connections_and_an_open_client_ends_with_its_process(
     client: BlockingTimerClient, server: EmbeddedServer
 ) -> None:
     """It finds the server as the command line does."""

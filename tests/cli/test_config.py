@@ -66,7 +66,7 @@ def test_every_command_takes_a_url(timers: CommandLine, server: EmbeddedServer, 
     assert (shown.code, shown.err) == (0, "")
 
 
-def test_a_bad_url_is_told_without_its_password(bare: CommandLine) -> None:
+def test_a_bad_url_is_reported_without_its_password(bare: CommandLine) -> None:
     told = bare("ls", "--url", "http://shop:hidden@127.0.0.1/").refusal()
     assert "TIMERS_REDIS_URL" in told
     assert "hidden" not in told

@@ -76,7 +76,7 @@ async def test_a_running_pod_that_finds_another_number_of_shards_ends_with_one_l
     assert ended.err.splitlines()[-1] == "timers: TIMERS_SHARDS is 1, but this db has 16 shards; use 16"
 
 
-async def test_a_loss_is_told_everywhere_until_the_doctor_is_told(
+async def test_a_loss_is_reported_everywhere_until_acknowledged(
     timers: CommandLine, start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:
     pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url)

@@ -35,7 +35,7 @@ def test_ls_of_nothing_is_an_empty_list(timers: CommandLine) -> None:
     assert timers("ls", "-o", "jsonl").out == ""
 
 
-def test_ls_goes_on_with_its_cursor(timers: CommandLine) -> None:
+def test_ls_continues_with_its_cursor(timers: CommandLine) -> None:
     create(timers, 5)
     first = timers("ls", "--limit", "3", "-o", "json").json
     second = timers("ls", "--limit", "3", "--cursor", first["next_cursor"], "-o", "json").json
@@ -126,7 +126,7 @@ def test_doctor_shows_what_a_finding_means_and_what_mends_it(timers: CommandLine
     assert "\x1b" not in "".join(lines)
 
 
-def test_doctor_tells_of_a_db_that_no_other_command_opens(timers: CommandLine, redis: Redis) -> None:
+def test_doctor_examines_a_db_that_no_other_command_opens(timers: CommandLine, redis: Redis) -> None:
     redis.set("timers:meta", "a stranger's")
     assert "cannot be used" in timers("ls").refusal()
     shown = timers("doctor", "-o", "json")
@@ -182,7 +182,7 @@ def test_doctor_sees_keys_of_strangers(timers: CommandLine, redis: Redis) -> Non
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_form_of_output_is_what_it_says(timers: CommandLine, command: str) -> None:
+def test_every_output_format_is_valid(timers: CommandLine, command: str) -> None:
     create(timers, 1)
     assert timers(command).out
     json.loads(timers(command, "-o", "json").out)
@@ -190,7 +190,7 @@ def test_every_form_of_output_is_what_it_says(timers: CommandLine, command: str)
         json.loads(line)
 
 
-async def test_watch_tells_each_change_on_a_line_until_it_is_interrupted(
+async def test_watch_prints_each_change_until_it_is_interrupted(
     server: EmbeddedServer, redis: Redis, start: Callable[..., Process]
 ) -> None:
     redis.hset("timers:{pods}:declared", "log", "1 before")

@@ -66,7 +66,7 @@ def test_a_name_that_cannot_be_both_prefix_and_module_is_refused(bare: CommandLi
     assert not list(Path().iterdir())
 
 
-def test_what_is_there_is_never_overwritten(bare: CommandLine) -> None:
+def test_existing_files_are_never_overwritten(bare: CommandLine) -> None:
     Path(NAME).mkdir()
     assert NAME in bare("new-processor", NAME).refusal()
     assert not list(Path(NAME).iterdir())

@@ -262,7 +262,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({"TIMERS_LEDGER_URL": "sqlite+aiosqlite:///ledger.db"}, "TIMERS_LEDGER_URL is not supported by this version"),
     ],
 )
-def test_what_cannot_be_used_at_the_start_is_one_line(
+def test_an_unusable_setting_at_startup_is_one_line(
     start: Start, server: EmbeddedServer, redis: Redis, settings: dict[str, str], named: str
 ) -> None:
     redis.hset("timers:meta", mapping={"format": "1", "shards": "1", "epoch": "e", "armed": "1"})
@@ -317,7 +317,7 @@ def test_a_pod_that_never_reaches_redis_ends_with_one_line_that_says_how_long_it
     assert "TIMERS_START_TIMEOUT" in line
 
 
-async def test_a_limited_pod_tells_only_what_it_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:
+async def test_a_limited_pod_reports_only_what_it_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:
     redis.ping()
     pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_PREFIXES="hold-long,log")
     url = await url_of(pod)

@@ -43,7 +43,7 @@ async def asked(session: ClientSession, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-async def test_a_worker_tells_health_readiness_and_metrics_without_a_key(
+async def test_a_worker_serves_health_readiness_and_metrics_without_a_key(
     start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:
     redis.hset("timers:meta", "closed", "1")

@@ -138,7 +138,7 @@ def test_a_replay_arms_them_again_in_their_order_and_at_the_pace(timers: Command
         assert past.timer(name, prefix).status is not Status.SCHEDULED
 
 
-def test_what_completed_runs_once_more_only_where_that_is_asked_for(timers: CommandLine, past: Past) -> None:
+def test_completed_timers_run_once_more_only_on_request(timers: CommandLine, past: Past) -> None:
     before = past.timer("done")
     found = replayed(timers, "--completed")
     assert [each["id"] for each in found] == ["first", "done", "second", "other", "third"]
@@ -153,7 +153,7 @@ def test_a_replay_that_is_repeated_arms_nothing_twice(timers: CommandLine, past:
     assert replayed(timers) == []
 
 
-def test_what_waits_or_was_cancelled_is_left_alone(timers: CommandLine, server: EmbeddedServer) -> None:
+def test_waiting_and_cancelled_timers_are_left_alone(timers: CommandLine, server: EmbeddedServer) -> None:
     past = Past(server.url)
     past.waiting("waits", 5)
     past.waiting("cancelled", 6)

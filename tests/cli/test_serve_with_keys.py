@@ -36,7 +36,7 @@ async def test_a_key_made_while_the_pod_runs_opens_it_and_revoked_no_longer(
 
 
 @pytest.mark.usefixtures("redis")
-async def test_what_is_no_entry_ends_the_start_and_is_not_shown(
+async def test_an_invalid_entry_ends_the_start_and_is_not_shown(
     server: EmbeddedServer, start: Callable[..., Process]
 ) -> None:
     pod = start("serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_API_KEYS="tmk_abc_plainsecret")

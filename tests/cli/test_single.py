@@ -73,7 +73,7 @@ def test_if_exists_decides(timers: CommandLine) -> None:
     [("get",), ("cancel",), ("retry",), ("fire",), ("reschedule", "--in", "1h")],
     ids=lambda given: given[0],
 )
-def test_what_does_not_exist_is_one_line_and_exit_1(timers: CommandLine, arguments: tuple[str, ...]) -> None:
+def test_a_missing_timer_is_one_line_and_exit_1(timers: CommandLine, arguments: tuple[str, ...]) -> None:
     line = timers(arguments[0], "test", "none", *arguments[1:]).refusal()
     assert line == "timers: timer test:none does not exist"
 
@@ -131,7 +131,7 @@ def test_a_prefix_that_was_never_declared_is_refused(timers: CommandLine, redis:
     assert redis.keys("tester*") == []
 
 
-def test_a_prefix_whose_pods_are_away_is_accepted(timers: CommandLine) -> None:
+def test_a_prefix_without_live_pods_is_accepted(timers: CommandLine) -> None:
     served = timers("create", "test-welcome", "one", "--in", "1h")
     assert (served.code, served.err) == (0, "")
 

@@ -19,7 +19,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def test_the_version_is_told_with_few_imports(bare: CommandLine) -> None:
+def test_the_version_needs_few_imports(bare: CommandLine) -> None:
     ended = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=END_SECONDS, check=True)
     told, imported = ended.stdout.splitlines()
     assert told == bare("--version").out.strip()

@@ -84,7 +84,7 @@ async def test_failures_are_shown_with_their_reason(server: EmbeddedServer, time
         terminal.close()
 
 
-async def test_a_redis_that_goes_away_is_told_while_the_last_look_stays(tmp_path: Path) -> None:
+async def test_a_lost_redis_is_reported_while_the_last_look_stays(tmp_path: Path) -> None:
     server = await start_server("redis", tmp_path)
     await declare_at(server.url, "log")
     async with TimerClient(server.url) as client:

@@ -297,7 +297,7 @@ async def test_a_page_listens_while_it_is_seen_and_shows_what_is_new(api: Api, r
 
 
 @pytest.mark.parametrize("trouble", ["no answer", "an error", "a stranger's error"])
-async def test_what_is_shown_stays_with_its_age_while_the_service_does_not_answer_as_it_should(
+async def test_the_last_state_stays_with_its_age_while_the_service_fails(
     api: Api, watched: Watched, trouble: str
 ) -> None:
     page = watched.page

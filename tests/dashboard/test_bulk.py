@@ -61,7 +61,7 @@ async def test_without_the_right_words_nothing_is_done(visitor: Visitor, words: 
     assert await counts_of(visitor, "test") == {Status.SCHEDULED: 3}
 
 
-async def test_those_chosen_on_the_list_are_moved_and_the_rest_is_told(visitor: Visitor) -> None:
+async def test_selected_timers_are_moved_and_the_others_are_reported(visitor: Visitor) -> None:
     client = visitor.api.client
     for name in ("a", "b", "c"):
         await client.create("test", name, delay="1h")
@@ -95,7 +95,7 @@ async def test_a_purge_removes_the_records(visitor: Visitor) -> None:
     assert (await visitor.api.client.list()).items == []
 
 
-async def test_what_changed_since_the_beginning_is_left_alone(visitor: Visitor) -> None:
+async def test_timers_that_changed_meanwhile_are_left_alone(visitor: Visitor) -> None:
     client = visitor.api.client
     await client.create("test", "one", delay="1h")
     asked = await visitor.get("/ui/bulk?action=cancel&prefix=test")

@@ -50,7 +50,7 @@ async def word(stream: ClientResponse) -> None:
         assert await stream.content.readline() + await stream.content.readline() == WORD
 
 
-async def test_a_page_is_told_of_each_change(api: Api) -> None:
+async def test_a_page_hears_of_each_change(api: Api) -> None:
     async with listening(api) as stream:
         for name in ("one", "two"):
             await api.create(name)
@@ -58,7 +58,7 @@ async def test_a_page_is_told_of_each_change(api: Api) -> None:
 
 
 @pytest.mark.parametrize("most_seconds", [0.02])
-async def test_a_page_is_told_now_and_then_though_nothing_changes(api: Api) -> None:
+async def test_a_page_is_refreshed_now_and_then_without_changes(api: Api) -> None:
     async with listening(api) as stream:
         for _ in range(3):
             await word(stream)

@@ -32,12 +32,12 @@ async def test_without_a_worker_the_first_sentence_says_so(visitor: Visitor) -> 
     assert sentence((await visitor.get("/")).text) == "No worker is alive, so nothing fires until one starts."
 
 
-async def test_with_a_deaf_worker_it_says_what_that_means(visitor: Visitor) -> None:
+async def test_a_deaf_worker_is_explained(visitor: Visitor) -> None:
     await announce(visitor.api.store, "pod-1", processors=["test"], notifications="deaf")
     assert "notifications do not arrive" in sentence((await visitor.get("/")).text)
 
 
-async def test_what_has_been_due_for_long_is_what_comes_first(visitor: Visitor) -> None:
+async def test_long_overdue_timers_come_first(visitor: Visitor) -> None:
     await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok")
     await visitor.api.client.create("test", "late", due_at="2026-01-01T00:00:00Z")
     await visitor.api.store.connections.commands.zadd("timers:{0}:due:test", {"late": 1_700_000_000_000})
@@ -45,7 +45,7 @@ async def test_what_has_been_due_for_long_is_what_comes_first(visitor: Visitor) 
     assert sentence((await visitor.get("/")).text).startswith("Timers are late: the oldest has been due for ")
 
 
-async def test_what_may_not_run_now_is_not_called_late(visitor: Visitor) -> None:
+async def test_timers_that_may_not_run_now_are_not_late(visitor: Visitor) -> None:
     """Paused, or at a limit: it stands apart from what is due."""
     await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok")
     await visitor.api.client.create("test", "held", due_at="2026-01-01T00:00:00Z")

@@ -107,7 +107,7 @@ async def test_conditions_of_the_address(visitor: Visitor, query: str, found: se
     assert set(re.findall(r'class="id" href="/ui/timers/\w+/(\w+)"', text)) == found
 
 
-async def test_a_condition_that_cannot_be_is_said_beside_its_field(visitor: Visitor) -> None:
+async def test_an_invalid_condition_is_reported_beside_its_field(visitor: Visitor) -> None:
     shown = await visitor.get("/ui/timers?due_after=tomorrow&status=failed")
     assert shown.status == 422
     assert "due_after: &#39;tomorrow&#39; is not accepted" in shown.text
@@ -128,7 +128,7 @@ async def test_pages_of_a_list_hold_every_timer_once(visitor: Visitor) -> None:
         assert seen == [f"t{i}" for i in expected]
 
 
-async def test_a_timer_tells_its_life_and_why(working: Api) -> None:
+async def test_a_timer_shows_its_life_and_reasons(working: Api) -> None:
     await working.client.create("broken", "one", payload="the reason", delay="0s", tags=["vip"], metadata={"k": "v"})
     visitor = Visitor(working)
 
@@ -297,7 +297,7 @@ async def test_a_prefix_is_paused_and_resumed(visitor: Visitor) -> None:
     assert (await visitor.post("/ui/prefixes/test/drop")).status == 404
 
 
-async def test_a_prefix_whose_pods_are_away_is_forgotten_once_they_are(visitor: Visitor) -> None:
+async def test_a_prefix_can_be_forgotten_once_its_pods_are_gone(visitor: Visitor) -> None:
     """Declared, and no live pod has its processor: only then is it offered, and only then done."""
     store = visitor.api.store
 
@@ -368,7 +368,7 @@ async def test_the_prefixes_page_shows_how_many_ended_in_the_last_minute(working
     await eventually(ended, "both have ended")
 
 
-async def test_pods_tell_what_they_are_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:
+async def test_pods_show_their_state_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:
     assert working.store.shards == 1
     await guest.sign_in(READS)
     text = (await guest.get("/ui/pods")).text

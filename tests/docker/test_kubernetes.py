@@ -103,7 +103,7 @@ def test_the_grace_period_fits_the_drain(overlay: str) -> None:
 
 
 @BOTH
-def test_what_a_container_is_given_are_settings_and_ports_of_the_image(overlay: str) -> None:
+def test_containers_get_only_settings_and_ports_of_the_image(overlay: str) -> None:
     image = environment_of(stages()[-1])
     for name in ("timers-api", "timers-worker"):
         (container,) = pods(overlay)[name]["containers"]

@@ -175,7 +175,7 @@ async def test_a_page_runs_as_written(page: Path) -> None:
             await user.follow(block)
 
 
-async def test_a_block_that_fails_is_told_with_its_line() -> None:
+async def test_a_failing_block_is_reported_with_its_line() -> None:
     async with reader() as user:
         with pytest.raises(AssertionError, match="line 7 failed:\nno such luck"):
             await user.follow(Block(7, "sh", "echo no such luck; false\n"))

@@ -49,7 +49,7 @@ async def test_a_pod_that_stood_still_took_its_own_runs_for_lost(fleet: Fleet) -
     assert pod.seen.rescues == []
 
 
-async def test_a_pod_that_stood_still_starts_what_a_claim_brought_that_was_answered_meanwhile(fleet: Fleet) -> None:
+async def test_a_pod_that_froze_starts_the_timers_of_a_claim_answered_meanwhile(fleet: Fleet) -> None:
     """The answer lies there while the loop stands still; when it is read the leases are over."""
     calls = Calls()
     pod = await fleet.pod(calls, lease_ms=LEASE_MS)
@@ -105,7 +105,7 @@ async def on_a_loop_of_its_own(fleet: Fleet, calls: Calls, name: str) -> AsyncIt
         theirs.close()
 
 
-async def test_beside_a_second_pod_only_that_took_over_what_the_first_held(fleet: Fleet) -> None:
+async def test_a_second_pod_alone_takes_over_what_the_first_held(fleet: Fleet) -> None:
     blocked, steady = Calls(act=block), Calls()
     async with on_a_loop_of_its_own(fleet, blocked, "blocked"):
         await fleet.pod(steady, name="steady", lease_ms=LEASE_MS)

@@ -157,7 +157,7 @@ async def test_flags_that_somebody_turned_off_are_turned_on_again_by_the_pod_tha
     await until(lambda: pod.worker.health().notifications == "ok", "it hears again")
 
 
-async def test_a_trigger_key_that_was_deleted_by_hand_is_missed_by_nobody(fleet: Fleet) -> None:
+async def test_a_deleted_trigger_key_is_not_missed(fleet: Fleet) -> None:
     calls = Calls()
     await fleet.pod(calls)
     await fleet.client.create("note", "x", delay="60ms")

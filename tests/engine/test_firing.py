@@ -15,7 +15,7 @@ from timers.errors import AlreadyExists, InvalidInput
 from timers.processor import BlockingContext, Context, processor
 
 
-async def test_a_timer_fires_once_and_the_record_tells_it(fleet: Fleet) -> None:
+async def test_a_timer_fires_once_and_its_record_shows_it(fleet: Fleet) -> None:
     calls = Calls()
     await fleet.pod(calls, name="pod-a")
     await fleet.client.create("note", "once", delay="50ms", payload={"n": 1})

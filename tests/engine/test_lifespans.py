@@ -104,7 +104,7 @@ async def test_a_pod_that_is_limited_to_other_prefixes_does_not_open_it() -> Non
     assert pool.opened == 0
 
 
-async def test_one_that_fails_to_close_is_told_and_ends_nothing_else() -> None:
+async def test_a_lifespan_that_fails_to_close_is_logged_and_ends_nothing_else() -> None:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         yield

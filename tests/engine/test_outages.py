@@ -208,7 +208,7 @@ async def test_a_pod_does_not_start_while_redis_is_away(own: OwnServer) -> None:
     await fleet.close()
 
 
-async def test_a_run_goes_on_while_redis_is_away_and_keeps_its_timer_if_it_is_back_in_time(
+async def test_a_run_continues_while_redis_is_down_and_keeps_its_timer_if_redis_returns_in_time(
     crashing: Fleet, own: OwnServer
 ) -> None:
     held, others = Held(), Calls()

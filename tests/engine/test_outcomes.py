@@ -253,7 +253,7 @@ async def test_fail_gives_up_at_once_whatever_tries_are_left(fleet: Fleet) -> No
     assert (timer.last_error["type"], timer.last_error["reason"]) == ("Fail", "no such user")
 
 
-async def test_a_failed_timer_that_is_retried_by_hand_runs_again(fleet: Fleet) -> None:
+async def test_a_failed_timer_that_is_retried_runs_again(fleet: Fleet) -> None:
     async def act(timer: Timer, _context: Context) -> None:
         if timer.attempt == 1:
             raise Fail("first")
@@ -355,7 +355,7 @@ async def _never(_timer: Timer, _context: Context) -> None:
 
 
 @pytest.mark.parametrize("answer", [Done("too late"), ValueError("too late")], ids=["done", "raises"])
-async def test_what_a_run_answers_to_its_time_out_does_not_count(fleet: Fleet, answer: Done | Exception) -> None:
+async def test_a_result_after_the_timeout_does_not_count(fleet: Fleet, answer: Done | Exception) -> None:
     """A processor that swallows its cancellation: its slot is freed, its timer goes on, its late result is refused."""
     let_go = asyncio.Event()
     over = asyncio.Event()

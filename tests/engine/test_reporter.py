@@ -24,7 +24,7 @@ class Ring:
         self.told.append(Counter(counts))
 
 
-async def test_each_start_is_told_once_and_none_is_lost_while_redis_is_away() -> None:
+async def test_each_start_is_reported_once_and_none_is_lost_while_redis_is_down() -> None:
     ring, observer = Ring(), Observer()
     reporter = Reporter(ring, observer)  # type: ignore[arg-type]  # a ring without a db
     for late_ms in (0, 3, 3):

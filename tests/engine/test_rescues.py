@@ -201,7 +201,7 @@ async def test_a_lease_that_vanished_is_taken_again_by_the_pod_that_still_runs(f
     assert (await fleet.completed("x")).attempt == 1
 
 
-async def test_an_orphan_of_a_prefix_the_pod_does_not_serve_is_left_to_who_does(fleet: Fleet) -> None:
+async def test_an_orphan_of_an_unserved_prefix_is_left_to_a_pod_that_serves_it(fleet: Fleet) -> None:
     held = Held()
     dying = await fleet.pod(held, name="dying")
     await fleet.client.create("note", "x", delay=0)

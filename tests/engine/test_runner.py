@@ -168,7 +168,7 @@ async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(shop: _Shop) ->
     assert await waited_for_room(shop, 0, change) == ["changed", "free"]
 
 
-async def test_a_queue_with_a_limit_of_its_own_has_its_own_room() -> None:
+async def test_a_queue_with_its_own_limit_has_its_own_room() -> None:
     prefixes = ("narrow", "narrow.other", "wide")
     narrow, wide = Held("narrow", pod_concurrency=2), Held("wide")
     shop = _Shop(narrow, wide)
@@ -274,7 +274,7 @@ async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(shop: _Shop, h
     assert (shop.clerk.ends, len(shop.runs)) == ([], 0)
 
 
-async def test_a_run_told_twice_that_it_is_lost_ends_once(shop: _Shop, held: Held) -> None:
+async def test_a_run_that_is_lost_twice_ends_once(shop: _Shop, held: Held) -> None:
     (timer,) = shop.start()
     await until(lambda: len(held) == 1, "it runs")
     run = shop.held(timer)
@@ -285,7 +285,7 @@ async def test_a_run_told_twice_that_it_is_lost_ends_once(shop: _Shop, held: Hel
     assert (shop.runner.executing, shop.runner.room, shop.clerk.ends) == (0, 10, [])
 
 
-async def test_a_timer_whose_pods_deaths_used_up_its_tries_is_not_run(shop: _Shop, held: Held) -> None:
+async def test_a_timer_whose_pods_used_up_its_attempts_by_dying_does_not_run(shop: _Shop, held: Held) -> None:
     timer = a_timer(prefix="note", token=next(_tokens), attempt=6, failures=50)
     shop.runner.start(0, Claimed([timer], [], {}), time.monotonic())
     await until(lambda: shop.clerk.ends, "it has ended")

@@ -162,7 +162,7 @@ async def test_ends_wait_while_redis_is_away_and_are_written_when_it_is_back() -
 
 
 @pytest.mark.parametrize("answer", ["fenced", "missing"])
-async def test_a_refused_end_is_told_and_given_up(answer: str) -> None:
+async def test_a_refused_end_is_reported_and_given_up(answer: str) -> None:
     office = _Office()
     office.desk.answers["late"] = answer
     office.put("late")

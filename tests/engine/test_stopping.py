@@ -39,7 +39,7 @@ async def test_a_service_whose_cancellation_got_lost_in_a_redis_call_ends(failur
         await running
 
 
-async def test_a_redis_call_under_a_time_out_of_its_caller_tells_the_caller() -> None:
+async def test_a_redis_call_under_its_callers_timeout_raises_in_the_caller() -> None:
     async def call() -> None:
         async with asyncio.timeout(0):
             with reachable():

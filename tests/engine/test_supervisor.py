@@ -103,7 +103,7 @@ async def test_a_part_of_a_service_that_ended_was_never_started_again(error: Bas
     assert (whole.alive, steady.alive, steady.most_alive) == (0, 0, 1)
 
 
-async def test_one_that_fails_leaves_the_others_alone() -> None:
+async def test_a_failing_service_leaves_the_others_alone() -> None:
     steady, shaky = Part(name="steady"), Part(failing(RuntimeError("again")), name="shaky")
     watched = watching(steady, shaky)
     watched.start()

@@ -133,7 +133,7 @@ async def test_what_is_due_is_looked_at_again_when_it_would_be_overdue(bench: _B
     assert bench.marked() == set()
 
 
-async def test_what_is_overdue_is_marked_whatever_became_of_its_event(bench: _Bench) -> None:
+async def test_an_overdue_timer_is_marked_whatever_happened_to_its_event(bench: _Bench) -> None:
     bench.shelf.due = {"note": NOW_MS - GRACE_MS - 2, "note.punctual": NOW_MS - 1, "unknown": NOW_MS - 10_000}
     await bench.look()
     assert bench.marked() == {"note"}
@@ -155,7 +155,7 @@ async def test_orphans_of_prefixes_it_serves_are_marked(bench: _Bench) -> None:
     assert bench.intake.take_orphans(10) == {0: [("note", "x")]}
 
 
-async def test_it_goes_on_at_once_where_there_are_more_orphans_than_one_look_takes(bench: _Bench) -> None:
+async def test_it_continues_at_once_if_there_are_more_orphans_than_one_look_takes(bench: _Bench) -> None:
     bench.shelf.next_orphan = 500
     assert await bench.look() <= 0
     bench.shelf.next_orphan = 0

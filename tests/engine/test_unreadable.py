@@ -55,7 +55,7 @@ async def test_a_retried_timer_that_is_still_unreadable_fails_again_and_a_new_on
     assert (await fleet.completed("bad")).payload == 1
 
 
-async def test_a_timer_without_a_record_is_kept_aside_and_the_others_run(fleet: Fleet) -> None:
+async def test_a_timer_without_a_record_is_quarantined_and_the_others_run(fleet: Fleet) -> None:
     await fleet.client.create("note", "bad", delay=0)
     await fleet.client.create("note", "good", delay=0)
     await fleet.redis.hdel(bucket_of(BAD), BAD)

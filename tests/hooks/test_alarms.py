@@ -119,7 +119,7 @@ async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
     assert len({request.headers["webhook-id"] for request in of(receiver.received, "failed")}) == 1
 
 
-async def test_an_alarm_that_goes_on_is_told_again_only_with_more_failures(fleet: Fleet) -> None:
+async def test_an_ongoing_alarm_sends_more_messages_only_with_more_failures(fleet: Fleet) -> None:
     async with receiving() as receiver:
         times = LASTING._replace(again_ms=0)
         await pod_of(fleet, settings(alarms=receiver.url), Calls(act=give_up), times=times)
@@ -223,7 +223,7 @@ async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
     assert said(receiver.received, "deaf")[0] == "began"
 
 
-async def test_failures_that_come_while_the_end_is_told_begin_the_next_alarm(fleet: Fleet) -> None:
+async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Fleet) -> None:
     alarms = Alarms(fleet.store)
     at_once = {"gather_ms": 0, "again_ms": 0, "calm_ms": 0}
     await alarms.note("failed", [{"note": "a"}], {"note": 2})

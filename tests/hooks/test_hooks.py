@@ -63,7 +63,7 @@ async def all_calls_made(fleet: Fleet) -> None:
     await eventually(look, "all calls are made")
 
 
-async def test_every_event_of_a_life_is_told_in_its_order_and_signed(fleet: Fleet) -> None:
+async def test_every_event_of_a_life_is_called_in_order_and_signed(fleet: Fleet) -> None:
     async def once_failing(timer: Timer, _context: Context) -> None:
         if timer.attempt == 1:
             raise Retry("not yet", after=0)
@@ -88,7 +88,7 @@ async def test_every_event_of_a_life_is_told_in_its_order_and_signed(fleet: Flee
     assert not any("payload" in body["data"] or "secret" in str(body) for body in bodies)
 
 
-async def test_failed_cancelled_and_unhandled_are_told_and_the_payload_where_it_was_asked_for(fleet: Fleet) -> None:
+async def test_failed_cancelled_and_unhandled_are_called_with_the_payload_on_request(fleet: Fleet) -> None:
     async def give_up(_timer: Timer, _context: Context) -> None:
         raise Fail("no")
 
@@ -125,7 +125,7 @@ async def test_a_call_that_fails_holds_up_the_later_ones_of_its_timer_and_no_oth
     assert told(receiver.received, "b") == ["timer.armed"]
 
 
-async def test_what_was_posted_while_no_pod_lived_is_told_by_the_next(fleet: Fleet) -> None:
+async def test_changes_posted_without_live_pods_are_called_by_the_next_pod(fleet: Fleet) -> None:
     async with receiving() as receiver:
         given = settings(hooks=f"armed+cancelled@note={receiver.url}")
         await posting(fleet, given)
@@ -208,7 +208,7 @@ async def test_each_timers_calls_come_in_order_also_where_they_lie_in_several_sh
         assert told(receiver.received, f"n-{number}") == ["timer.armed", "timer.started", "timer.completed"]
 
 
-async def test_a_hook_outlives_its_pods_beside_others_until_it_is_taken_back(fleet: Fleet) -> None:
+async def test_a_hook_outlives_its_pods_until_it_is_removed(fleet: Fleet) -> None:
     async with receiving() as receiver:
         given = settings(hooks=f"armed@note={receiver.url}")
         asking = await pod_of(fleet, given, name="asking")
@@ -314,7 +314,7 @@ async def test_nobody_else_makes_or_changes_the_services_own_timers(fleet: Fleet
         await fleet.client.change("timers.hook-1", "a", payload=1)
 
 
-async def test_without_retention_the_end_is_told_all_the_same(fleet: Fleet) -> None:
+async def test_without_retention_the_end_is_still_called(fleet: Fleet) -> None:
     async with receiving() as receiver:
         given = settings(hooks=f"completed+cancelled@note={receiver.url}")
         await pod_of(fleet, given, Calls(), retention_ms=0)
@@ -323,7 +323,7 @@ async def test_without_retention_the_end_is_told_all_the_same(fleet: Fleet) -> N
     assert told(receiver.received) == ["timer.completed"]
 
 
-def test_whom_a_pod_calls_is_shown_without_what_may_be_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_are_shown_without_possible_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMERS_HOOKS", "failed@*=https://user:secret@ops.example:444/secret?token=secret")
     monkeypatch.setenv("TIMERS_ALARMS", "mailto:someone@example.org,exec:/bin/sh")
     shown = {found.processor.origin.partition(":")[2] for found in find(builtin=load_settings().loaded)}

@@ -175,7 +175,7 @@ async def test_installed_from_its_sdist_it_runs_a_timer(sdist: Path, project: Pa
 
 
 @pytest.mark.parametrize("own", ["timers.py", "timers/__init__.py"])
-def test_a_module_of_the_users_named_timers_is_told_of(environment: Environment, tmp_path: Path, own: str) -> None:
+def test_a_users_module_named_timers_is_reported(environment: Environment, tmp_path: Path, own: str) -> None:
     write(tmp_path, {own: "from timers import processor\n"})
     ended = environment.timers("--version", cwd=tmp_path, PYTHONPATH=".")
     assert ended.returncode == 1
@@ -183,7 +183,7 @@ def test_a_module_of_the_users_named_timers_is_told_of(environment: Environment,
     assert line.startswith(f"timers: {(tmp_path / own).resolve()} hides the installed package `timers`; rename it")
 
 
-def test_a_processor_in_a_module_named_timers_is_told_of(environment: Environment, tmp_path: Path) -> None:
+def test_a_processor_in_a_module_named_timers_is_reported(environment: Environment, tmp_path: Path) -> None:
     write(tmp_path, {"timers.py": ""})
     ended = environment.timers("dev", cwd=tmp_path, TIMERS_PROCESSORS="timers", TIMERS_HTTP_PORT="0")
     assert ended.returncode == 1

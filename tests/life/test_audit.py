@@ -48,7 +48,7 @@ async def test_counts_that_were_deleted_come_back(fleet: Fleet) -> None:
     await eventually(counted, "the timers are counted")
 
 
-async def test_the_doctor_tells_of_lost_indexes_and_mends_them(fleet: Fleet) -> None:
+async def test_the_doctor_finds_lost_indexes_and_repairs_them(fleet: Fleet) -> None:
     async def books(*, fix: bool) -> tuple[str, str]:
         (check,) = [check for check in await examine(fleet.store, fix=fix) if check.name == "books"]
         return check.level, check.said

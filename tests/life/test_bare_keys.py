@@ -98,7 +98,7 @@ class TestChanges:
         assert (attempt.event_ms or 0) + attempt.claim_ms == attempt.waited_ms
         assert timer.history[-1].to_json()["run_ms"] == attempt.run_ms
 
-    async def test_an_expiry_told_late_does_not_fire_the_key_that_was_set_since(self, fleet: Fleet) -> None:
+    async def test_an_expiry_reported_late_does_not_fire_a_key_set_since(self, fleet: Fleet) -> None:
         """SET over a key that is due but not yet deleted announces the old one; a scan may be faster than the event."""
         calls = Calls()
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)

@@ -38,7 +38,7 @@ async def told(api: Api) -> Told:
     return Told(ready["warnings"], samples, checks["shards"], checks["prefixes"])
 
 
-async def test_everything_covered_is_told_as_such(fleet: Fleet, bystander: Api) -> None:
+async def test_full_coverage_is_reported(fleet: Fleet, bystander: Api) -> None:
     await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay=HOUR)
     fine = Told([], set(), ("ok", "1 live workers cover all 1"), ("ok", "every waiting timer has a pod that takes it"))

@@ -150,7 +150,7 @@ async def test_a_rescue_names_the_processor_too(fleet: Fleet) -> None:
     assert [(entry.cause == "rescue", entry.processor) for entry in started] == [(False, "mail"), (True, "mail")]
 
 
-async def test_a_run_under_way_goes_on_when_a_longer_prefix_is_declared(fleet: Fleet) -> None:
+async def test_a_run_in_progress_continues_when_a_longer_prefix_is_declared(fleet: Fleet) -> None:
     held, longer = Held("send-message"), Calls("send-message-vip")
     one = await fleet.pod(held, name="one")
     for timer_id in ("first", "second"):

@@ -23,7 +23,7 @@ async def callers(fleet: Fleet) -> AsyncIterator[list[TimerClient]]:
         yield [await ends.enter_async_context(TimerClient(fleet.url)) for _ in range(CALLERS)]
 
 
-async def test_of_many_who_arm_it_at_once_one_does_and_it_runs_once(fleet: Fleet, callers: list[TimerClient]) -> None:
+async def test_many_concurrent_creates_arm_one_timer_that_runs_once(fleet: Fleet, callers: list[TimerClient]) -> None:
     arming = [caller.create("note", "x", delay="50ms", payload=n) for n, caller in enumerate(callers)]
     answers = await asyncio.gather(*arming, return_exceptions=True)
     armed = [answer for answer in answers if isinstance(answer, Timer)]
@@ -36,7 +36,7 @@ async def test_of_many_who_arm_it_at_once_one_does_and_it_runs_once(fleet: Fleet
     assert [timer.payload for timer in calls.timers] == [armed[0].payload]
 
 
-async def test_all_who_keep_what_is_there_get_the_same_timer(fleet: Fleet, callers: list[TimerClient]) -> None:
+async def test_all_creates_with_keep_get_the_same_timer(fleet: Fleet, callers: list[TimerClient]) -> None:
     arming = [caller.create("note", "x", delay="1h", payload=n, if_exists="keep") for n, caller in enumerate(callers)]
     answers = await asyncio.gather(*arming)
     assert {(timer.payload, timer.due_ms, timer.version) for timer in answers} == {

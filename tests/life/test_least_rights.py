@@ -109,7 +109,7 @@ async def test_strangers_are_out_of_reach(fleet: Fleet, store: Store) -> None:
     await fleet.redis.acl_log_reset()
 
 
-async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_goes_on(fleet: Fleet) -> None:
+async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_works(fleet: Fleet) -> None:
     await grant(fleet.redis, 0, MINE, without=["scan"])
     calls = Calls()
     pod = await fleet.pod(calls, adopt_every_ms=20)

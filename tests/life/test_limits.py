@@ -149,7 +149,7 @@ class TestConcurrency:
         held.release.set()
         await ended(fleet, ids(6))
 
-    async def test_what_a_run_holds_longer_than_its_lease_is_kept(self, fleet: Fleet) -> None:
+    async def test_permits_of_runs_longer_than_a_lease_are_kept(self, fleet: Fleet) -> None:
         held, other = Held(concurrency=1), Calls(concurrency=1)
         await fleet.pod(held, name="a", lease_ms=300)
         await arm(fleet, ["x"])
@@ -244,7 +244,7 @@ class TestRate:
             assert before <= (at_ms + 1 - began_ms) / interval_ms + burst
         assert len(calls) == 60
 
-    async def test_what_may_not_run_yet_stays_due_and_unleased(self, fleet: Fleet) -> None:
+    async def test_timers_that_may_not_run_yet_stay_due_and_unleased(self, fleet: Fleet) -> None:
         calls = Calls(rate="1/d")
         await fleet.pod(calls)
         await arm(fleet, ["x", "y"])
@@ -256,7 +256,7 @@ class TestRate:
 
 
 class TestPause:
-    async def test_nothing_starts_until_it_is_resumed_and_what_runs_goes_on(self, fleet: Fleet) -> None:
+    async def test_nothing_starts_until_resumed_and_runs_in_progress_continue(self, fleet: Fleet) -> None:
         held = Held()
         await fleet.pod(held)
         await arm(fleet, ["running"])

@@ -94,7 +94,7 @@ async def test_the_meta_that_a_stranger_overwrites_is_made_again(fleet: Fleet) -
     assert (await pod.client.get("note", "x")).id == "x"
 
 
-async def test_a_shard_that_went_back_in_time_is_told_with_its_window(fleet: Fleet) -> None:
+async def test_a_shard_that_went_back_in_time_is_reported_with_its_window(fleet: Fleet) -> None:
     pods = await three(fleet, Calls())
     await fleet.client.create("note", "x", delay="1h")
     await known(pods, 1)
@@ -109,7 +109,7 @@ async def test_a_shard_that_went_back_in_time_is_told_with_its_window(fleet: Fle
         assert loss.to_ms > newest
 
 
-async def test_a_shard_alone_that_was_emptied_is_told(fleet: Fleet) -> None:
+async def test_a_single_emptied_shard_is_reported(fleet: Fleet) -> None:
     """As where one node of a cluster comes back empty."""
     pod = await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay="1h")
@@ -135,7 +135,9 @@ def tail_of(folder: Path) -> Path:
     return max(folder.rglob("*.incr.aof"), key=lambda path: int(path.name.split(".")[-3]))
 
 
-async def test_a_cut_append_only_file_is_told_and_gives_no_token_twice(crashing: OwnServer, tmp_path: Path) -> None:
+async def test_a_truncated_append_only_file_is_reported_and_gives_no_token_twice(
+    crashing: OwnServer, tmp_path: Path
+) -> None:
     """As after a power loss: what the server had not written to the disk is gone."""
     fleet = await Fleet.over(crashing.url)
     calls = Calls()
@@ -226,7 +228,7 @@ async def failover(family: Family, tmp_path: Path, port: int) -> AsyncIterator[F
     master.kill()
 
 
-async def test_an_empty_replica_that_is_promoted_is_told_by_every_pod(failover: Failover) -> None:
+async def test_promoting_an_empty_replica_is_reported_by_every_pod(failover: Failover) -> None:
     fleet = await Fleet.over(failover.url)
     pods = await three(fleet, Calls())
     await fleet.client.batch([{"prefix": "note", "id": str(n), "delay": "1h"} for n in range(500)])
@@ -239,7 +241,7 @@ async def test_an_empty_replica_that_is_promoted_is_told_by_every_pod(failover: 
     await fleet.close()
 
 
-async def test_a_lagging_replica_that_is_promoted_is_told_with_its_window(failover: Failover, port: int) -> None:
+async def test_promoting_a_lagging_replica_is_reported_with_its_window(failover: Failover, port: int) -> None:
     await failover.follow(port)
     fleet = await Fleet.over(failover.url)
     pods = await three(fleet, Calls())

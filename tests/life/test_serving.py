@@ -151,7 +151,7 @@ class _Others(Peers):
 
 
 @pytest.mark.parametrize(("due", "orphans"), [({"note": 0}, []), ({}, [("note", "x")])], ids=["due", "orphaned"])
-async def test_the_patience_with_a_prefix_starts_anew_whenever_a_pod_has_served_it(
+async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
     due: dict[str, int], orphans: list[Identity]
 ) -> None:
     """However often a deploy takes the only pod away, as long as each time is shorter than the patience."""

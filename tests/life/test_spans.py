@@ -43,7 +43,7 @@ def told(span: ReadableSpan) -> tuple[Any, ...]:
     return span.name, *(dict(span.attributes or {})[f"timers.{name}"] for name in ("id", "attempt", "outcome"))
 
 
-async def test_a_run_has_a_trace_of_its_own_linked_to_that_in_which_its_timer_was_armed(
+async def test_a_run_has_its_own_trace_linked_to_the_one_that_armed_its_timer(
     fleet: Fleet, spans: Spans, kept: InMemorySpanExporter
 ) -> None:
     await fleet.pod(Calls(), spans=spans)

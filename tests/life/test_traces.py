@@ -70,7 +70,7 @@ async def test_lines_of_processors_name_their_run(fleet: Fleet, log: Log) -> Non
 @pytest.mark.parametrize(
     "error", [ValueError("broken"), Fail("broken"), Retry("broken")], ids=lambda e: type(e).__name__
 )
-async def test_a_failed_run_tells_the_line_of_the_processors_code(
+async def test_a_failed_run_names_the_line_of_the_processors_code(
     fleet: Fleet, log: Log, error: Exception, kind: str
 ) -> None:
     """Not that of the service, which calls it, nor that of a library, which it has called."""

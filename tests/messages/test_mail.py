@@ -119,7 +119,7 @@ class TestConnection:
             await send(settings(box), {"email": "ann@example.org"}, times=5)
         assert (len(box.mails), box.connections) == (5, 1)
 
-    async def test_one_that_the_server_has_closed_is_replaced(self) -> None:
+    async def test_a_connection_that_the_server_closed_is_replaced(self) -> None:
         async with mailbox() as box, Sending.opened(settings(box)) as sending:
             timer = a_timer(spec={"payload": {"email": "ann@example.org"}})
             await run(send_message, timer, sending)
@@ -203,7 +203,7 @@ class TestRefusal:
             with pytest.raises(Retry, match=r"refused: .*451.*greylisted"):
                 await send(settings(box), {"email": "ann@example.org"})
 
-    async def test_some_refused_for_good_are_told_and_the_others_have_it(self) -> None:
+    async def test_permanently_refused_recipients_are_reported_and_the_others_get_the_mail(self) -> None:
         async with mailbox() as box:
             box.refusals = {"bob@example.org": "550 no Bob"}
             result = await send(settings(box), {"email": ["ann@example.org", "bob@example.org"]})

@@ -61,7 +61,7 @@ def test_values_are_escaped_in_html_and_are_never_templates(tmp_path: Path) -> N
         ("{% include '../b.txt' %}", r"b\.txt"),
     ],
 )
-def test_what_cannot_be_filled_in_fails_at_once_and_is_named(tmp_path: Path, source: str, why: str) -> None:
+def test_a_text_that_cannot_be_filled_in_fails_at_once_and_is_named(tmp_path: Path, source: str, why: str) -> None:
     folder = tmp_path / "templates"
     folder.mkdir()
     (tmp_path / "b.txt").write_text("secret")

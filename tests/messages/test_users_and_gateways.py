@@ -85,7 +85,7 @@ class TestUser:
             await looked_up(web.Response(text=body), tmp_path)
 
     @pytest.mark.parametrize("user", [True, {"id": 5}, "", "x" * 201])
-    async def test_what_names_no_user_is_refused(self, user: Any) -> None:
+    async def test_a_payload_without_a_valid_user_is_refused(self, user: Any) -> None:
         with pytest.raises(Fail, match=r"^user: expected a number, or text"):
             await send({"user": user}, user_url="https://users.example/{user}")
 
@@ -121,7 +121,7 @@ class TestGateway:
             await send({"push": "device-1"}, sms_url=gateway.url)
         assert json.loads(gateway.received[0].body)["channel"] == "push"
 
-    async def test_what_it_refuses_is_final_and_what_may_pass_is_tried_again(self) -> None:
+    async def test_permanent_refusals_are_final_and_temporary_ones_are_tried_again(self) -> None:
         for status, expected in ((400, Fail), (429, Retry), (500, Retry)):
             async with receiving(web.Response(status=status)) as gateway:
                 with pytest.raises(expected, match=f"answered {status}"):

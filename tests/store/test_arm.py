@@ -87,7 +87,7 @@ async def test_if_exists_error_changes_nothing(store: Store, status: Status) -> 
 
 
 @pytest.mark.parametrize("status", Status)
-async def test_if_exists_keep_answers_what_is_there(store: Store, status: Status) -> None:
+async def test_if_exists_keep_returns_the_existing_timer(store: Store, status: Status) -> None:
     before = await in_status(store, status)
     answer = await put(store, due="+5", spec={"payload": 2}, if_exists="keep")
     assert answer.code == "kept"

@@ -59,7 +59,7 @@ async def test_an_intact_db_is_left_alone(store: Store) -> None:
         ("finished:x:reminder", {"finished"}),
     ],
 )
-async def test_what_was_deleted_comes_back(store: Store, key: str, found: set[str]) -> None:
+async def test_deleted_indexes_come_back(store: Store, key: str, found: set[str]) -> None:
     await many_of_all(store)
     before = await state_of(store)
     assert await store.connections.commands.delete(f"timers:{{0}}:{key}") == 1
@@ -122,7 +122,7 @@ async def test_a_finished_timer_that_was_armed_again_is_not_pruned_by_what_was_l
 
 
 @pytest.mark.parametrize("record", ["", "no record", "9 s 1 0 0 0 1 5 5 0\n{}\n"])
-async def test_a_record_that_cannot_be_read_is_put_aside_with_the_reason(store: Store, record: str) -> None:
+async def test_an_unreadable_record_is_quarantined_with_the_reason(store: Store, record: str) -> None:
     await armed(store, "good", due=HOUR)
     await armed(store, "bad", due=HOUR)
     redis = store.connections.commands
@@ -134,7 +134,7 @@ async def test_a_record_that_cannot_be_read_is_put_aside_with_the_reason(store: 
     assert list(state.quarantine) == [(PREFIX, "bad")]
 
 
-async def test_an_entry_without_a_record_is_put_aside(store: Store) -> None:
+async def test_an_entry_without_a_record_is_quarantined(store: Store) -> None:
     await armed(store, "good", due=HOUR)
     await store.connections.commands.zadd("timers:{0}:due:reminder", {"ghost": 5})
     assert (await mended(store))["no record"] == 1
@@ -151,7 +151,7 @@ async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Stor
 
 
 @pytest.mark.parametrize("key", ["due:reminder", "heads", "counts"])
-async def test_a_quick_look_tells_of_it_and_changes_nothing(store: Store, key: str) -> None:
+async def test_a_quick_look_reports_it_and_changes_nothing(store: Store, key: str) -> None:
     await many_of_all(store)
     assert [found async for found in compare(store, 0) if found] == []
     await store.connections.commands.delete(f"timers:{{0}}:{key}")

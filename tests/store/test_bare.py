@@ -104,7 +104,7 @@ async def test_a_key_that_is_set_again_moves_its_timer(store: Store) -> None:
     assert (await state_of(store)).due == {A: timer.due_ms}
 
 
-async def test_what_was_seen_of_a_key_is_nothing_once_the_shard_knows_more(store: Store) -> None:
+async def test_an_outdated_look_at_a_key_changes_nothing(store: Store) -> None:
     bare, timer = BareKeys(store), await adopted(store)
     for known_ms in (None, timer.due_ms - 1):
         assert await bare.tell("adopted", {A: Look(known_ms, timer.due_ms + 1, b"2")}) == {A: "stale"}
@@ -186,7 +186,7 @@ async def answered(store: Store, *, ago_ms: int) -> int:
     return at_ms
 
 
-async def test_an_expiry_that_is_told_again_long_after_it_was_answered_is_known(store: Store) -> None:
+async def test_an_expiry_reported_again_long_after_its_answer_is_known(store: Store) -> None:
     at_ms = await answered(store, ago_ms=6_000)
     assert await announce(store, until_ms=at_ms - 1) == "known"
     assert await claim(store) == []
@@ -197,7 +197,7 @@ async def test_an_expiry_long_after_one_that_was_answered_is_due(store: Store) -
     assert await announce(store, until_ms=at_ms) == "due"
 
 
-async def test_of_two_expiries_at_once_the_second_is_due_also_for_who_has_answered_neither(store: Store) -> None:
+async def test_the_second_of_two_expiries_is_due_even_for_a_pod_that_answered_neither(store: Store) -> None:
     at_ms = await answered(store, ago_ms=1_000)
     assert await announce(store, times=1, until_ms=at_ms) == "known"
     assert await announce(store, times=2, until_ms=at_ms - 1) == "due"
@@ -218,9 +218,7 @@ async def expired(store: Store, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["unseen", "over another", "adopted", "set again"])
-async def test_an_expiry_that_is_told_again_when_its_lock_is_gone_is_known_from_the_record(
-    store: Store, how: str
-) -> None:
+async def test_an_expiry_reported_again_after_its_lock_is_known_from_the_record(store: Store, how: str) -> None:
     """By a pod that stood still for more than a minute."""
     before_ms = await store.now_ms() - 1
     await expired(store, how)
@@ -314,7 +312,7 @@ async def passing(store: Store) -> str:
     return "passing"
 
 
-async def test_a_record_that_cannot_be_read_is_made_anew_from_its_key(store: Store) -> None:
+async def test_an_unreadable_record_is_made_again_from_its_key(store: Store) -> None:
     await adopted(store)
     await store.connections.commands.hset(bucket_of(KEY), KEY, "broken")
     assert await resolve(store, "there") == "stale"

@@ -49,7 +49,7 @@ async def test_cancelling_twice_answers_the_same(store: Store) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.SCHEDULED, Status.CANCELLED])
-async def test_under_retention_0_a_cancelled_timer_is_told_of_and_gone(store: Store, status: Status) -> None:
+async def test_under_retention_0_a_cancelled_timer_is_published_and_gone(store: Store, status: Status) -> None:
     before = await in_status(store, status)
     answer = await store.cancel(PREFIX, "a", keep=False)
     assert answer.code == "cancelled"
@@ -212,7 +212,7 @@ async def test_an_edit_keeps_the_due_time_and_what_it_does_not_name(store: Store
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.UNHANDLED, Status.CANCELLED])
-async def test_a_revived_timer_is_due_now_with_its_count_of_failures_anew(store: Store, status: Status) -> None:
+async def test_a_revived_timer_is_due_now_with_no_failures_counted(store: Store, status: Status) -> None:
     before = await in_status(store, status)
     answer = await store.rearm(PREFIX, "a", cause="retried")
     timer = answer.timer

@@ -44,9 +44,7 @@ async def test_the_next_are_those_due_first_over_all_queues_and_shards(servers: 
         assert {timer.prefix for timer in only} == {"p3"}
 
 
-async def test_what_was_fired_adds_up_over_pods_and_is_gone_after_its_time(
-    frozen: Store, clock: time_machine.Traveller
-) -> None:
+async def test_starts_add_up_over_pods_and_expire_later(frozen: Store, clock: time_machine.Traveller) -> None:
     ring = FiredRing(frozen)
     await ring.add({1: 2, 9: 1})
     await ring.add({9: 4})

@@ -6,7 +6,7 @@ from timers.core.shapes import HISTORY_LIMIT
 from timers.store.store import Store
 
 
-async def test_it_tells_the_life_of_a_timer(store: Store) -> None:
+async def test_it_records_the_life_of_a_timer(store: Store) -> None:
     timer = await running(store)
     await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms, failures=1, note="will retry"))
     (again,) = await claim(store)
@@ -36,7 +36,7 @@ async def test_fifty_entries_are_kept_whole(store: Store) -> None:
     assert await changed(store, 49) == ["created", *(f"change {i}" for i in range(49))]
 
 
-async def test_from_the_fifty_first_on_a_marker_tells_how_many_are_gone(store: Store) -> None:
+async def test_a_marker_counts_the_entries_dropped_beyond_fifty(store: Store) -> None:
     await armed(store, due="+3600000")
     notes = await changed(store, 50)
     assert notes == ["2 older entries dropped", *(f"change {i}" for i in range(1, 50))]

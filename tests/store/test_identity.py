@@ -28,7 +28,7 @@ async def meta(store: Store) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in found.items()}
 
 
-async def test_many_who_come_first_make_one_db(store: Store) -> None:
+async def test_many_first_comers_make_one_db(store: Store) -> None:
     pods = [other(store) for _ in range(8)]
     await asyncio.gather(*(pod.identity.join() for pod in pods))
     assert len({pod.identity.epoch for pod in pods}) == 1
@@ -54,7 +54,7 @@ async def test_as_long_as_nothing_was_armed_a_pod_changes_the_number_of_shards(s
     assert "armed" not in await meta(store)
 
 
-async def test_once_a_timer_was_armed_a_pod_that_disagrees_is_told_both_numbers(store: Store) -> None:
+async def test_once_a_timer_was_armed_a_pod_that_disagrees_learns_both_numbers(store: Store) -> None:
     await armed(store, due="+3600000")
     for opening in (other(store, 16).identity.join(), other(store, 16).identity.look()):
         with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 1 shards; use 1"):
@@ -86,7 +86,7 @@ async def test_reading_writes_nothing_into_an_empty_db(real: Store) -> None:
     assert await real.connections.commands.dbsize() == 0
 
 
-async def test_who_read_an_empty_db_finds_what_is_armed_there_later(real: Store) -> None:
+async def test_a_reader_of_an_empty_db_finds_timers_armed_later(real: Store) -> None:
     reader = TimerClient.over(await open_store(real.connections))
     assert (await reader.list()).items == []
     writer = other(real, 16)
@@ -168,7 +168,7 @@ async def test_a_db_with_a_senseless_number_of_shards_is_refused(store: Store, s
         await store.identity.look()
 
 
-async def test_a_pause_in_an_empty_db_holds_for_all_who_come(real: Store) -> None:
+async def test_a_pause_in_an_empty_db_holds_for_later_pods(real: Store) -> None:
     """With its number of shards changed afterwards it would hold in a few shards only."""
     assert await other(real, 4).pause(PREFIX, paused=True)
     with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 4"):

@@ -194,7 +194,7 @@ async def test_a_rescued_run_can_be_lost_and_rescued_again(store: Store) -> None
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.RUNNING])
-async def test_what_does_not_run_is_not_rescued(store: Store, status: Status) -> None:
+async def test_a_timer_that_is_not_running_is_not_rescued(store: Store, status: Status) -> None:
     before = await in_status(store, status)
     assert await rescue(store, "a", "missing") == []
     assert (await read(store)).version == before.version

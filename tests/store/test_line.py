@@ -60,7 +60,7 @@ async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, lin
     assert await echoed(line, "b") == "b"
 
 
-async def test_who_gives_up_leaves_no_answer_behind(redis: Redis, line: Line) -> None:
+async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, line: Line) -> None:
     """What the server still says to them is never taken for the answer to the next command."""
     await echoed(line, "a")
     await redis.client_pause(60_000, all=False)  # scripts wait, as all that may write
@@ -78,7 +78,7 @@ async def test_who_gives_up_leaves_no_answer_behind(redis: Redis, line: Line) ->
     assert await echoed(line, "next") == "next"
 
 
-async def test_what_takes_too_long_is_unavailable_and_the_next_is_not(real: Store, redis: Redis) -> None:
+async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis: Redis) -> None:
     await real.arm([arming("first")])  # else the shard would be founded over another connection
     line = Line(real.connections.dial(), answer_s=0.05)
     await redis.client_pause(60_000, all=False)

@@ -35,7 +35,7 @@ async def all_pages(store: Store, wanted: Filter) -> list[list[Timer]]:
 
 @pytest.mark.parametrize("status", [Status.SCHEDULED, Status.RUNNING])
 @pytest.mark.parametrize("prefixes", [1, 2 * FITTING], ids=["one prefix", "many prefixes"])
-async def test_a_page_of_large_timers_ends_at_two_mebibytes_and_goes_on(
+async def test_a_page_of_large_timers_ends_at_two_mebibytes_and_continues(
     sharded: Store, status: Status, prefixes: int
 ) -> None:
     """A thousand timers with the largest payloads made an answer of 64 MiB."""

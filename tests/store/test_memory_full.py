@@ -55,7 +55,7 @@ async def test_a_new_timer_is_refused_whole(real: Store) -> None:
     assert after == before
 
 
-async def test_the_canary_is_armed_and_the_state_is_told(real: Store) -> None:
+async def test_the_canary_is_armed_and_the_state_is_reported(real: Store) -> None:
     redis = real.connections.commands
     assert not await server.is_full(redis)
     async with full(real):

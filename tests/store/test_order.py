@@ -45,7 +45,7 @@ async def test_the_order_holds_far_in_the_future(store: Store) -> None:
     assert {int(score) for score in scores.values()} == {due_ms}
 
 
-async def test_who_comes_back_stands_behind_those_of_the_same_millisecond(store: Store) -> None:
+async def test_a_timer_that_comes_back_queues_behind_those_of_the_same_millisecond(store: Store) -> None:
     due_ms = await store.now_ms() - 5
     await store.arm([arming(name, due=f"@{due_ms}") for name in ("c", "b", "a")])
     (first,) = await claim(store, 1)

@@ -37,7 +37,7 @@ async def test_a_script_looks_once_where_nobody_asked_and_writes_nothing(real: S
     assert await commands(real, "hkeys", "xlen", "xadd") == [1, 0, 0]
 
 
-async def test_only_what_was_asked_for_is_posted(store: Store) -> None:
+async def test_only_requested_changes_are_posted(store: Store) -> None:
     await Outbox(store).tell(0, ["ac send* timers.hook-1", "x note timers.hook-1"], ())
     for prefix in ("send", "send-mail", "sen", "note", "noted", "timers.hook-1"):
         await arm(store, prefix, 1)
@@ -57,7 +57,7 @@ async def test_only_what_was_asked_for_is_posted(store: Store) -> None:
     await Outbox(store).drop(0, entries)
 
 
-async def test_a_full_outbox_takes_no_more_and_counts_what_it_leaves_out(servers: SharedServers) -> None:
+async def test_a_full_outbox_takes_no_more_and_counts_what_it_drops(servers: SharedServers) -> None:
     async with open_store(servers, "redis") as store:
         outbox, redis = Outbox(store), store.connections.commands
         await outbox.tell(0, ["a note timers.hook-1"], ())

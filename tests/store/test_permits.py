@@ -30,13 +30,13 @@ async def test_no_more_are_reserved_than_may_run_in_the_fleet(store: Store) -> N
     assert (await reserve(there, TWO, 5, pod=OTHER)).count == 1
 
 
-async def test_each_prefix_has_permits_of_its_own(store: Store) -> None:
+async def test_each_prefix_has_its_own_permits(store: Store) -> None:
     permits = Permits(store)
     assert (await reserve(permits, TWO, 5)).count == 2
     assert (await permits.reserve("other", TWO, 5, pod=POD, lease_ms=LEASE_MS)).count == 2
 
 
-async def test_what_was_reserved_and_not_used_is_given_back(store: Store) -> None:
+async def test_unused_reservations_are_given_back(store: Store) -> None:
     permits = Permits(store)
     reserved = await reserve(permits, TWO, 2)
     await permits.give_back(reserved, 1)
@@ -61,7 +61,7 @@ async def test_permits_that_are_kept_outlive_the_lease(frozen: Store, clock: tim
     assert (await reserve(permits, TWO, 2, pod=OTHER)).count == 1
 
 
-async def test_a_run_that_goes_on_has_its_permit_again(store: Store) -> None:
+async def test_a_continuing_run_gets_its_permit_back(store: Store) -> None:
     """As after an outage that outlasted the lease."""
     permits = Permits(store)
     reserved = await reserve(permits, TWO, 2)

@@ -22,7 +22,7 @@ def names(roster: Roster) -> list[str]:
     return sorted(member.pod for member in roster.members)
 
 
-async def test_pods_learn_of_each_other_and_what_they_say(store: Store) -> None:
+async def test_pods_learn_of_each_other_and_their_reports(store: Store) -> None:
     first = worker("a", "note", only=("note-ä",), shards=(0, 2), concurrency=7, lateness={3: 4}, notifications="ok")
     (alone,) = (await Membership(store).beat(first)).members
     assert replace(alone, seen_ms=0) == first

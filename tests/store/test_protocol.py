@@ -165,7 +165,7 @@ def test_every_code_of_a_script_is_in_the_document(script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_tells_its_arguments_and_answers(script: str) -> None:
+def test_every_script_documents_its_arguments_and_answers(script: str) -> None:
     flags, rest = PATHS[script].read_text().split("\n", 1)
     head = "\n".join(part for part in rest.split("\n\n")[0:2] if part.startswith("--"))
     assert re.fullmatch(r"#!lua( flags=[a-z,-]+)?", flags)

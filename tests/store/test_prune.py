@@ -25,7 +25,7 @@ async def test_a_record_stays_for_its_retention_and_then_goes(
     assert (state.finished, state.counts) == ({}, {})
 
 
-async def test_what_is_not_finished_stays_for_ever(frozen: Store, clock: time_machine.Traveller) -> None:
+async def test_unfinished_records_stay_for_ever(frozen: Store, clock: time_machine.Traveller) -> None:
     await running(frozen, "runs")
     await armed(frozen, "waits", due="+1")
     clock.shift(1000 * DAY_MS)

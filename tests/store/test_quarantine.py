@@ -77,7 +77,7 @@ async def claim_all(store: Store) -> Claimed:
 
 
 @pytest.mark.parametrize("kind", A_BAD_HEAD)
-async def test_a_record_without_a_readable_head_is_kept_aside(store: Store, kind: str) -> None:
+async def test_a_record_without_a_readable_head_is_quarantined(store: Store, kind: str) -> None:
     record, reason = A_BAD_HEAD[kind]
     await three(store)
     await damage(store, record)
@@ -90,7 +90,7 @@ async def test_a_record_without_a_readable_head_is_kept_aside(store: Store, kind
     assert await store.get([(PREFIX, "bad")]) == [None]
 
 
-async def test_what_is_kept_aside_is_counted_and_named(store: Store) -> None:
+async def test_quarantined_records_are_counted_and_named(store: Store) -> None:
     assert await Queries(store).quarantined() == (0, {})
     record, reason = A_BAD_HEAD[next(iter(A_BAD_HEAD))]
     for number in range(5):
@@ -102,7 +102,7 @@ async def test_what_is_kept_aside_is_counted_and_named(store: Store) -> None:
     assert all(member.startswith(f"{PREFIX}:bad-") for member in some)
 
 
-async def test_a_timer_without_a_record_is_kept_aside(store: Store) -> None:
+async def test_a_timer_without_a_record_is_quarantined(store: Store) -> None:
     await three(store)
     await damage(store, None)
     found = await claim_all(store)
@@ -139,7 +139,7 @@ async def finish(store: Store, timers: list[Timer]) -> None:
     assert set(await settle(store, *map(an_end, timers))) == {"settled"}
 
 
-async def test_what_was_unreadable_is_shown_with_the_reason(store: Store) -> None:
+async def test_an_unreadable_record_is_shown_with_the_reason(store: Store) -> None:
     await armed(store, "bad", due="+3600000")
     await spoil(store, A_BAD_BODY["broken spec"])
     timer = await read(store, "bad")
@@ -178,7 +178,7 @@ async def test_a_broken_line_of_the_history_stops_nothing(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", A_BAD_HEAD)
-async def test_a_run_whose_record_was_damaged_is_kept_aside_when_its_lease_ends(store: Store, kind: str) -> None:
+async def test_a_run_with_a_damaged_record_is_quarantined_when_its_lease_ends(store: Store, kind: str) -> None:
     record, reason = A_BAD_HEAD[kind]
     await three(store)
     timers = await claim(store, lease_ms=1)
@@ -231,7 +231,7 @@ async def test_an_unreadable_finished_record_goes_with_its_retention(frozen: Sto
     assert await frozen.prune(0, retention_ms=-1, most=10) == 1
 
 
-async def test_an_unreadable_run_that_nobody_serves_is_kept_aside(store: Store) -> None:
+async def test_an_unreadable_run_that_nobody_serves_is_quarantined(store: Store) -> None:
     await lease_ended(store, await running(store, "bad", lease_ms=1))
     await damage(store, b"garbage")
     before_ms = await store.now_ms() + 1
@@ -241,7 +241,7 @@ async def test_an_unreadable_run_that_nobody_serves_is_kept_aside(store: Store) 
     assert state.leases == {}
 
 
-async def test_unreadable_timers_that_nobody_serves_are_kept_aside(store: Store) -> None:
+async def test_unreadable_timers_that_nobody_serves_are_quarantined(store: Store) -> None:
     await three(store)
     await damage(store, b"garbage")
     due_before_ms = await store.now_ms() + 1

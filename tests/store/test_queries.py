@@ -97,7 +97,7 @@ async def test_due_times_bound_a_list(store: Store) -> None:
     assert [timer.id for timer in await pages(store, wanted, 2)] == ["1", "2", "3"]
 
 
-async def test_what_is_removed_between_two_pages_leaves_the_rest_in_its_place(store: Store) -> None:
+async def test_a_removal_between_two_pages_leaves_the_rest_in_place(store: Store) -> None:
     await store.arm([arming(str(i), due=f"+{3_600_000 + i}") for i in range(6)])
     listing = Listing(store)
     first = await listing.page(Filter(), limit=3)
@@ -138,7 +138,7 @@ async def test_counts_oldest_due_and_paused(store: Store) -> None:
     assert await queries.paused() == ["a", "b"]
 
 
-async def test_the_stream_tells_every_change(real: Store) -> None:
+async def test_the_stream_has_every_change(real: Store) -> None:
     heard: list[Change | None] = []
     stream = asyncio.create_task(Queries(real).changes(heard.append))
 
@@ -170,7 +170,7 @@ async def test_the_stream_tells_every_change(real: Store) -> None:
         await stream
 
 
-async def test_a_run_that_is_removed_at_its_end_is_told(real: Store) -> None:
+async def test_a_run_that_is_removed_at_its_end_is_published(real: Store) -> None:
     heard: list[Change | None] = []
     stream = asyncio.create_task(Queries(real).changes(heard.append))
 

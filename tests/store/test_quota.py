@@ -38,7 +38,7 @@ async def codes(client: TimerClient, quota: Quota, *news: NewTimer) -> list[str]
     return [getattr(result, "how", type(result).__name__) for result in results]
 
 
-async def test_of_many_callers_exactly_as_many_as_the_quota_allows_get_a_place(store: Store) -> None:
+async def test_exactly_as_many_callers_as_the_quota_allows_get_a_place(store: Store) -> None:
     client, quota = TimerClient.over(store), Quota(20, ("a",), 100)
     calls = [codes(client, quota, *(timer("a", f"{caller}-{n}") for n in range(5))) for caller in range(16)]
     came = Counter(code for answers in await asyncio.gather(*calls) for code in answers)
@@ -46,7 +46,7 @@ async def test_of_many_callers_exactly_as_many_as_the_quota_allows_get_a_place(s
     assert sum((await client.counts())["a"].values()) == 20
 
 
-async def test_what_takes_no_new_place_is_always_allowed(store: Store) -> None:
+async def test_a_create_that_needs_no_new_place_is_always_allowed(store: Store) -> None:
     client, quota = TimerClient.over(store), Quota(2, ("a", "b*"), 100)
     assert await codes(client, quota, timer("a", "1"), timer("bc", "1")) == ["created", "created"]
     assert await codes(client, quota, timer("b", "2")) == ["TooManyPending"]

@@ -61,7 +61,7 @@ async def test_missing_flags_are_added_and_none_is_turned_off(redis: Redis, befo
     ("current", "missing"),
     [("", "Ex"), ("AKE", ""), ("A", "E"), ("xE", ""), ("Ex", ""), ("K$g", "Ex"), ("EKn", "x"), ("Kx", "E")],
 )
-def test_flags_are_told_in_any_order(current: str, missing: str) -> None:
+def test_flags_are_recognised_in_any_order(current: str, missing: str) -> None:
     assert server.missing_flags(current) == missing
 
 
@@ -73,7 +73,7 @@ def test_flags_are_told_in_any_order(current: str, missing: str) -> None:
         (["-config|set"], True),
     ],
 )
-async def test_a_user_who_may_not_configure_is_told_what_to_set(
+async def test_a_user_without_config_learns_what_to_set(
     real: Store, redis: Redis, rules: list[str], ok: bool | None
 ) -> None:
     async with limited_user(real, rules) as limited:

@@ -121,7 +121,7 @@ async def test_a_late_pod_of_the_last_occurrence_cannot_settle_this_one(store: S
     assert await settle(store, an_end(today)) == ["settled"]
 
 
-async def test_a_late_pod_cannot_settle_a_timer_that_was_purged_and_made_anew(store: Store) -> None:
+async def test_a_late_pod_cannot_settle_a_timer_that_was_purged_and_created_again(store: Store) -> None:
     late = await running(store)
     await settle(store, an_end(late), retention_ms=0)
     anew = await running(store)
@@ -146,7 +146,7 @@ async def test_retention_0_leaves_nothing(store: Store, status: Status) -> None:
     assert set(await store.connections.commands.keys("*")) == left
 
 
-async def test_retention_0_keeps_what_is_scheduled_again(store: Store) -> None:
+async def test_retention_0_keeps_a_timer_that_is_scheduled_again(store: Store) -> None:
     timer = await running(store)
     end = an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + DAY_MS)
     assert await settle(store, end, retention_ms=0) == ["settled"]

@@ -15,7 +15,7 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "com
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_tells_its_flags_and_asks_for_no_second_slot(name: str) -> None:
+def test_a_script_has_flags_and_touches_one_slot(name: str) -> None:
     flags = scripts.source(name).partition("\n")[0]
     assert re.fullmatch(r"#!lua( flags=(allow-oom|no-writes))?", flags)
 

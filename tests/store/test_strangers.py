@@ -196,7 +196,7 @@ async def test_a_score_in_the_past_made_a_timer_early(store: Store, score: str) 
     assert await store.connections.commands.zscore(f"{ROOT}due:{PREFIX}", "later") == timer.due_ms
 
 
-async def test_what_was_in_the_way_is_kept_aside(real: Store) -> None:
+async def test_foreign_values_in_the_way_are_moved_aside(real: Store) -> None:
     redis: Any = real.connections.commands
     key = f"{ROOT}counts"
     await redis.set(key, "a stranger's")

@@ -126,7 +126,7 @@ async def test_a_lease_that_lives_is_no_orphan(store: Store) -> None:
     assert (await store.orphans(0))[0] == []
 
 
-async def test_a_lost_run_of_a_paused_queue_is_no_orphan_until_the_queue_goes_on(store: Store) -> None:
+async def test_a_lost_run_of_a_paused_queue_is_no_orphan_until_the_queue_resumes(store: Store) -> None:
     await lease_ended(store, await running(store, lease_ms=1))
     await store.pause(PREFIX, paused=True)
     assert (await store.orphans(0))[0] == []
@@ -134,7 +134,7 @@ async def test_a_lost_run_of_a_paused_queue_is_no_orphan_until_the_queue_goes_on
     assert (await store.orphans(0))[0] == [(PREFIX, "a")]
 
 
-async def test_looks_that_go_on_where_the_one_before_has_ended_come_by_all_orphans(real: Store) -> None:
+async def test_looks_that_continue_where_the_last_ended_reach_all_orphans(real: Store) -> None:
     """However many of them nobody takes."""
     ids = {str(number) for number in range(TOUCH_LIMIT + 1)}
     await real.arm([arming(timer_id) for timer_id in ids])
@@ -180,7 +180,7 @@ async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize(("due_ms", "woken"), [(0, True), (500, True), (900, True), (2000, False), (3_600_000, False)])
-async def test_arming_wakes_the_sweepers_for_what_is_due_before_they_look(
+async def test_arming_wakes_the_sweepers_for_timers_due_before_their_next_look(
     store: Store, due_ms: int, woken: bool
 ) -> None:
     async with wakes(store) as heard:
@@ -248,7 +248,7 @@ async def test_more_queues_than_a_look_takes_are_named_by_the_next(store: Store)
     assert not first.due.keys() & second.due.keys()
 
 
-async def test_what_became_due_last_is_looked_at_first(store: Store) -> None:
+async def test_queues_that_became_due_last_come_first(store: Store) -> None:
     """A thousand queues that are late hid a timer that was due just now."""
     now_ms = await store.now_ms()
     await store.arm([arming("a", prefix=f"late{i}", due=f"@{now_ms - 60_000}") for i in range(TOUCH_LIMIT)])

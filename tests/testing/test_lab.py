@@ -66,7 +66,7 @@ async def test_a_run_that_takes_too_long_times_out(timer_lab: TimerLab) -> None:
     assert (run.status, run.error) == ("failed", "Timeout: the run took longer than its timeout of 30000 ms")
 
 
-async def test_a_processor_that_sleeps_goes_on_when_the_clock_has_moved(timer_lab: TimerLab) -> None:
+async def test_a_sleeping_processor_continues_when_the_clock_has_moved(timer_lab: TimerLab) -> None:
     @processor("naps")
     async def naps(timer: Timer, context: Context) -> Done:
         await asyncio.sleep(60)

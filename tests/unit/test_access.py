@@ -44,7 +44,9 @@ def test_no_two_keys_are_alike() -> None:
         (["*"], "anything", True),
     ],
 )
-def test_a_prefix_covers_itself_and_with_a_star_what_starts_so(patterns: list[str], prefix: str, covered: bool) -> None:
+def test_a_prefix_covers_itself_and_with_a_star_its_continuations(
+    patterns: list[str], prefix: str, covered: bool
+) -> None:
     assert Scope.parse(patterns).covers(prefix) is covered
     assert Scope.parse(patterns).is_everything is (patterns == [ALL_PREFIXES])
 
@@ -69,7 +71,7 @@ def test_a_prefix_covers_itself_and_with_a_star_what_starts_so(patterns: list[st
         f"k1:{DIGEST}:*:read,k1:{DIGEST}:*:write",
     ],
 )
-def test_what_is_no_entry_is_refused(entry: str) -> None:
+def test_an_invalid_entry_is_refused(entry: str) -> None:
     with pytest.raises(InvalidInput):
         read_entries(entry)
 

@@ -107,7 +107,7 @@ def test_an_expression_is_refused_with_the_reason(expression: str, reason: str) 
 
 
 @pytest.mark.parametrize("value", [None, 5, True, b"* * * * *", ["*"] * 5, "* " * 1_000], ids=shown)
-def test_what_is_no_expression_is_refused(value: object) -> None:
+def test_an_invalid_expression_is_refused(value: object) -> None:
     assert refusal(lambda: Cron.parse(value, field="every")) == FieldError("every", shown(value), CRON_FORMS)
 
 
@@ -135,7 +135,7 @@ BAD_ZONES: list[object] = [
 
 
 @pytest.mark.parametrize("value", BAD_ZONES, ids=shown)
-def test_what_is_no_zone_is_refused_by_name(value: object) -> None:
+def test_an_invalid_zone_is_refused_by_name(value: object) -> None:
     expected = FieldError("timezone", shown(value), TIMEZONE_FORMS)
     assert refusal(lambda: parse_timezone(value)) == expected
     assert refusal(lambda: Cron.parse("@daily", value)) == expected

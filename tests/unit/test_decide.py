@@ -93,7 +93,7 @@ class TestDone:
         timer = armed({"delay": 0, "repeat": {"every": "1h", "count": 1}})
         assert after(timer, Done()).status is Status.COMPLETED
 
-    def test_says_what_a_repeat_has_left_out(self) -> None:
+    def test_notes_what_a_repeat_has_skipped(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
         decided = after(timer, Done("sent"), START_MS + 5 * HOUR_MS + 1001)
         assert decided.due_ms == START_MS + 6 * HOUR_MS

@@ -104,7 +104,7 @@ REFUSED_DURATIONS: list[object] = [
 
 
 @pytest.mark.parametrize("given", REFUSED_DURATIONS, ids=shown)
-def test_what_is_no_duration_is_refused_by_name(given: object) -> None:
+def test_an_invalid_duration_is_refused_by_name(given: object) -> None:
     expected = FieldError("delay", shown(given), DURATION_FORMS)
     assert refusal(lambda: Duration.parse(given, "delay")) == expected
 
@@ -235,7 +235,7 @@ REFUSED_TIMES: list[object] = [
 
 
 @pytest.mark.parametrize("given", REFUSED_TIMES, ids=shown)
-def test_what_is_no_time_is_refused_by_name(given: object) -> None:
+def test_an_invalid_time_is_refused_by_name(given: object) -> None:
     expected = FieldError("due_at", shown(given), TIME_FORMS)
     assert refusal(lambda: parse_time(given, "due_at")) == expected
 
@@ -244,7 +244,7 @@ def test_what_is_no_time_is_refused_by_name(given: object) -> None:
     "given",
     ["2026-11-21T20:00:00", "2026-11-21 20:00:00.123", datetime(2026, 11, 21, 20)],  # noqa: DTZ001 - that is the point
 )
-def test_a_time_without_an_offset_is_told_so(given: object) -> None:
+def test_a_time_without_an_offset_is_explained(given: object) -> None:
     expected = FieldError("due_at", shown(given), OFFSET_FORMS)
     assert refusal(lambda: parse_time(given, "due_at")) == expected
 

@@ -71,7 +71,7 @@ def test_a_note_is_cut_before_it_is_cleaned() -> None:
         tracemalloc.stop()
 
 
-def test_the_causes_are_told_before_what_came_of_them() -> None:
+def test_causes_come_before_their_effects() -> None:
     cause, context = KeyError("the cause"), OSError("the context")
     error = ValueError("the error")
     error.__cause__ = cause
@@ -81,19 +81,19 @@ def test_the_causes_are_told_before_what_came_of_them() -> None:
     assert places == sorted(places)
 
 
-def test_a_context_that_was_suppressed_is_not_told() -> None:
+def test_a_suppressed_context_is_not_reported() -> None:
     error = ValueError("no such user")
     error.__context__, error.__suppress_context__ = KeyError("a secret"), True
     assert "a secret" not in failed(error).detail
 
 
-def test_the_parts_of_a_group_are_told() -> None:
+def test_the_parts_of_a_group_are_reported() -> None:
     detail = failed(ExceptionGroup("two", [ValueError("one"), TypeError("other")])).detail
     assert "ValueError: one" in detail
     assert "TypeError: other" in detail
 
 
-def test_of_a_deep_traceback_the_innermost_frames_are_told() -> None:
+def test_a_deep_traceback_keeps_its_innermost_frames() -> None:
     def dive(depth: int) -> None:
         if depth == 0:
             raise ValueError("at the bottom")

@@ -131,7 +131,7 @@ def test_an_exception_is_one_line_on_the_console(capsys: pytest.CaptureFixture[s
     assert len(found) == 2
 
 
-def test_only_what_is_grave_enough_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_messages_above_the_level_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     configure("json", "warning")
     log = get_logger("x")
     log.info("no")

@@ -102,7 +102,7 @@ class TestDecorator:
         named = f"function: {__name__}:TestDecorator.<lambda>{signature} is not accepted; expected "
         assert str(caught.value).startswith(f"{named}a function that takes (timer, context): ")
 
-    def test_refuses_what_is_no_function(self) -> None:
+    def test_refuses_an_object_that_is_not_a_function(self) -> None:
         with pytest.raises(InvalidInput, match=r"function: 5 is not accepted; expected a function that takes"):
             processor("a")(5)  # type: ignore[arg-type]  # what we test
 
@@ -343,7 +343,7 @@ class TestLoad:
     def test_only_the_built_in_ones_that_are_named_are_there(self, names: tuple[str, ...]) -> None:
         assert load(builtin=names).declared == names
 
-    def test_a_built_in_one_that_there_is_not_is_named_with_those_there_are(self) -> None:
+    def test_an_unknown_built_in_is_named_with_the_known_ones(self) -> None:
         with pytest.raises(ConfigurationError) as caught:
             load(builtin=["log", "mail"])
         assert str(caught.value) == (
@@ -417,13 +417,13 @@ class TestLoad:
         assert {"one", "two"} <= set(load([f"{name}:make"]).declared)
 
     @pytest.mark.parametrize("path", ["timers", "timers.mine", "timers:serve"])
-    def test_a_module_of_the_services_own_name_is_told_to_take_another(self, path: str) -> None:
+    def test_a_module_with_the_services_name_is_refused(self, path: str) -> None:
         text = complaint(path)
         assert text.startswith(
             f"TIMERS_PROCESSORS names {path!r}, but `timers` is the service's own package; give your"
         )
 
-    def test_an_installation_without_its_entry_points_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_installation_without_its_entry_points_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.modules["timers.processor"], "entry_points", lambda **_: ())
         assert complaint() == "the built-in processors are missing; reinstall redis-timers (`make setup`)"
 

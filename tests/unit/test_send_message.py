@@ -145,7 +145,7 @@ class TestReachable:
         assert reachable({"push": "token-1", "phone": "112"}) == ("phone", ("112",))
         assert reachable({"push": "token-1"}) == ("push", ("token-1",))
 
-    def test_a_channel_that_the_pod_cannot_use_is_passed_over_or_told(self) -> None:
+    def test_a_channel_that_the_pod_cannot_use_is_skipped_or_reported(self) -> None:
         assert reachable({"email": "a@b", "phone": "112"}, ["phone", "push"]) == ("phone", ("112",))
         assert reachable({"phone": "112"}, ["email"]) == (
             "reachable only by phone, and this pod has no settings for that"

@@ -492,7 +492,7 @@ def test_hooks_say_which_events_of_which_timers_they_are_about_and_whom_to_call(
         ",".join(["failed@a=https://e.org"] * 101),
     ],
 )
-def test_a_bad_hook_is_told_what_one_looks_like(value: str) -> None:
+def test_an_invalid_hook_error_shows_a_valid_one(value: str) -> None:
     line = refusal(HOOKS=value)
     assert line.startswith("TIMERS_HOOKS: the given value is not accepted; expected event@prefix=https://host/path")
     assert "armed, started, completed, retried, failed, unhandled, cancelled" in line
@@ -508,7 +508,7 @@ def test_alarms_go_to_addresses_urls_and_commands() -> None:
 
 
 @pytest.mark.parametrize("value", ["ops@e.org", "mailto:ops", "ftp://e.org", "exec:sh", "exec:/no/such", "exec:/bin"])
-def test_a_bad_alarm_is_told_what_one_looks_like(value: str) -> None:
+def test_an_invalid_alarm_error_shows_a_valid_one(value: str) -> None:
     assert refusal(ALARMS=value) == (
         "TIMERS_ALARMS: the given value is not accepted; "
         "expected mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most 100"

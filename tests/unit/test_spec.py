@@ -177,7 +177,7 @@ def test_a_bad_value_is_refused_with_its_field_itself_and_what_would_do(
 
 
 @pytest.mark.parametrize("given", [None, 5, "a", [], [LEAST]])
-def test_what_is_not_an_object_is_refused(given: object) -> None:
+def test_a_body_that_is_not_an_object_is_refused(given: object) -> None:
     assert complaints(given)[0][2] == "an object"
 
 
@@ -236,7 +236,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", GOOD)
-def test_a_good_value_is_taken_and_the_record_keeps_what_reads_back_the_same(given: dict[str, Any]) -> None:
+def test_a_good_value_is_accepted_and_reads_back_the_same(given: dict[str, Any]) -> None:
     new = NewTimer.parse({**LEAST, **given})
     spec = new.spec()
     timer = a_timer(spec=json.loads(json.dumps(spec)))
@@ -442,7 +442,7 @@ class TestIdentity:
     def test_the_reserved_prefix_is_so_only_as_a_whole(self) -> None:
         assert check_prefix("timers-x") == "timers-x"
 
-    def test_names_the_field_it_is_told(self) -> None:
+    def test_names_the_given_field(self) -> None:
         with pytest.raises(InvalidInput, match=r"^filter\.prefix: 'A'"):
             check_prefix("A", "filter.prefix")
         with pytest.raises(InvalidInput, match=r"^timers\.0\.id: '!'"):

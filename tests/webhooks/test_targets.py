@@ -90,7 +90,7 @@ async def test_some_wait_and_go_on_when_there_is_room() -> None:
     await waiting
 
 
-async def test_who_waits_too_long_is_sent_away() -> None:
+async def test_a_caller_that_waits_too_long_is_refused() -> None:
     targets = Targets(TargetLimits(at_once=1, waiting=1, wait_seconds=0.01))
     async with targets.turn("a"):
         with pytest.raises(Retry, match="already makes as many calls"):

@@ -158,7 +158,7 @@ class TestSignature:
         for each in ("a", "b"):
             assert Webhook(secret(each)).verify(got.body, dict(got.headers)) == 1
 
-    async def test_a_prefix_of_its_own_secret_is_not_signed_with_another(self) -> None:
+    async def test_a_prefix_with_its_own_secret_is_not_signed_with_another(self) -> None:
         given = settings(webhook_secrets=f"{secret('a')},webhook={secret('b')},webhook-x={secret('c')}")
         got = await sent({"body": 1}, given)
         Webhook(secret("b")).verify(got.body, dict(got.headers))
@@ -199,7 +199,7 @@ class TestAnswer:
         assert isinstance(await outcome(web.Response(status=410), given=again), Fail)
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-    async def test_what_may_pass_is_tried_again(self, status: int) -> None:
+    async def test_temporary_failures_are_tried_again(self, status: int) -> None:
         ended = await outcome(web.Response(status=status))
         assert isinstance(ended, Retry)
         assert (ended.snooze, ended.after) == (False, None)
@@ -244,7 +244,7 @@ class TestAnswer:
         assert isinstance(ended, Done)
         assert ended.note.partition(": ")[2] == "x" * ANSWER_BYTES
 
-    async def test_what_is_compressed_is_not_blown_up(self) -> None:
+    async def test_a_compressed_answer_is_not_unpacked(self) -> None:
         bomb = gzip.compress(b"x" * 10_000_000)
         ended = await outcome(web.Response(body=bomb, headers={"Content-Encoding": "gzip"}))
         assert isinstance(ended, Done)
@@ -266,10 +266,10 @@ class TestAnswer:
 
 
 class TestNoAnswer:
-    async def test_one_that_hangs_is_left_after_the_timers_own_time_out(self) -> None:
+    async def test_a_hanging_receiver_is_left_after_the_timers_own_timeout(self) -> None:
         assert "no answer within 0.19 s" in await self.unanswered(hang)
 
-    async def test_one_that_drips_its_head_or_body_has_no_longer(self) -> None:
+    async def test_a_receiver_that_drips_its_head_or_body_gets_no_longer(self) -> None:
         async def drip_head(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\n")
             await drip(writer, b"X: y\r\n")
@@ -310,7 +310,7 @@ class TestNoAnswer:
         assert done.note.partition(": ")[2] == "x" * ANSWER_BYTES
         assert written < 100_000_000
 
-    async def test_one_that_cuts_the_connection_is_tried_again(self) -> None:
+    async def test_a_receiver_that_cuts_the_connection_is_tried_again(self) -> None:
         async def cut(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
             return
 
@@ -322,7 +322,7 @@ class TestNoAnswer:
 
         assert "not HTTP: " in await self.unanswered(speak)
 
-    async def test_the_secret_parts_of_a_url_are_not_told(self) -> None:
+    async def test_the_secret_parts_of_a_url_are_not_shown(self) -> None:
         async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"220 mail.example.org ESMTP\r\n")
 
@@ -333,7 +333,7 @@ class TestNoAnswer:
         assert isinstance(ended, Retry)
         assert "hidden" not in str(ended)
 
-    async def test_one_that_nobody_listens_at_is_tried_again(self) -> None:
+    async def test_an_address_where_nobody_listens_is_tried_again(self) -> None:
         async with receiving() as receiver:
             pass
         processor = hook()
@@ -341,7 +341,7 @@ class TestNoAnswer:
             with pytest.raises(Retry, match=r"127\.0\.0\.1:\d+: ClientConnectorError"):
                 await run(processor, asking({"url": receiver.url}), state)
 
-    async def test_one_that_does_not_answer_is_left_alone_for_a_while(self) -> None:
+    async def test_a_receiver_that_does_not_answer_is_left_alone_for_a_while(self) -> None:
         async with receiving() as gone:
             pass
         processor = hook(targets=Targets(TargetLimits(failures=2, pause_seconds=60)))
@@ -356,7 +356,7 @@ class TestNoAnswer:
         assert 50 < left.after <= 66
         assert not left.snooze
 
-    async def test_one_that_has_enough_calls_is_come_back_to_and_no_try_is_burnt(self) -> None:
+    async def test_a_busy_receiver_is_called_later_without_using_up_an_attempt(self) -> None:
         async def hang_and_tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             reached.set()
             await hang(reader, writer)
@@ -436,7 +436,7 @@ class TestForbidden:
             "url: http:// is only for hosts in TIMERS_WEBHOOK_ALLOW, and 127.0.0.1 is not among them; use https://"
         )
 
-    async def test_what_is_denied_is_not_called(self) -> None:
+    async def test_denied_targets_are_not_called(self) -> None:
         ended = await outcome(given=settings(webhook_deny="127.0.0.1"))
         assert str(ended) == "url: 127.0.0.1 is excluded by TIMERS_WEBHOOK_DENY"
 
