@@ -203,7 +203,7 @@ async def _serve(
                 await worker.start()
         else:
             watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
-            me = Member(settings.pod, roles=_roles(settings), settings=_of_fleet(settings))
+            me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings))
             peers = Peers(Membership(store), me, look=watch.look)
             ends.push_async_callback(peers.stop)
             with _starting():
@@ -248,8 +248,8 @@ def _worker(
         drain_timeout_ms=settings.drain_timeout_ms,
         shard_subset=settings.shard_subset or None,
         adopt_every_ms=settings.adopt_every_ms,
-        settings=_of_fleet(settings),
-        hooks=settings.asked,
+        settings=_fleet_wide(settings),
+        hooks=settings.requested_hooks,
         public_url=settings.public_url,
         spans=Spans.configured(settings.pod),
     )
@@ -264,8 +264,8 @@ def _starting() -> Iterator[None]:
         raise ConfigurationError(f"TIMERS_REDIS_URL: the server went away while the pod started: {error}") from error
 
 
-def _of_fleet(settings: Settings) -> dict[str, str]:
-    return {"version": version(DISTRIBUTION), **settings.of_fleet}
+def _fleet_wide(settings: Settings) -> dict[str, str]:
+    return {"version": version(DISTRIBUTION), **settings.fleet_wide}
 
 
 def _roles(settings: Settings) -> tuple[str, ...]:
@@ -297,14 +297,14 @@ def _auth(settings: Settings, callers: Callers) -> Auth:
 
 async def _drain(worker: Worker, stopping: Stopping) -> None:
     """Let the worker end in order, and faster if a second signal comes."""
-    hurrying = asyncio.create_task(_hurry(worker, stopping))
+    hurrying = asyncio.create_task(_hurry_drain(worker, stopping))
     try:
         await worker.drain()
     finally:
         hurrying.cancel()
 
 
-async def _hurry(worker: Worker, stopping: Stopping) -> None:
+async def _hurry_drain(worker: Worker, stopping: Stopping) -> None:
     await stopping.hurried.wait()
     _log.warning("handing running timers back at once; a third signal ends this process as it is")
     worker.hurry()
@@ -314,9 +314,9 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a pod in an event loop of its own, uvloop's if it is installed; returns the pod's exit code."""
     collect_seldom()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = _run_on(runner, runner.get_loop().create_task(_to_the_end(main)))
-        if asyncio.all_tasks(runner.get_loop()) or any(_holds_up(thread) for thread in threading.enumerate()):
-            _leave(code)
+        code = _run_on(runner, runner.get_loop().create_task(_run_to_completion(main)))
+        if asyncio.all_tasks(runner.get_loop()) or any(_delays_exit(thread) for thread in threading.enumerate()):
+            _exit_now(code)
     return code
 
 
@@ -343,7 +343,7 @@ def collect_seldom() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _to_the_end(main: Coroutine[Any, Any, int]) -> int:
+async def _run_to_completion(main: Coroutine[Any, Any, int]) -> int:
     try:
         return await main
     except asyncio.CancelledError:
@@ -358,11 +358,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _holds_up(thread: threading.Thread) -> bool:
+def _delays_exit(thread: threading.Thread) -> bool:
     return thread is not threading.main_thread() and not thread.daemon
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     """End without waiting for processors that hang. Everything of ours is closed by now, and their timers are handed
     back."""
     logging.shutdown()

@@ -146,7 +146,7 @@ def prefixed_urls(value: object) -> object:
     return [(prefix, SecretStr(url)) for prefix, url in pairs]
 
 
-def asked_urls(value: object) -> object:
+def hook_urls(value: object) -> object:
     """Parses `events@prefix=https://…` into pairs of what is asked for and the URL."""
     if not isinstance(value, str):
         return value

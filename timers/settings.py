@@ -152,16 +152,17 @@ class Settings(BaseSettings):
         default=(), description="prefix=https://host/path, comma-separated, each prefix once"
     )
     """URLs by prefix. Confidential, because a URL may hold a password or a token."""
-    hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.asked_urls)] = Field(
+    hooks: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.hook_urls)] = Field(
         default=(),
-        description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT}, comma-separated; join events with +: "
-        f"{', '.join(EVENTS)}, all, and payload to send payloads; a prefix may be * or end in *",
+        description=f"event@prefix=https://host/path, at most {values.HOOKS_LIMIT}, comma-separated; "
+        f"join events with +: {', '.join(EVENTS)}, all, and payload to send payloads; a prefix may be * or end in *",
     )
-    """What is asked for, and the URL to call; `asked` parses them."""
+    """The requested events, and the URL to call; `requested_hooks` parses them."""
     alarms: Annotated[tuple[SecretStr, ...], BeforeValidator(values.listed), AfterValidator(values.check_alarms)] = (
         Field(
             default=(),
-            description=f"mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most {values.HOOKS_LIMIT}",
+            description="mailto:a@example.org, https://host/path or exec:/command, comma-separated, "
+            f"at most {values.HOOKS_LIMIT}",
         )
     )
     """Whom to tell that timers failed, wait or were lost."""
@@ -232,7 +233,7 @@ class Settings(BaseSettings):
         return [values.signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
 
     @property
-    def asked(self) -> tuple[Hook, ...]:
+    def requested_hooks(self) -> tuple[Hook, ...]:
         """The hooks and alarms that this pod asks for."""
         hooks = [Hook.of(asked, url.get_secret_value()) for asked, url in self.hooks]
         return (*hooks, *(Hook.alarm(target.get_secret_value()) for target in self.alarms))
@@ -240,12 +241,12 @@ class Settings(BaseSettings):
     @property
     def loaded(self) -> tuple[str, ...] | None:
         """The built-in processors to load; hooks and alarms go out whatever TIMERS_BUILTIN says."""
-        return self.builtin if self.builtin is None or not self.asked else (*self.builtin, HOOK)
+        return self.builtin if self.builtin is None or not self.requested_hooks else (*self.builtin, HOOK)
 
     @property
     def served(self) -> tuple[str, ...]:
         """The prefixes to run; hooks and alarms go out whatever TIMERS_PREFIXES says."""
-        return (*self.prefixes, *(hook.prefix for hook in self.asked)) if self.prefixes else ()
+        return (*self.prefixes, *(hook.prefix for hook in self.requested_hooks)) if self.prefixes else ()
 
     @property
     def redacted_redis_url(self) -> str | None:
@@ -276,7 +277,7 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def of_fleet(self) -> dict[str, str]:
+    def fleet_wide(self) -> dict[str, str]:
         """The settings that should be the same on all pods, by name."""
         fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
         given = {_setting_name(field): getattr(self, field) for field in fields}

@@ -177,7 +177,7 @@ def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> st
     if 200 <= answer.status < 300:
         return said
     if answer.status in _TRY_AGAIN or answer.status >= 500:
-        raise Retry(said, after=_asked_for(answer))
+        raise Retry(said, after=_requested_delay(answer))
     if answer.status < 400:
         raise Fail(f"{said} (redirects are not followed)")
     if answer.status == 410 or fails_on_4xx:
@@ -185,7 +185,7 @@ def accepted(call: Call, answer: HttpAnswer, *, fails_on_4xx: bool = True) -> st
     raise Retry(said)
 
 
-def _asked_for(answer: HttpAnswer) -> float | None:
+def _requested_delay(answer: HttpAnswer) -> float | None:
     """The wait that a 429 or 503 asks for."""
     if answer.retry_after is None or answer.status not in (429, 503):
         return None

@@ -30,16 +30,16 @@ Send = Callable[[Timer, Context[Any]], Awaitable[Done]]
 
 def processors() -> Iterator[Processor]:
     """One processor for each URL in TIMERS_HOOKS and each target in TIMERS_ALARMS."""
-    return made_for(load_worker_settings())
+    return processors_for(load_worker_settings())
 
 
-def made_for(
+def processors_for(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Iterator[Processor]:
     """The processors of a pod with these settings. Their calls share connections."""
     hooks = WebHooks(settings, targets or Targets(), lookup)
     given = [url for _, url in settings.hooks] + list(settings.alarms)
-    for prefix, target in {hook.prefix: t for hook, t in zip(settings.asked, given, strict=True)}.items():
+    for prefix, target in {hook.prefix: t for hook, t in zip(settings.requested_hooks, given, strict=True)}.items():
         yield _processor(hooks, settings, prefix, target.get_secret_value())
 
 

@@ -53,7 +53,7 @@ class Users:
 _JSON: Final = {"Accept": "application/json"}
 
 
-def why_not(found: Mapping[str, Any] | None, unless: Iterable[str]) -> str | None:
+def reason_to_skip(found: Mapping[str, Any] | None, unless: Iterable[str]) -> str | None:
     """Why the user gets no message; None if they get one."""
     if found is None or found.get("active") is False:
         return "the user has left"
@@ -140,7 +140,7 @@ async def send_message(timer: Timer, context: Context[Sending]) -> Done:
     found: Mapping[str, Any] = {}
     if sending.users is not None and payload.get("user") is not None:
         known = await sending.users.find(_user(payload["user"]))
-        reason = why_not(known, _unless(payload.get("unless", UNLESS)))
+        reason = reason_to_skip(known, _unless(payload.get("unless", UNLESS)))
         if known is None or reason is not None:
             return _skipped(context, reason or "")
         found = known

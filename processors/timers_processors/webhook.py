@@ -35,10 +35,10 @@ _OURS: Final = re.compile(
 
 def processors() -> Iterator[Processor]:
     """`webhook`, whose payload names the URL, and one for each prefix that TIMERS_WEBHOOK_TARGETS maps to a URL."""
-    return made_for(load_worker_settings())
+    return processors_for(load_worker_settings())
 
 
-def made_for(
+def processors_for(
     settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
 ) -> Iterator[Processor]:
     """The processors of a pod with these settings. They share their connections."""
@@ -70,7 +70,7 @@ class WebHooks:
 
         @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
         async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
-            call = asked(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
+            call = parse_payload(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
             identified = Call(call.method, call.url, {**call.headers, **_identified(timer, context)}, call.body)
             seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
             return await self.send(identified, timer.prefix, context, seconds)
@@ -103,7 +103,7 @@ def as_json(value: Any) -> tuple[dict[str, str], bytes]:
     return {"Content-Type": "application/json"}, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def asked(payload: object) -> Call:
+def parse_payload(payload: object) -> Call:
     """The call that a payload asks for. Raises Fail naming the field that is wrong."""
     if not isinstance(payload, Mapping):
         raise Fail("payload: expected an object with url, and optionally method, headers and body")

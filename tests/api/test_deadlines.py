@@ -10,7 +10,7 @@ from timers.api.deadlines import Deadline, Deadlines
 
 
 @pytest.fixture
-def patience() -> Deadlines:
+def deadlines() -> Deadlines:
     return Deadlines(seconds=0.02)
 
 
@@ -20,10 +20,10 @@ def this_task() -> asyncio.Task[Any]:
     return task
 
 
-async def waiting(patience: Deadlines, until: asyncio.Event) -> str:
+async def waiting(deadlines: Deadlines, until: asyncio.Event) -> str:
     """How waiting under a deadline ended; no cancellation of the task is left then."""
     try:
-        with Deadline(patience, this_task()):
+        with Deadline(deadlines, this_task()):
             await until.wait()
             return "done"
     except TimeoutError:
@@ -31,34 +31,34 @@ async def waiting(patience: Deadlines, until: asyncio.Event) -> str:
         return "too late"
 
 
-async def test_a_request_that_takes_too_long_is_cancelled(patience: Deadlines) -> None:
-    assert await waiting(patience, asyncio.Event()) == "too late"
-    assert await waiting(patience, asyncio.Event()) == "too late"
+async def test_a_request_that_takes_too_long_is_cancelled(deadlines: Deadlines) -> None:
+    assert await waiting(deadlines, asyncio.Event()) == "too late"
+    assert await waiting(deadlines, asyncio.Event()) == "too late"
 
 
-async def test_each_has_its_own(patience: Deadlines) -> None:
+async def test_each_has_its_own(deadlines: Deadlines) -> None:
     done, never = asyncio.Event(), asyncio.Event()
     done.set()
-    first = [asyncio.create_task(waiting(patience, event)) for event in (never, done, never)]
+    first = [asyncio.create_task(waiting(deadlines, event)) for event in (never, done, never)]
     assert await first[1] == "done"
-    later = asyncio.create_task(waiting(patience, never))
+    later = asyncio.create_task(waiting(deadlines, never))
     assert [await task for task in (first[0], first[2], later)] == ["too late"] * 3
 
 
-async def test_a_request_that_ends_in_time_is_not_cancelled(patience: Deadlines) -> None:
+async def test_a_request_that_ends_in_time_is_not_cancelled(deadlines: Deadlines) -> None:
     """The loop's timer still stands when the last request has ended; its task may do something else by then."""
     done = asyncio.Event()
     done.set()
-    assert await waiting(patience, done) == "done"
-    assert await waiting(patience, asyncio.Event()) == "too late"  # so the timer of the one before has come
+    assert await waiting(deadlines, done) == "done"
+    assert await waiting(deadlines, asyncio.Event()) == "too late"  # so the timer of the one before has come
 
 
 @pytest.mark.parametrize("expired", [False, True])
-async def test_a_task_that_others_cancel_stays_cancelled(patience: Deadlines, expired: bool) -> None:
+async def test_a_task_that_others_cancel_stays_cancelled(deadlines: Deadlines, expired: bool) -> None:
     begun: asyncio.Future[Deadline] = asyncio.get_running_loop().create_future()
 
     async def run() -> None:
-        with Deadline(patience, this_task()) as deadline:
+        with Deadline(deadlines, this_task()) as deadline:
             begun.set_result(deadline)
             await asyncio.Event().wait()
 
@@ -72,9 +72,9 @@ async def test_a_task_that_others_cancel_stays_cancelled(patience: Deadlines, ex
     assert task.cancelled()
 
 
-async def test_an_error_of_the_task_itself_is_kept(patience: Deadlines) -> None:
+async def test_an_error_of_the_task_itself_is_kept(deadlines: Deadlines) -> None:
     """A handler may make another error of the cancellation: what comes out is that, and no TimeoutError."""
-    with suppress(KeyError), Deadline(patience, this_task()):
+    with suppress(KeyError), Deadline(deadlines, this_task()):
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -82,17 +82,17 @@ async def test_an_error_of_the_task_itself_is_kept(patience: Deadlines) -> None:
     assert this_task().cancelling() == 0
 
 
-async def test_an_answer_after_all_is_kept(patience: Deadlines) -> None:
-    with Deadline(patience, this_task()), suppress(asyncio.CancelledError):
+async def test_an_answer_after_all_is_kept(deadlines: Deadlines) -> None:
+    with Deadline(deadlines, this_task()), suppress(asyncio.CancelledError):
         await asyncio.Event().wait()
     assert this_task().cancelling() == 0
 
 
-async def test_a_paused_deadline_does_not_expire_and_restarts(patience: Deadlines) -> None:
+async def test_a_paused_deadline_does_not_expire_and_restarts(deadlines: Deadlines) -> None:
     async def run() -> None:
-        with Deadline(patience, this_task()) as deadline:
-            with deadline.standing_still():
-                assert await asyncio.create_task(waiting(patience, asyncio.Event())) == "too late"  # begun after ours
+        with Deadline(deadlines, this_task()) as deadline:
+            with deadline.paused():
+                assert await asyncio.create_task(waiting(deadlines, asyncio.Event())) == "too late"  # begun after ours
             await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):

@@ -102,7 +102,7 @@ def test_every_example_of_a_model_is_one() -> None:
 
 def test_the_document_and_the_code_know_the_same_problems() -> None:
     kinds = {kind.slug for kind in (*KINDS.values(), *HTTP_KINDS.values())}
-    assert set(problem_types.TOLD) == kinds
+    assert set(problem_types.PROBLEM_TEXTS) == kinds
     documented = {
         kind
         for _, _, call in calls()
@@ -119,7 +119,7 @@ def test_the_reference_lists_every_type_of_problem() -> None:
     lines = REFERENCE.read_text("utf-8").splitlines()
     start = lines.index(HEADING) + 2
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:] if line.startswith("|")]
-    listed = {row[0].strip("`"): int(row[1]) for row in rows[: len(problem_types.TOLD)]}
+    listed = {row[0].strip("`"): int(row[1]) for row in rows[: len(problem_types.PROBLEM_TEXTS)]}
     assert listed == {slug: kind.status for slug, kind in problem_types.KINDS_BY_SLUG.items()}
     assert f"`{TYPE_ROOT}" in REFERENCE.read_text("utf-8")
 

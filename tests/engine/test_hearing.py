@@ -10,7 +10,7 @@ from tests.servers import FAMILIES, start_server
 from tests.waiting import eventually
 from timers import Context, Timer
 from timers.client import open_store
-from timers.engine.alarms import TIMES, AlarmBell
+from timers.engine.alarms import TIMES, FleetAlarms
 from timers.engine.canary import Canary
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
@@ -126,7 +126,7 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     pod = Pod("a", store, Registry([_note]), (0,), 30_000, subscriptions)
     canary, peers, intake = Canary(store, "a"), Peers(Membership(store), Member("a")), Intake()
     sweeper = Sweeper(pod, intake, peers, canary)
-    hooks = Hooks(pod, peers, (), AlarmBell(pod, peers, TIMES, public_url=None))
+    hooks = Hooks(pod, peers, (), FleetAlarms(pod, peers, TIMES, public_url=None))
     listener = Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, expired_keys=None)
     listening = asyncio.create_task(listener.run())
 

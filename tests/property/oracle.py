@@ -9,7 +9,7 @@ from timers.core.causes import in_english
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
 from timers.core.shapes import HISTORY_LIMIT
-from timers.store.codec import encode_said
+from timers.store.codec import encode_cause
 from timers.store.store import Arming, Identity
 
 Line = tuple[Status, int, str | None, str]
@@ -194,7 +194,7 @@ class Oracle:
         life.spec = life.spec if after.spec is None else after.spec
         life.status, life.progress, life.leased = after.status, after.progress, False
         life.attempt = after.attempt if after.occurrence == life.occurrence else life.attempt
-        code, _, text = encode_said(*after.cause).partition(" ")
+        code, _, text = encode_cause(*after.cause).partition(" ")
         life.note(in_english(code, text), pod)
         life.attempt, life.failures, life.occurrence = after.attempt, after.failures, after.occurrence
         self._queue(life, after.due_ms)

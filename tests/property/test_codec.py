@@ -43,7 +43,7 @@ PROGRESS = st.builds(
 
 def clean_text(text: str) -> str:
     """A text as a history line keeps it."""
-    return codec.encode_said("", text).removeprefix(" ") or "-"
+    return codec.encode_cause("", text).removeprefix(" ") or "-"
 
 
 PODS = st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(lambda pod: pod != "-")
@@ -85,7 +85,7 @@ def _line(entry: HistoryEntry) -> str:
     took = "-" if entry.run_ms is None else f"{known}+{entry.queue_ms}+{entry.run_ms}"
     times = took if entry.lateness_ms is None else entry.lateness_ms
     parts = (entry.at_ms, codec.LETTERS[entry.status], entry.attempt, entry.pod or "-", times)
-    said = codec.encode_said(entry.cause, entry.text)
+    said = codec.encode_cause(entry.cause, entry.text)
     return " ".join(map(str, (*parts, entry.processor or "-", said)))
 
 

@@ -30,7 +30,7 @@ def peak_bytes_of(error: BaseException) -> int:
     tracemalloc.start()
     try:
         made = failed(error)
-        codec.encode_said("retry", f"{made.error}: {made.reason}")
+        codec.encode_cause("retry", f"{made.error}: {made.reason}")
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -65,7 +65,7 @@ def test_a_message_of_10_mb_stopped_the_pod_for_seconds(error: BaseException) ->
 def test_a_note_is_cut_before_it_is_cleaned() -> None:
     tracemalloc.start()
     try:
-        assert codec.encode_said("completed", HUGE) == "completed " + "line " * 240
+        assert codec.encode_cause("completed", HUGE) == "completed " + "line " * 240
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()

@@ -472,16 +472,16 @@ def test_hooks_say_which_events_of_which_timers_they_are_about_and_whom_to_call(
     settings = load(
         HOOKS="failed+armed@send-*=https://e.org/x?a=b@c, all+payload@*=http://i:80, started@a=https://e.org/x?a=b@c"
     )
-    first, second, third = settings.asked
-    assert [(hook.letters, hook.pattern, hook.with_payload) for hook in settings.asked] == [
+    first, second, third = settings.requested_hooks
+    assert [(hook.letters, hook.pattern, hook.with_payload) for hook in settings.requested_hooks] == [
         ("af", "send-*", False),
         ("arctfux", "*", True),
         ("r", "a", False),
     ]
     assert first.prefix == third.prefix != second.prefix
-    assert [Hook.parse(str(hook)) for hook in settings.asked] == [first, second, third]
+    assert [Hook.parse(str(hook)) for hook in settings.requested_hooks] == [first, second, third]
     assert "e.org" not in repr(settings)
-    assert [hook.hears("send-mail") for hook in settings.asked] == [True, True, False]
+    assert [hook.hears("send-mail") for hook in settings.requested_hooks] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -500,10 +500,10 @@ def test_an_invalid_hook_error_shows_a_valid_one(value: str) -> None:
 
 def test_alarms_go_to_addresses_urls_and_commands() -> None:
     settings = load(ALARMS="mailto:ops@e.org, https://e.org/x, exec:/bin/sh")
-    assert [(hook.letters, hook.pattern, hook.prefix[:13]) for hook in settings.asked] == [
+    assert [(hook.letters, hook.pattern, hook.prefix[:13]) for hook in settings.requested_hooks] == [
         ("fu", "*", "timers.alarm-")
     ] * 3
-    assert len({hook.prefix for hook in settings.asked}) == 3
+    assert len({hook.prefix for hook in settings.requested_hooks}) == 3
     assert "e.org" not in repr(settings)
 
 
@@ -518,7 +518,7 @@ def test_an_invalid_alarm_error_shows_a_valid_one(value: str) -> None:
 def test_hooks_are_called_whatever_a_pod_is_limited_to() -> None:
     limited = load(HOOKS="failed@a=https://e.org", BUILTIN="none", PREFIXES="a")
     assert limited.loaded == ("timers.hook",)
-    assert limited.served == ("a", limited.asked[0].prefix)
+    assert limited.served == ("a", limited.requested_hooks[0].prefix)
     assert load(BUILTIN="none", PREFIXES="a").served == ("a",)
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from timers.api.operations import JSON
-from timers.store.turns import by_turns
+from timers.store.turns import in_turns
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def encoded(data: Any) -> bytes:
         return json.dumps(data).encode()
 
 
-async def joined(things: Iterable[T], encode: Callable[[T], bytes]) -> bytes:
+async def joined(items: Iterable[T], encode: Callable[[T], bytes]) -> bytes:
     """Join the members of a long array or object with commas, in turns, so that thousands of them do not block the
     loop."""
-    return b",".join([encode(thing) async for thing in by_turns(things)])
+    return b",".join([encode(item) async for item in in_turns(items)])

@@ -88,7 +88,7 @@ class Auth:
         if operation is None:
             raise Forbidden("this path is not a call, so no key opens it")
         try:
-            caller = _reduced(await self._caller(request, operation), request, operation)
+            caller = _read_only_if_asked(await self._caller(request, operation), request, operation)
         except (Denied, NotFound) as error:
             _log_refusal(request, error)
             raise
@@ -103,7 +103,7 @@ class Auth:
     async def _require(self, caller: Caller, request: web.Request, operation: Operation) -> None:
         """Raises if the caller may not make this call now."""
         try:
-            await self._admit(caller)
+            await self._check_rate(caller)
             _check_prefix(caller, request)
             _check_right(caller, operation)
         except (Denied, NotFound) as error:
@@ -115,7 +115,7 @@ class Auth:
             return await self._signer(request, operation)
         ring = await self._ring(operation)
         if not self._closed and not self._keys.closed:
-            return self._anybody(request)
+            return self._optional_caller(request)
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             key_id = await self.sessions.key_id(request)
             caller = None if key_id is None else ring.named(key_id)
@@ -144,7 +144,7 @@ class Auth:
         await self._keys.current()
         return self._closed or self._keys.closed
 
-    def _anybody(self, request: web.Request) -> Caller:
+    def _optional_caller(self, request: web.Request) -> Caller:
         check_origin(request)
         if not self._insecure:
             check_host(request)
@@ -173,7 +173,7 @@ class Auth:
             raise Unauthorized(f"{signing.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER
 
-    async def _admit(self, caller: Caller) -> None:
+    async def _check_rate(self, caller: Caller) -> None:
         wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
             raise RateLimited(f"key {caller.id} exceeds its rate of calls; try again in {wait_ms} ms", wait_ms)
@@ -184,7 +184,7 @@ def _log_refusal(request: web.Request, error: Exception) -> None:
     _log.info("request refused", reason=str(error), method=request.method, path=request.path, peer=request.remote)
 
 
-def _reduced(caller: Caller, request: web.Request, operation: Operation) -> Caller:
+def _read_only_if_asked(caller: Caller, request: web.Request, operation: Operation) -> Caller:
     """The caller with its rights reduced to reading, if its browser asked for that."""
     if operation.tag == DASHBOARD and is_read_only(request):
         return replace(caller, rights=caller.rights & {"read"})

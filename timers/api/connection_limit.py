@@ -37,7 +37,7 @@ class ConnectionLimit:
         self.inside = 0
 
     @classmethod
-    def as_wide_as_possible(cls) -> "ConnectionLimit":
+    def allowed_by_the_system(cls) -> "ConnectionLimit":
         """A limit of CONNECTION_LIMIT, or less if the system grants too few file descriptors."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = CONNECTION_LIMIT + OTHER_FILES
@@ -47,7 +47,7 @@ class ConnectionLimit:
         return cls(CONNECTION_LIMIT if soft == resource.RLIM_INFINITY else min(CONNECTION_LIMIT, soft - OTHER_FILES))
 
 
-class TurnedAway(asyncio.Protocol):
+class RefusedConnection(asyncio.Protocol):
     """A connection beyond the limit. It gets an answer, and nothing is read from it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -78,7 +78,7 @@ class BoundedConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio. A connection beyond the limit never becomes a connection of the server."""
         if self._limit.inside >= self._limit.limit:
-            away = TurnedAway()
+            away = RefusedConnection()
             transport.set_protocol(away)
             away.connection_made(transport)
             return
@@ -95,7 +95,7 @@ class BoundedConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """See aiohttp. If the client does not accept the answer in time, its connection is dropped."""
         transport = self.transport
-        if _goes_at_once(resp, transport):
+        if _fits_the_buffer(resp, transport):
             return await super().finish_response(request, resp, start_time)
         try:
             async with asyncio.timeout(self._limit.take_seconds):
@@ -106,7 +106,7 @@ class BoundedConnection(web.RequestHandler):
             return resp, True
 
 
-def _goes_at_once(resp: web.StreamResponse, transport: asyncio.Transport | None) -> bool:
+def _fits_the_buffer(resp: web.StreamResponse, transport: asyncio.Transport | None) -> bool:
     """Whether the answer can be written without waiting: it is short, and nothing before it is still unsent."""
     if transport is None or not isinstance(resp, web.Response) or not isinstance(resp.body, bytes):
         return False

@@ -48,13 +48,13 @@ class Deadlines:
         deadline.at = loop.time() + self._seconds
         self._running.add(deadline)
         if self._next_look is None:
-            self._look_at(deadline.at)
+            self._look_again_at(deadline.at)
 
     def end(self, deadline: "Deadline") -> None:
         """Stop the deadline."""
         self._running.discard(deadline)
 
-    def _look_at(self, at: float) -> None:
+    def _look_again_at(self, at: float) -> None:
         self._next_look = asyncio.get_running_loop().call_at(at, self._look)
 
     def _look(self) -> None:
@@ -64,7 +64,7 @@ class Deadlines:
             self.end(deadline)
             deadline.expire()
         if self._running:
-            self._look_at(min(each.at for each in self._running))
+            self._look_again_at(min(each.at for each in self._running))
 
 
 class Deadline:
@@ -72,23 +72,23 @@ class Deadline:
     TimeoutError, as `asyncio.timeout` does. (`asyncio.timeout` looks up the current task, which before Python 3.12
     takes as long as everything else here.)"""
 
-    __slots__ = ("_cancelled_before", "_expired", "_patience", "at", "task")
+    __slots__ = ("_cancelled_before", "_deadlines", "_expired", "at", "task")
 
-    def __init__(self, patience: Deadlines, task: asyncio.Task[Any]) -> None:
-        self._patience, self.task = patience, task
+    def __init__(self, deadlines: Deadlines, task: asyncio.Task[Any]) -> None:
+        self._deadlines, self.task = deadlines, task
         self._cancelled_before = task.cancelling()
         self._expired = False
         self.at = float("inf")
         """When it expires, by the loop's clock."""
 
     def __enter__(self) -> "Deadline":
-        self._patience.begin(self)
+        self._deadlines.begin(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._patience.end(self)
+        self._deadlines.end(self)
         # Others may have cancelled the task too; their cancellation goes on.
         if self._expired and self.task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
             raise TimeoutError from error
@@ -99,13 +99,13 @@ class Deadline:
         self.task.cancel()
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Stop the deadline within this context, and start it anew afterwards."""
-        self._patience.end(self)
+        self._deadlines.end(self)
         try:
             yield
         finally:
-            self._patience.begin(self)
+            self._deadlines.begin(self)
 
 
 _DEADLINE: Final = web.RequestKey("deadline", Deadline)
@@ -118,5 +118,5 @@ def not_counting(request: web.Request) -> Iterator[None]:
     if deadline is None:
         yield
         return
-    with deadline.standing_still():
+    with deadline.paused():
         yield

@@ -44,7 +44,7 @@ class LiveKeys:
         if time.monotonic() - self._read_at > self._fresh_seconds:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
-                self._reading.add_done_callback(_look_at)
+                self._reading.add_done_callback(_take_error)
             # All callers that wait share one reading. It goes on even if the caller that began it is cancelled.
             await asyncio.shield(self._reading)
         return self._ring
@@ -71,7 +71,7 @@ def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
     return [key for key in found if key.id in kept]
 
 
-def _look_at(reading: asyncio.Task[None]) -> None:
+def _take_error(reading: asyncio.Task[None]) -> None:
     """Take note of an error that nobody waits for any more, so that asyncio does not complain."""
     if not reading.cancelled():
         reading.exception()

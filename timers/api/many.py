@@ -61,7 +61,7 @@ class ManyRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """Answers 200 with a result for each timer, in order."""
         values, visible = await _read_batch(request), visible_to(request)
-        wishes = [_wish(value, visible) for value in values]
+        wishes = [_parse_entry(value, visible) for value in values]
         news = [wish for wish in wishes if isinstance(wish, NewTimer)]
         traceparent, quota = traceparent_of(request), quota_of(request)
         came = iter(await self._client.batch(news, traceparent=traceparent, quota=quota) if news else ())
@@ -91,7 +91,7 @@ async def _read_batch(request: web.Request) -> Sequence[Any]:
     return parsed(request, Batch.parse, body).timers
 
 
-def _wish(value: Any, visible: Visible | None) -> Wish:
+def _parse_entry(value: Any, visible: Visible | None) -> Wish:
     try:
         if isinstance(value, TimersError):
             return value

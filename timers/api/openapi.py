@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from timers.api.components import Components, Json, reference
 from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation
-from timers.api.problem_types import KINDS_BY_SLUG, TOLD
+from timers.api.problem_types import KINDS_BY_SLUG, PROBLEM_TEXTS
 from timers.api.problems import CONTENT_TYPE, TYPE_ROOT, Kind
 from timers.api.requests import Parameter
 from timers.core.answers import ChangeAnswer, Problem
@@ -242,7 +242,7 @@ def _slugs(operation: Operation) -> Iterable[str]:
 def _problem(status: int, kinds: Sequence[Kind]) -> Json:
     headers = _PROBLEM_HEADERS.get(status, ())
     return {
-        "description": "; ".join(TOLD[kind.slug].when for kind in kinds),
+        "description": "; ".join(PROBLEM_TEXTS[kind.slug].when for kind in kinds),
         "headers": _header_references((*headers, "X-Request-Id"), required=headers),
         "content": {
             CONTENT_TYPE: {
@@ -258,7 +258,7 @@ def _example(kind: Kind) -> Json:
         "type": TYPE_ROOT + kind.slug,
         "title": kind.title,
         "status": kind.status,
-        "detail": TOLD[kind.slug].detail,
+        "detail": PROBLEM_TEXTS[kind.slug].detail,
     }
     if kind.slug != "invalid-input":
         return told

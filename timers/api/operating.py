@@ -22,7 +22,7 @@ from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.filters import Visible
-from timers.store.turns import by_turns
+from timers.store.turns import in_turns
 
 COUNTS_SECONDS: Final = 0.7
 """How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""
@@ -60,13 +60,13 @@ class OperatingRoutes:
         stats = await self._client.stats(visible)
         counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
         total: Counter[Status] = Counter()
-        async for counted in by_turns(counts.values()):
+        async for counted in in_turns(counts.values()):
             total.update(counted)
         by_prefix = await joined(
             sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix]))
         )
         del whole["by_prefix"]
-        whole |= {"by_status": by_name(total), "pods": [_seen(pod, visible) for pod in whole["pods"]]}
+        whole |= {"by_status": by_name(total), "pods": [_visible_member(pod, visible) for pod in whole["pods"]]}
         if visible is not None:
             whole["lateness_ms"] = _UNKNOWN_LATENESS
         return of_bytes(encoded(whole)[:-1] + b',"by_prefix":{' + by_prefix + b"}}")
@@ -99,7 +99,7 @@ class OperatingRoutes:
         """Answers 200 with the live pods, showing only the prefixes that the caller may see."""
         refuse_query(request)
         visible = visible_to(request)
-        return answer({"items": [_seen(pod.to_json(), visible) for pod in await self._client.pods()]})
+        return answer({"items": [_visible_member(pod.to_json(), visible) for pod in await self._client.pods()]})
 
     async def acknowledge_losses(self, request: web.Request) -> web.Response:
         """Answers 200 with the losses that now cause no more warnings."""
@@ -121,7 +121,7 @@ class OperatingRoutes:
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
                 uncovered, counts = await self._client.uncovered(), await self._client.counts()
-                async for prefix, counted in by_turns(counts.items()):
+                async for prefix, counted in in_turns(counts.items()):
                     found[await self._label(prefix)].update(counted)
                 overdue_ms, posted = await self._client.overdue_ms(), await self._client.posted()
                 missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
@@ -133,7 +133,7 @@ class OperatingRoutes:
         return await self._client.owner(prefix) or UNDECLARED
 
 
-def _seen(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
+def _visible_member(pod: PodAnswer, visible: Visible | None) -> PodAnswer:
     """A pod as shown to a caller that may see only some prefixes: with only these, and without figures over all
     prefixes."""
     if visible is None:

@@ -19,10 +19,10 @@ def check_host(request: web.Request) -> None:
     """Raises Forbidden for a host name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses
     are safe. So are names without a dot and names with these endings, because nobody can register them."""
     given = request.headers.get("Host")
-    if given is None or _is_nobodys(given):
+    if given is None or _cannot_be_registered(given):
         return
     raise Forbidden(
-        f"this API is open to this machine alone, and {shown(given)} may be anybody's name for it; use localhost, "
+        f"this API is open only to this machine, and {shown(given)} may be anybody's name for it; use localhost, "
         "set TIMERS_API_KEYS, or TIMERS_INSECURE=1"
     )
 
@@ -36,7 +36,7 @@ def check_origin(request: web.Request) -> None:
 
 
 @lru_cache(maxsize=256)  # the clients of one API use only a few names for it
-def _is_nobodys(given: str) -> bool:
+def _cannot_be_registered(given: str) -> bool:
     host = _parts(f"//{given}").hostname or "."
     return "." not in host or host.endswith(_NOBODYS) or _is_address(host)
 

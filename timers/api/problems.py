@@ -173,13 +173,13 @@ def of_status(status: int, detail: str) -> web.Response:
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
     """The problem for an error of aiohttp. If the error has no text of its own, the problem says where it happened."""
     silent = not error.text or error.text == f"{error.status}: {error.reason}"
-    response = of_status(error.status, _said_of(request, error) if silent else str(error.text))
+    response = of_status(error.status, _detail_of(request, error) if silent else str(error.text))
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
 
 
-def _said_of(request: web.Request, error: web.HTTPException) -> str:
+def _detail_of(request: web.Request, error: web.HTTPException) -> str:
     where = f"{request.method} {request.path}"
     if "Allow" in error.headers:
         return f"{where} is not a call; this path takes {', '.join(error.headers['Allow'].split(','))}"

@@ -61,8 +61,8 @@ def application(
 ) -> web.Application:
     """An application with these routes, for callers that `auth` lets through. `around` are middlewares that see every
     error before it becomes a problem."""
-    patience = Deadlines(request_seconds)
-    inner = (patience.answer_in_time, auth.check, refuse_unchecked)
+    deadlines = Deadlines(request_seconds)
+    inner = (deadlines.answer_in_time, auth.check, refuse_unchecked)
     app = web.Application(middlewares=[follow, answer_problems, *around, *inner])
     app.add_routes(routes)
     return app
@@ -94,7 +94,7 @@ class ApiServer:
         connect = partial(
             _Connection,
             server,
-            limit=limit or ConnectionLimit.as_wide_as_possible(),
+            limit=limit or ConnectionLimit.allowed_by_the_system(),
             loop=asyncio.get_running_loop(),
             access_log=None,  # this is how aiohttp turns it off
             auto_decompress=False,  # unpacking a small body could fill the memory

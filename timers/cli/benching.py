@@ -29,7 +29,7 @@ from timers.store.checkup import server_facts
 ROUND_TRIPS: Final = 200
 SINGLE: Final = 500
 PAYLOAD: Final = {"email": "someone@example.org", "plan": "trial-1", "source": "web"}
-PATIENCE_SECONDS: Final = 60.0
+WAIT_LIMIT_SECONDS: Final = 60.0
 """How long the command waits for timers after their due time. A timer that has not run by then counts as never run."""
 
 NEVER_MS: Final = 3_650 * DAY_MS
@@ -145,7 +145,7 @@ class _Bench:
         await self._arm(prefix, first_ms, step_ms)
         due_at = time.monotonic() + store.clock.seconds_until(first_ms)
         last_at = due_at + self.timers * step_ms / 1000
-        await self.starts.wait(last_at - time.monotonic() + PATIENCE_SECONDS)
+        await self.starts.wait(last_at - time.monotonic() + WAIT_LIMIT_SECONDS)
         return due_at
 
     async def _arm(self, prefix: str, first_ms: float, step_ms: float) -> None:

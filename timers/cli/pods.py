@@ -47,7 +47,7 @@ def run_dev(
     settings = _settings(os.environ)
     if reload:
         raise typer.Exit(reloading(folders_of(settings.processors)))
-    raise typer.Exit(run(dev(settings, _welcome(settings))))
+    raise typer.Exit(run(dev(settings, _announcement(settings))))
 
 
 def run_serve(
@@ -73,11 +73,11 @@ def _log_ready(started: Started) -> None:
     get_logger("timers").info("ready", api=started.api_url, probes=started.probe_url, redis=started.redis)
 
 
-def _welcome(settings: Settings) -> Announce:
+def _announcement(settings: Settings) -> Announce:
     def say(started: Started) -> None:
         typer.echo("\n".join(_where(settings, started)))
         if started.api_url is not None:
-            typer.echo("\n".join(_to_try(settings, started.api_url)))
+            typer.echo("\n".join(_example_call(settings, started.api_url)))
 
     return say
 
@@ -97,7 +97,7 @@ def _where(settings: Settings, started: Started) -> list[str]:
     ]
 
 
-def _to_try(settings: Settings, url: str) -> list[str]:
+def _example_call(settings: Settings, url: str) -> list[str]:
     return [
         "",
         "Try it with a message that is due in 5 seconds:",

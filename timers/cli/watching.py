@@ -66,7 +66,9 @@ def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Op
             await _show(session, console, prefix if prefix is None else check_prefix(prefix))
             return
         async for event in session.client.events(prefix):
-            typer.echo(_told(event) if output is Format.TABLE or console.is_terminal else json.dumps(_as_object(event)))
+            typer.echo(
+                _line_of(event) if output is Format.TABLE or console.is_terminal else json.dumps(_as_object(event))
+            )
             sys.stdout.flush()
 
     try:
@@ -83,7 +85,7 @@ def _as_object(event: Event) -> dict[str, Any]:
     return {"event": name, **data}
 
 
-def _told(event: Event) -> str:
+def _line_of(event: Event) -> str:
     name, data = event_json(event)
     if name != "change":
         return f"-- {name} {data.get('count', '')}".rstrip()
@@ -92,7 +94,7 @@ def _told(event: Event) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Snapshot:
     """The results of one look."""
 
     now_ms: int
@@ -152,7 +154,7 @@ async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
         return None
 
 
-async def _look(session: Session, prefix: str | None) -> _Seen:
+async def _look(session: Session, prefix: str | None) -> _Snapshot:
     client, store = session.client, session.store
     visible = None if prefix is None else prefix.__eq__
     stats = await client.stats(visible)
@@ -162,7 +164,7 @@ async def _look(session: Session, prefix: str | None) -> _Seen:
         for name in sorted(failing, key=lambda name: -failing[name])[:FAILING_PREFIXES]
         for ending in await endings(store, name, Status.FAILED, ROWS)
     ]
-    return _Seen(
+    return _Snapshot(
         now_ms=await store.now_ms(),
         stats=stats,
         uncovered=await client.uncovered(),
@@ -172,7 +174,7 @@ async def _look(session: Session, prefix: str | None) -> _Seen:
     )
 
 
-def _page(seen: _Seen | None, prefix: str | None, trouble: str, *, paused: bool) -> RenderableType:
+def _page(seen: _Snapshot | None, prefix: str | None, trouble: str, *, paused: bool) -> RenderableType:
     of = "" if prefix is None else f" of {prefix}"
     keys = Text(f"timers{of}   q quits, p {'goes on' if paused else 'pauses'}", style="dim")
     parts: list[RenderableType] = [keys]
@@ -181,11 +183,11 @@ def _page(seen: _Seen | None, prefix: str | None, trouble: str, *, paused: bool)
     if trouble:
         parts.append(Text(cell(trouble), style=_STYLES["bad"]))
     if seen is not None:
-        parts += [*_how_it_is(seen, prefix), Text(), _due_next(seen), Text(), _failed(seen)]
+        parts += [*_health_lines(seen, prefix), Text(), _due_next(seen), Text(), _failed(seen)]
     return Group(*parts)
 
 
-def _how_it_is(seen: _Seen, prefix: str | None) -> Sequence[RenderableType]:
+def _health_lines(seen: _Snapshot, prefix: str | None) -> Sequence[RenderableType]:
     by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
     well = health(seen.stats, seen.uncovered, by_status, names_all=prefix is None)
     counts = Table(*(status.value for status in Status), box=None, padding=(0, 3, 0, 0))
@@ -213,7 +215,7 @@ def _sparks(values: Sequence[int]) -> str:
     return "".join(_BARS[-(-value * (len(_BARS) - 1) // top)] for value in values)
 
 
-def _due_next(seen: _Seen) -> Table:
+def _due_next(seen: _Snapshot) -> Table:
     table = Table("due next", "timer", box=None, padding=(0, 2, 0, 0))
     for timer in seen.coming:
         left_ms = timer.due_ms - seen.now_ms
@@ -222,7 +224,7 @@ def _due_next(seen: _Seen) -> Table:
     return table
 
 
-def _failed(seen: _Seen) -> Table:
+def _failed(seen: _Snapshot) -> Table:
     table = Table("failed", "timer", "why", box=None, padding=(0, 2, 0, 0))
     for prefix, ending in seen.failures:
         why = cell(f"{ending.error.get('type', '')}: {ending.error.get('reason', '')}")

@@ -72,8 +72,8 @@ def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refus
         ),
         "running": (Running, "is running; wait until it has ended, or let its processor return Rearm"),
         "scheduled": (NotScheduled, "is scheduled already; fire makes it due now"),
-        "completed": (NotScheduled, f"is completed; {_anew(timer)}"),
-        "finished": (NotScheduled, f"is {status} and no longer scheduled; {_anew(timer)}"),
+        "completed": (NotScheduled, f"is completed; {_how_to_rearm(timer)}"),
+        "finished": (NotScheduled, f"is {status} and no longer scheduled; {_how_to_rearm(timer)}"),
         "locked": (EditLocked, "is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)"),
         "version": (VersionMismatch, f"has version {version}, not the expected one; read it again"),
     }
@@ -81,7 +81,7 @@ def refusal(code: str, prefix: str, timer_id: str, timer: Timer | None) -> Refus
     return kind(f"timer {prefix}:{timer_id} {said}")
 
 
-def _anew(timer: Timer | None) -> str:
+def _how_to_rearm(timer: Timer | None) -> str:
     """How to arm a finished timer again."""
     if timer is not None and timer.status is Status.COMPLETED:
         return "a create with if_exists 'replace' arms it again"

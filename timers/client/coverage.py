@@ -28,9 +28,9 @@ class Uncovered:
     def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
         """A sentence for the shards and one for the prefixes, if there are any. Prefixes that may not be seen are
         counted."""
-        shards = f"no live pod takes the shards {few(self.shards)}"
+        shards = f"no live pod takes the shards {shortened(self.shards)}"
         seen = [prefix for prefix in self.prefixes if visible is None or visible(prefix)]
-        named = [f"of the prefixes {few(seen)}"] if seen else []
+        named = [f"of the prefixes {shortened(seen)}"] if seen else []
         counted = [f"of {len(self.prefixes) - len(seen)} prefixes"] if len(seen) < len(self.prefixes) else []
         prefixes = f"no live pod takes due timers {' and '.join([*named, *counted])}"
         return [*([shards] if self.shards else ()), *([prefixes] if self.prefixes else ())]
@@ -54,7 +54,7 @@ async def read_uncovered(store: Store) -> Uncovered:
     return uncovered(await Membership(store).read(), await Queries(store).due_queues(), store.shards)
 
 
-def few(names: Sequence[object]) -> str:
+def shortened(names: Sequence[object]) -> str:
     """The first names, and how many more there are."""
     rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(map(str, names[:NAMES_SHOWN])) + rest
@@ -93,7 +93,7 @@ class Declared:
         return [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
 
     def _refusal(self, prefix: str) -> NoProcessor:
-        known = few(sorted(self._roster.declared)) or "no prefix was ever declared"
+        known = shortened(sorted(self._roster.declared)) or "no prefix was ever declared"
         return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
 
     async def _read_since(self, at: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from timers.client.coverage import NAMES_SHOWN, Uncovered, few, uncovered
+from timers.client.coverage import NAMES_SHOWN, Uncovered, shortened, uncovered
 from timers.core.fields import OWN_PREFIXES
 from timers.errors import ConfigurationError, Unavailable
 from timers.store.audit import STEP, audit, compare
@@ -120,7 +120,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
 def _shards(missing: Uncovered, workers: Sequence[Member], shards: int) -> Check:
     means, none = "timers wait in them until a pod takes them", "no worker is alive, so nothing runs"
     level: Level = "fail" if missing.prefixes else "warn"
-    open_shards = f"no live pod takes the shards {few(missing.shards)}"
+    open_shards = f"no live pod takes the shards {shortened(missing.shards)}"
     return judged(
         "shards",
         f"{len(workers)} live workers cover all {shards}",
@@ -130,7 +130,7 @@ def _shards(missing: Uncovered, workers: Sequence[Member], shards: int) -> Check
 
 
 def _prefixes(missing: Sequence[str]) -> Check:
-    said = f"no live pod takes the waiting timers of the prefixes {few(missing)}"
+    said = f"no live pod takes the waiting timers of the prefixes {shortened(missing)}"
     means = "they become unhandled a minute after they are due"
     mend = "start pods with their processors, or take a declaration back with timers prefixes forget PREFIX"
     fine = "every waiting timer has a pod that takes it"
@@ -139,14 +139,16 @@ def _prefixes(missing: Sequence[str]) -> Check:
 
 def _queues(stuck: Sequence[str], workers: Sequence[Member]) -> Check:
     room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
-    said = f"timers of the prefixes {few(stuck)} have been due for more than a minute; the pods have room for {room}"
+    said = (
+        f"timers of the prefixes {shortened(stuck)} have been due for more than a minute; the pods have room for {room}"
+    )
     mend = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
     fine, means = "no timer that may run has been due for a minute", "these timers and those behind them run late"
     return judged("queues", fine, (bool(stuck), "fail", said, means, mend))
 
 
 def _paused(prefixes: Sequence[str]) -> Check:
-    said = f"the paused prefixes {few(prefixes)} have due timers"
+    said = f"the paused prefixes {shortened(prefixes)} have due timers"
     mend = ", ".join(f"`timers resume {prefix}`" for prefix in prefixes[:NAMES_SHOWN])
     fine, means = "no paused prefix has due timers", "they wait until somebody resumes them"
     return judged("paused", fine, (bool(prefixes), "warn", said, means, mend))
@@ -157,7 +159,7 @@ def _pods(members: Sequence[Member]) -> Check:
     troubles += [f"{pod.pod}: notifications are {pod.hearing}" for pod in members if pod.works and pod.hearing != "ok"]
     means, mend = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
     fine = f"{len(members)} pods are alive and receive notifications"
-    return judged("pods", fine, (bool(troubles), "warn", few(troubles), means, mend))
+    return judged("pods", fine, (bool(troubles), "warn", shortened(troubles), means, mend))
 
 
 def _settings(members: Sequence[Member]) -> Check:
@@ -167,7 +169,7 @@ def _settings(members: Sequence[Member]) -> Check:
         for name, value in pod.settings.items():
             told[name][value].append(pod.pod)
     differ = [
-        f"{name}: {' and '.join(f'{value} on {few(sorted(pods))}' for value, pods in sorted(values.items()))}"
+        f"{name}: {' and '.join(f'{value} on {shortened(sorted(pods))}' for value, pods in sorted(values.items()))}"
         for name, values in sorted(told.items())
         if len(values) > 1
     ]
@@ -190,9 +192,9 @@ async def _hooks(store: Store) -> Check:
             "start a worker, or see `hooks` under services in /readyz of the workers",
         ),
         (
-            *(bool(failing), "warn", f"calls of hooks or messages of alarms fail, as {few(failing)}"),
-            "their receivers hear late of what happened, or not at all",
-            f"mend the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed --yes`",
+            *(bool(failing), "warn", f"calls of hooks or messages of alarms fail, such as {shortened(failing)}"),
+            "their receivers learn late what happened, or never",
+            f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed --yes`",
         ),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import cast
 
-from timers.client.coverage import few
+from timers.client.coverage import shortened
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
 from timers.core.explain import explain
@@ -17,7 +17,7 @@ from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
 from timers.store.queries import Queries
 from timers.store.store import Store
-from timers.store.turns import by_turns
+from timers.store.turns import in_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
             heads.get(prefix),
             next((member.limits_of(roster.owner(prefix)) for member in roster.serving(prefix)), ""),
         )
-        async for prefix in by_turns(sorted({*counts, *paused, *roster.declared}))
+        async for prefix in in_turns(sorted({*counts, *paused, *roster.declared}))
     ]
 
 
@@ -181,7 +181,7 @@ def _obstacle(roster: Roster, prefix: str, shard: int, until_ms: float | None, p
     if until_ms is not None:
         limits = serving[0].limits_of(processor) or "a limit over all pods"
         return f"its queue is at its limit ({limits}); the next look is at {format_time(int(until_ms))}"
-    return f"the pods that serve it have not had room yet: {few([member.pod for member in serving])}"
+    return f"the pods that serve it have not had room yet: {shortened([member.pod for member in serving])}"
 
 
 async def forget_prefix(store: Store, prefix: str) -> None:
@@ -190,7 +190,7 @@ async def forget_prefix(store: Store, prefix: str) -> None:
     holders = [member.pod for member in (await membership.read()).workers if prefix in member.processors]
     if holders:
         raise Refused(
-            f"the prefix {prefix!r} is declared by the live pods {few(sorted(holders))}; "
+            f"the prefix {prefix!r} is declared by the live pods {shortened(sorted(holders))}; "
             "stop them, or start them without its processor"
         )
     if not await membership.forget(prefix):

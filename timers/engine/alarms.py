@@ -37,7 +37,7 @@ class AlarmTimes(NamedTuple):
 TIMES: Final = AlarmTimes()
 
 
-class AlarmBell:
+class FleetAlarms:
     """Counts the failures that come through the outboxes, looks for everything else, and arms the messages. Only the
     pod with rank 0 of shard 0 looks; if two pods believe that they have it, they arm the same messages."""
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from timers.core.hooks import ALARM, Hook, call_of
-from timers.engine.alarms import AlarmBell
+from timers.engine.alarms import FleetAlarms
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
@@ -43,7 +43,7 @@ class Hooks:
         pod: Pod,
         peers: Peers,
         hooks: Collection[Hook],
-        alarms: AlarmBell,
+        alarms: FleetAlarms,
         *,
         public_url: str | None = None,
         forget_ms: int = FORGET_MS,
@@ -96,11 +96,11 @@ class Hooks:
         """Look at the shards where this pod has rank 0."""
         shards = list(self._peers.led(all_shards))
         for shard, (known, waiting) in zip(shards, await self._outbox.look(shards), strict=True):
-            await self._equip(shard, known)
+            await self._set_hooks(shard, known)
             if waiting:
                 await self._drain(shard, known | self._asked)
 
-    async def _equip(self, shard: int, known: Asked) -> None:
+    async def _set_hooks(self, shard: int, known: Asked) -> None:
         """Make the hooks that a shard knows agree with those that pods ask for. Another pod may have added one since
         this pod asked, so a hook that nobody asks for is removed only if nobody asked for it at the last look
         either."""

@@ -130,7 +130,7 @@ class Intake:
         extend their leases before anybody takes their runs over; otherwise each run would start twice."""
         self._held |= self._orphans
         self._orphans.clear()
-        self._settle_flag()
+        self._update_flag()
         self._holds += 1
         self._later(HOLD_SECONDS, self._release_orphans)
 
@@ -153,7 +153,7 @@ class Intake:
         What is asked for leaves the marks; the rest goes to the back, so that on a full pod every queue gets its
         turn."""
         claims: dict[tuple[int, str], list[str]] = {}
-        for shard, prefix in self._whose_turn_it_is():
+        for shard, prefix in self._next_queue():
             claims.setdefault((shard, self._mark_of((shard, prefix)).cause), []).append(prefix)
         wanted: list[PlannedClaim] = []
         for (shard, cause), prefixes in claims.items():
@@ -165,10 +165,10 @@ class Intake:
                 asks.append(self._ask((shard, prefix), min(share, room)))
                 room -= asks[-1].most
             wanted += [PlannedClaim(shard, asks, cause)] if asks else []
-        self._settle_flag()
+        self._update_flag()
         return wanted
 
-    def _whose_turn_it_is(self) -> list[Queue]:
+    def _next_queue(self) -> list[Queue]:
         """From queues that have just become due, take the newest, which can still be on time; from waiting queues, the
         oldest. A new queue that is not taken for a while is found by a sweep and then waits with the others."""
         most_new = max(CLAIM_QUEUES // 2, CLAIM_QUEUES - len(self._old))
@@ -194,7 +194,7 @@ class Intake:
         chosen: dict[int, list[Identity]] = {}
         for identity in list(self._orphans)[: max(room, 0)]:
             chosen.setdefault(self._orphans.pop(identity), []).append(identity)
-        self._settle_flag()
+        self._update_flag()
         return chosen
 
     def emptied(self, shard: int, ask: Ask) -> None:
@@ -204,7 +204,7 @@ class Intake:
             mark = marks.get((shard, ask.prefix))
             if mark is not None and mark.touched == ask.touched:
                 del marks[shard, ask.prefix]
-                self._settle_flag()
+                self._update_flag()
 
     def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> _Mark:
         queue = shard, prefix
@@ -231,7 +231,7 @@ class Intake:
         later = self._call_later or asyncio.get_running_loop().call_later
         later(seconds, call)
 
-    def _settle_flag(self) -> None:
+    def _update_flag(self) -> None:
         if not self._new and not self._old and not self._orphans:
             self._something.clear()
 

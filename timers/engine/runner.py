@@ -179,7 +179,7 @@ class Runner:
         try:
             outcome = await self._outcome(run)
         except BaseException as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
-            outcome = _obeyed(run.stop) if run.stop else failure(error)
+            outcome = _outcome_of_stop(run.stop) if run.stop else failure(error)
         self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
@@ -194,7 +194,7 @@ class Runner:
             self._abandoned += 1
             _log.warning("function keeps running in its thread", **run.named, abandoned=self._abandoned)
         if run.timers is not None:
-            run.timers.close(_over(run))
+            run.timers.close(_why_over(run))
         self._executing -= 1
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
@@ -249,7 +249,7 @@ class Runner:
         if self._pod.spans is not None:
             run.span = self._pod.spans.begin(run)
         try:
-            return _meaning(await self._result(run))
+            return _as_outcome(await self._result(run))
         except Retry as asked:
             reason = text_of(asked)
             if asked.snooze:
@@ -323,7 +323,7 @@ class Runner:
             return
         run.stop = reason
         if run.coroutine is None:
-            self._end(run, _obeyed(reason))
+            self._end(run, _outcome_of_stop(reason))
             return
         run.coroutine.cancel()
         asyncio.get_running_loop().call_later(IGNORED_CANCEL_SECONDS, self._end_without, run)
@@ -334,10 +334,10 @@ class Runner:
         if run.ended:
             return
         _log.error("processor ignores its cancellation", **run.named, function=run.processor.origin)
-        self._end(run, None if run.stop is None else _obeyed(run.stop))
+        self._end(run, None if run.stop is None else _outcome_of_stop(run.stop))
 
 
-def _obeyed(reason: StopReason) -> Outcome | None:
+def _outcome_of_stop(reason: StopReason) -> Outcome | None:
     """How a stopped run ends; None if this pod no longer decides that."""
     return None if reason == "lost" else reason
 
@@ -347,13 +347,13 @@ def _timeout_ms(run: Run) -> int | None:
     return run.processor.timeout_ms if own is None else own
 
 
-def _over(run: Run) -> str:
+def _why_over(run: Run) -> str:
     """The reason given to a plain function that goes on after the end of its run."""
     why = run.stop.reason if isinstance(run.stop, Failed | HandBack) else run.stop or "it has returned"
     return f"the run of {run.timer.key} is over ({why}), so its context.timers no longer works"
 
 
-def _meaning(result: Any) -> Outcome:
+def _as_outcome(result: Any) -> Outcome:
     if result is None:
         return Done()
     if isinstance(result, Done):

@@ -83,10 +83,10 @@ class Supervisor:
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            return _ended(service.name, "it cancelled itself")
+            return _report_end(service.name, "it cancelled itself")
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
-            return _told(service.name, _first(error))
-        return _ended(service.name, "it ended")
+            return _report_failure(service.name, _first(error))
+        return _report_end(service.name, "it ended")
 
 
 def _is_cancelled() -> bool:
@@ -103,12 +103,12 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-def _ended(name: str, how: str) -> str:
+def _report_end(name: str, how: str) -> str:
     _log.error("service ended and is restarted", service=name, how=how)
     return f"restarting: {how}"
 
 
-def _told(name: str, error: Exception) -> str:
+def _report_failure(name: str, error: Exception) -> str:
     if isinstance(error, Unavailable):
         _log.warning("service waits for Redis", service=name, reason=str(error))
         return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"

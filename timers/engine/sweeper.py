@@ -116,7 +116,7 @@ class ShardSweep:
             raise
         self._looked_ms = touched.now_ms
         self._mark(touched, everything=everything or not self._all.can_hear())
-        self._turn_the_page(touched, rank, everything=everything)
+        self._advance_page(touched, rank, everything=everything)
         self._plan(touched)
 
     async def _look_for_orphans(self, touched: Touched) -> None:
@@ -136,7 +136,7 @@ class ShardSweep:
             ):
                 self._all.intake.mark_all(self._shard, prefix, "sweep")
 
-    def _turn_the_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
+    def _advance_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
         """Where the next part begins, and when: at once for what has just become due or after a gap."""
         if rank == self._next_rank or touched.next_rank > self._next_rank:
             self._next_rank = touched.next_rank

@@ -10,7 +10,7 @@ from timers.bare.keys import BareKeys
 from timers.bare.scanner import Scanner
 from timers.core.calls import Timers
 from timers.core.hooks import Hook
-from timers.engine.alarms import TIMES, AlarmBell, AlarmTimes
+from timers.engine.alarms import TIMES, AlarmTimes, FleetAlarms
 from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
 from timers.engine.auditor import Auditor
 from timers.engine.canary import DEAF_SECONDS, Canary
@@ -156,7 +156,7 @@ class Worker:
         pod, intake, peers, canary = self._pod, self.intake, self.peers, self._canary
         self._sweeper = Sweeper(pod, intake, peers, canary, grace_ms=self._options.grace_ms)
         bare, expired_keys = self._build_bare()
-        alarms = AlarmBell(pod, peers, self._options.alarm_times, public_url=self._options.public_url)
+        alarms = FleetAlarms(pod, peers, self._options.alarm_times, public_url=self._options.public_url)
         self._hooks = Hooks(
             pod,
             peers,

@@ -75,7 +75,7 @@ def encode_progress(progress: Progress) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def encode_said(cause: str, text: str = "") -> str:
+def encode_cause(cause: str, text: str = "") -> str:
     """The end of a history line: the cause, and the text if it adds anything."""
     return cause if text in ("", cause) else f"{cause} {_clean(text)}"
 
@@ -141,7 +141,7 @@ def _ms(text: str) -> int:
     return int(text)
 
 
-def newborn(
+def new_record(
     prefix: str, timer_id: str, *, due_ms: int, now_ms: int, spec: Mapping[str, Any], progress: Progress
 ) -> Timer:
     """The timer of the record that `arm` makes for a free identity: what `decode` would read from it."""
@@ -185,7 +185,7 @@ class StoredHistory(Sequence[HistoryEntry]):
         return len(self._lines) + 1
 
     def __iter__(self) -> Iterator[HistoryEntry]:
-        return iter(self._taken_apart())
+        return iter(self._parsed_line())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -198,9 +198,9 @@ class StoredHistory(Sequence[HistoryEntry]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[HistoryEntry]: ...
     def __getitem__(self, index: int | slice) -> HistoryEntry | Sequence[HistoryEntry]:
-        return self._taken_apart()[index]
+        return self._parsed_line()[index]
 
-    def _taken_apart(self) -> tuple[HistoryEntry, ...]:
+    def _parsed_line(self) -> tuple[HistoryEntry, ...]:
         if self._read is None:
             self._read = (self._first(), *map(self._entry, self._lines))
         return self._read

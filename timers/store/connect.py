@@ -43,7 +43,7 @@ class Line:
         would get the answer of this one. An error that *is* the answer does not close it."""
         try:
             async with asyncio.timeout(self._answer_s):
-                await self._be_ready()
+                await self._ensure_connected()
                 await self._connection.send_command(*command, check_health=False)
                 return await self._connection.read_response()
         except ResponseError:
@@ -52,7 +52,7 @@ class Line:
             await self.close()
             raise
 
-    async def _be_ready(self) -> None:
+    async def _ensure_connected(self) -> None:
         if self._connection.is_connected and await self._connection.can_read():
             await self.close()  # nobody asked, so the server has hung up, or says that it will
         if not self._connection.is_connected:
@@ -113,15 +113,15 @@ def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
         retry=_NEVER,
         protocol=2,
     )
-    pool.connection_class = _obedient(pool.connection_class)
+    pool.connection_class = _cancellable(pool.connection_class)
     return Redis.from_pool(pool)
 
 
-def _obedient(kind: type[AbstractConnection]) -> type[AbstractConnection]:
-    return type(f"Obedient{kind.__name__}", (_Obedient, kind), {})
+def _cancellable(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    return type(f"Obedient{kind.__name__}", (_Cancellable, kind), {})
 
 
-class _Obedient(AbstractConnection):
+class _Cancellable(AbstractConnection):
     """Stops when it is cancelled. redis-py sends through `asyncio.wait_for`, which makes a task of every send and,
     before Python 3.12, swallows a cancellation that comes as the send ends. A drain once hung that way."""
 

@@ -22,7 +22,7 @@ from timers.store.filters import Filter
 from timers.store.queries import Queries
 from timers.store.scripts import Argument
 from timers.store.store import Store
-from timers.store.turns import by_turns
+from timers.store.turns import in_turns
 
 PAGE_LIMIT: Final = shapes.PAGE_LIMIT
 
@@ -237,7 +237,7 @@ class Listing:
         ]
         replies = await self._store.run_all("list", calls)
         return {
-            source: ([item async for item in by_turns(_items_of(source, found))], more > 0)
+            source: ([item async for item in in_turns(_items_of(source, found))], more > 0)
             for source, (_, found, more) in zip(asked, replies, strict=True)
         }
 

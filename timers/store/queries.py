@@ -14,7 +14,7 @@ from timers.store import codec, keys
 from timers.store.notifications import subscribe
 from timers.store.scripts import read
 from timers.store.store import Queue, Store
-from timers.store.turns import by_turns
+from timers.store.turns import in_turns
 
 WANTING_LIMIT: Final = 1000
 """Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
@@ -67,7 +67,7 @@ class Queries:
         total = Counter[bytes]()
         for counted in await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
             fields: Iterator[tuple[bytes, bytes]] = iter(counted.items())
-            async for _ in by_turns(range(0, len(counted), at_once)):
+            async for _ in in_turns(range(0, len(counted), at_once)):
                 for field, n in islice(fields, at_once):
                     if n.isdigit():
                         total[field[:1]] += int(n)
@@ -91,7 +91,7 @@ class Queries:
             some = await self._of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
             counted = [dict(zip(fields, values, strict=True)) for values in some]
         for shard, fields_of_shard in enumerate(counted):
-            async for field, n in by_turns(fields_of_shard.items()):
+            async for field, n in in_turns(fields_of_shard.items()):
                 status = codec.STATUSES.get(field[:1].decode(errors="replace"))
                 if status is not None and n is not None and n.isdigit() and int(n):
                     yield shard, keys.text(field[2:]), status, int(n)
@@ -137,7 +137,7 @@ class Queries:
                 asked.zrange(f"{root}{index}", 0, -1, withscores=True)
 
         for heads in await self._of_shards(ask, []):
-            async for member, score in by_turns(heads):
+            async for member, score in in_turns(heads):
                 if _is_time(score):
                     prefix = keys.text(member)
                     found[prefix] = min(int(score), found.get(prefix, int(score)))

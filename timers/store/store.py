@@ -371,7 +371,7 @@ def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Reply:
     """For a new timer the script returns only the due time; everything else is known."""
     if code != b"created":
         return _answer(arming.prefix, arming.id, code, told)
-    timer = codec.newborn(
+    timer = codec.new_record(
         arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, spec=arming.spec, progress=arming.progress
     )
     return Reply("created", timer)
@@ -403,7 +403,7 @@ def _settlement(settlement: Settlement) -> str:
     """Twelve lines, as above."""
     timer, after = settlement.timer, settlement.transition
     spec = "" if after.spec is None else codec.encode_spec(after.spec)
-    progress, said = codec.encode_progress(after.progress), codec.encode_said(*after.cause)
+    progress, said = codec.encode_progress(after.progress), codec.encode_cause(*after.cause)
     return (
         f"{timer.prefix}\n{timer.id}\n{timer.token}\n{codec.LETTERS[after.status]}\n{after.due_ms}\n{after.attempt}\n"
         f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{settlement.took}\n{said}"

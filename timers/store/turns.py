@@ -12,11 +12,11 @@ TURN_SECONDS: Final = 0.005
 """How long one turn of the loop may take: a timer that becomes due meanwhile is at most this late."""
 
 
-async def by_turns(things: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the things one by one; whenever a turn is used up, let others use the loop first."""
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items one by one; whenever a turn is used up, let others use the loop first."""
     began = time.perf_counter()
-    for thing in things:
-        yield thing
+    for item in items:
+        yield item
         if time.perf_counter() - began >= TURN_SECONDS:
             await asyncio.sleep(0)
             began = time.perf_counter()
