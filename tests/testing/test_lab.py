@@ -2,10 +2,12 @@
 
 import asyncio
 import sys
+import threading
 import time
 
 import pytest
 
+from tests.waiting import DEADLINE_SECONDS
 from timers import BlockingContext, Context, Done, Fail, NoProcessor, Rearm, Retry, Status, Timer, processor
 from timers.testing import TimerLab, call
 
@@ -97,6 +99,25 @@ async def test_a_processor_arms_and_cancels_others(timer_lab: TimerLab) -> None:
     assert [(run.prefix, run.id) for run in timer_lab.runs] == [
         *(("signup", "a"), ("signup", "b"), ("verified", "b"), ("remind", "a"))
     ]
+
+
+async def test_a_test_of_a_plain_function_never_ended() -> None:
+    """Its thread waited for more work, and Python waits for its threads at the end."""
+    before = set(threading.enumerate())
+
+    @processor("plain")
+    def plain(timer: Timer, context: BlockingContext) -> None: ...
+
+    with TimerLab() as lab:
+        for user in ("a", "b"):
+            lab.add(plain)
+            await lab.timers.create("plain", user, delay="1h")
+            await lab.advance("1h")
+        assert [run.status for run in lab.runs] == ["completed", "completed"]
+        made = set(threading.enumerate()) - before
+    for thread in made:
+        thread.join(DEADLINE_SECONDS)
+    assert not any(thread.is_alive() for thread in made)
 
 
 async def test_a_cron_runs_at_its_times(timer_lab: TimerLab) -> None:

@@ -83,9 +83,9 @@ class Engine:
             await self._services.stop()
             await self._claimer.finish()
 
-    async def close(self) -> None:
-        """Close what processors hold open."""
-        await self._lifespans.close()
+    def close(self) -> None:
+        """Release the threads of plain functions: as long as one waits for work, the process does not end."""
+        self._runner.close()
 
     @property
     def executing(self) -> int:
@@ -151,6 +151,7 @@ class TimerLab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_engine()
         self._open.close()
 
     @property
@@ -169,7 +170,7 @@ class TimerLab:
             ):
                 self._processors[found.prefix] = replace(found, function=self._clocked(found))
         self._store.declare(self._processors)
-        self._engine = None
+        self._stop_engine()
 
     async def advance(self, by: Delay) -> None:
         """Let this much time pass. Everything that becomes due runs at its time, in order, and so do its retries,
@@ -231,6 +232,11 @@ class TimerLab:
                 return
             if waited > HANG_SECONDS:
                 raise AssertionError(f"{engine.executing} runs do not end: they wait for something other than time")
+
+    def _stop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def _wake(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._now_ms:
