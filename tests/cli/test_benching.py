@@ -1,6 +1,7 @@
 """`timers bench`: what it shows, and that nothing of it stays."""
 
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,10 @@ def test_bench_gives_its_figures_as_json(start: Start, server: EmbeddedServer, r
 async def test_a_bench_that_is_interrupted_cleans_up_as_well(
     start: Start, server: EmbeddedServer, redis: Redis
 ) -> None:
+    """And no call was made to a receiver that wants to hear of every timer."""
+    everything = "arctfux * timers.hook-1"
+    redis.hset("timers:{0}:hooks", everything, "1")
+    redis.hset("timers:{pods}:hooks", everything, str(round(time.time() * 1000)))
     bench = start("bench", "--timers", "100", "--seconds", "600", TIMERS_REDIS_URL=server.url)
 
     async def spread() -> bool:
@@ -57,5 +62,6 @@ async def test_a_bench_that_is_interrupted_cleans_up_as_well(
     bench.signal(signal.SIGINT)
     assert bench.end().code != 0
     assert redis.hgetall("timers:{0}:counts") == {}
-    assert not redis.keys("bench-*")
+    assert not redis.keys("*bench-*")
+    assert not redis.exists("timers:{0}:outbox")
     assert redis.hkeys("timers:{pods}:declared") == ["test", "log"]
