@@ -23,13 +23,19 @@ HOME: Final = b"\x1b[H"
 class Terminal:
     """The `timers` command in a terminal of its own: what it shows, and a keyboard."""
 
-    def __init__(self, *arguments: str, columns: int = COLUMNS, **settings: str) -> None:
+    def __init__(self, *arguments: str, rows: int = ROWS, columns: int = COLUMNS, **settings: str) -> None:
         self._ours, self._theirs = pty.openpty()
-        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         os.set_blocking(self._ours, False)
         self.before = termios.tcgetattr(self._theirs)
         self._shown = b""
-        environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm-256color", **settings}
+        size_of_the_tests = dict.fromkeys(("COLUMNS", "LINES"), "")
+        environment = {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "TERM": "xterm-256color",
+            **size_of_the_tests,
+            **settings,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "timers", *arguments],
             env=clean_environment(environment),

@@ -56,6 +56,23 @@ async def test_the_view_shows_what_is_due_and_failed_pauses_and_leaves_the_termi
     assert terminal.settings == terminal.before
 
 
+async def test_a_small_terminal_shows_every_part(server: EmbeddedServer, timers: CommandLine, redis: Redis) -> None:
+    redis.ping()
+    for number in range(3):
+        await create(timers, f"a-timer-with-a-name-that-is-too-long-for-it-{number}", f"{number + 1}h")
+    terminal = Terminal("watch", rows=22, columns=40, TIMERS_REDIS_URL=server.url)
+    try:
+        page = await terminal.until("scheduled 3", "cancelled 0", "the last hour", "due next", "log:a-timer", "failed")
+        lines = page.replace("\r", "").split("\n")
+        assert max(map(len, lines)) <= 40
+        assert len(lines) <= 22
+        assert [line for line in lines if line.startswith("failed  ")]
+        terminal.press("q")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
+
+
 async def test_ctrl_c_ends_the_view_too(terminal: Terminal) -> None:
     await terminal.until("q quits")
     terminal.interrupt()

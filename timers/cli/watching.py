@@ -35,11 +35,15 @@ from timers.store.starts import FiredRing, Slot, next_timers, total
 
 LOOK_SECONDS: Final = 1.0
 ROWS: Final = 8
-"""How many of the next due timers, and of the failures, are shown."""
+"""How many of the next due timers, and of the failures, are shown at most; fewer on a low terminal."""
+
+HEADINGS: Final = 4
+"""Lines of the two lists that are not rows."""
 
 FAILING_PREFIXES: Final = 20
 """How many prefixes are searched for their newest failures. Those with most failures come first."""
 
+_HOUR: Final = "  the last hour"
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 _QUIT, _PAUSE = "q", "p"
@@ -115,7 +119,7 @@ async def _show(session: Session, console: Console, prefix: str | None) -> None:
                     seen, trouble = await _look(session, prefix), ""
                 except Unavailable as error:
                     trouble = str(error)
-            view.update(_page(seen, prefix, trouble, paused=paused), refresh=True)
+            view.update(_page(seen, prefix, trouble, console, paused=paused), refresh=True)
             key = await _next_key(pressed)
             if key == _QUIT:
                 return
@@ -136,7 +140,7 @@ def _keystrokes() -> Iterator[asyncio.Queue[str]]:
         for key in os.read(descriptor, 64).decode(errors="replace") or _QUIT:
             pressed.put_nowait(key)
 
-    tty.setcbreak(descriptor)
+    tty.setcbreak(descriptor, termios.TCSANOW)  # keeps what was typed before
     loop.add_reader(descriptor, take)
     try:
         yield pressed
@@ -174,7 +178,9 @@ async def _look(session: Session, prefix: str | None) -> _Snapshot:
     )
 
 
-def _page(seen: _Snapshot | None, prefix: str | None, trouble: str, *, paused: bool) -> RenderableType:
+def _page(
+    seen: _Snapshot | None, prefix: str | None, trouble: str, console: Console, *, paused: bool
+) -> RenderableType:
     of = "" if prefix is None else f" of {prefix}"
     keys = Text(f"timers{of}   q quits, p {'goes on' if paused else 'pauses'}", style="dim")
     parts: list[RenderableType] = [keys]
@@ -183,15 +189,16 @@ def _page(seen: _Snapshot | None, prefix: str | None, trouble: str, *, paused: b
     if trouble:
         parts.append(Text(cell(trouble), style=_STYLES["bad"]))
     if seen is not None:
-        parts += [*_health_lines(seen, prefix), Text(), _due_next(seen), Text(), _failed(seen)]
+        parts += _health_lines(seen, prefix, console.width)
+        left = console.height - len(console.render_lines(Group(*parts)))
+        rows = max(1, (left - HEADINGS) // 2)
+        parts += [Text(), _due_next(seen, rows), Text(), _failed(seen, rows)]
     return Group(*parts)
 
 
-def _health_lines(seen: _Snapshot, prefix: str | None) -> Sequence[RenderableType]:
+def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[RenderableType]:
     by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
     well = health(seen.stats, seen.uncovered, by_status, names_all=prefix is None)
-    counts = Table(*(status.value for status in Status), box=None, padding=(0, 3, 0, 0))
-    counts.add_row(*(f"{n:,}" for n in by_status.values()))
     rate = [sum(slot.counts.values()) for slot in seen.fired["hour"]]
     late = quantiles_ms(total(seen.fired["hour"]))
     said = (
@@ -202,10 +209,10 @@ def _health_lines(seen: _Snapshot, prefix: str | None) -> Sequence[RenderableTyp
         Text(well.said, style=_STYLES[well.level]),
         *(Text(f"  {cell(reason)}") for reason in well.reasons),
         Text(),
-        counts,
+        Text("   ".join(f"{status} {n:,}" for status, n in by_status.items())),
         Text(),
         Text(f"fired a minute  {rate[-2]:,}; {rate[-1]:,} in this one{whole}   late in the last hour  {said}"),
-        Text(f"{_sparks(rate)}  the last hour", style="cyan"),
+        Text(f"{_sparks(rate)[-max(1, width - len(_HOUR)) :]}{_HOUR}", style="cyan"),
         Text(f"overdue  {in_units(seen.stats.overdue_ms)}   notifications  {seen.stats.notifications}"),
     ]
 
@@ -215,18 +222,18 @@ def _sparks(values: Sequence[int]) -> str:
     return "".join(_BARS[-(-value * (len(_BARS) - 1) // top)] for value in values)
 
 
-def _due_next(seen: _Snapshot) -> Table:
+def _due_next(seen: _Snapshot, rows: int) -> Table:
     table = Table("due next", "timer", box=None, padding=(0, 2, 0, 0))
-    for timer in seen.coming:
+    for timer in seen.coming[:rows]:
         left_ms = timer.due_ms - seen.now_ms
         when = f"in {in_units(left_ms)}" if left_ms >= 0 else f"due for {in_units(left_ms)}"
         table.add_row(Text(when, style="" if left_ms >= 0 else "yellow"), Text(f"{timer.prefix}:{timer.id}"))
     return table
 
 
-def _failed(seen: _Snapshot) -> Table:
+def _failed(seen: _Snapshot, rows: int) -> Table:
     table = Table("failed", "timer", "why", box=None, padding=(0, 2, 0, 0))
-    for prefix, ending in seen.failures:
+    for prefix, ending in seen.failures[:rows]:
         why = cell(f"{ending.error.get('type', '')}: {ending.error.get('reason', '')}")
         table.add_row(clock(ending.at_ms), Text(f"{prefix}:{ending.id}"), Text(why, overflow="ellipsis", no_wrap=True))
     return table
