@@ -193,7 +193,7 @@ async def saved(redis: Any, status: str) -> None:
 async def post_long_ago(store: Store) -> None:
     """No pod takes the entry."""
     redis: Any = store.connections.commands
-    await redis.xadd("timers:{0}:outbox", {"event": "a"}, id=f"{await store.now_ms() - 130_000}-0")
+    await redis.xadd("timers:{0}:outbox", {"event": "a"}, id=f"{await store.now_ms() - 1_000_000}-0")
 
 
 async def fail_a_call(store: Store) -> None:

@@ -134,7 +134,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "wrong counts": ((), miscount, {"books": ("fail", "2 counts")}),
     "a lost lease": ((), lose_a_lease, {"books": ("fail", "1 counts")}),
     "a displaced key": ((), displace, {"strangers": ("warn", "it is 'timers:{0}:displaced:timers:{0}:nonsense' now")}),
-    "an outbox that nobody drains": ((), post_long_ago, {"hooks": ("fail", "1 changes wait, the oldest for 13")}),
+    "an outbox that nobody drains": ((), post_long_ago, {"hooks": ("fail", "1 changes wait, the oldest for 10")}),
     "a receiver that fails": ((), fail_a_call, {"hooks": ("warn", "timers.hook-1:note:a:1:1: 503 from hooks.example")}),
     "no worker": (
         (),
