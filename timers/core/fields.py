@@ -102,7 +102,9 @@ def owner(prefix: str, declared: Container[str]) -> str | None:
     A declared prefix serves itself and every prefix that continues it after `-`, `_` or `.`: `log` serves `log-x` and
     not `login`. Takes at most as many lookups as the prefix has characters, however many prefixes are declared.
     """
-    if prefix in declared:
-        return prefix
-    ends = (n for n in range(len(prefix) - 1, 0, -1) if prefix[n] in _SEPARATORS)
-    return next((prefix[:n] for n in ends if prefix[:n] in declared), None)
+    while prefix not in declared:
+        end = max(map(prefix.rfind, _SEPARATORS))
+        if end < 1:
+            return None
+        prefix = prefix[:end]
+    return prefix

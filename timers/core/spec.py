@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainVa
 from timers.core import shapes
 from timers.core.fields import AnyDuration, CallersPrefix, Id, Time, Timeout
 from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
-from timers.core.strict import StrictModel, encode
+from timers.core.strict import StrictModel, decode, encode
 from timers.errors import FieldError, InvalidInput, shown
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024
@@ -26,15 +26,25 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 def encode_payload(payload: object, field: str = "payload") -> str:
     """The payload as compact JSON. Raises InvalidInput if it is not JSON or exceeds 64 KiB."""
     try:
-        size = len(_STRICT.encode(payload).encode())
+        if not _reads_as_itself(payload):
+            _STRICT.encode(payload).encode()
         text = encode(payload)
     except RecursionError:
         raise InvalidInput.of(field, type(payload), "a JSON value with fewer levels of nesting") from None
     except (TypeError, ValueError) as error:
         raise InvalidInput.of(field, payload, f"a JSON value ({error})") from None
+    size = len(text.encode())
     if size > PAYLOAD_LIMIT_BYTES:
         raise InvalidInput.of(field, f"{size} bytes", f"at most {PAYLOAD_LIMIT_BYTES} bytes as JSON")
     return text
+
+
+def _reads_as_itself(payload: object) -> bool:
+    """Whether the payload is the same once it was written and read. If not, it is a tuple or the like, or no JSON."""
+    try:
+        return bool(decode(encode(payload)) == payload)
+    except ValueError:
+        return False
 
 
 def _checked_payload(value: object) -> object:
