@@ -73,9 +73,9 @@ class Auth:
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
         self._keys = LiveKeys(callers, read_entries(api_keys or ""), fresh_seconds=fresh_seconds)
-        self._signatures = signing.Signatures(secrets)
+        self._signing_keys = signing.keys_of(secrets)
         self.sessions = Sessions(callers)
-        self._closed = api_keys is not None or bool(self._signatures)
+        self._closed = api_keys is not None or bool(self._signing_keys)
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -111,7 +111,7 @@ class Auth:
             raise
 
     async def _caller(self, request: web.Request, operation: Operation) -> Caller:
-        if "Authorization" not in request.headers and self._signatures and signing.is_signed(request.headers):
+        if "Authorization" not in request.headers and self._signing_keys and signing.is_signed(request.headers):
             return await self._signer(request, operation)
         ring = await self._ring(operation)
         if not self._closed and not self._keys.closed:
@@ -160,16 +160,15 @@ class Auth:
             return self._keys.last
 
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
-        claim = signing.Claim.read(request.headers, time.time())
+        proof = signing.Proof(request.headers, self._signing_keys, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
-        proof = self._signatures.proof(claim)
         with self._unverified.reading(request, proof.update):
             await keep_body(request, limit_bytes)
         if not proof.holds():
             raise Unauthorized(f"{signing.SIGNATURE}: no signature was made over this body with a known secret")
         if not operation.body and operation.method != "GET":
             raise Forbidden("a signature covers only the body, which does not say what this call does; use an API key")
-        if not await self._callers.first_time(claim.id, signing.REMEMBER_MS):
+        if not await self._callers.first_time(proof.id, signing.REMEMBER_MS):
             raise Unauthorized(f"{signing.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER
 

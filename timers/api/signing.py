@@ -9,8 +9,7 @@ import hmac
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from multidict import CIMultiDictProxy
 
@@ -32,25 +31,6 @@ _SANE_ID: Final = re.compile(r"[!-\-/-~]{1,256}")
 _SANE_TIME: Final = re.compile(r"[0-9]{1,12}")
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What the headers claim, before any proof."""
-
-    id: str
-    timestamp: str
-    signatures: tuple[str, ...]
-
-    @classmethod
-    def read(cls, headers: CIMultiDictProxy[str], now_seconds: float) -> Self:
-        """Read the headers. Raises Unauthorized if they cannot be a fresh signature."""
-        request_id, timestamp, signatures = (_only(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))
-        if not _SANE_ID.fullmatch(request_id):
-            raise Unauthorized(f"{ID}: expected 1 to 256 visible ASCII characters, none of them a full stop")
-        if not _SANE_TIME.fullmatch(timestamp) or abs(now_seconds - int(timestamp)) > TOLERANCE_SECONDS:
-            raise Unauthorized(f"{TIMESTAMP}: expected Unix seconds, at most {TOLERANCE_SECONDS} from now")
-        return cls(request_id, timestamp, tuple(signatures.split(" ")))
-
-
 def _only(headers: CIMultiDictProxy[str], name: str) -> str:
     given = headers.getall(name, [])
     if len(given) != 1:
@@ -63,27 +43,24 @@ def is_signed(headers: CIMultiDictProxy[str]) -> bool:
     return SIGNATURE in headers
 
 
-class Signatures:
-    """Checks claims against the secrets. Any of them may have signed."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        """`secrets` are written as `whsec_` and base64."""
-        self._keys = tuple(b64decode(secret.partition("_")[2]) for secret in secrets)
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
-    def proof(self, claim: Claim) -> "Proof":
-        """Start to check the claim while its body arrives."""
-        return Proof(claim, self._keys)
+def keys_of(secrets: Iterable[str]) -> tuple[bytes, ...]:
+    """The keys of secrets, which are written as `whsec_` and base64."""
+    return tuple(b64decode(secret.partition("_")[2]) for secret in secrets)
 
 
 class Proof:
-    """A claim, with a hash for each secret over the claim and the part of its body that has arrived."""
+    """A signature, checked while its body arrives: a hash for each key over the headers and what has arrived. Any
+    key may have signed. `id` is the request's."""
 
-    def __init__(self, claim: Claim, keys: Iterable[bytes]) -> None:
-        signed = f"{claim.id}.{claim.timestamp}.".encode()
-        self._given = [signature.encode("utf-8", "surrogateescape") for signature in claim.signatures]
+    def __init__(self, headers: CIMultiDictProxy[str], keys: Iterable[bytes], now_seconds: float) -> None:
+        """Raises Unauthorized if the headers cannot be a fresh signature."""
+        self.id, timestamp, signatures = (_only(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))
+        if not _SANE_ID.fullmatch(self.id):
+            raise Unauthorized(f"{ID}: expected 1 to 256 visible ASCII characters, none of them a full stop")
+        if not _SANE_TIME.fullmatch(timestamp) or abs(now_seconds - int(timestamp)) > TOLERANCE_SECONDS:
+            raise Unauthorized(f"{TIMESTAMP}: expected Unix seconds, at most {TOLERANCE_SECONDS} from now")
+        signed = f"{self.id}.{timestamp}.".encode()
+        self._given = [signature.encode("utf-8", "surrogateescape") for signature in signatures.split(" ")]
         self._hashes = [hmac.new(key, signed, hashlib.sha256) for key in keys]
 
     def update(self, part: bytes) -> None:
@@ -92,6 +69,6 @@ class Proof:
             each.update(part)
 
     def holds(self) -> bool:
-        """Whether one of the claim's signatures was made with one of the secrets over the claim and its body."""
+        """Whether one of the signatures was made with one of the keys over the headers and the body."""
         expected = [f"{_VERSION},".encode() + b64encode(each.digest()) for each in self._hashes]
         return any(hmac.compare_digest(one, other) for one in self._given for other in expected)

@@ -23,46 +23,6 @@ _log = get_logger("timers.peers")
 _losses_log = get_logger("timers.identity")
 
 
-class IdentityWatch:
-    """Marks the progress of this pod's shards and remembers the marks of others. Calls `disagreed` if this pod cannot
-    work with the db as it is now."""
-
-    def __init__(
-        self,
-        identity: DbIdentity,
-        *,
-        mine: Callable[[], Sequence[int]] = tuple,
-        disagreed: Callable[[ConfigurationError], None] | None = None,
-    ) -> None:
-        self._identity, self._mine, self._disagreed = identity, mine, disagreed
-        self._marked: Sequence[int] = ()
-        self._told: set[str] = set()
-
-    def said(self) -> Mapping[str, Any]:
-        """What other pods should know, since this pod may be gone when the server comes back without its newest
-        data."""
-        marks = {shard: self._identity.marks[shard] for shard in self._marked if shard in self._identity.marks}
-        return {"epoch": self._identity.epoch, "marks": marks}
-
-    async def look(self, members: Sequence[Member]) -> None:
-        """Compare after each sign of life."""
-        identity = self._identity
-        for member in members:
-            identity.learn(member.epoch, member.marks)
-        self._marked = self._mine()
-        try:
-            await identity.mark(self._marked)
-        except ConfigurationError as error:
-            if self._disagreed is None:
-                raise
-            self._disagreed(error)
-        for name in [name for name in identity.losses if name not in self._told]:
-            _losses_log.error(
-                "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
-            )
-        self._told = set(identity.losses)
-
-
 BEAT_MS: Final = 1000
 _QUEUES_REMEMBERED: Final = 100_000
 """Callers can make up prefixes without end, so beyond this many the cache is emptied."""
@@ -182,3 +142,43 @@ class Peers:
             serving = [m for m in self._roster.serving(prefix) if m.pod != self._me.pod and m.takes(shard)]
             self._seeds[queue] = [zlib.crc32(m.pod.encode()) for m in serving]
         return self._seeds[queue]
+
+
+class IdentityWatch:
+    """Marks the progress of this pod's shards and remembers the marks of others. Calls `disagreed` if this pod cannot
+    work with the db as it is now."""
+
+    def __init__(
+        self,
+        identity: DbIdentity,
+        *,
+        mine: Callable[[], Sequence[int]] = tuple,
+        disagreed: Callable[[ConfigurationError], None] | None = None,
+    ) -> None:
+        self._identity, self._mine, self._disagreed = identity, mine, disagreed
+        self._marked: Sequence[int] = ()
+        self._told: set[str] = set()
+
+    def said(self) -> Mapping[str, Any]:
+        """What other pods should know, since this pod may be gone when the server comes back without its newest
+        data."""
+        marks = {shard: self._identity.marks[shard] for shard in self._marked if shard in self._identity.marks}
+        return {"epoch": self._identity.epoch, "marks": marks}
+
+    async def look(self, members: Sequence[Member]) -> None:
+        """Compare after each sign of life."""
+        identity = self._identity
+        for member in members:
+            identity.learn(member.epoch, member.marks)
+        self._marked = self._mine()
+        try:
+            await identity.mark(self._marked)
+        except ConfigurationError as error:
+            if self._disagreed is None:
+                raise
+            self._disagreed(error)
+        for name in [name for name in identity.losses if name not in self._told]:
+            _losses_log.error(
+                "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
+            )
+        self._told = set(identity.losses)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import create_autospec
 
 from timers.core.calls import BlockingTimers, Timers
 from timers.core.durations import parse_time
@@ -12,31 +13,12 @@ from timers.logs import get_logger
 from timers.processor import BlockingContext, Context, Processor, Result
 
 
-class _NoTimers(Timers):
-    """Refuses every call. A test that needs other timers uses the lab."""
-
-    async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
-        raise AssertionError(_REFUSED)
-
-    async def get(self, prefix: str, id: str) -> Timer:
-        raise AssertionError(_REFUSED)
-
-    async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
-        raise AssertionError(_REFUSED)
-
-
-class _NoBlockingTimers(BlockingTimers):
-    def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
-        raise AssertionError(_REFUSED)
-
-    def get(self, prefix: str, id: str) -> Timer:
-        raise AssertionError(_REFUSED)
-
-    def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
-        raise AssertionError(_REFUSED)
-
-
-_REFUSED = "context.timers needs a lab: see timers.testing.TimerLab"
+def _refusing(kind: Any) -> Any:
+    """Timers that refuse every call. A test that needs other timers uses the lab."""
+    refusing = create_autospec(kind, instance=True)
+    for call in (refusing.create, refusing.get, refusing.cancel):
+        call.side_effect = AssertionError("context.timers needs a lab: see timers.testing.TimerLab")
+    return refusing
 
 
 async def call(
@@ -77,8 +59,8 @@ async def call(
         "state": state,
     }
     if processor.is_async:
-        result = processor.function(timer, Context(**known, timers=_NoTimers()))
+        result = processor.function(timer, Context(**known, timers=_refusing(Timers)))
     else:
-        result = processor.function(timer, BlockingContext(**known, timers=_NoBlockingTimers()))
+        result = processor.function(timer, BlockingContext(**known, timers=_refusing(BlockingTimers)))
     outcome: Result = await result if inspect.isawaitable(result) else result
     return outcome
