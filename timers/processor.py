@@ -361,7 +361,9 @@ def _at(path: str, named: str) -> list[Processor]:
     found = getattr(module, attribute, None)
     if isinstance(found, Processor):
         return [found]
-    if inspect.isfunction(found) and not inspect.signature(found).parameters:
+    if inspect.isfunction(found) and all(
+        p.default is not p.empty for p in inspect.signature(found).parameters.values()
+    ):
         return list(found())
     raise ConfigurationError(f"{named}, which is not a function with the decorator @processor")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -13,10 +12,8 @@ from yarl import URL
 from timers import Context, Done, Fail, NotFound, Processor, Retry, Timer, processor
 from timers.processor import Lifespan
 from timers.settings import Settings, load_worker_settings
-from timers_processors.addresses import Lookup
 from timers_processors.calling import Call, HttpClient
 from timers_processors.send_message import Sending
-from timers_processors.targets import Targets
 from timers_processors.transport import Message, OutboxTransport, masked
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
@@ -28,25 +25,22 @@ EXEC_SECONDS: Final = 30.0
 Send = Callable[[Timer, Context[Any]], Awaitable[Done]]
 
 
-def processors() -> Iterator[Processor]:
-    """One processor for each URL in TIMERS_HOOKS and each target in TIMERS_ALARMS."""
-    return processors_for(load_worker_settings())
+def processors(hooks: WebHooks | None = None) -> Iterator[Processor]:
+    """One processor for each URL in TIMERS_HOOKS and each target in TIMERS_ALARMS. Their calls share connections."""
+    hooks = hooks or WebHooks(load_worker_settings())
+    given = [url for _, url in hooks.settings.hooks] + list(hooks.settings.alarms)
+    for prefix, target in {
+        hook.prefix: t for hook, t in zip(hooks.settings.requested_hooks, given, strict=True)
+    }.items():
+        yield _processor(hooks, prefix, target.get_secret_value())
 
 
-def processors_for(
-    settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
-) -> Iterator[Processor]:
-    """The processors of a pod with these settings. Their calls share connections."""
-    hooks = WebHooks(settings, targets or Targets(), lookup)
-    given = [url for _, url in settings.hooks] + list(settings.alarms)
-    for prefix, target in {hook.prefix: t for hook, t in zip(settings.requested_hooks, given, strict=True)}.items():
-        yield _processor(hooks, settings, prefix, target.get_secret_value())
-
-
-def _processor(hooks: WebHooks, settings: Settings, prefix: str, target: str) -> Processor:
+def _processor(hooks: WebHooks, prefix: str, target: str) -> Processor:
     kind, _, rest = target.partition(":")
     if kind == "mailto":
-        return _sending(prefix, masked(rest), partial(_mail, settings, rest), partial(Sending.opened, settings))
+        return _sending(
+            prefix, masked(rest), partial(_mail, hooks.settings, rest), partial(Sending.opened, hooks.settings)
+        )
     if kind == "exec":
         return _sending(prefix, rest, partial(_execute, rest), None)
     url = URL(target)

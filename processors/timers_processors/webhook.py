@@ -33,31 +33,25 @@ _OURS: Final = re.compile(
 )
 
 
-def processors() -> Iterator[Processor]:
-    """`webhook`, whose payload names the URL, and one for each prefix that TIMERS_WEBHOOK_TARGETS maps to a URL."""
-    return processors_for(load_worker_settings())
-
-
-def processors_for(
-    settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo
-) -> Iterator[Processor]:
-    """The processors of a pod with these settings. They share their connections."""
-    hooks = WebHooks(settings, targets or Targets(), lookup)
+def processors(hooks: "WebHooks | None" = None) -> Iterator[Processor]:
+    """`webhook`, whose payload names the URL, and one for each prefix that TIMERS_WEBHOOK_TARGETS maps to a URL. They
+    share their connections."""
+    hooks = hooks or WebHooks(load_worker_settings())
     yield hooks.processor("webhook", None)
-    for prefix, url in settings.webhook_targets:
+    for prefix, url in hooks.settings.webhook_targets:
         yield hooks.processor(prefix, URL(url.get_secret_value()))
 
 
 class WebHooks:
     """What all webhook processors of a pod share."""
 
-    def __init__(self, settings: Settings, targets: Targets, lookup: Lookup) -> None:
-        self._settings, self._targets, self._lookup = settings, targets, lookup
+    def __init__(self, settings: Settings, targets: Targets | None = None, lookup: Lookup = socket.getaddrinfo) -> None:
+        self.settings, self._targets, self._lookup = settings, targets or Targets(), lookup
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[HttpClient]:
         """The pod's connections."""
-        allow, deny = Reach(self._settings.webhook_allow), Reach(self._settings.webhook_deny)
+        allow, deny = Reach(self.settings.webhook_allow), Reach(self.settings.webhook_deny)
         guards = {
             scheme: GuardedResolver(allow, deny, self._lookup, https=scheme == "https") for scheme in ("https", "http")
         }
@@ -80,10 +74,10 @@ class WebHooks:
     async def send(self, call: Call, prefix: str, context: Context[HttpClient], seconds: float = CALL_SECONDS) -> Done:
         """Make the call, signed with the keys of the prefix. Its id is the same on every try of an occurrence."""
         digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
-        keys = self._settings.webhook_keys(prefix)
+        keys = self.settings.webhook_keys(prefix)
         headers = {**call.headers, **signature(keys, f"msg_{digest[:32]}", int(time.time()), call.body)}
         answer = await context.state.call(Call(call.method, call.url, headers, call.body), seconds)
-        return Done(accepted(call, answer, fails_on_4xx=self._settings.webhook_4xx == "fail"))
+        return Done(accepted(call, answer, fails_on_4xx=self.settings.webhook_4xx == "fail"))
 
 
 def _identified(timer: Timer, context: Context[HttpClient]) -> dict[str, str]:

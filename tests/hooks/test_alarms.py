@@ -22,7 +22,8 @@ from timers.processor import Context
 from timers.settings import Settings
 from timers.store import keys
 from timers.store.alarms import Alarms
-from timers_processors.hooks import processors_for
+from timers_processors.hooks import processors
+from timers_processors.webhook import WebHooks
 
 DAY_MS: Final = 86_400_000
 LASTING: Final = AlarmTimes(gather_ms=0, calm_ms=DAY_MS, over_ms=DAY_MS, look_ms=20)
@@ -36,7 +37,7 @@ async def give_up(_timer: Timer, _context: Context) -> None:
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, times: AlarmTimes = LASTING, **options: Any) -> Pod:
     """A pod with what these settings ask for."""
     asked: dict[str, Any] = {"hooks": given.requested_hooks, "public_url": given.public_url, "alarm_times": times}
-    return await fleet.pod(*calls, *processors_for(given), **asked, **options)
+    return await fleet.pod(*calls, *processors(WebHooks(given)), **asked, **options)
 
 
 def of(received: Sequence[Received], kind: str) -> list[Received]:

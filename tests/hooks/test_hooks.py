@@ -24,7 +24,8 @@ from timers.settings import Settings, load_settings
 from timers.store import keys
 from timers.store.membership import Membership
 from timers.store.outbox import Outbox
-from timers_processors.hooks import processors_for
+from timers_processors.hooks import processors
+from timers_processors.webhook import WebHooks
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -32,7 +33,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -> Pod:
     """A pod with what these settings ask for."""
     return await fleet.pod(
-        *calls, *processors_for(given), hooks=given.requested_hooks, public_url=given.public_url, **options
+        *calls, *processors(WebHooks(given)), hooks=given.requested_hooks, public_url=given.public_url, **options
     )
 
 

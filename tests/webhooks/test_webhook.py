@@ -20,7 +20,7 @@ from timers import Done, Fail, Processor, Retry, Timer
 from timers.settings import Settings
 from timers_processors.calling import ANSWER_BYTES
 from timers_processors.targets import TargetLimits, Targets
-from timers_processors.webhook import processors_for
+from timers_processors.webhook import WebHooks, processors
 
 
 def secret(letter: str) -> str:
@@ -28,7 +28,7 @@ def secret(letter: str) -> str:
 
 
 def hook(given: Settings | None = None, **options: Any) -> Processor:
-    return next(iter(processors_for(given or settings(), **options)))
+    return next(iter(processors(WebHooks(given or settings(), **options))))
 
 
 def asking(payload: Any, **changes: Any) -> Timer:
@@ -98,7 +98,7 @@ class TestRequest:
     async def test_a_mapped_prefix_posts_the_payload_to_its_url(self) -> None:
         async with receiving() as receiver:
             given = settings(webhook_targets=f"partner={receiver.url}/in?x=1, other={receiver.url}/other")
-            _, partner, other = processors_for(given)
+            _, partner, other = processors(WebHooks(given))
             assert (partner.prefix, other.prefix) == ("partner", "other")
             async with opened(partner) as state:
                 await run(partner, a_timer(prefix="partner-x", spec={"payload": {"url": "https://else.where"}}), state)

@@ -46,11 +46,7 @@ class ManyRoutes:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
-        return (
-            route("listTimers", self.list),
-            route("createTimers", self.create),
-            route("actOnTimers", self.act),
-        )
+        return (route("listTimers", self.list), route("createTimers", self.create), route("actOnTimers", self.act))
 
     async def list(self, request: web.Request) -> web.Response:
         """Answers 200 with a page."""

@@ -54,10 +54,7 @@ async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web
 
 
 def application(
-    routes: Iterable[web.AbstractRouteDef],
-    auth: Auth,
-    *around: Middleware,
-    request_seconds: float = REQUEST_SECONDS,
+    routes: Iterable[web.AbstractRouteDef], auth: Auth, *around: Middleware, request_seconds: float = REQUEST_SECONDS
 ) -> web.Application:
     """An application with these routes, for callers that `auth` lets through. `around` are middlewares that see every
     error before it becomes a problem."""

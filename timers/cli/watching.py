@@ -49,8 +49,7 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 _QUIT, _PAUSE = "q", "p"
 
 PrefixOption = Annotated[
-    str | None,
-    typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.", autocompletion=prefixes),
+    str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.", autocompletion=prefixes)
 ]
 
 

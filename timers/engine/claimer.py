@@ -197,11 +197,7 @@ class Claimer:
         processors = self._named(prefix for prefix, _ in orphans)
         asked_at = time.monotonic()
         rescued = await self._pod.store.rescue(
-            shard,
-            orphans,
-            pod=self._pod.name,
-            lease_ms=self._pod.lease_ms,
-            processors=processors,
+            shard, orphans, pod=self._pod.name, lease_ms=self._pod.lease_ms, processors=processors
         )
         _tell_quarantined(rescued)
         self._pod.observer.claimed("rescue", len(rescued.timers))

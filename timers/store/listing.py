@@ -46,14 +46,7 @@ LOOKS_AT_LEAST: Final = 2000
 READ_AFTER_REJECTS: Final = 250
 """Records that are read at a time if a filter rejects most of them."""
 
-ORDER: Final = (
-    Status.RUNNING,
-    Status.SCHEDULED,
-    Status.FAILED,
-    Status.UNHANDLED,
-    Status.COMPLETED,
-    Status.CANCELLED,
-)
+ORDER: Final = (Status.RUNNING, Status.SCHEDULED, Status.FAILED, Status.UNHANDLED, Status.COMPLETED, Status.CANCELLED)
 """The order of the statuses in every list."""
 
 _PLACES: Final = {status: place for place, status in enumerate(ORDER)}

@@ -116,12 +116,7 @@ class Store:
         return server_ms
 
     async def arm(
-        self,
-        armings: Sequence[Arming],
-        *,
-        edit_lock_ms: int = 0,
-        room: int | None = None,
-        line: Line | None = None,
+        self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
         running, locked; full, once `room` for timers that are not scheduled already is used up. A single script call
@@ -349,11 +344,7 @@ class Store:
         return list(reply[1:])
 
     async def run_all(
-        self,
-        name: str,
-        calls: Sequence[scripts.Call],
-        line: Line | None = None,
-        redis: Redis | None = None,
+        self, name: str, calls: Sequence[scripts.Call], line: Line | None = None, redis: Redis | None = None
     ) -> list[Any]:
         """Run a script on several roots or several times, in one round trip. The answers still begin with the server's
         time. `line` is used if one call is enough."""
