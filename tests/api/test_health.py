@@ -12,7 +12,7 @@ from tests.api.harness import Api, Reply, running_api
 from tests.api.keyed import new_key
 from tests.servers import start_server
 from tests.store.acts import arming
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
@@ -20,6 +20,7 @@ from timers.client.coverage import read_uncovered
 from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
 from timers.store.scripts import FULL
+from timers.store.store import Store
 
 
 async def until_ready(api: Api) -> Reply:
@@ -125,7 +126,7 @@ async def test_strangers_see_only_the_number_of_uncovered_prefixes_and_keys_only
 
 
 async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:
-    routes = HealthRoutes(api.store, None, fresh_seconds=3600).routes()
+    routes = HealthRoutes(api.store, None, fresh_seconds=3600, answer_seconds=DEADLINE_SECONDS).routes()
     probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     await redis.config_resetstat()
     for _ in range(2):
@@ -138,9 +139,23 @@ async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: 
     assert looks == (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
 
 
-async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api, redis: Redis) -> None:
-    await redis.set("timers:{pods}:states", "a stranger's")
-    unready = await api.call("GET", "/readyz")
-    assert "cannot be read (ResponseError)" in unready.problem(503, "not-ready")["detail"]
-    await redis.delete("timers:{pods}:states")
-    assert (await api.call("GET", "/readyz")).status == 200
+class Odd(Store):
+    """A db of which something cannot be read, as long as it is odd."""
+
+    is_odd = True
+
+    async def now_ms(self) -> int:
+        if self.is_odd:
+            raise OverflowError("cannot convert float infinity to integer")
+        return await super().now_ms()
+
+
+async def test_whatever_lies_in_redis_readiness_is_no_500(api: Api) -> None:
+    store = Odd(api.store.connections)
+    routes = HealthRoutes(store, None, fresh_seconds=0, answer_seconds=DEADLINE_SECONDS).routes()
+    probed = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
+    unready = await replace(api, server=probed).call("GET", "/readyz")
+    assert "OverflowError" in unready.problem(503, "not-ready")["detail"]
+    store.is_odd = False
+    assert (await replace(api, server=probed).call("GET", "/readyz")).status == 200
+    await probed.stop()
