@@ -4,11 +4,13 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,8 +78,12 @@ class Terminal:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        code = self._process.wait(END_SECONDS)
-        assert self.shown is not None
+        """The exit code, once it has ended. A process whose terminal nobody reads waits for ever with its last page."""
+        until = time.monotonic() + END_SECONDS
+        while (code := self._process.poll()) is None and time.monotonic() < until:
+            select.select([self._ours], [], [], 0.1)
+            assert self.shown is not None
+        assert code is not None, f"it has not ended: {self.page}"
         return code
 
     @property
