@@ -1,11 +1,16 @@
 """Owns the servers that the tests of a session share: one of a kind, started when first asked for."""
 
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from tests.servers import Kind, ServerHandle, start_kind
+
+# A shell starts what runs in the background with SIGINT ignored, and so would be every command that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class SharedServers:

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from tests.conservation import conserved
 from tests.engine.own_tasks import OwnTasks
 from tests.members import declare
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
 from timers.engine.observer import Observer
@@ -152,7 +152,9 @@ class Fleet:
     async def over(cls, url: str, *, shards: int = 1, pods_url: str | None = None) -> Self:
         """A fleet without pods, in which the prefix `note` was declared. `pods_url` is how they reach the server where
         the test itself has more rights."""
-        fleet = cls(url, await joined(url, shards=shards), pods_url or url)
+        # On a busy machine an answer may take longer than a pod would wait for it.
+        patient = await joined(url, shards=shards, answer_timeout_seconds=DEADLINE_SECONDS)
+        fleet = cls(url, patient, pods_url or url)
         await declare(fleet.store, "note")
         return fleet
 
