@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 from tests.conftest import SharedServers
 from tests.conservation import conserved
 from tests.servers import Kind
+from tests.waiting import DEADLINE_SECONDS
 from timers.store.connect import Connections, connect
 from timers.store.store import Store
 from timers.testing.fake import fake_connections
@@ -18,7 +19,7 @@ BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
 @asynccontextmanager
 async def real_connections(servers: SharedServers, kind: Kind) -> AsyncIterator[Connections]:
     """The shared server of that kind with its db emptied."""
-    connections = connect((await servers.of(kind)).url)
+    connections = connect((await servers.of(kind)).url, answer_timeout_seconds=DEADLINE_SECONDS)
     try:
         await connections.commands.flushdb()
         yield connections
