@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watched
+from tests.store.acts import an_end
 from tests.waiting import eventually
 from timers.core.model import Status
 from timers.dashboard.bulk import BulkPages
@@ -194,6 +195,41 @@ async def test_a_group_of_failures_is_retried_from_its_card(working: Api, watche
 
     await eventually(ran_again, "it was retried")
     watched.assert_quiet(working.server.url)
+
+
+async def test_all_failures_of_a_prefix_are_retried_from_its_card_and_then_purged(api: Api, watched: Watched) -> None:
+    page, client = watched.page, api.client
+    await client.batch([{"prefix": "broken", "id": f"t{i}", "delay": 0} for i in range(3)])
+    claimed = await api.store.claim(0, [("broken", 3)], pod="a", lease_ms=60_000, cause="event")
+    await api.store.settle(0, [an_end(timer, Status.FAILED) for timer in claimed.timers], pod="a", retention_ms=60_000)
+    await page.goto(f"{api.server.url}/ui/failed")
+    for path, action, left in [("/ui/failed", "retry", 3), ("/ui/bulk?action=purge&prefix=broken", "purge", 0)]:
+        await page.goto(api.server.url + path)
+        if action == "retry":
+            await page.click("text=Retry all of broken")
+        await page.fill("#words", f"{action} 3")
+        await page.click(f"button:text-is('{action.capitalize()} 3 timers')")
+        await page.wait_for_selector("#ended")
+        assert "3 done of 3" in await page.inner_text("#done")
+        found = (await client.list()).items
+        assert [timer.status for timer in found] == [Status.SCHEDULED] * left
+    watched.assert_quiet(api.server.url)
+
+
+async def test_a_declaration_is_forgotten_and_a_loss_acknowledged(guarded: Api, watched: Watched) -> None:
+    await guarded.client.create("mine", "one", delay="1h")
+    await guarded.store.connections.commands.hset("timers:meta", "loss:shard:0", "1795000000000 1795000001000 40")
+    await guarded.store.identity.look()
+    page = await signed_in(guarded, watched, EVERYTHING, "/ui/prefixes")
+    await page.click("[aria-label='Forget test']")
+    await page.wait_for_url("**/ui/prefixes?q=test")
+    assert await page.locator("[aria-label='Forget test']").count() == 0
+    assert "test" not in [view.prefix for view in await guarded.client.prefixes()]
+    await page.goto(f"{guarded.server.url}/ui/server")
+    await page.click("text=Acknowledge: warn no more")
+    await page.wait_for_selector("text=Data was lost.", state="detached")
+    assert (await guarded.client.stats()).losses == []
+    watched.assert_quiet(guarded.server.url)
 
 
 async def test_a_key_that_operates_pauses_and_resumes_and_changes_no_timer(guarded: Api, watched: Watched) -> None:

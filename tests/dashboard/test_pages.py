@@ -72,6 +72,26 @@ async def test_a_read_only_browser_changes_nothing(guest: Visitor, page: Operati
     assert (await guest.api.client.get("mine", "one")).version == 1
 
 
+async def test_looking_changes_nothing(guest: Visitor) -> None:
+    """No GET does: with the key for everything and every page, not a byte of what is kept is another."""
+    redis = guest.api.store.connections.commands
+    await guest.api.client.create("mine", "one", delay="1h")
+    await guest.sign_in(EVERYTHING)
+
+    async def kept() -> dict[bytes, object]:
+        found: dict[bytes, object] = {}
+        async for key in redis.scan_iter("timers:*", count=1000):
+            if b":canary:" not in key:
+                found[key] = await redis.dump(key)
+        return found
+
+    before = await kept()
+    for page in READABLE:
+        if page.method == "GET":
+            await open_page(guest, page)
+    assert await kept() == before
+
+
 async def test_what_a_key_may_not_do_is_not_offered(guest: Visitor) -> None:
     await guest.api.client.create("mine", "one", delay="1h")
     for key, offered in [(READS, False), (WRITES, True)]:
