@@ -24,17 +24,38 @@ GROUPED: Final = 200
 PREFIXES_A_PAGE: Final = 20
 
 
-class TimersPage:
-    """`/ui/timers`."""
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Timers of a prefix that ended alike: how many of those looked at, and the newest."""
+
+    status: Status
+    error: str
+    number: int
+    newest_id: str
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPrefix:
+    """A prefix with failed or unhandled timers: how many there are, and their groups, the largest first."""
+
+    prefix: str
+    counts: Mapping[Status, int]
+    groups: Sequence[Group]
+    looked_at: int
+
+
+class ListPages:
+    """`/ui/timers` and `/ui/failed`."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
-        return (route("timersPage", self.page),)
+        return (route("timersPage", self.timers), route("failedPage", self.failed))
 
-    async def page(self, request: web.Request) -> web.Response:
+    async def timers(self, request: web.Request) -> web.Response:
         """Answers 200 with a page, or 422 with the form and what is wrong."""
         wanted, errors = _wanted(request)
         may_sort = (
@@ -68,48 +89,7 @@ class TimersPage:
             return await newest_first(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor)
         return await Listing(self._parts.store).page(wanted.filter, limit=PAGE, cursor=cursor)
 
-
-def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
-    """What the address asks for, and what is wrong with each field."""
-    pairs = list(request.query.items())
-    try:
-        return Wanted.parse(pairs, visible_to(request)), {}
-    except InvalidInput as error:
-        return Wanted(pairs, Filter()), {each.field: str(each) for each in error.errors}
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Timers of a prefix that ended alike: how many of those looked at, and the newest."""
-
-    status: Status
-    error: str
-    number: int
-    newest_id: str
-    newest_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailedPrefix:
-    """A prefix with failed or unhandled timers: how many there are, and their groups, the largest first."""
-
-    prefix: str
-    counts: Mapping[Status, int]
-    groups: Sequence[Group]
-    looked_at: int
-
-
-class FailedPage:
-    """`/ui/failed`."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("failedPage", self.page),)
-
-    async def page(self, request: web.Request) -> web.Response:
+    async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""
         visible = visible_to(request)
         counts = await self._parts.client.counts()
@@ -145,3 +125,12 @@ class FailedPage:
                 newest = ended[names.index(name)]
                 groups.append(Group(status, name, number, newest.id, newest.at_ms))
         return FailedPrefix(prefix, counts, sorted(groups, key=lambda group: -group.number), looked_at)
+
+
+def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
+    """What the address asks for, and what is wrong with each field."""
+    pairs = list(request.query.items())
+    try:
+        return Wanted.parse(pairs, visible_to(request)), {}
+    except InvalidInput as error:
+        return Wanted(pairs, Filter()), {each.field: str(each) for each in error.errors}

@@ -29,7 +29,7 @@ every refresh."""
 
 
 class ServicePages:
-    """`/ui/prefixes`, `/ui/pods`, `/ui/server`."""
+    """`/ui/prefixes`, `/ui/pods`, `/ui/server`, `/ui/keys`."""
 
     def __init__(self, parts: Parts, *, views_seconds: float = VIEWS_SECONDS) -> None:
         self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
@@ -44,6 +44,9 @@ class ServicePages:
             route("podsPage", self.pods),
             route("serverPage", self.server),
             route("acknowledge", self.acknowledge),
+            route("keysPage", self.keys),
+            route("makeKey", self.make_key),
+            route("revokeKey", self.revoke_key),
         )
 
     async def prefixes(self, request: web.Request) -> web.Response:
@@ -130,24 +133,13 @@ class ServicePages:
         await self._client.acknowledge_losses()
         return redirect("/ui/server")
 
-
-class KeyPages:
-    """`/ui/keys`."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._callers = parts.callers
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (route("keysPage", self.page), route("makeKey", self.make), route("revokeKey", self.revoke))
-
-    async def page(self, request: web.Request) -> web.Response:
+    async def keys(self, request: web.Request) -> web.Response:
         """Answers 200 with the keys in Redis."""
-        return await self._page(request)
+        return await self._keys(request)
 
-    async def _page(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
+    async def _keys(self, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
         _require_admin(request)
-        entries = await self._callers.entries()
+        entries = await self._parts.callers.entries()
         rows = [_row(key_id, entry) for key_id, entry in entries.items()]
         told = {"made": None, "wrong": "", "form": {}, **values}
         rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].made or "" if row["key"] else ""))
@@ -155,7 +147,7 @@ class KeyPages:
             request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **told
         )
 
-    async def make(self, request: web.Request) -> web.Response:
+    async def make_key(self, request: web.Request) -> web.Response:
         """Answers 200 with the new key, shown only this once, or 422 with the form and what is wrong."""
         _require_admin(request)
         pairs = await pairs_of(request)
@@ -163,15 +155,15 @@ class KeyPages:
         try:
             secret, kept = _made(form, [value for name, value in pairs if name == "right"])
         except InvalidInput as error:
-            return await self._page(request, status=422, wrong=str(error), form=form)
-        await self._callers.keep(kept.id, kept.entry)
-        return await self._page(request, made=secret)
+            return await self._keys(request, status=422, wrong=str(error), form=form)
+        await self._parts.callers.keep(kept.id, kept.entry)
+        return await self._keys(request, made=secret)
 
-    async def revoke(self, request: web.Request) -> web.Response:
+    async def revoke_key(self, request: web.Request) -> web.Response:
         """Answers 303 back to the keys."""
         _require_admin(request)
         await form_of(request)
-        await self._callers.revoke(request.match_info["key"])
+        await self._parts.callers.revoke(request.match_info["key"])
         return redirect("/ui/keys")
 
 
