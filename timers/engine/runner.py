@@ -199,15 +199,15 @@ class Runner:
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
         kind = "lost" if outcome is None else type(outcome).__name__.lower()
-        seconds = run.seconds
-        self._observer.ended(run.processor.prefix, kind, seconds)
+        now = time.monotonic()
+        self._observer.ended(run.processor.prefix, kind, now - run.started)
         if outcome is None:
             self._runs.drop(run)
         else:
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
                 self._observer.retried(run.processor.prefix)
-            self._settler.put(run, Settlement(run.timer, transition, run.took(seconds)))
+            self._settler.put(run, Settlement(run.timer, transition, run.took(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
 
@@ -309,10 +309,11 @@ class Runner:
         """The processor is called now, so its timeout starts."""
         if run.stop is not None:
             return
-        run.started_at, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
+        now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
         # The claim was the newest change. A due time before the creation (armed in the past) is not lateness.
-        late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + run.queued_ms
+        late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + round((now - run.started) * 1000)
         self._observer.started(run.processor.prefix, late_ms)
+        run.started, run.is_started = now, True
         if timeout_ms is not None:
             reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")
             later = self._call_later or asyncio.get_running_loop().call_later

@@ -27,14 +27,14 @@ def named(timer: Timer, processor: str) -> dict[str, object]:
 
 
 class Run:
-    """A run from claim to settlement, in the pod's monotonic time. The lease is certain until `lease_until`. `known_at`
-    is when this pod learned that the timer's queue has due timers, if that is known, and `started_at` when it called
-    the processor. `in_thread` is true while a thread is busy with it. `timers` is what a plain function was given,
-    `permit` what the run holds of a limited prefix, and `span` traces it."""
+    """A run from claim to settlement. Its times are the pod's monotonic seconds: `known_at` is when this pod learned
+    that the timer's queue has due timers, if that is known; `started` is `claimed_at` until the processor is called;
+    the lease is certain until `lease_until`. `in_thread` is true while a thread is busy with it. `timers` is what a
+    plain function was given, `permit` what the run holds of a limited prefix, and `span` traces it."""
 
     __slots__ = (
-        *("claimed_at", "coroutine", "ended", "in_thread", "known_at", "lease_until", "permit", "processor"),
-        *("shard", "span", "started_at", "stop", "timeout", "timer", "timers"),
+        *("claimed_at", "coroutine", "ended", "in_thread", "is_started", "known_at", "lease_until"),
+        *("permit", "processor", "shard", "span", "started", "stop", "timeout", "timer", "timers"),
     )
 
     def __init__(
@@ -47,33 +47,22 @@ class Run:
         self.stop: StopReason | None = None
         self.timers: ThreadTimers | None = None
         self.span: Span | None = None
-        self.claimed_at = time.monotonic()
+        self.started = self.claimed_at = time.monotonic()
         self.known_at: float | None = None
-        self.started_at: float | None = None
-        self.ended = self.in_thread = False
+        self.ended = self.in_thread = self.is_started = False
 
     @property
     def named(self) -> dict[str, object]:
         """What every log line about the run contains."""
         return named(self.timer, self.processor.prefix)
 
-    @property
-    def seconds(self) -> float:
-        """How long it has run; since the claim if the processor was not called."""
-        return time.monotonic() - (self.claimed_at if self.started_at is None else self.started_at)
-
-    @property
-    def queued_ms(self) -> int:
-        """How long after the claim its processor was called."""
-        return 0 if self.started_at is None else round((self.started_at - self.claimed_at) * 1000)
-
-    def took(self, seconds: float) -> str:
+    def took(self, now: float) -> str:
         """What its end tells the history: the ms from knowing to the claim (empty if unknown), from there to the call
         of the processor, and of the run."""
-        if self.started_at is None:
+        if not self.is_started:
             return "-"
-        known = "" if self.known_at is None else round((self.claimed_at - self.known_at) * 1000)
-        return f"{known}+{self.queued_ms}+{round(seconds * 1000)}"
+        known = "" if self.known_at is None else int((self.claimed_at - self.known_at) * 1000)
+        return f"{known}+{int((self.started - self.claimed_at) * 1000)}+{int((now - self.started) * 1000)}"
 
 
 class Runs:
