@@ -116,7 +116,7 @@ async def test_a_key_that_writes_clicks_through_the_life_of_a_timer(guarded: Api
     assert (await client.get("mine", "one")).payload == "changed"
 
     await page.click("summary")
-    await page.click("text=Cancel this timer")
+    await page.click("form[action$='/cancel'] button")
     await page.wait_for_url("**?done=cancel")
     assert (await client.get("mine", "one")).status is Status.CANCELLED
 
@@ -133,7 +133,7 @@ async def test_a_key_that_writes_clicks_through_the_life_of_a_timer(guarded: Api
     assert (await client.get("mine", "two")).history[-1].cause == "fired"
 
     await page.click("summary")
-    await page.click("text=Purge: remove")
+    await page.click("form[action$='/purge'] button")
     await page.wait_for_url("**/ui/timers?prefix=mine")
     assert [timer.id for timer in (await client.list()).items] == ["one"]
     watched.assert_quiet(guarded.server.url)
@@ -226,7 +226,7 @@ async def test_a_declaration_is_forgotten_and_a_loss_acknowledged(guarded: Api, 
     assert await page.locator("[aria-label='Forget test']").count() == 0
     assert "test" not in [view.prefix for view in await guarded.client.prefixes()]
     await page.goto(f"{guarded.server.url}/ui/server")
-    await page.click("text=Acknowledge: warn no more")
+    await page.click("form[action$='/acknowledge'] button")
     await page.wait_for_selector("text=Data was lost.", state="detached")
     assert (await guarded.client.stats()).losses == []
     watched.assert_quiet(guarded.server.url)
