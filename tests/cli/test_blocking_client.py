@@ -5,10 +5,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 from redis import Redis
 
+from tests.waiting import DEADLINE_SECONDS
 from timers import BlockingTimerClient, Change, NotFound, Open, Status
 from timers.embedded import EmbeddedServer
 
@@ -79,10 +81,71 @@ def test_a_forked_child_has_its_own_connections_and_an_open_client_ends_with_its
     client: BlockingTimerClient, server: EmbeddedServer
 ) -> None:
     """It finds the server as the command line does."""
+    assert printed_by(SCRIPT, server) == "['after-False', 'after-True', 'parent']"
+
+
+def printed_by(script: str, server: EmbeddedServer) -> str:
     environment = {**os.environ, "TIMERS_REDIS_URL": server.url}
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
-    assert ended.stdout.strip() == "['after-False', 'after-True', 'parent']"
+    return ended.stdout.strip()
+
+
+AT_ONCE: Final = """
+import sys, threading
+from timers import BlockingTimerClient
+
+client, together = BlockingTimerClient(), threading.Barrier(30)
+
+
+def create(number):
+    together.wait()
+    client.create("log", str(number), delay="1h")
+
+
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=create, args=(number,), daemon=True) for number in range(30)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(list(client.iterate(prefix="log"))))
+"""
+
+
+def test_threads_that_made_the_first_call_together_got_a_loop_each(
+    client: BlockingTimerClient, server: EmbeddedServer
+) -> None:
+    assert printed_by(AT_ONCE, server) == "30"
+
+
+AFTER_THE_END: Final = """
+import sys
+from timers import BlockingTimerClient
+
+
+class Late:
+    client = BlockingTimerClient()
+    client.create("log", "a", delay="1h")
+
+    def __del__(self):
+        try:
+            self.client.get("log", "a")
+        except RuntimeError as error:
+            print(error)
+
+
+sys.modules["late"] = Late()
+"""
+
+
+def test_a_call_while_python_ended_waited_for_ever(client: BlockingTimerClient, server: EmbeddedServer) -> None:
+    assert printed_by(AFTER_THE_END, server).startswith("Python is ending")

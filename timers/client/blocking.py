@@ -4,9 +4,10 @@ the two cannot differ."""
 import asyncio
 import os
 import selectors
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -37,7 +38,6 @@ class BlockingTimerClient(BlockingTimers):
         """As TimerClient's."""
         self._make = partial(TimerClient, url, edit_lock_ms=edit_lock_ms)
         self._made: dict[int, TimerClient] = {}
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -49,8 +49,7 @@ class BlockingTimerClient(BlockingTimers):
 
     def close(self) -> None:
         """Close the connections of this process. A later call opens them anew."""
-        with self._lock:
-            client = self._made.pop(os.getpid(), None)
+        client = self._made.pop(os.getpid(), None)
         if client is not None:
             _on_the_loop(client.close())
 
@@ -168,20 +167,24 @@ class BlockingTimerClient(BlockingTimers):
     def _here(self) -> TimerClient:
         """The client of this process."""
         pid = os.getpid()
-        with self._lock:
-            if pid not in self._made:
-                self._made[pid] = self._make()
-            return self._made[pid]
+        return self._made.get(pid) or self._made.setdefault(pid, self._make())
 
 
-@cache
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By process id. `setdefault` is one step, so threads agree on one loop; a fork could leave a lock held for ever."""
+
+
 def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
     """The loop of this process, in a thread that ends with it. Threads do not survive a fork, so the child, which has
     another process id, gets a loop of its own and closes its copy of this one. Hence no epoll: parent and child would
     share it, and that close would leave the parent deaf."""
-    loop = asyncio.SelectorEventLoop(getattr(selectors, "PollSelector", selectors.SelectSelector)())
-    threading.Thread(target=loop.run_forever, name="timers.blocking", daemon=True).start()
-    return loop
+    if pid not in _loops:
+        made = asyncio.SelectorEventLoop(getattr(selectors, "PollSelector", selectors.SelectSelector)())
+        if _loops.setdefault(pid, made) is made:
+            threading.Thread(target=made.run_forever, name="timers.blocking", daemon=True).start()
+        else:
+            made.close()
+    return _loops[pid]
 
 
 async def _next(events: AsyncIterator[Event]) -> Event | None:
@@ -189,7 +192,13 @@ async def _next(events: AsyncIterator[Event]) -> Event | None:
 
 
 def _on_the_loop(asked: Coroutine[Any, Any, T]) -> T:
-    """Wait for it. Raises RuntimeError on an event loop, which would be blocked meanwhile."""
+    """Wait for it. Raises RuntimeError on an event loop, which would be blocked meanwhile, and while Python ends: the
+    loop's thread stands still then."""
+    if sys.is_finalizing():
+        asked.close()
+        raise RuntimeError(
+            "Python is ending, so BlockingTimerClient makes no more calls; make them in an atexit handler"
+        )
     try:
         asyncio.get_running_loop()
     except RuntimeError:
