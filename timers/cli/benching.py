@@ -24,6 +24,7 @@ from timers.engine.observer import Observer
 from timers.engine.worker import Worker, WorkerOptions
 from timers.errors import TimersError
 from timers.processor import Context, Registry, processor
+from timers.settings import load_worker_settings
 from timers.store.checkup import server_facts
 from timers.store.store import Arming
 
@@ -206,6 +207,7 @@ async def _pod(session: Session) -> AsyncIterator[tuple[str, _Starts]]:
         adopt_every_ms=None,
         unhandled_after_ms=NEVER_MS,
         audit_every_seconds=NEVER_MS / 1000,
+        public_url=load_worker_settings().public_url,
     )
     worker = Worker(session.store, Registry([nothing]), session.client, options, starts)
     typer.echo(f"timers: measuring with timers of {prefix}-*", err=True)
