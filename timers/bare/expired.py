@@ -96,11 +96,9 @@ class ExpiredKeys:
         return batch
 
     async def _announce(self, batch: dict[Identity, Heard]) -> None:
-        if self._dropped:
-            _log.error(
-                "too many bare keys expired at once for this pod; other pods report the rest", left=self._dropped
-            )
-            self._dropped = 0
+        left, self._dropped = self._dropped, 0
+        if left:
+            _log.error("too many bare keys expired at once for this pod; other pods report the rest", left=left)
         try:
             codes = await self._keys.announce(batch)
             for identity, code in codes.items():

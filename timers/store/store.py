@@ -271,10 +271,8 @@ class Store:
     ) -> Claimed:
         """Take over runs whose lease has expired; leave out those whose lease has not. The history names each queue's
         processor."""
-        arguments: list[scripts.Argument] = [pod, lease_ms]
-        for prefix, timer_id in orphans:
-            arguments += (prefix, timer_id, processors.get(prefix, "-"))
-        rescued, bad = await self.run("rescue", shard, arguments)
+        named = [part for prefix, timer_id in orphans for part in (prefix, timer_id, processors.get(prefix, "-"))]
+        rescued, bad = await self.run("rescue", shard, [pod, lease_ms, *named])
         return self._claimed(rescued, bad, pod, lease_ms)
 
     async def extend(self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int) -> list[Timer]:
