@@ -1,9 +1,9 @@
-"""Histories with one planted fault each, and the promise that each breaks."""
+"""Histories with one planted fault each."""
 
 from collections.abc import Callable
 
 from tests.chaos.clean import MAX_ATTEMPTS
-from tests.chaos.findings import Completion, Counts, Property
+from tests.chaos.findings import Completion, Counts
 from tests.chaos.histories import EPOCH_MS, LEASE_MS, Past
 from tests.chaos.witness import FaultKind, Kind, Made, Outcome, Verb
 
@@ -374,85 +374,3 @@ def timer_that_nobody_armed(past: Past) -> None:
     past.create(TIMER)
     done(past)
     past.completed("chaos/stranger", 1_000)
-
-
-PLANTS: dict[Property, list[Plant]] = {
-    Property.LOST: [
-        lost_without_a_record,
-        lost_after_its_pod_was_killed,
-        lost_while_scheduled,
-        lost_though_its_create_is_known_only_by_its_refusal,
-        completed_without_a_run,
-        failed_without_a_reason,
-        cancelled_by_nobody,
-    ],
-    Property.EARLY: [early_by_its_own_word, early_by_what_was_asked_for, early_by_a_lost_reschedule],
-    Property.ONE_WINNER: [
-        overlap,
-        duplicate_after_success,
-        duplicate_after_a_fault_elsewhere,
-        duplicate_after_a_fault_without_proof,
-        duplicate_after_a_short_pause,
-        duplicate_long_after_a_starved_half_lease,
-        duplicate_after_a_cut_of_the_subscription,
-        duplicate_of_a_run_that_was_over_long_before_the_kill,
-        handed_back_by_a_pod_that_nobody_stopped,
-        occurrence_begun_during_the_last,
-        reused_attempt,
-    ],
-    Property.TOKENS_RISE: [
-        falling_token,
-        reused_token,
-        token_reused_in_the_next_life,
-        token_of_the_record_behind,
-        attempt_skipped,
-        first_attempt_skipped,
-        one_fault_for_two_missing_attempts,
-        attempt_skipped_faster_than_a_lease_ends,
-    ],
-    Property.CANCEL: [start_after_cancel, completed_after_cancel],
-    Property.ZOMBIE: [
-        zombie_result,
-        zombie_result_before_the_real_one,
-        zombie_result_under_the_newest_name,
-        zombie_result_while_the_newest_still_runs,
-        completed_twice,
-    ],
-    Property.BOUNDED: [
-        too_many_attempts,
-        failed_too_soon,
-        hand_back_burnt_an_attempt,
-        stop_counted_as_a_failure,
-    ],
-    Property.REPEATS: [
-        slot_made_twice,
-        slot_made_twice_beside_a_move_of_another_time,
-        slot_too_many,
-        bare_key_fired_twice,
-        slot_left_out,
-    ],
-    Property.IDEMPOTENT: [created_twice, replaced_by_a_strict_create, refused_but_run, run_without_a_create],
-    Property.CONSERVATION: [
-        leak_of_a_timer,
-        timer_counted_twice,
-        counts_that_differ_from_the_records,
-        leftover_key,
-        timer_that_nobody_armed,
-    ],
-    Property.ORDERLY: [told_to_stop_and_ended_badly, error_in_the_log_of_a_pod],
-}
-
-# Among others, counts say nothing of one timer, and any pod's fault may have swallowed a claim that nobody saw start.
-NOT_SEEN_ALONE = {
-    leak_of_a_timer,
-    timer_counted_twice,
-    counts_that_differ_from_the_records,
-    leftover_key,
-    attempt_skipped,
-    first_attempt_skipped,
-    one_fault_for_two_missing_attempts,
-    attempt_skipped_faster_than_a_lease_ends,
-    stop_counted_as_a_failure,
-    told_to_stop_and_ended_badly,
-    error_in_the_log_of_a_pod,
-}

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tests.chaos.clean import MAX_ATTEMPTS, clean_histories
 from tests.chaos.findings import Counts, Property
 from tests.chaos.histories import Past
-from tests.chaos.plants import NOT_SEEN_ALONE, PLANTS, TIMER, Plant, done
+from tests.chaos.planted import NOT_SEEN_ALONE, PLANTS
+from tests.chaos.plants import TIMER, Plant, done
 from tests.chaos.witness import FaultKind, Kind
 
 

@@ -82,6 +82,17 @@ async def shop(folder: Path, server: EmbeddedServer, start: Start, **settings: s
         return all('"event": "ready"' in pod.err for pod in pods)
 
     await eventually(pods_are_up, "both pods are up")
+    async with (
+        web_app(folder, settings) as connector,
+        TimerClient(server.url) as timers,
+        ClientSession("http://shop", connector=connector) as web,
+    ):
+        yield Shop(folder, timers, web)
+
+
+@asynccontextmanager
+async def web_app(folder: Path, settings: dict[str, str]) -> AsyncIterator[UnixConnector]:
+    """The web app, and the way to it."""
     with tempfile.TemporaryDirectory(prefix="shop-") as name, (folder / "web.log").open("wb") as log:
         socket = Path(name) / "web"
         app = await asyncio.create_subprocess_exec(
@@ -103,9 +114,7 @@ async def shop(folder: Path, server: EmbeddedServer, start: Start, **settings: s
 
         try:
             await eventually(app_is_up, "the web app is up")
-            connector = UnixConnector(path=str(socket))
-            async with TimerClient(server.url) as timers, ClientSession("http://shop", connector=connector) as web:
-                yield Shop(folder, timers, web)
+            yield UnixConnector(path=str(socket))
         finally:
             app.kill()
             await app.wait()

@@ -1,68 +1,20 @@
 """What follows a run: every outcome, and the promises about tries, waits, repeats and what was missed."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from itertools import pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
+from tests.unit.deciding import ENDED_MS, STEADY, after, armed, claimed
 from tests.unit.samples import START_MS, a_timer, at
-from timers.core.calendar import start
-from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted, missed, was_skipped
-from timers.core.durations import DAY_MS, HOUR_MS, MAX_MS, MINUTE_MS, SECOND_MS, format_time
-from timers.core.model import HistoryEntry, Progress, Status, Timer
-from timers.core.outcome import Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Retry, Snooze
+from timers.core.decide import Transition, decide, exhausted, missed, was_skipped
+from timers.core.durations import DAY_MS, HOUR_MS, MAX_MS, MINUTE_MS, SECOND_MS
+from timers.core.model import HistoryEntry, Progress, Status
+from timers.core.outcome import Done, Exhausted, HandBack, Missed, Rearm, Snooze
 from timers.core.policies import IN_TIME_MS, RetryPolicy
-from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
-
-ENDED_MS = START_MS + 300
-BROKEN = Failed("ValueError", "broken")
-STEADY = RetryPolicy(jitter=False)
-
-
-def after(timer: Timer, outcome: Outcome, now_ms: int = ENDED_MS, policy: RetryPolicy = STEADY) -> Transition:
-    return decide(timer, outcome, now_ms, policy, Random(1))
-
-
-def claimed(timer: Timer, transition: Transition) -> Timer:
-    """The timer in the run after a transition."""
-    assert transition.status is Status.SCHEDULED
-    return timer._replace(
-        due_ms=transition.due_ms,
-        attempt=transition.attempt + 1,
-        failures=transition.failures,
-        occurrence=transition.occurrence,
-        progress=transition.progress,
-        spec=timer.spec if transition.spec is None else transition.spec,
-        token=timer.token + 1,
-    )
-
-
-def failing(timer: Timer, policy: RetryPolicy = STEADY, most: int = 100) -> list[Transition]:
-    """The transitions of a timer whose every run fails on the spot, until it has failed."""
-    found: list[Transition] = []
-    while len(found) < most:
-        found.append(after(timer, BROKEN, timer.due_ms, policy))
-        if found[-1].status is not Status.SCHEDULED:
-            break
-        timer = claimed(timer, found[-1])
-    return found
-
-
-def waits(timer: Timer, policy: RetryPolicy = STEADY) -> list[int]:
-    """The waits between the tries of a timer whose every run fails on the spot, in ms."""
-    due = [timer.due_ms, *(t.due_ms for t in failing(timer, policy) if t.status is Status.SCHEDULED)]
-    return [later - earlier for earlier, later in pairwise(due)]
-
-
-def armed(fields: Mapping[str, Any], due_ms: int = START_MS) -> Timer:
-    """The first run of a timer as a caller asked for it."""
-    new = NewTimer.parse({"prefix": "reminder", "id": "user-42", **fields})
-    return a_timer(due_ms=due_ms, spec=new.spec(), **({"progress": start(due_ms)} if new.repeat else {}))
 
 
 class TestDone:
@@ -203,178 +155,6 @@ class TestSnooze:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
         snoozed = claimed(timer, after(timer, Snooze("", "5m")))
         assert after(snoozed, Done(), snoozed.due_ms).due_ms == START_MS + HOUR_MS
-
-
-class TestFailed:
-    def test_tries_again_and_says_why(self) -> None:
-        decided = after(a_timer(attempt=1), Failed("ValueError", "broken", "Traceback …"))
-        assert decided == Transition(
-            Status.SCHEDULED,
-            ENDED_MS + SECOND_MS,
-            1,
-            1,
-            1,
-            Progress(
-                last_error={
-                    "type": "ValueError",
-                    "reason": "broken",
-                    "detail": "Traceback …",
-                    "at": format_time(ENDED_MS),
-                    "attempt": 1,
-                }
-            ),
-            ("retry", "ValueError: broken"),
-        )
-
-    @pytest.mark.parametrize("most", [1, 2, 5, 17])
-    def test_max_attempts_is_the_number_of_runs_that_may_fail(self, most: int) -> None:
-        """One meaning everywhere: not `>` here and `>=` there."""
-        runs = failing(a_timer(), RetryPolicy(max_attempts=most, jitter=False))
-        assert [t.status for t in runs] == [Status.SCHEDULED] * (most - 1) + [Status.FAILED]
-        assert [t.failures for t in runs] == list(range(1, most + 1))
-        assert runs[-1].attempt == most
-        assert runs[-1].note == "gave up after ValueError: broken"
-
-    def test_the_timer_s_own_policy_goes_before_the_processor_s(self) -> None:
-        timer = a_timer(spec={"retry": {"max_attempts": 2}})
-        assert len(failing(timer, RetryPolicy(max_attempts=9))) == 2
-
-    def test_final_gives_up_whatever_is_left(self) -> None:
-        decided = after(a_timer(), Failed("Fail", "no such user", final=True))
-        assert (decided.status, decided.failures) == (Status.FAILED, 1)
-
-    def test_a_wait_of_its_own_goes_before_the_policy_s_and_counts_as_a_try(self) -> None:
-        decided = after(a_timer(), Failed("Retry", "busy", after="7m"))
-        assert (decided.due_ms, decided.failures) == (ENDED_MS + 7 * MINUTE_MS, 1)
-        assert after(a_timer(failures=4), Failed("Retry", "busy", after="7m")).status is Status.FAILED
-
-    def test_retry_refuses_nonsense_in_the_processor_where_it_is_a_failed_try(self) -> None:
-        with pytest.raises(InvalidInput, match=r"^Retry\.after: 'soon'"):
-            Retry("busy", after="soon")
-
-    def test_what_is_kept_of_an_error_is_bounded(self) -> None:
-        long = "".join(chr(97 + n % 26) for n in range(20_000))
-        error = after(a_timer(), Failed("ValueError", long, long)).progress.last_error
-        assert error is not None
-        assert error["reason"] == long[:DETAIL_LIMIT_CHARACTERS]
-        assert error["detail"] == long[-DETAIL_LIMIT_CHARACTERS:]  # where a traceback names its error
-
-    def test_a_repeat_goes_on_with_its_next_occurrence_and_keeps_the_reason(self) -> None:
-        timer = armed({"delay": 0, "repeat": {"every": "1h"}, "retry": {"max_attempts": 1}})._replace(attempt=1)
-        decided = after(timer, BROKEN)
-        assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + HOUR_MS)
-        assert (decided.attempt, decided.failures, decided.occurrence) == (0, 0, 2)
-        assert decided.progress.last_error is not None
-        assert decided.note == "gave up after ValueError: broken"
-
-    def test_a_repeat_s_last_occurrence_fails_with_its_count_of_failures(self) -> None:
-        timer = armed({"delay": 0, "repeat": {"every": "1h", "count": 1}, "retry": {"max_attempts": 1}})
-        decided = after(timer, BROKEN)
-        assert (decided.status, decided.failures) == (Status.FAILED, 1)
-
-    def test_retries_of_a_fixed_rate_do_not_make_it_drift(self) -> None:
-        timer = armed({"delay": 0, "repeat": {"every": "1h"}})
-        for occurrence in range(1, 50):
-            again = claimed(timer, after(timer, BROKEN, timer.due_ms + 777))
-            assert again.due_ms != timer.due_ms
-            timer = claimed(again, after(again, Done(), again.due_ms + 777))
-            assert timer.due_ms == START_MS + occurrence * HOUR_MS
-
-
-class TestBackoff:
-    def test_exponential_doubles_up_to_the_cap(self) -> None:
-        policy = RetryPolicy(max_attempts=8, base="1s", cap="20s", jitter=False)
-        assert waits(a_timer(), policy) == [1_000, 2_000, 4_000, 8_000, 16_000, 20_000, 20_000]
-
-    def test_exponential_stays_bounded_after_a_thousand_failures(self) -> None:
-        policy = RetryPolicy(max_attempts=1000, base="1s", cap="1h", jitter=False)
-        assert after(a_timer(failures=998), BROKEN, ENDED_MS, policy).due_ms == ENDED_MS + HOUR_MS
-
-    def test_a_base_above_the_cap_is_the_cap(self) -> None:
-        assert set(waits(a_timer(), RetryPolicy(base="2h", cap="1h", jitter=False))) == {HOUR_MS}
-
-    def test_fixed_waits_the_base_each_time(self) -> None:
-        assert waits(a_timer(), RetryPolicy(backoff="fixed", base="90s")) == [90_000] * 4
-
-    def test_jitter_draws_from_the_upper_half_and_reaches_both_ends(self) -> None:
-        """A herd spreads, and yet nobody retries at once."""
-        rng = Random(7)
-        policy = RetryPolicy(base="10ms")
-        drawn = {decide(a_timer(), BROKEN, ENDED_MS, policy, rng).due_ms - ENDED_MS for _ in range(1000)}
-        assert drawn == {5, 6, 7, 8, 9, 10}
-
-    def test_jitter_stays_below_the_cap(self) -> None:
-        rng = Random(7)
-        policy = RetryPolicy(base="1s", cap="3s", max_attempts=50)
-        timer = a_timer(failures=40)
-        drawn = [decide(timer, BROKEN, ENDED_MS, policy, rng).due_ms - ENDED_MS for _ in range(1000)]
-        assert 1_500 <= min(drawn) < 1_550
-        assert 2_950 < max(drawn) <= 3_000
-
-
-LADDER = ["5s", "30s", "1m", "10m", "30m", "1h", "6h", "1d", "2d"]
-LADDER_MS = [5_000, 30_000, 60_000, 600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000, 172_800_000]
-
-
-class TestLadder:
-    def test_armed_at_10_00_00_runs_at_05_35_and_10_01_35_and_ends_at_level_3(self) -> None:
-        """The worked example of the published design, to the second."""
-        timer = armed({"retry": {"backoff": LADDER}}, due_ms=at("10:00:00") + LADDER_MS[0])
-        started = [timer.due_ms]
-        for _ in range(2):
-            timer = claimed(timer, after(timer, BROKEN, timer.due_ms))
-            started.append(timer.due_ms)
-        assert started == [at("10:00:05"), at("10:00:35"), at("10:01:35")]
-        ended = after(timer, Done(), timer.due_ms)
-        assert (ended.status, ended.attempt) == (Status.COMPLETED, 3)
-
-    def test_without_a_due_time_of_its_own_each_step_is_before_one_try(self) -> None:
-        timer = armed({"retry": {"backoff": LADDER}})
-        assert waits(timer) == LADDER_MS[1:]
-        assert len(failing(timer)) == len(LADDER)
-        assert failing(timer)[-1].status is Status.FAILED
-
-    def test_with_one_the_try_at_the_due_time_comes_on_top(self) -> None:
-        timer = armed({"delay": "1h", "retry": {"backoff": LADDER}})
-        assert waits(timer) == LADDER_MS
-        assert len(failing(timer)) == len(LADDER) + 1
-
-    def test_of_the_processor_is_only_for_retries(self) -> None:
-        policy = RetryPolicy(backoff=tuple(LADDER))
-        assert waits(armed({"delay": 0}), policy) == LADDER_MS
-
-    def test_of_one_step_is_one_try(self) -> None:
-        assert len(failing(armed({"retry": {"backoff": ["5s"]}}))) == 1
-
-    def test_is_not_spread_by_jitter(self) -> None:
-        timer = armed({"delay": 0, "retry": {"backoff": ["10s"]}})
-        assert {decide(timer, BROKEN, 0, STEADY, Random(seed)).due_ms for seed in range(20)} == {10_000}
-
-    @pytest.mark.parametrize("outcome", [Done(), Rearm(after="1h"), BROKEN])
-    def test_starts_at_its_first_step_in_the_next_occurrence(self, outcome: Outcome) -> None:
-        """That has a due time of its own: skipping the first step there would lose one try and wait too long."""
-        timer = armed({"retry": {"backoff": ["5s", "30s"]}, "repeat": {"every": "1h"}})
-        second = claimed(timer, after(timer._replace(failures=1), outcome))
-        assert (second.occurrence, second.repeat) == (2, timer.repeat)
-        failed = after(second, BROKEN, second.due_ms)
-        assert failed.due_ms == second.due_ms + 5_000
-        assert not exhausted(second._replace(failures=2), STEADY)
-        assert exhausted(second._replace(failures=3), STEADY)
-
-
-class TestExhausted:
-    """Crashes count as failures at the rescue; when they alone have used up every try, no run may start."""
-
-    @pytest.mark.parametrize(("failures", "used_up"), [(0, False), (4, False), (5, True), (6, True)])
-    def test_is_the_same_limit_as_that_of_failed_runs(self, failures: int, used_up: bool) -> None:
-        assert exhausted(a_timer(failures=failures), STEADY) is used_up
-
-    def test_the_timer_s_own_policy_goes_before_the_processor_s(self) -> None:
-        assert exhausted(a_timer(failures=2, spec={"retry": {"max_attempts": 2}}), STEADY)
-
-    def test_a_ladder_brings_its_own_limit(self) -> None:
-        assert exhausted(armed({"retry": {"backoff": ["5s", "30s"]}})._replace(failures=2), STEADY)
-        assert not exhausted(armed({"delay": 0, "retry": {"backoff": ["5s", "30s"]}})._replace(failures=2), STEADY)
 
 
 class TestGivenUpBeforeTheStart:

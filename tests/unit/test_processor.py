@@ -1,9 +1,7 @@
-"""Processors: the decorator, who serves a prefix, and how the functions of an operator are found and loaded."""
+"""Processors: the decorator, limits, and who serves a prefix."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -14,17 +12,7 @@ from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
 from timers.core.policies import RetryPolicy
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
-from timers.processor import Context, Limits, Processor, Rate, Registry, load, processor
-
-WriteModule = Callable[..., str]
-
-ONE_PROCESSOR = """
-from timers.processor import processor
-
-@processor({prefix!r})
-async def serve(timer, context):
-    return None
-"""
+from timers.processor import Context, Limits, Processor, Rate, Registry, processor
 
 
 def serving(prefix: str) -> Processor:
@@ -35,33 +23,11 @@ def serving(prefix: str) -> Processor:
     return serve
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
-    """Writes an importable module and gives its name; forgotten again after the test."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def write(name: str, source: str) -> str:
-        assert name not in sys.modules
-        (tmp_path / f"{name}.py").write_text(source)
-        # So that the undoing of the fixture removes what the import adds.
-        monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.delitem(sys.modules, name)
-        return name
-
-    return write
-
-
 class Takes:
     """A callable object."""
 
     async def __call__(self, timer: Timer, context: Context) -> None:
         pass
-
-
-def complaint(*paths: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load(paths)
-    return str(caught.value)
 
 
 class TestDecorator:
@@ -333,129 +299,3 @@ class TestOnly:
                 f"TIMERS_PREFIXES: {part!r} is not accepted; "
                 "expected prefixes that a processor of this pod serves; it has processors for: log, send"
             )
-
-
-class TestLoad:
-    def test_the_built_in_ones_are_always_there(self) -> None:
-        assert load().declared == ("log", "send-message", "webhook")
-
-    @pytest.mark.parametrize("names", [(), ("log",)])
-    def test_only_the_built_in_ones_that_are_named_are_there(self, names: tuple[str, ...]) -> None:
-        assert load(builtin=names).declared == names
-
-    def test_an_unknown_built_in_is_named_with_the_known_ones(self) -> None:
-        with pytest.raises(ConfigurationError) as caught:
-            load(builtin=["log", "mail"])
-        assert str(caught.value) == (
-            "TIMERS_BUILTIN: 'mail' is not accepted; "
-            "expected all, none, or a comma-separated list of log, send-message, timers.hook, webhook"
-        )
-
-    def test_passes_the_limit_on(self) -> None:
-        registry = load(only=["log"])
-        assert registry.match("send-message") is None
-        assert registry.match("log") is not None
-
-    def test_a_module_brings_all_its_processors(self, module: WriteModule) -> None:
-        name = module(
-            "plugin_of_two",
-            ONE_PROCESSOR.format(prefix="one") + ONE_PROCESSOR.format(prefix="two").replace("serve", "other"),
-        )
-        assert {"one", "two"} <= set(load([name]).declared)
-
-    def test_a_colon_names_one_object(self, module: WriteModule) -> None:
-        name = module(
-            "plugin_of_one",
-            ONE_PROCESSOR.format(prefix="one") + ONE_PROCESSOR.format(prefix="two").replace("serve", "other"),
-        )
-        prefixes = load([f"{name}:other"]).declared
-        assert "two" in prefixes
-        assert "one" not in prefixes
-
-    def test_the_same_processor_by_two_ways_is_one(self, module: WriteModule) -> None:
-        name = module("plugin_named_twice", ONE_PROCESSOR.format(prefix="one"))
-        assert "one" in load([name, f"{name}:serve", name]).declared
-
-    def test_two_modules_with_the_same_prefix_are_an_error(self, module: WriteModule) -> None:
-        names = [module(name, ONE_PROCESSOR.format(prefix="one")) for name in ("plugin_left", "plugin_right")]
-        text = complaint(*names)
-        assert "two processors for the prefix 'one': plugin_left:serve and plugin_right:serve" in text
-
-    def test_a_missing_module_is_named(self) -> None:
-        text = complaint("no_such_module_here")
-        assert text.startswith(
-            "TIMERS_PROCESSORS names 'no_such_module_here', which cannot be imported: ModuleNotFound"
-        )
-
-    def test_a_module_that_breaks_is_named_with_its_error(self, module: WriteModule) -> None:
-        name = module("plugin_that_breaks", "1 / 0")
-        assert complaint(name).endswith("which cannot be imported: ZeroDivisionError: division by zero")
-
-    @pytest.mark.parametrize("path", ["", ":serve", ".relative"])
-    def test_a_path_that_is_none_is_named(self, path: str) -> None:
-        assert f"TIMERS_PROCESSORS names {path!r}, which cannot be imported" in complaint(path)
-
-    def test_a_module_without_processors_is_named(self, module: WriteModule) -> None:
-        name = module("plugin_without_any", "def serve(timer, context): ...")
-        assert complaint(name) == (
-            "TIMERS_PROCESSORS names 'plugin_without_any', which has no function with the decorator @processor"
-        )
-
-    @pytest.mark.parametrize("attribute", ["serve", "absent"])
-    def test_an_object_that_is_no_processor_is_named(self, module: WriteModule, attribute: str) -> None:
-        name = module(f"plugin_plain_{attribute}", "def serve(timer, context): ...")
-        assert complaint(f"{name}:{attribute}") == (
-            f"TIMERS_PROCESSORS names '{name}:{attribute}', which is not a function with the decorator @processor"
-        )
-
-    def test_a_function_without_parameters_brings_what_it_returns(self, module: WriteModule) -> None:
-        name = module(
-            "plugin_that_makes_them",
-            "from timers.processor import processor\n"
-            "def make():\n    return [processor(prefix)(lambda timer, context: None) for prefix in ('one', 'two')]\n",
-        )
-        assert {"one", "two"} <= set(load([f"{name}:make"]).declared)
-
-    @pytest.mark.parametrize("path", ["timers", "timers.mine", "timers:serve"])
-    def test_a_module_with_the_services_name_is_refused(self, path: str) -> None:
-        text = complaint(path)
-        assert text.startswith(
-            f"TIMERS_PROCESSORS names {path!r}, but `timers` is the service's own package; give your"
-        )
-
-    def test_an_installation_without_its_entry_points_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.modules["timers.processor"], "entry_points", lambda **_: ())
-        assert complaint() == "the built-in processors are missing; reinstall redis-timers (`make setup`)"
-
-    async def test_the_example_in_the_documentation_works(self, module: WriteModule) -> None:
-        readme = Path(__file__).parents[2] / "processors" / "README.md"
-        (example,) = [part for part in readme.read_text("utf-8").split("```") if '@processor("invoice-' in part]
-        name = module("plugin_of_the_readme", example.removeprefix("python\n"))
-        remind = load([name]).require("invoice-reminder-2026")
-        timer = a_timer(spec={"payload": {"mail": "ann@example.org"}})
-        assert await run(remind, timer) == Rearm(after="1d", payload={"mail": "ann@example.org", "sent": 1})
-
-    def test_the_example_of_a_lifespan_in_the_documentation_loads(self, module: WriteModule) -> None:
-        readme = Path(__file__).parents[2] / "processors" / "README.md"
-        (example,) = [part for part in readme.read_text("utf-8").split("```") if "lifespan=session" in part]
-        name = module("plugin_of_the_readme_with_a_session", example.removeprefix("python\n"))
-        assert load([name]).require("sync-account").lifespan is sys.modules[name].session
-
-    def test_an_installed_entry_point_is_found(self, module: WriteModule, tmp_path: Path) -> None:
-        module("plugin_installed", ONE_PROCESSOR.format(prefix="installed"))
-        install(tmp_path, "mine = plugin_installed:serve")
-        assert "installed" in load().declared
-
-    def test_an_entry_point_that_cannot_be_loaded_is_named(self, module: WriteModule, tmp_path: Path) -> None:
-        module("plugin_unused", "")
-        install(tmp_path, "mine = no_such_module_here:serve")
-        text = complaint()
-        assert text.startswith("the entry point 'mine' is 'no_such_module_here:serve', which cannot be imported")
-
-
-def install(folder: Path, entry_point: str) -> None:
-    """What an installer leaves behind for a distribution with one entry point."""
-    info = folder / "plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[timers.processors]\n{entry_point}\n")

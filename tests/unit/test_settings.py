@@ -1,30 +1,12 @@
 """Every setting: its default, what it accepts, and the one line that refuses the rest without showing a secret."""
 
-from base64 import b64encode
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from timers.core.hooks import Hook
-from timers.errors import ConfigurationError
+from tests.unit.environ import NO_FILE, SECRET, load, refusal, refused_in
 from timers.settings import SETTING_NAMES, Settings, load_settings, service_links
-
-NO_FILE = Path("no-such-env-file")
-SECRET = "whsec_" + b64encode(b"0123456789abcdefghijklmnop").decode()
-
-
-def load(**environ: str) -> Settings:
-    return load_settings({f"TIMERS_{name}": value for name, value in environ.items()}, NO_FILE)
-
-
-def refusal(**environ: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load(**environ)
-    assert caught.value.__suppress_context__ or caught.value.__cause__ is None
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
 
 
 def test_the_names_are_those_of_the_public_contract() -> None:
@@ -290,59 +272,6 @@ def test_other_programs_variables_are_ignored() -> None:
     assert load_settings({"PATH": "/bin", "TIMERS_HTTP_PORT": "1", "XTIMERS_Y": "z"}, NO_FILE).http_port == 1
 
 
-def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_text("# comment\nTIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY='7'\nOTHER=x\nTIMERS_POD=$1\n")
-    assert (
-        refused_in(file, {})
-        == "TIMERS_POD: '$1' is not accepted; expected a name of up to 100 letters, digits, '_', '.' and '-'"
-    )
-    settings = load_settings({"TIMERS_HTTP_PORT": "2", "TIMERS_POD": "p"}, file)
-    assert (settings.http_port, settings.concurrency) == (2, 7)
-
-
-def test_an_empty_value_leaves_it_to_the_file(tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_text("TIMERS_HTTP_PORT=1\nTIMERS_CONCURRENCY=\nTIMERS_POD\n")
-    settings = load_settings({"TIMERS_HTTP_PORT": ""}, file)
-    assert (settings.http_port, settings.concurrency) == (1, 1000)
-
-
-def test_lists_in_the_file_have_commas_too(tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_text("TIMERS_ROLES=worker\nTIMERS_PREFIXES=a,b\nTIMERS_SHARD_SUBSET=0-2,5\n")
-    settings = load_settings({}, file)
-    assert settings.roles == {"worker"}
-    assert (settings.prefixes, settings.shard_subset) == (("a", "b"), (0, 1, 2, 5))
-
-
-def test_the_file_may_refer_to_variables_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_text("TIMERS_POD=pod-${ORDINAL}\nTIMERS_DATA_DIR=a$b$c=19\n")
-    monkeypatch.setenv("ORDINAL", "7")
-    settings = load_settings({}, file)
-    assert settings.pod == "pod-7"
-    assert settings.data_dir == Path("a$b$c=19")
-
-
-def refused_in(file: Path, environ: dict[str, str]) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load_settings(environ, file)
-    return str(caught.value)
-
-
-def test_the_file_is_checked_for_unknown_names(tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_text("TIMERS_HTTP_PROT=1\n")
-    assert "did you mean TIMERS_HTTP_PORT?" in refused_in(file, {})
-
-
-def test_an_undecodable_file_is_one_clear_line(tmp_path: Path) -> None:
-    file = tmp_path / ".env"
-    file.write_bytes(b"TIMERS_POD=\xff\n")
-    assert refused_in(file, {}).startswith(f"{file} cannot be read: ")
-
-
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIMERS_CONCURRENCY", "3")
@@ -425,142 +354,3 @@ def test_a_service_named_timers_in_kubernetes_does_no_harm() -> None:
 )
 def test_what_only_looks_like_a_service_link_is_refused(name: str, value: str) -> None:
     assert refusal(**{name: value}).startswith(("'TIMERS_", "TIMERS_HTTP_PORT: 'x'"))
-
-
-OTHER = "whsec_" + b64encode(b"another secret of 26 bytes").decode()
-
-
-def test_a_web_hooks_keys_are_those_of_the_longest_prefix() -> None:
-    settings = load(WEBHOOK_SECRETS=f"{SECRET}, partner={OTHER},partner={SECRET}")
-    first, second = b"0123456789abcdefghijklmnop", b"another secret of 26 bytes"
-    assert settings.webhook_keys("webhook") == settings.webhook_keys("partners") == [first]
-    assert settings.webhook_keys("partner") == settings.webhook_keys("partner-x") == [second, first]
-
-
-def test_web_hook_targets_and_places_arrive_in_their_types() -> None:
-    settings = load(WEBHOOK_TARGETS="a=https://e.org/x?y=z,b=http://i:80", WEBHOOK_ALLOW="10.0.0.0/8, api.x,*.y,::1")
-    assert [(prefix, url.get_secret_value()) for prefix, url in settings.webhook_targets] == [
-        ("a", "https://e.org/x?y=z"),
-        ("b", "http://i:80"),
-    ]
-    assert settings.webhook_allow == ("10.0.0.0/8", "api.x", "*.y", "::1")
-    assert "e.org" not in repr(settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *[("WEBHOOK_TARGETS", value) for value in ("https://e.org", "a=b", "A=https://e.org", "a=ftp://e.org", "a=")],
-        *[("WEBHOOK_TARGETS", value) for value in ("a=https://e.org,a=https://f.org", "a=https://e.org:0")],
-        *[
-            ("WEBHOOK_SECRETS", value)
-            for value in ("hunter2", "a=hunter2", "whsec_", "whsec_c2hvcnQ=", f"A B={SECRET}")
-        ],
-        *[("WEBHOOK_ALLOW", value) for value in ("10.0.0.0/99", "10.0.0.1/8", "*.", "https://e.org", "a b")],
-        *[("WEBHOOK_DENY", value) for value in ("*", "10.0.0", "e.org:443")],
-        ("WEBHOOK_4XX", "maybe"),
-    ],
-)
-def test_a_bad_setting_of_web_hooks_is_named_without_its_secrets(name: str, value: str) -> None:
-    line = refusal(**{name: value})
-    assert line.startswith(f"TIMERS_{name}: ")
-    if name in ("WEBHOOK_TARGETS", "WEBHOOK_SECRETS"):
-        assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
-
-
-def test_hooks_say_which_events_of_which_timers_they_are_about_and_whom_to_call() -> None:
-    settings = load(
-        HOOKS="failed+armed@send-*=https://e.org/x?a=b@c, all+payload@*=http://i:80, started@a=https://e.org/x?a=b@c"
-    )
-    first, second, third = settings.requested_hooks
-    assert [(hook.letters, hook.pattern, hook.with_payload) for hook in settings.requested_hooks] == [
-        ("af", "send-*", False),
-        ("arctfux", "*", True),
-        ("r", "a", False),
-    ]
-    assert first.prefix == third.prefix != second.prefix
-    assert [Hook.parse(str(hook)) for hook in settings.requested_hooks] == [first, second, third]
-    assert "e.org" not in repr(settings)
-    assert [hook.hears("send-mail") for hook in settings.requested_hooks] == [True, True, False]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("https://e.org", "failed=https://e.org", "failed@a", "fialed@a=https://e.org", "@a=https://e.org"),
-        *("payload@a=https://e.org", "failed@A=https://e.org", "failed@a*b=https://e.org", "failed@a=ftp://e.org"),
-        ",".join(["failed@a=https://e.org"] * 101),
-    ],
-)
-def test_an_invalid_hook_error_shows_a_valid_one(value: str) -> None:
-    line = refusal(HOOKS=value)
-    assert line.startswith("TIMERS_HOOKS: the given value is not accepted; expected event@prefix=https://host/path")
-    assert "armed, started, completed, retried, failed, unhandled, cancelled" in line
-
-
-def test_alarms_go_to_addresses_urls_and_commands() -> None:
-    settings = load(ALARMS="mailto:ops@e.org, https://e.org/x, exec:/bin/sh")
-    assert [(hook.letters, hook.pattern, hook.prefix[:13]) for hook in settings.requested_hooks] == [
-        ("fu", "*", "timers.alarm-")
-    ] * 3
-    assert len({hook.prefix for hook in settings.requested_hooks}) == 3
-    assert "e.org" not in repr(settings)
-
-
-@pytest.mark.parametrize("value", ["ops@e.org", "mailto:ops", "ftp://e.org", "exec:sh", "exec:/no/such", "exec:/bin"])
-def test_an_invalid_alarm_error_shows_a_valid_one(value: str) -> None:
-    assert refusal(ALARMS=value) == (
-        "TIMERS_ALARMS: the given value is not accepted; "
-        "expected mailto:a@example.org, https://host/path or exec:/command, comma-separated, at most 100"
-    )
-
-
-def test_hooks_are_called_whatever_a_pod_is_limited_to() -> None:
-    limited = load(HOOKS="failed@a=https://e.org", BUILTIN="none", PREFIXES="a")
-    assert limited.loaded == ("timers.hook",)
-    assert limited.served == ("a", limited.requested_hooks[0].prefix)
-    assert load(BUILTIN="none", PREFIXES="a").served == ("a",)
-
-
-def test_what_we_sign_with_must_not_open_our_own_api() -> None:
-    line = refusal(WEBHOOK_SECRETS=f"a={SECRET}", SIGNING_SECRETS=SECRET)
-    refused = "TIMERS_WEBHOOK_SECRETS: the given value is not accepted; "
-    assert line == refused + "expected secrets that are not in TIMERS_SIGNING_SECRETS"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("smtp://mail.example.org", "smtp://shop%40x:p%3Aw@mail.example.org:587", "smtps://mail.example.org:465/"),
-        *(f"smtp://h?starttls={mode}" for mode in ("require", "if-offered", "never")),
-    ],
-)
-def test_a_mail_server_is_taken(url: str) -> None:
-    settings = load(SMTP_URL=url, MAIL_FROM="Shop <shop@example.org>")
-    assert settings.smtp_url is not None
-    assert settings.smtp_url.get_secret_value() == url
-    assert url not in repr(settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *[("SMTP_URL", value) for value in ("mail.example.org", "smtp://", "http://h", "smtp://h/x", "smtp://h:0")],
-        *[("SMTP_URL", value) for value in ("smtp://h?starttls=maybe", "smtp://h?tls=1", "smtps://h?starttls=never")],
-        *[("MAIL_FROM", value) for value in ("shop", "shop@", "Shop <shop>", "a@b\nBcc: c@d")],
-        *[("SMS_URL", value) for value in ("gateway.example", "ftp://gateway.example")],
-        *[("USER_URL", value) for value in ("https://example.org/users", "https://{user}.example.org", "{user}")],
-        ("TEMPLATES", "no/such/folder"),
-    ],
-)
-def test_a_bad_setting_of_messages_is_named_without_its_secrets(name: str, value: str) -> None:
-    line = refusal(**{"MAIL_FROM": "shop@example.org", name: value})
-    assert line.startswith(f"TIMERS_{name}: ")
-    if name in ("SMTP_URL", "SMS_URL", "USER_URL"):
-        assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
-
-
-def test_mail_needs_somebody_it_is_from() -> None:
-    assert refusal(SMTP_URL="smtp://u:hidden@h").startswith(
-        "TIMERS_MAIL_FROM: None is not accepted; expected an address"
-    )

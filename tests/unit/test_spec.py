@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.samples import START_MS, a_timer, at
-from timers.core.durations import DAY_MS, format_time
+from tests.unit.samples import START_MS, a_timer
+from timers.core.durations import format_time
 from timers.core.fields import check_id, check_prefix
 from timers.core.model import HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
@@ -325,113 +325,6 @@ class TestWishes:
         assert NewTimer.parse({"prefix": "a", "repeat": {"cron": "0 9 * * *"}}).delay is None
         assert complaints({"prefix": "a", "repeat": {"every": "1d"}})[0][0] == "delay"
         assert complaints({"prefix": "a", "retry": {"backoff": "fixed"}})[0][0] == "delay"
-
-
-WITH_ALL: dict[str, Any] = {
-    "payload": 1,
-    "repeat": {"every": "1d"},
-    "retry": {"max_attempts": 2},
-    "missed": "latest",
-    "timeout": "5s",
-    "tags": ["a"],
-    "metadata": {"k": "v"},
-}
-CURRENT: dict[str, Any] = {"payload": 1, "tags": ["a"], "missed": "skip", "timeout": "5s"}
-
-
-class TestChange:
-    def test_changes_only_what_is_given(self) -> None:
-        change = TimerChange.parse({"payload": 2})
-        assert change.changed_spec(CURRENT) == {**CURRENT, "payload": 2}
-        assert not change.moves_due
-
-    def test_null_and_empty_take_a_field_away(self) -> None:
-        change = TimerChange.parse({"payload": None, "tags": []})
-        assert change.changed_spec(CURRENT) == {"missed": "skip", "timeout": "5s"}
-        nothing = TimerChange.parse(dict.fromkeys(("payload", "repeat", "retry", "tags", "metadata")))
-        current = NewTimer.parse({**LEAST, **WITH_ALL}).spec()
-        assert set(current) == {*WITH_ALL}
-        assert nothing.changed_spec(current) == {"timeout": "5s"}
-
-    @pytest.mark.parametrize("missed", ["latest", "all"])
-    def test_without_repeat_nothing_is_missed_but_one_run(self, missed: str) -> None:
-        """What a new timer would be refused must not come about by a change."""
-        current = NewTimer.parse({**LEAST, "missed": missed, "repeat": {"every": "1d"}}).spec()
-        assert TimerChange.parse({"repeat": None}).changed_spec(current) == {}
-        assert TimerChange.parse({"repeat": {"every": "2d"}}).changed_spec(current)["missed"] == missed
-        kept = {**current, "missed": "skip"}
-        assert TimerChange.parse({"repeat": None}).changed_spec(kept) == {"missed": "skip"}
-
-    def test_of_nothing_changes_nothing(self) -> None:
-        assert TimerChange.parse({}).changed_spec(CURRENT) == CURRENT
-
-    @pytest.mark.parametrize("due", [{"delay": "1h"}, {"due_at": 5}])
-    def test_moves_the_due_time(self, due: dict[str, Any]) -> None:
-        assert TimerChange.parse(due).moves_due
-
-    @pytest.mark.parametrize("given", [{"delay": "1h"}, {"due_at": 5}, {"retry": {"backoff": ["1m"]}}, {"retry": None}])
-    def test_of_due_time_or_retry_makes_the_ladder_start_at_its_first_step(self, given: dict[str, Any]) -> None:
-        """The timer has a due time of its own then: without this its first step would be neither waited nor tried."""
-        current = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}}).spec()
-        assert "ladder_first" not in TimerChange.parse(given).changed_spec(current)
-        assert "ladder_first" in TimerChange.parse({"payload": 1}).changed_spec(current)
-
-    @pytest.mark.parametrize(
-        ("given", "field"),
-        [
-            ({"delay": "1h", "due_at": 5}, "delay"),
-            ({"payload": float("nan")}, "payload"),
-            ({"retry": {"backoff": ["5s", "x"]}}, "retry.backoff.1"),
-            ({"repeat": {"cron": "x"}}, "repeat.cron"),
-            ({"delay": None}, "delay"),
-            ({"due_at": None}, "due_at"),
-            ({"delay": "1h", "due_at": None}, "due_at"),
-            ({"tags": [None]}, "tags.0"),
-            ({"metadata": {"k": None}}, "metadata.k"),
-            ({"prefix": "b"}, "prefix"),
-            ({"missed": "skip"}, "missed"),
-            ({"if_exists": "keep"}, "if_exists"),
-        ],
-    )
-    def test_refuses_what_a_new_timer_refuses_and_what_cannot_change(self, given: dict[str, Any], field: str) -> None:
-        ((found, _, _),) = complaints(given, TimerChange)
-        assert found == field
-
-
-class TestRetryPolicy:
-    def test_defaults(self) -> None:
-        assert RetryPolicy().to_json() == {
-            "max_attempts": 5,
-            "backoff": "exponential",
-            "base": "1s",
-            "cap": "1h",
-            "jitter": True,
-        }
-
-    def test_a_ladder_in_milliseconds_and_as_json(self) -> None:
-        policy = RetryPolicy.parse({"backoff": ["5s", 30, "2d"]})
-        assert policy.ladder_ms == (5_000, 30_000, 2 * DAY_MS)
-        assert policy.to_json() == {"backoff": ["5s", 30, "2d"]}
-        assert RetryPolicy().ladder_ms is None
-
-    def test_cannot_be_changed(self) -> None:
-        with pytest.raises(ValueError, match="frozen"):
-            RetryPolicy().max_attempts = 3  # type: ignore[misc]  # that is what is tested
-
-
-class TestRepeat:
-    def test_until_in_milliseconds_from_text_and_number(self) -> None:
-        assert Repeat(every="1d", until="2026-11-21T10:00:00Z").until_ms == at("10:00:00")
-        assert Repeat(every="1d", until=at("10:00:00")).until_ms == at("10:00:00")
-        assert Repeat(every="1d").until_ms is None
-
-    def test_a_moment_is_kept_as_a_whole_number(self) -> None:
-        for until in (float(at("10:00:00")), datetime(2026, 11, 21, 10, tzinfo=UTC)):
-            kept = Repeat.parse({"every": "1d", "until": until}).until
-            assert (type(kept), kept) == (int, at("10:00:00"))
-
-    def test_shows_what_was_given_with_zone_and_mode(self) -> None:
-        assert Repeat(cron="0 9 * * *").to_json() == {"cron": "0 9 * * *", "timezone": "UTC", "mode": "fixed_rate"}
 
 
 class TestIdentity:
