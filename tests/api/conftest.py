@@ -8,9 +8,12 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
 from tests.servers import start_server
+from timers.client import open_store
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
+from timers.store.connect import connect
+from timers.store.store import Store
 
 
 @processor("test")
@@ -30,6 +33,15 @@ async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
     async with Redis.from_url(server.url) as connection:
         await connection.flushall()
         yield connection
+
+
+@pytest.fixture
+async def store(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Store]:
+    """A store of the test's own."""
+    await redis.ping()
+    opened = await open_store(connect(server.url))
+    yield opened
+    await opened.connections.close()
 
 
 @pytest.fixture

@@ -9,23 +9,16 @@ from redis.asyncio import Redis
 
 from tests.members import announce, declare, declare_at
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.client import Armed, TimerClient, open_store
+from timers.client import Armed, TimerClient
 from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed
 from timers.core.keywords import Action
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import InvalidInput, Unavailable
-from timers.store.connect import connect
 from timers.store.filters import Filter
 from timers.store.queries import Change, Queries
 from timers.store.store import Store
-
-
-@pytest.fixture
-async def store(server: EmbeddedServer, redis: Redis) -> Store:
-    await redis.ping()
-    return await open_store(connect(server.url))
 
 
 @pytest.fixture

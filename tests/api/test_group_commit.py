@@ -7,19 +7,13 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.members import declare
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient
 from timers.client.group_commit import LINES
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from timers.store.connect import connect
 from timers.store.store import Store
-
-
-@pytest.fixture
-async def store(server: EmbeddedServer, redis: Redis) -> Store:
-    await redis.ping()
-    return await open_store(connect(server.url))
 
 
 @pytest.fixture

@@ -1,30 +1,22 @@
 """What the tests of the dashboard share: a server, an API over it with and without keys, and a browser."""
 
-import asyncio
-import os
-import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.async_api import ConsoleMessage, Page, async_playwright
 from redis.asyncio import Redis
 
+from tests.api.conftest import done, redis, server
 from tests.api.harness import Api, Instead, running_api
-from tests.servers import start_server
+from tests.browser import Watched, watched
 from timers.access import RIGHTS, ApiKey, Scope, make_key
 from timers.core.model import Timer
 from timers.core.outcome import Fail
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@processor("test")
-async def done(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+__all__ = ["Watched", "redis", "server", "watched"]
 
 
 @processor("mine")
@@ -44,20 +36,6 @@ READS, READS_KEY = make_key(Scope.parse(["mine"]), frozenset(["read"]))
 WRITES, WRITES_KEY = make_key(Scope.parse(["mine"]), frozenset(["read", "write"]))
 OPERATES, OPERATES_KEY = make_key(Scope.parse(["mine"]), frozenset(["read", "operate"]))
 KEYS: tuple[ApiKey, ...] = (EVERYTHING_KEY, READS_KEY, WRITES_KEY, OPERATES_KEY)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
-    yield started
-    asyncio.run(started.stop())
-
-
-@pytest.fixture
-async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
-    async with Redis.from_url(server.url) as connection:
-        await connection.flushall()
-        yield connection
 
 
 @pytest.fixture
@@ -141,38 +119,3 @@ def visitor(api: Api) -> Visitor:
 def guest(guarded: Api) -> Visitor:
     """Not signed in, where a key is asked for."""
     return Visitor(guarded)
-
-
-@dataclass
-class Watched:
-    """A browser's page, what it asked for, and what it complained of."""
-
-    page: Page
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def heard(self, message: ConsoleMessage) -> None:
-        """Every message counts: a page that is right says nothing."""
-        self.complaints.append(f"{message.type}: {message.text}")
-
-    def assert_quiet(self, base: str) -> None:
-        """No message, and nothing asked of another host."""
-        assert self.complaints == []
-        assert [url for url in self.requests if not url.startswith(f"{base}/")] == []
-
-
-@pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
-    if CHROMIUM is None and "CI" not in os.environ:
-        pytest.skip("there is no chromium on this machine; in CI there must be")
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        )
-        seen = Watched(await browser.new_page())
-        seen.page.set_default_timeout(60_000)  # the machine may be busy with other tests
-        seen.page.on("request", lambda request: seen.requests.append(request.url))
-        seen.page.on("console", seen.heard)
-        seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-        yield seen
-        await browser.close()

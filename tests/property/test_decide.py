@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.deciding import claimed
 from tests.unit.samples import START_MS, a_timer
 from timers.core.calendar import CATCH_UP_LIMIT, first_slot, start
 from timers.core.decide import Transition, decide, exhausted, missed
@@ -102,17 +103,6 @@ class Step:
     outcome: Outcome
     now_ms: int
     decided: Transition
-
-
-def claimed(timer: Timer, decided: Transition) -> Timer:
-    return timer._replace(
-        due_ms=decided.due_ms,
-        attempt=decided.attempt + 1,
-        failures=decided.failures,
-        occurrence=decided.occurrence,
-        progress=decided.progress,
-        spec=timer.spec if decided.spec is None else decided.spec,
-    )
 
 
 @st.composite
