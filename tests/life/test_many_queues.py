@@ -20,7 +20,7 @@ async def test_a_thousand_paused_queues_hid_all_timers_from_a_deaf_pod(fleet: Fl
         await fleet.store.pause(f"note-{number}", paused=True)
     await arm_in_many(fleet, MANY, f"@{await fleet.store.now_ms() - MINUTE_MS}")
     calls = Calls()
-    pod = await fleet.pod(calls)
+    pod = await fleet.pod(calls, canary_every_seconds=0.1, deaf_seconds=0.3)
     await fleet.redis.config_set("notify-keyspace-events", "")
     await until(lambda: pod.worker.health().notifications == "deaf", "the pod is deaf")
     for number in range(50):
