@@ -29,7 +29,7 @@ def calls() -> Iterator[ast.Call]:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
                     logger = ast.unparse(node.func.value)
-                    if re.search(r"\b_?log\b|\bget_logger\(", logger):
+                    if re.search(r"log\b|\bget_logger\(", logger):
                         yield node
 
 
