@@ -311,7 +311,7 @@ async def _hurry_drain(worker: Worker, stopping: Stopping) -> None:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run a pod in an event loop of its own, uvloop's if it is installed; returns the pod's exit code."""
+    """Run a pod in its own event loop, uvloop's if it is installed; returns the pod's exit code."""
     collect_seldom()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = _run_on(runner, runner.get_loop().create_task(_run_to_completion(main)))
@@ -328,7 +328,7 @@ def _run_on(runner: asyncio.Runner, pod: asyncio.Task[int]) -> int:
         except SystemExit as error:
             if pod.done():
                 raise
-            _log.error("a task asked the process to exit; the pod goes on", exc_info=error)
+            _log.error("a task asked the process to exit; the pod continues", exc_info=error)
 
 
 async def _result_of(pod: asyncio.Task[int]) -> int:

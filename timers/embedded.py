@@ -125,7 +125,7 @@ class EmbeddedServer:
     """A running server. `url` is for this user's processes on this machine only; `stop` keeps the data.
 
     Use as `async with await EmbeddedServer.start(data_dir) as server:`. Start it from the main thread: on Linux it ends
-    with the thread that started it. It has a session of its own, so Ctrl-C reaches only its owner, who stops it when
+    with the thread that started it. It has its own session, so Ctrl-C reaches only its owner, who stops it when
     nothing needs it any more.
     """
 
@@ -247,7 +247,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _socket_place(folder: Path) -> Path:
-    """The socket's path: in the folder, or if that path is too long for a socket, in a short folder of its own."""
+    """The socket's path: in the folder, or if that path is too long for a socket, in its own short folder."""
     socket = folder / "server.sock"
     if len(os.fsencode(socket)) <= _SOCKET_PATH_LIMIT:
         return socket

@@ -159,7 +159,7 @@ class TooManyPending(Denied):
 
 
 class Unavailable(TimersError):
-    """Redis is away, overloaded or refuses writes. The request may or may not have been carried out, for each timer
+    """Redis is down, overloaded or refuses writes. The request may or may not have been carried out, for each timer
     fully or not at all. A create may be repeated with an id and `if_exists: keep`. `nothing_done` is set if it is known
     that nothing was done."""
 
@@ -169,7 +169,7 @@ class Unavailable(TimersError):
 
 
 class Full(Unavailable):
-    """Redis has reached `maxmemory`: it takes no new timers. Everything else goes on."""
+    """Redis has reached `maxmemory`: it takes no new timers. Everything else continues."""
 
 
 class Busy(TimersError):

@@ -78,7 +78,9 @@ class Metrics(Observer):
         self._posted = Gauge("timers_outbox_entries", "Changes that wait for a pod to arm their calls", **ours)
         self._posted_age = Gauge("timers_outbox_seconds", "How long the oldest of these changes has waited", **ours)
         self._running = Gauge("timers_running", "Processors being run on this pod", **ours)
-        self._abandoned = Gauge("timers_abandoned", "Plain functions that go on in their threads without a run", **ours)
+        self._abandoned = Gauge(
+            "timers_abandoned", "Plain functions that keep running in their threads without a run", **ours
+        )
         self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
         self._hearing = Gauge("timers_notifications_ok", "1 while notifications arrive in time", **ours)
         self._lag = Gauge("timers_notification_lag_seconds", "How late the newest notification came", **ours)

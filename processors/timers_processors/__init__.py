@@ -1,1 +1,1 @@
-"""The processors that come with the service. Each is a module of its own and an entry point."""
+"""The processors that come with the service. Each has its own module and entry point."""

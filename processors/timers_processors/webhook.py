@@ -18,10 +18,10 @@ from timers_processors.calling import Call, HttpClient, accepted, signature
 from timers_processors.targets import Targets
 
 RETRY: Final = {"backoff": ["5s", "30s", "2m", "10m", "30m", "1h", "3h", "6h", "12h"]}
-"""Ten tries over a day, unless the timer has a policy of its own."""
+"""Ten tries over a day, unless the timer has its own policy."""
 
 CALL_SECONDS: Final = 30.0
-"""How long a call may take in all, unless the timer has a `timeout` of its own."""
+"""How long a call may take in all, unless the timer has its own `timeout`."""
 
 METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET")
 _FIELDS: Final = ("url", "method", "headers", "body")

@@ -38,7 +38,7 @@ async def test_the_view_shows_what_is_due_and_failed_pauses_and_leaves_the_termi
     assert "scheduled" in page
 
     terminal.press("p")
-    await terminal.until("paused", "p goes on")
+    await terminal.until("paused", "p resumes")
     await create(timers, "sooner", "30m")
     looks = terminal.shown.count(HOME)
 

@@ -50,7 +50,7 @@ REASON: Final = "the pod is starting and has not reached Redis yet (TIMERS_REDIS
 
 
 def waiting_application() -> web.Application:
-    """The application that serves while Redis is away at the start."""
+    """The application that serves while Redis is down at the start."""
     app = web.Application(middlewares=[follow, answer_problems])
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)

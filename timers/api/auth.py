@@ -40,7 +40,7 @@ _OF_ALL_PREFIXES: Final = frozenset(
 """Calls that concern all prefixes at once. Only keys that cover all prefixes may make them."""
 
 _WITHOUT_REDIS: Final = frozenset({"getMetrics", "getDashboard", *(page.id for page in PAGES if page.method == "GET")})
-"""Calls that go on while Redis is away, when people look at a pod most. They show nothing new from Redis then, so the
+"""Calls that work while Redis is down, when people look at a pod most. They show nothing new from Redis then, so the
 last known keys will do."""
 
 _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make` has made"
@@ -54,7 +54,7 @@ async def as_stranger(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 class Auth:
-    """Lets requests through to the calls of the table. Without keys and secrets, everybody may do everything."""
+    """Lets requests through to the calls in the table. Without keys and secrets, everybody may do everything."""
 
     def __init__(
         self,

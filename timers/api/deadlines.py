@@ -43,7 +43,7 @@ class Deadlines:
             raise Unavailable(f"Redis did not answer within {self._seconds:g} seconds") from None
 
     def begin(self, deadline: "Deadline") -> None:
-        """Start the deadline anew."""
+        """Restart the deadline."""
         loop = deadline.task.get_loop()
         deadline.at = loop.time() + self._seconds
         self._running.add(deadline)
@@ -89,7 +89,7 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._deadlines.end(self)
-        # Others may have cancelled the task too; their cancellation goes on.
+        # Others may have cancelled the task too; their cancellation continues.
         if self._expired and self.task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -100,7 +100,7 @@ class Deadline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the deadline within this context, and start it anew afterwards."""
+        """Stop the deadline within this context, and restart it afterwards."""
         self._deadlines.end(self)
         try:
             yield

@@ -45,7 +45,7 @@ class LiveKeys:
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._read())
                 self._reading.add_done_callback(_take_error)
-            # All callers that wait share one reading. It goes on even if the caller that began it is cancelled.
+            # All callers that wait share one reading. It continues even if the caller that began it is cancelled.
             await asyncio.shield(self._reading)
         return self._ring
 

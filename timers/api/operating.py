@@ -116,7 +116,7 @@ class OperatingRoutes:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _figures(self) -> Figures:
-        """None are known while Redis is away or stands still, which is when people look at a pod most."""
+        """None are known while Redis is down or frozen, which is when people look at a pod most."""
         found = defaultdict[str, Counter[Status]](Counter)
         try:
             async with asyncio.timeout(COUNTS_SECONDS):

@@ -171,7 +171,7 @@ def of_status(status: int, detail: str) -> web.Response:
 
 
 def _of_http(request: web.Request, error: web.HTTPException) -> web.Response:
-    """The problem for an error of aiohttp. If the error has no text of its own, the problem says where it happened."""
+    """The problem for an error of aiohttp. If the error has no text, the problem says where it happened."""
     silent = not error.text or error.text == f"{error.status}: {error.reason}"
     response = of_status(error.status, _detail_of(request, error) if silent else str(error.text))
     if "Allow" in error.headers:

@@ -24,7 +24,7 @@ SECRET_FRESH_SECONDS: Final = 30.0
 
 
 class Sessions:
-    """Makes and reads the cookies. Methods raise Unavailable while Redis is away, if the secret has never been read."""
+    """Makes and reads the cookies. Methods raise Unavailable while Redis is down, if the secret has never been read."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers

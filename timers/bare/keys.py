@@ -55,7 +55,7 @@ def spec_of(value: bytes) -> dict[str, Any]:
 
 
 class BareKeys:
-    """The bare keys of one db. Methods raise Unavailable while Redis is away."""
+    """The bare keys of one db. Methods raise Unavailable while Redis is down."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

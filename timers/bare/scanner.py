@@ -50,7 +50,7 @@ class Scanner:
         doubt_seconds: float = DOUBT_SECONDS,
         told: Callable[[str], None] = lambda _what: None,
     ) -> None:
-        """`declared` tells whether a processor was ever declared for a prefix, even if its pods are away. If `every_ms`
+        """`declared` tells whether a processor was ever declared for a prefix, even if its pods are gone. If `every_ms`
         is None, nothing new is adopted. `told` is called when a key is adopted and with what becomes of it."""
         self._keys, self._leads, self._declared = keys, leads, declared
         self._every_ms, self._doubt_seconds, self._told = every_ms, doubt_seconds, told

@@ -181,7 +181,7 @@ def _page(
     seen: _Snapshot | None, prefix: str | None, trouble: str, console: Console, *, paused: bool
 ) -> RenderableType:
     of = "" if prefix is None else f" of {prefix}"
-    keys = Text(f"timers{of}   q quits, p {'goes on' if paused else 'pauses'}", style="dim")
+    keys = Text(f"timers{of}   q quits, p {'resumes' if paused else 'pauses'}", style="dim")
     parts: list[RenderableType] = [keys]
     if paused:
         parts.append(Text("paused", style="bold yellow"))

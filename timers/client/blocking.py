@@ -48,7 +48,7 @@ class BlockingTimerClient(BlockingTimers):
         self.close()
 
     def close(self) -> None:
-        """Close the connections of this process. A later call opens them anew."""
+        """Close the connections of this process. A later call opens them again."""
         client = self._made.pop(os.getpid(), None)
         if client is not None:
             _on_the_loop(client.close())
@@ -176,7 +176,7 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
     """The loop of this process, in a thread that ends with it. Threads do not survive a fork, so the child, which has
-    another process id, gets a loop of its own and closes its copy of this one. Hence no epoll: parent and child would
+    another process id, gets its own loop and closes its copy of this one. Hence no epoll: parent and child would
     share it, and that close would leave the parent deaf."""
     if pid not in _loops:
         made = asyncio.SelectorEventLoop(getattr(selectors, "PollSelector", selectors.SelectSelector)())

@@ -40,7 +40,7 @@ _CHANGE_TRIES: Final = 10
 class TimerClient(Timers):
     """Timers of one db. Safe to share within an event loop; close it, or use it as an async context manager.
 
-    Every method raises `Unavailable` while Redis is away, `InvalidInput` for bad values, and a `Refused` if the timer's
+    Every method raises `Unavailable` while Redis is down, `InvalidInput` for bad values, and a `Refused` if the timer's
     state forbids the call.
     """
 
@@ -316,7 +316,7 @@ class TimerClient(Timers):
         return await (await self._open()).identity.acknowledge()
 
     async def pause(self, prefix: str) -> bool:
-        """Start no more timers of a prefix; those that run go on. True if that changed anything."""
+        """Start no more timers of a prefix; runs in progress continue. True if that changed anything."""
         return await (await self._open()).pause(check_prefix(prefix), paused=True)
 
     async def resume(self, prefix: str) -> bool:

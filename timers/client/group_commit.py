@@ -15,7 +15,7 @@ from timers.store.quotas import Quota, Quotas
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 LINES: Final = 8
-"""Connections of its own at most: one for each shard that is being armed in; further shards share the pool."""
+"""The most connections of its own: one for each shard that is being armed in; further shards share the pool."""
 
 _Waiting = tuple[Arming, asyncio.Future[Reply]]
 

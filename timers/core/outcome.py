@@ -64,8 +64,8 @@ def _as_json(payload: object) -> Any:
 class Retry(Exception):
     """Raised by a processor to ask for another try, after the policy's delay or `after`. It counts as a failed attempt.
 
-    With `snooze=True` it does not count: the thing to wait for is simply not there yet. Raises InvalidInput for a bad
-    `after`, which makes the run a failed attempt as well.
+    With `snooze=True` it does not count: what the processor waits for is simply not there yet. Raises InvalidInput for
+    a bad `after`, which makes the run a failed attempt as well.
     """
 
     def __init__(self, reason: str = "", *, after: Delay | None = None, snooze: bool = False) -> None:

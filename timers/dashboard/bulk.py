@@ -1,7 +1,7 @@
 """Owns acting on many timers: it shows the number, asks for words to type, then does a slice a request until all are
 done.
 
-The browser keeps the progress. So any pod can go on, no request takes long, and closing the page stops it.
+The browser keeps the progress. So any pod can continue, no request takes long, and closing the page stops it.
 """
 
 import asyncio

@@ -103,7 +103,7 @@ def environment() -> Environment:
 
 
 def prepare() -> None:
-    """Compile the templates of the first page, which takes longer than filling them in. For a thread of its own."""
+    """Compile the templates of the first page, which takes longer than filling them in. Runs in its own thread."""
     for name in ("base", "macros", "overview"):
         environment().get_template(f"{name}.html")
 

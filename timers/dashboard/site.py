@@ -1,5 +1,5 @@
 """Owns what surrounds every page: who may see it, which page may send its forms, errors in words, the last state while
-Redis is away, and signing in."""
+Redis is down, and signing in."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ from timers.store.callers import Callers
 from timers.store.store import Store
 
 REMEMBERED: Final = 64
-"""How many of the last seen pages are kept, to show them while Redis is away: about 3 MB."""
+"""How many of the last seen pages are kept, to show them while Redis is down: about 3 MB."""
 
 FIELDS_LIMIT: Final = 2000
 """The most fields in a form. It is enough for a page on which all timers are chosen, and no other form has as many."""
@@ -132,7 +132,7 @@ class Guard:
             self._remembered.popitem(last=False)
 
     def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
-        """The page as this caller last saw it, with its age, or a page that says that Redis is away."""
+        """The page as this caller last saw it, with its age, or a page that says that Redis is down."""
         caller = caller_of(request)
         seen_at, text = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, ""))
         if request.method != "GET" or not text:

@@ -208,7 +208,7 @@ class Claimer:
         return len(rescued.timers) + len(rescued.unreadable)
 
     async def _reserve(self, prefix: str, limits: Limits, most: int) -> Reservation:
-        """For a while after Redis was away, reserve nothing: live pods must keep the permits of their runs first."""
+        """For a while after Redis was down, reserve nothing: live pods must keep the permits of their runs first."""
         if most == 0 or self._intake.holds:
             return Reservation(prefix, limits, 0, round(HOLD_SECONDS * 1000) if most else 0, ())
         return await self._pod.permits.reserve(prefix, limits, most, pod=self._pod.name, lease_ms=self._pod.lease_ms)

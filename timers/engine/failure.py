@@ -1,4 +1,4 @@
-"""Owns the text of a failed run. A processor's exceptions and notes run code of their own, which may raise anything or
+"""Owns the text of a failed run. A processor's exceptions and notes run their own code, which may raise anything or
 return text of any length. Both are bounded here before anything else uses the text."""
 
 import os

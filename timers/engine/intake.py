@@ -26,7 +26,7 @@ LATER_SECONDS: Final = 0.05
 """When a pod looks after an event that hashes to another pod: by then, normally nothing is left."""
 
 HOLD_SECONDS: Final = 1.5
-"""For how long after Redis was away an expired lease proves nothing. Every service notices the return within half a
+"""For how long after Redis was down an expired lease proves nothing. Every service notices the return within half a
 second, this pod's sweep may have missed it by another half, and writing ends and extending leases take a moment."""
 
 
@@ -126,7 +126,7 @@ class Intake:
             self._something.set()
 
     def hold_orphans(self) -> None:
-        """Redis was away. In an outage longer than the lease, all leases expire. Live pods must write their ends and
+        """Redis was down. In an outage longer than the lease, all leases expire. Live pods must write their ends and
         extend their leases before anybody takes their runs over; otherwise each run would start twice."""
         self._held |= self._orphans
         self._orphans.clear()
@@ -141,7 +141,7 @@ class Intake:
 
     @property
     def holds(self) -> bool:
-        """True for a while after Redis was away: expired leases and permits prove nothing then."""
+        """True for a while after Redis was down: expired leases and permits prove nothing then."""
         return self._holds > 0
 
     async def wait(self) -> None:

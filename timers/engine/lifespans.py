@@ -48,7 +48,7 @@ class Lifespans:
             _log.error("the lifespan of a processor could not be closed", exc_info=error)
 
     async def _hold(self) -> None:
-        """Runs in a task of its own, because a context may have to be left in the task that entered it."""
+        """Runs in its own task, because a context may have to be left in the task that entered it."""
         async with AsyncExitStack() as stack:
             for lifespan, owner in self._owners.items():
                 try:

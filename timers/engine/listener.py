@@ -118,7 +118,7 @@ class Listener:
                 assert_never(notification)
 
     def _bare(self, identity: Identity) -> None:
-        """Also announce a key for a processor whose pods are away: its timer is due and waits for them."""
+        """Also announce a key for a processor whose pods are gone: its timer is due and waits for them."""
         shard, prefix = self._pod.store.shard_of(*identity), identity[0]
         is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)

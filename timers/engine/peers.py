@@ -75,7 +75,7 @@ class Peers:
         self.beating.start()
 
     async def stop(self) -> None:
-        """Sign off, so that nobody waits for this pod. While Redis is away, let its last sign of life age instead."""
+        """Sign off, so that nobody waits for this pod. While Redis is down, let its last sign of life age instead."""
         await self.beating.stop()
         try:
             await self._membership.leave(self._me.pod)

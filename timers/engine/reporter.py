@@ -13,7 +13,7 @@ REPORT_SECONDS: Final = 5.0
 
 
 class Reporter:
-    """Reports at intervals. While Redis is away it keeps counting."""
+    """Reports at intervals. While Redis is down it keeps counting."""
 
     name = "reporter"
 

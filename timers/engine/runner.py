@@ -82,7 +82,7 @@ class Runner:
 
     @property
     def abandoned(self) -> int:
-        """Plain functions that go on although their runs were given up: a thread cannot be stopped."""
+        """Plain functions that keep running although their runs were given up: a thread cannot be stopped."""
         return self._abandoned
 
     @property
@@ -349,7 +349,7 @@ def _timeout_ms(run: Run) -> int | None:
 
 
 def _why_over(run: Run) -> str:
-    """The reason given to a plain function that goes on after the end of its run."""
+    """The reason given to a plain function that keeps running after the end of its run."""
     why = run.stop.reason if isinstance(run.stop, Failed | HandBack) else run.stop or "it has returned"
     return f"the run of {run.timer.key} is over ({why}), so its context.timers no longer works"
 

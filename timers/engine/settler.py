@@ -18,7 +18,7 @@ _log = get_logger("timers.settler")
 
 
 class Settler:
-    """The queue of ends. While Redis is away it waits. Leases may expire meanwhile; then the token decides."""
+    """The queue of ends. While Redis is down it waits. Leases may expire meanwhile; then the token decides."""
 
     name = "settler"
 

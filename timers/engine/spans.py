@@ -1,4 +1,4 @@
-"""Owns the OpenTelemetry span of a run: a trace of its own, linked to the one in which its timer was armed.
+"""Owns the OpenTelemetry span of a run: its own trace, linked to the one in which its timer was armed.
 
 OpenTelemetry is imported only when it is used, so pods without it do not need the extra `otel`.
 """

@@ -76,7 +76,7 @@ class Supervisor:
             pause = min(pause * 2, self._longest_pause_seconds)
 
     async def _once(self, service: Service) -> str:
-        """Run the service in a task of its own: before Python 3.13 a `TaskGroup` that fails leaves its task marked as
+        """Run the service in its own task: before Python 3.13 a `TaskGroup` that fails leaves its task marked as
         cancelled."""
         try:
             await asyncio.create_task(service.run(), name=f"timers.{service.name}.run")

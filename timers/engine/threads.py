@@ -21,7 +21,7 @@ _log = get_logger("timers.threads")
 
 
 class Threads:
-    """Call its methods from the event loop's thread. It has no limit of its own; the caller bounds how many functions
+    """Call its methods from the event loop's thread. It has no limit; the caller bounds how many functions
     run."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ HAND_BACK_SECONDS: Final = 1.0
 """How long Redis has to take the last ends after the drain timeout. Another pod rescues the runs of the rest."""
 
 _FINE: Final = ("running", "waiting")
-"""States of services that leave a pod ready. A full server takes no new timers, but everything else goes on."""
+"""States of services that leave a pod ready. A full server takes no new timers, but everything else continues."""
 
 _log = get_logger("timers.worker")
 
@@ -81,7 +81,7 @@ class WorkerOptions:
 @dataclass(frozen=True, slots=True)
 class PodHealth:
     """The state of a pod. `lag_seconds` is how long the newest canary's event took. `abandoned` counts plain functions
-    that go on in their threads after their runs ended. `problems` says why the pod is not ready."""
+    that keep running in their threads after their runs ended. `problems` says why the pod is not ready."""
 
     ready: bool
     notifications: str

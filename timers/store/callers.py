@@ -18,7 +18,7 @@ REVOKED: Final = "revoked"
 
 
 class Callers:
-    """The keys and calls of one db. Methods raise Unavailable while Redis is away."""
+    """The keys and calls of one db. Methods raise Unavailable while Redis is down."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

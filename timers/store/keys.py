@@ -46,7 +46,7 @@ def root(shard: int) -> str:
 
 
 def limits_root(prefix: str) -> str:
-    """Root of what limits a prefix: `permits` and `rate`, in a hash slot of their own."""
+    """Root of what limits a prefix: `permits` and `rate`, in their own hash slot."""
     return f"timers:{{limits:{prefix}}}:"
 
 

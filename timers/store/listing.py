@@ -316,7 +316,7 @@ def _checked_limit(value: object) -> int:
 
 
 class PageRequest(Filter):
-    """A page of a list: which timers, how many, and where to go on."""
+    """A page of a list: which timers, how many, and where to continue."""
 
     limit: Annotated[int, PlainValidator(_checked_limit), WithJsonSchema(shapes.LIMIT)] = LIST_LIMIT
     cursor: Annotated[str, PlainValidator(check_cursor), WithJsonSchema(shapes.CURSOR)] | None = None

@@ -1,7 +1,7 @@
 """Owns who is alive and who declared what: the pods' signs of life, and the prefixes that pods ever declared.
 
 A sign has two parts: what a pod is, sent once, and its state, sent at every beat, so that hundreds of processors make
-no beat long. Declarations outlive their pods, because no other processor may take a prefix while its own pods are away.
+no beat long. Declarations outlive their pods, because no other processor may take a prefix while its own pods are gone.
 """
 
 import json
@@ -133,7 +133,7 @@ class Roster:
 
 
 class Membership:
-    """The registry of one db as one pod or one reader sees it. Raises Unavailable while Redis is away."""
+    """The registry of one db as one pod or one reader sees it. Raises Unavailable while Redis is down."""
 
     def __init__(self, store: Store, *, forget_after_ms: int = FORGET_AFTER_MS) -> None:
         self._store, self._redis = store, store.connections.commands

@@ -1,6 +1,6 @@
 """Owns what a limited prefix may start in the whole fleet: permits, which end with the lease, and the rate of starts.
 
-Each such prefix has a hash slot of its own. A pod reserves before it claims, gives back at once what it did not use,
+Each such prefix has its own hash slot. A pod reserves before it claims, gives back at once what it did not use,
 extends the permits of its runs like their leases, and releases them once their ends are written.
 """
 
@@ -35,7 +35,7 @@ class Reservation:
 
 
 class Permits:
-    """The permits of one db. Methods raise Unavailable while Redis is away; permits in doubt end with the lease."""
+    """The permits of one db. Methods raise Unavailable while Redis is down; permits in doubt end with the lease."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -62,7 +62,7 @@ class Permits:
             await self._store.run_all("release", list(_calls(permits, 0)))
 
     async def keep(self, permits: Iterable[Permit], keep_ms: int) -> None:
-        """Extend the permits of runs that go on. `permits` is read as each call is made, so permits released meanwhile
+        """Extend the permits of continuing runs. `permits` is read as each call is made, so permits released meanwhile
         are not extended."""
         async with self._in_order:
             calls = list(_calls(permits, keep_ms))

@@ -1,4 +1,4 @@
-"""Owns arming within a quota, exactly, over all pods and shards; shared data has a hash slot of its own.
+"""Owns arming within a quota, exactly, over all pods and shards; shared data has its own hash slot.
 
 A caller books places, counts what is scheduled, arms within what is left, and ends its booking. Earlier bookings count
 with all their places: either their timers are counted or their booking is seen, so the last place is taken once. A
@@ -38,7 +38,7 @@ class Quota:
 
 
 class Quotas:
-    """The quotas of one db. Methods raise Unavailable while Redis is away; places in doubt are free again after
+    """The quotas of one db. Methods raise Unavailable while Redis is down; places in doubt are free again after
     BOOKED_MS."""
 
     def __init__(self, store: Store) -> None:

@@ -75,8 +75,8 @@ def reachable() -> Iterator[None]:
     """Turn the errors of a server that is away, loading, full or read-only into Unavailable.
 
     Also raises a cancellation that got lost meanwhile: before Python 3.12 `asyncio.wait_for`, which redis-py sends
-    through, drops a cancellation that comes just as its wait ends. The caller would go on as if nothing had happened,
-    and whoever stops it would wait for ever.
+    through, drops a cancellation that comes just as its wait ends. The caller would continue as if nothing had
+    happened, and whoever stops it would wait for ever.
     """
     current = asyncio.current_task()
     before = current.cancelling() if current else 0

@@ -1,7 +1,7 @@
 """Owns how many timers start: the next ones, how many in each hour to come, and how many did, by lateness.
 
 Past starts are counted in rings, for each minute of the last hour and each half hour of the last day. They
-take a few KB in a hash slot of their own, so that a restarted pod still shows them.
+take a few KB in their own hash slot, so that a restarted pod still shows them.
 """
 
 from collections import Counter

@@ -65,7 +65,7 @@ class Claimed:
 @dataclass(frozen=True, slots=True)
 class Touched:
     """When to look again (None: nothing planned); the queues with due timers, newest first, with the earliest due time
-    of each; the rank to go on at (0: all were looked at); whether leases have expired. Excludes blocked queues."""
+    of each; the rank to continue at (0: all were looked at); whether leases have expired. Excludes blocked queues."""
 
     now_ms: int
     next_ms: int | None
@@ -85,7 +85,7 @@ class Settlement:
 
 
 class Store:
-    """The timers of one db. Methods raise Unavailable while Redis is away. A batch belongs to one shard."""
+    """The timers of one db. Methods raise Unavailable while Redis is down. A batch belongs to one shard."""
 
     def __init__(
         self, connections: Connections, *, shards: int | None = None, clock: ServerClock | None = None
@@ -298,7 +298,7 @@ class Store:
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
-        """Runs with expired leases from `rank` on, except in paused queues, and the rank to go on at (0: none)."""
+        """Runs with expired leases from `rank` on, except in paused queues, and the rank to continue at (0: none)."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
 

@@ -23,7 +23,7 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def side_by_side(parts: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run the parts of a service until one fails or is cancelled; then end all. A `TaskGroup` would go on without a
+    """Run the parts of a service until one fails or is cancelled; then end all. A `TaskGroup` would continue without a
     part that was cancelled."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:

@@ -1,4 +1,4 @@
-"""Owns the lab: a timer service for one test, in the test's process. Its clock stands still until the test moves it.
+"""Owns the lab: a timer service for one test, in the test's process. Its clock is frozen until the test moves it.
 
 The records, scripts, claims, policies and the runner are the service's own. It has no events, sweeps or other pods, and
 nothing extends a lease.
