@@ -378,14 +378,17 @@ async def test_the_prefixes_page_shows_the_limits_that_pods_tell(visitor: Visito
 
 
 async def test_the_prefixes_page_shows_how_many_ended_in_the_last_minute(working: Api) -> None:
-    for timer_id in ("a", "b"):
-        await working.client.create("test", timer_id, delay="0s")
+    visitor = Visitor(working)
 
     async def ended() -> bool:
-        text = (await Visitor(working).get("/ui/prefixes?q=test")).text
-        return '<td class="number" data-label="Ended in the last minute">2</td>' in text
+        """One more ends at each look, so that the last minute is not over however slow the machine is."""
+        await working.client.create("test", delay="0s")
+        cell = re.search(
+            r'data-label="Ended in the last minute">(\d+)<', (await visitor.get("/ui/prefixes?q=test")).text
+        )
+        return cell is not None and int(cell[1]) > 0
 
-    await eventually(ended, "both have ended")
+    await eventually(ended, "some have ended")
 
 
 async def test_pods_show_their_state_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:
