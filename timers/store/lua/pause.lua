@@ -11,13 +11,13 @@ local prefix, changed, pauses = ARGV[2], nil, root .. 'pauses'
 if ARGV[3] == 'pause' then
   changed = call('SADD', root .. 'paused', prefix)
   block(prefix, '+inf')
-  if redis.call('HLEN', pauses) >= PAUSES then redis.call('DEL', pauses) end
-  if changed == 1 then redis.call('HSET', pauses, prefix, text(now)) end
+  if call('HLEN', pauses) >= PAUSES then call('DEL', pauses) end
+  if changed == 1 then call('HSET', pauses, prefix, text(now)) end
 else
   changed = call('SREM', root .. 'paused', prefix)
   block(prefix, nil)
-  local from = redis.call('HGET', pauses, prefix)
-  if changed == 1 and from then redis.call('HSET', pauses, prefix, from .. ' ' .. text(now)) end
+  local from = call('HGET', pauses, prefix)
+  if changed == 1 and from then call('HSET', pauses, prefix, from .. ' ' .. text(now)) end
   earliest = now
 end
 conclude()
