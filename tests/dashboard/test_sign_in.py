@@ -47,7 +47,7 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_of_other_sites(guest: V
 async def test_a_wrong_key_shows_the_form_again(guest: Visitor) -> None:
     shown = await guest.sign_in("tmk_none_nothing")
     assert shown.status == 403
-    assert "not known" in shown.text
+    assert "unknown or was revoked" in shown.text
     assert guest.cookies == {}
 
 
