@@ -139,7 +139,7 @@ _READERS: Final = {
     "counts": _Reader(lambda pipeline, name: pipeline.hgetall(name), _take_counts),
     "rec": _Reader(lambda pipeline, name: pipeline.hgetall(name), _take_records),
     "held": _Reader(lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True), _take_heads),
-    "blocked": _Reader(Pipeline.exists, lambda found, name, _: None),
+    **dict.fromkeys(("blocked", "pauses"), _Reader(Pipeline.exists, lambda found, name, _: None)),
     "paused": _Reader(lambda pipeline, name: pipeline.smembers(name), _take_members),
     "leases": _SORTED,
     "bare": _SORTED,
