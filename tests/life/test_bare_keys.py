@@ -1,5 +1,7 @@
 """Bare keys as scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
 
+import pytest
+
 from tests.engine.fleet import Calls, Fleet, until
 from tests.waiting import eventually
 from timers.core.explain import attempts
@@ -43,6 +45,18 @@ class TestChanges:
         timer = await fleet.client.get("note", "x")
         assert (timer.payload, timer.due_ms, timer.version) == ("from the API", changed.due_ms, changed.version)
         assert await fleet.redis.pttl("note:{0}:x") > 0
+
+    @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
+    async def test_a_strangers_score_among_the_known_keys_stopped_the_adoption_of_all(
+        self, fleet: Fleet, score: str
+    ) -> None:
+        await fleet.redis.zadd("timers:{0}:bare", {"note:odd": float(score), "note:x": float(score)})
+        calls = Calls()
+        await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", '"from the key"', px=HOUR_MS)
+        assert (await adopted(fleet, "x")).payload == "from the key"
+        await fleet.redis.set("note:odd", "1", px=1)
+        await fleet.completed("odd")
 
     async def test_an_adopted_timer_is_on_time_though_its_key_is_looked_at_first(self, fleet: Fleet) -> None:
         calls = Calls()

@@ -86,7 +86,7 @@ class BareKeys:
         with scripts.reachable():
             async with self._redis.pipeline(transaction=False) as asked:
                 for shard in range(self.store.shards):
-                    asked.zrangebyscore(_index(shard), "-inf", until_ms, start=0, num=PAGE_SIZE, withscores=True)
+                    asked.zrangebyscore(_index(shard), 0, until_ms, start=0, num=PAGE_SIZE, withscores=True)
                 answers = await asked.execute()
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 
@@ -108,7 +108,7 @@ class BareKeys:
         known = dict(zip(chain(*by_shard.values()), chain(*answers[: len(by_shard)]), strict=True))
         now_ms = seconds * 1000 + micros // 1000
         looks = {
-            identity: Look(None if known[place] is None else int(known[place]), deadline_ms)
+            identity: Look(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadline_ms)
             for place, (identity, deadline_ms) in enumerate(zip(identities, answers[len(by_shard) :], strict=True))
         }
         return await self._with_values(looks, now_ms + lead_ms), now_ms

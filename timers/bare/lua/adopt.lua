@@ -11,8 +11,7 @@ if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
-  local score = call('ZSCORE', root .. 'bare', member)
-  if (score and text(score) or '') ~= known or tonumber(deadline) <= now then return 'stale' end
+  if known_deadline(member) ~= tonumber(known) or tonumber(deadline) <= now then return 'stale' end
   local r = read_or_clear(prefix, id)
   if r and r.status == 'r' then
     call('ZREM', root .. 'bare', member)

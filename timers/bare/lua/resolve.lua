@@ -33,7 +33,7 @@ local function is_news(member, times, since, r)
 end
 
 local function heard(prefix, id, member, times, since)
-  if call('ZSCORE', root .. 'bare', member) then return 'look' end
+  if known_deadline(member) then return 'look' end
   local r = read_or_clear(prefix, id)
   if not is_news(member, times, since, r) then return 'known' end
   if r and r.status == 'r' then return 'running' end
@@ -48,7 +48,7 @@ local function heard(prefix, id, member, times, since)
 end
 
 local function looked(prefix, id, member, deadline, found, spec)
-  if tonumber(call('ZSCORE', root .. 'bare', member) or '') ~= deadline then return 'stale' end
+  if known_deadline(member) ~= deadline then return 'stale' end
   local r, raw = read_or_clear(prefix, id)
   if raw and not r then
     call('ZREM', root .. 'bare', member)

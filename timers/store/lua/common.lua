@@ -246,6 +246,13 @@ local function enqueue(prefix, id, due)
   call('ZADD', heads_key(prefix), 'LT', exact, prefix)
 end
 
+-- The deadline of a bare key that the shard knows; nil if it knows none. A score that is no time is a stranger's, and goes.
+local function known_deadline(member)
+  local score = tonumber(call('ZSCORE', root .. 'bare', member) or '')
+  if score and score >= 0 and score < 2 ^ 53 then return score end
+  if score then call('ZREM', root .. 'bare', member) end
+end
+
 -- Like `enqueue`, but also set the trigger key, never with a deadline in the past.
 local function schedule(prefix, id, due)
   enqueue(prefix, id, due)
