@@ -1,7 +1,7 @@
 """The checker, held against histories whose faults are known: each planted one is caught, a clean one never accused."""
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.chaos.clean import MAX_ATTEMPTS, clean_histories
@@ -25,14 +25,14 @@ def test_planted_fault_is_caught(broken: Property, plant: Plant) -> None:
 
 
 @given(clean_histories())
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 def test_clean_history_gives_no_finding(past: Past) -> None:
     report = past.judged(MAX_ATTEMPTS)
     assert report.ok, str(report)
 
 
 @given(clean_histories(), st.sampled_from([plant for plants in PLANTS.values() for plant in plants]))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 def test_planted_fault_is_caught_among_clean_timers(past: Past, plant: Plant) -> None:
     assume(plant not in NOT_SEEN_ALONE)
     past.counts = None
@@ -43,7 +43,7 @@ def test_planted_fault_is_caught_among_clean_timers(past: Past, plant: Plant) ->
 
 
 @given(clean_histories())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 def test_record_taken_from_a_clean_history_is_missed(past: Past) -> None:
     assume(past.end_states)
     timer = min(past.end_states)

@@ -18,7 +18,7 @@ from timers.core.policies import RetryPolicy
 from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
 
-steady = settings(deadline=None, max_examples=200)
+steady = settings(max_examples=200)
 
 DURATIONS = st.sampled_from(["0s", "1ms", "250ms", "5s", "1m", "7m30s", "1h", "24h", "1d", "3d", 0.1, 90])
 MONTHS = st.sampled_from(["P1M", "P1Y", "P1M1DT1H", "MONTHLY", "DAILY"])
@@ -228,7 +228,7 @@ def test_a_fixed_rate_never_leaves_its_grid(life: tuple[RetryPolicy, list[Step]]
         assert after.occurrence == step.timer.occurrence or after.due_ms == slot_ms
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from([{"every": "1m"}, {"every": "1h"}, {"cron": "* * * * *"}, {"cron": "*/30 * * * *"}]),
     st.integers(0, 100 * DAY_MS),

@@ -24,7 +24,7 @@ from timers.core.durations import (
 )
 from timers.errors import InvalidInput
 
-steady = settings(deadline=None, max_examples=200)
+steady = settings(max_examples=200)
 
 # Changes of offset in both directions: of an hour, of half an hour, at midnight, of a whole day.
 TURNS = (
