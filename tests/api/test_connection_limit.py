@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import body
 from timers.api.connection_limit import CONNECTION_LIMIT, ConnectionLimit
 from timers.core.spec import NewTimer
@@ -31,10 +31,14 @@ async def connected(api: Api, sent: bytes = b"") -> Connection:
 
 @asynccontextmanager
 async def many(api: Api, count: int, sent: bytes) -> AsyncIterator[list[Connection]]:
-    open_now = [await connected(api, sent) for _ in range(count)]
-    yield open_now
-    for _, writer in open_now:
-        writer.close()
+    open_now: list[Connection] = []
+    try:
+        for _ in range(count):
+            open_now.append(await connected(api, sent))  # noqa: PERF401 (what is open is closed, whatever happens)
+        yield open_now
+    finally:
+        for _, writer in open_now:
+            writer.close()
 
 
 HALF_A_HEAD = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nX-Slow: "
@@ -42,8 +46,12 @@ HALF_A_BODY = b"POST /v1/timers HTTP/1.1\r\nHost: x\r\nContent-Type: application
 
 
 @pytest.mark.parametrize("sent", [b"", HALF_A_HEAD, HALF_A_BODY], ids=["silent", "half a head", "half a body"])
-async def test_a_thousand_slow_clients_are_not_in_the_way_of_a_healthy_one(api: Api, sent: bytes) -> None:
-    async with many(api, SLOW, sent) as slow:
+async def test_a_thousand_slow_clients_are_not_in_the_way_of_a_healthy_one(
+    server: EmbeddedServer, redis: Redis, sent: bytes
+) -> None:
+    await redis.ping()
+    patient = ConnectionLimit(CONNECTION_LIMIT, idle_seconds=DEADLINE_SECONDS, take_seconds=DEADLINE_SECONDS)
+    async with running_api(server.url, [done], limit=patient) as api, many(api, SLOW, sent) as slow:
         assert (await api.create()).status == 201
         assert (await api.call("GET", "/v1/timers/test/one")).status == 200
         assert not any(reader.at_eof() for reader, _ in slow)
