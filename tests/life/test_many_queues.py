@@ -47,12 +47,14 @@ async def test_a_thousand_queues_at_their_rate_hid_all_later_ones(fleet: Fleet) 
 
 
 async def test_a_probe_ran_after_twenty_thousand_others_that_were_due_before_it(fleet: Fleet) -> None:
-    """Each queue had a claim of its own, in the order of the marks."""
+    """Each queue had a claim of its own, in the order of the marks. Now about a hundred share one."""
     calls = Calls()
     pod = await fleet.pod(calls, concurrency=200)
+    claims: list[str] = []
+    pod.store.called = lambda script, _seconds: claims.append(script) if script == "claim" else None
     due_ms = await fleet.store.now_ms() + 5_000
     await arm_in_many(fleet, 3_000, f"@{due_ms}")
     await fleet.client.create("note-probe", "probe", due_at=due_ms + 1)
     await until(lambda: len(calls) == 3_001, "all have run")
-    assert calls.ids.index("probe") < 2_500
+    assert len(claims) < 1_000
     assert pod.worker.runner.executing == 0

@@ -14,8 +14,8 @@ from redis.exceptions import ResponseError
 from timers.errors import ConfigurationError
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
-CONNECT_TIMEOUT_SECONDS: Final = 2.0
-POOL_WAIT_SECONDS: Final = 5.0
+CONNECT_SHARE: Final = 0.4
+"""Share of the answer's time that connecting may take."""
 
 # No retries in redis-py: it would resend a script whose answer was lost, and a create would then answer "exists" to its
 # own author. Callers that may repeat a call do so themselves.
@@ -107,9 +107,9 @@ def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
     pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
         url,
         max_connections=size,
-        timeout=POOL_WAIT_SECONDS,
+        timeout=answer_timeout_seconds,
         socket_timeout=answer_timeout_seconds,
-        socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        socket_connect_timeout=CONNECT_SHARE * answer_timeout_seconds,
         retry=_NEVER,
         protocol=2,
     )
