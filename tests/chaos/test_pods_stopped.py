@@ -61,6 +61,6 @@ async def test_bare_key_that_expired_while_a_pod_was_paused_fires_once(tmp_path:
 
 
 async def _counted_no_more(redis: Redis, since: int) -> bool:
-    """Whether an expiry that was answered then was answered more than 5 s ago (bare/lua/announce.lua)."""
+    """Whether an expiry that was answered then was answered more than 5 s ago (bare/lua/resolve.lua)."""
     seconds, _ = await redis.time()
     return int(seconds) > since + 6

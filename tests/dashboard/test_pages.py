@@ -1,4 +1,4 @@
-"""The pages over HTTP: what they show, who may open them, what hostile strings do to them."""
+"""The pages over HTTP: who may open them, what those about timers show, what hostile strings do to them all."""
 
 import re
 from html import unescape
@@ -8,13 +8,9 @@ import pytest
 
 from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visitor
-from tests.members import announce, sign_off
 from tests.waiting import eventually
 from timers.api.operations import PAGES, Operation
-from timers.core.hooks import Hook
 from timers.core.model import Status
-from timers.store.membership import Membership
-from timers.store.outbox import Outbox
 
 if TYPE_CHECKING:
     from timers.core.keywords import NewTimerFields, RepeatFields
@@ -311,94 +307,3 @@ async def test_failures_are_grouped_by_prefix_and_error(working: Api) -> None:
     assert groups == [("3", "Fail: user # is gone"), ("1", "Fail: no route")]
     shown = (await Visitor(working).get("/ui/timers?prefix=broken&status=failed&error=Fail:+user+%23+is+gone")).text
     assert set(re.findall(r'class="id" href="/ui/timers/broken/(\w+)"', shown)) == {"a0", "a1", "a2"}
-
-
-async def test_a_prefix_is_paused_and_resumed(visitor: Visitor) -> None:
-    await visitor.api.client.create("test", "one", delay="1h")
-    for action, offered in [("pause", "Resume"), ("resume", "Pause")]:
-        assert (await visitor.post(f"/ui/prefixes/test/{action}")).where == "/ui/prefixes?q=test"
-        assert f'aria-label="{offered} test"' in (await visitor.get("/ui/prefixes?q=test")).text
-    assert (await visitor.post("/ui/prefixes/test/drop")).status == 404
-
-
-async def test_a_prefix_can_be_forgotten_once_its_pods_are_gone(visitor: Visitor) -> None:
-    """Declared, and no live pod has its processor: only then is it offered, and only then done."""
-    store = visitor.api.store
-
-    async def offers(wanted: bool) -> bool:
-        """What the page has read is up to a second and a half old."""
-        return ('aria-label="Forget test"' in (await visitor.get("/ui/prefixes?q=test")).text) == wanted
-
-    assert await offers(True)
-    await announce(store, "a-pod", processors=["test"], notifications="ok")
-    assert (await visitor.post("/ui/prefixes/test/forget")).status == 409
-    await eventually(lambda: offers(False), "it is not offered while a pod has it")
-    await sign_off(store, "a-pod")
-    assert (await visitor.post("/ui/prefixes/test/forget")).where == "/ui/prefixes?q=test"
-    assert "test" not in (await Membership(store).read()).declared
-    assert await offers(False)
-    assert (await visitor.post("/ui/prefixes/test/forget")).status == 404
-
-
-async def test_a_key_is_made_shown_once_and_revoked(guest: Visitor) -> None:
-    await guest.sign_in(EVERYTHING)
-    limits = {"rate": "100/s", "pending": "5", "most_prefixes": "3"}
-    form = {"name": "billing", "prefixes": "mine, test*", "right": "read", **limits}
-    made = re.search(r'id="made"[^>]*>(tmk_\w+)<', (await guest.post("/ui/keys", form)).text)
-    assert made is not None
-    listed = (await guest.get("/ui/keys")).text
-    assert made[1] not in listed
-    assert "mine, test*" in listed
-    assert "100/s 5 waiting in 3 prefixes" in listed
-    key_id = made[1].split("_")[1]
-    await guest.post(f"/ui/keys/{key_id}/revoke")
-    assert f"/ui/keys/{key_id}/revoke" not in (await guest.get("/ui/keys")).text
-    assert (await guest.api.store.connections.commands.hget("timers:keys", key_id)) == b"revoked"
-
-
-async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> None:
-    text = (await visitor.get("/ui/server")).text
-    for check in ("eviction", "persistence", "flags", "delivery", "strangers", "clock"):
-        assert f"<strong>{check}</strong>" in text
-    assert "noeviction" in text
-    assert "Mend: start one: <code>timers serve</code>" in text
-
-
-async def test_the_server_page_shows_hooks_and_alarms_without_their_urls(visitor: Visitor) -> None:
-    assert "No pod has set TIMERS_HOOKS" in (await visitor.get("/ui/server")).text
-    hook = Hook.of("failed+completed@mine*", "https://user:secret@example.org/x")
-    await Outbox(visitor.api.store).tell(0, [str(hook)], [])
-    text = (await visitor.get("/ui/server")).text
-    assert hook.prefix in text
-    assert "completed, failed" in text
-    assert "mine*" in text
-    assert "secret" not in text
-
-
-async def test_the_prefixes_page_shows_the_limits_that_pods_tell(visitor: Visitor) -> None:
-    limits = {"limits of test": "3 at once, one every 0.1 s"}
-    await announce(visitor.api.store, "a-pod", processors=["test"], notifications="ok", settings=limits)
-    assert "3 at once, one every 0.1 s" in (await visitor.get("/ui/prefixes?q=test")).text
-
-
-async def test_the_prefixes_page_shows_how_many_ended_in_the_last_minute(working: Api) -> None:
-    visitor = Visitor(working)
-
-    async def ended() -> bool:
-        """One more ends at each look, so that the last minute is not over however slow the machine is."""
-        await working.client.create("test", delay="0s")
-        cell = re.search(
-            r'data-label="Ended in the last minute">(\d+)<', (await visitor.get("/ui/prefixes?q=test")).text
-        )
-        return cell is not None and int(cell[1]) > 0
-
-    await eventually(ended, "some have ended")
-
-
-async def test_pods_show_their_state_and_a_key_only_its_prefixes(guest: Visitor, working: Api) -> None:
-    assert working.store.shards == 1
-    await guest.sign_in(READS)
-    text = (await guest.get("/ui/pods")).text
-    assert "<h2>api-test</h2>" in text
-    assert re.findall(r"<code>(\w+)</code>", text) == ["mine"]
-    assert (await guest.get("/ui/prefixes")).status == 200

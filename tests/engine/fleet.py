@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from redis.asyncio import Redis
@@ -228,6 +229,13 @@ async def joined(
     store = await open_store(connect(url, answer_timeout_seconds=answer_timeout_seconds), shards=shards)
     await store.identity.join()
     return store
+
+
+async def stubbornly(let_go: asyncio.Event) -> None:
+    """Wait as a processor does that swallows every cancellation."""
+    while not let_go.is_set():
+        with suppress(asyncio.CancelledError):
+            await let_go.wait()
 
 
 async def until(so: Callable[[], object], what: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, Pod, notes, until
+from tests.engine.fleet import DAY_MS, Calls, Fleet, Held, Pod, notes, stubbornly, until
 from tests.engine.own import OwnServer
 from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
@@ -102,11 +102,7 @@ async def test_a_processor_that_ignores_the_drain_is_left_behind_and_its_result_
     let_go, over = asyncio.Event(), asyncio.Event()
 
     async def act(_timer: Timer, _context: Context) -> None:
-        while not let_go.is_set():
-            try:
-                await let_go.wait()
-            except asyncio.CancelledError:
-                continue
+        await stubbornly(let_go)
         over.set()
 
     stubborn = Calls(act=act)

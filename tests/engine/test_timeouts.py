@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.engine.fleet import Calls, Fleet, notes, until
+from tests.engine.fleet import Calls, Fleet, notes, stubbornly, until
 from tests.engine.test_outcomes import ONE_TRY, TWO_QUICK_TRIES
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done
@@ -52,11 +52,7 @@ async def test_a_result_after_the_timeout_does_not_count(fleet: Fleet, answer: D
     async def act(timer: Timer, _context: Context) -> Done:
         if timer.attempt == 2:
             return Done("second try")
-        while not let_go.is_set():
-            try:
-                await let_go.wait()
-            except asyncio.CancelledError:
-                continue
+        await stubbornly(let_go)
         over.set()
         if isinstance(answer, Exception):
             raise answer

@@ -33,6 +33,18 @@ async def only_attempt(fleet: Fleet) -> Attempt:
     return attempt
 
 
+async def rescued(fleet: Fleet) -> Timer:
+    """The timer `x`, once another pod has run it again after its first pod was killed in mid-run."""
+    held = Held()
+    dying = await fleet.pod(held)
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    await fleet.kill(dying)
+    await fleet.expire_lease("x")
+    await fleet.pod(Calls(), name="b")
+    return await fleet.completed("x")
+
+
 class TestCause:
     async def test_of_an_event(self, fleet: Fleet) -> None:
         await fleet.pod(Calls(), grace_ms=HOUR_MS)
@@ -49,14 +61,7 @@ class TestCause:
         assert notes(await fleet.completed("x")) == ["created", "sweep", "completed"]
 
     async def test_of_a_rescue(self, fleet: Fleet) -> None:
-        held = Held()
-        dying = await fleet.pod(held)
-        await fleet.client.create("note", "x", delay=0)
-        await until(lambda: len(held) == 1, "it runs")
-        await fleet.kill(dying)
-        await fleet.expire_lease("x")
-        await fleet.pod(Calls(), name="b")
-        timer = await fleet.completed("x")
+        timer = await rescued(fleet)
         assert [(entry.pod, entry.note) for entry in timer.history[2:]] == [("b", "rescue"), ("b", "completed")]
         assert f"started again, attempt 2: {LOST}" in await answers(fleet)
 
@@ -167,18 +172,11 @@ class TestSplit:
 
     async def test_of_a_rescue(self, fleet: Fleet) -> None:
         """The first run has no end of its own; the second waited from the start of the first."""
-        held = Held()
-        dying = await fleet.pod(held)
-        await fleet.client.create("note", "x", delay=0)
-        await until(lambda: len(held) == 1, "it runs")
-        await fleet.kill(dying)
-        await fleet.expire_lease("x")
-        await fleet.pod(Calls(), name="b")
-        lost, rescued = attempts((await fleet.completed("x")).history)
-        assert (lost.event_ms, lost.queue_ms, lost.ended) == (None, None, rescued.start)
-        assert (rescued.event_ms, rescued.claim_ms) == (None, rescued.start.at_ms - lost.start.at_ms)
-        assert rescued.ended is not None
-        assert rescued.run_ms == rescued.ended.run_ms
+        lost, second = attempts((await rescued(fleet)).history)
+        assert (lost.event_ms, lost.queue_ms, lost.ended) == (None, None, second.start)
+        assert (second.event_ms, second.claim_ms) == (None, second.start.at_ms - lost.start.at_ms)
+        assert second.ended is not None
+        assert second.run_ms == second.ended.run_ms
 
     async def test_of_a_timer_that_nobody_ran(self, fleet: Fleet) -> None:
         await fleet.client.create("note", "x", delay="30m", missed="skip")

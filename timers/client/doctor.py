@@ -20,14 +20,14 @@ from timers.store.scripts import FULL
 from timers.store.server import is_full
 from timers.store.store import Store
 
-AWAY: Final[Mapping[str, str]] = {
-    "BUSY": "`redis-cli SCRIPT KILL`; find out whose script it is",
-    "DB index": "correct the number of the db at the end of TIMERS_REDIS_URL, or raise databases of the server",
+UNREACHABLE: Final[Mapping[str, str]] = {
+    "busy": "`redis-cli SCRIPT KILL`; find out whose script it is",
+    "db index": "correct the number of the db at the end of TIMERS_REDIS_URL, or raise databases of the server",
     "loading": "wait until the server has read its data; `redis-cli INFO persistence` tells how far it is",
-    "assword": "correct the user and the password in TIMERS_REDIS_URL",
-    "uthenticat": "put the user and the password into TIMERS_REDIS_URL",
+    "password": "correct the user and the password in TIMERS_REDIS_URL",
+    "authentica": "put the user and the password into TIMERS_REDIS_URL",
 }
-"""What mends a server that does not answer, by a part of what it says."""
+"""What mends a server that cannot be used, by a part of its error in lower case."""
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 """Shows, while it is entered, how many of about a number are done."""
@@ -65,7 +65,10 @@ async def examine(
 
 def unreachable(error: Unavailable) -> Check:
     """The only finding about a server that does not answer."""
-    mend = next((mend for part, mend in AWAY.items() if part in str(error)), "start it, or correct TIMERS_REDIS_URL")
+    mend = next(
+        (mend for part, mend in UNREACHABLE.items() if part in str(error).lower()),
+        "start it, or correct TIMERS_REDIS_URL",
+    )
     return Check("server", "fail", str(error), "nothing is armed or run", mend)
 
 
@@ -187,12 +190,16 @@ async def _hooks(store: Store) -> Check:
         "hooks",
         f"{waiting} changes wait for a pod",
         (
-            *(oldest_ms > STUCK_MS, "fail", f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s"),
+            oldest_ms > STUCK_MS,
+            "fail",
+            f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s",
             "hooks and alarms do not hear of them; a full outbox takes no more",
             "start a worker, or see `hooks` under services in /readyz of the workers",
         ),
         (
-            *(bool(failing), "warn", f"calls of hooks or messages of alarms fail, such as {shortened(failing)}"),
+            bool(failing),
+            "warn",
+            f"calls of hooks or messages of alarms fail, such as {shortened(failing)}",
             "their receivers learn late what happened, or never",
             f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed --yes`",
         ),

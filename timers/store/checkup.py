@@ -132,7 +132,10 @@ def _role(info: Facts) -> Check:
         (is_replica, "fail", f"a replica of {master}", takes_none, f"put the master, {master}, into TIMERS_REDIS_URL"),
         (state != "ok", "fail", slots, _NOTHING, "give every hash slot a node, with redis-cli --cluster fix HOST:PORT"),
         (
-            *(nodes > 1, "fail", f"one of {nodes} masters of a cluster", "pods reach only the shards of this node"),
+            nodes > 1,
+            "fail",
+            f"one of {nodes} masters of a cluster",
+            "pods reach only the shards of this node",
             "use a single node: this version does not support clusters",
         ),
     )
@@ -167,11 +170,17 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
             "free space on its disk",
         ),
         (
-            *(rewrites != "ok", "warn", f"the last rewrite of the append-only file: {rewrites}"),
-            *("the file grows until the disk is full", f"{room} `redis-cli BGREWRITEAOF`"),
+            rewrites != "ok",
+            "warn",
+            f"the last rewrite of the append-only file: {rewrites}",
+            "the file grows until the disk is full",
+            f"{room} `redis-cli BGREWRITEAOF`",
         ),
         (
-            *(known.get("appendfsync") == "no", "warn", "appendonly is on, but appendfsync is no", half),
+            known.get("appendfsync") == "no",
+            "warn",
+            "appendonly is on, but appendfsync is no",
+            half,
             setting(info, "appendfsync", "everysec"),
         ),
     )
