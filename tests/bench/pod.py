@@ -15,6 +15,7 @@ import uvloop
 
 from tests.bench.starts import line_of
 from timers import Context, Timer, TimerClient, processor
+from timers.app import collect_seldom
 from timers.client import open_store
 from timers.engine.worker import Worker, WorkerOptions
 from timers.logs import configure
@@ -70,4 +71,5 @@ async def answer_with_cpu() -> None:
 
 if __name__ == "__main__":
     configure("json", "warning")
+    collect_seldom()
     uvloop.run(_serve(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))

@@ -1,7 +1,6 @@
 """What the store's tests do to timers, in the fewest words: arm one, have it running, end its run."""
 
 import hashlib
-from dataclasses import replace
 from typing import Any, Final
 
 from tests.waiting import eventually
@@ -60,7 +59,7 @@ def an_end(timer: Timer, status: Status = Status.COMPLETED, note: str = "", **ch
         NO_PROGRESS,
         cause=("completed", note or status.value),
     )
-    return Settlement(timer, replace(kept, **changes))
+    return Settlement(timer, kept._replace(**changes))
 
 
 async def settle(store: Store, *ends: Settlement, pod: str = POD, retention_ms: int = DAY_MS) -> list[str]:

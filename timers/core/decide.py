@@ -1,9 +1,9 @@
 """Owns the decision what happens to a timer after a run. Pure: time and randomness are arguments."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from timers.core import calendar
 from timers.core.causes import Cause, in_english
@@ -16,8 +16,7 @@ from timers.core.policies import RetryPolicy
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(NamedTuple):
     """What the end of a run changes, and why. With `spec` None the caller's fields stay as they are."""
 
     status: Status

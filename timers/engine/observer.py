@@ -18,13 +18,13 @@ class LatenessWindow:
         self._monotonic = monotonic
         self._slices: deque[tuple[float, Counter[int]]] = deque()
 
-    def add(self, lateness_ms: int) -> None:
-        """Count one start."""
+    def add(self, bucket: int) -> None:
+        """Count one start in its lateness bucket."""
         now = self._monotonic()
         if not self._slices or now - self._slices[-1][0] >= SLICE_SECONDS:
             self._slices.append((now, Counter()))
             self._forget(now)
-        self._slices[-1][1][bucket_of(lateness_ms)] += 1
+        self._slices[-1][1][bucket] += 1
 
     def counts(self) -> dict[int, int]:
         """Starts by bucket."""
@@ -50,8 +50,9 @@ class Observer:
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """A run started this late."""
-        self.lateness.add(lateness_ms)
-        self.unreported[bucket_of(lateness_ms)] += 1
+        bucket = bucket_of(lateness_ms)
+        self.lateness.add(bucket)
+        self.unreported[bucket] += 1
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """A run ended after this many seconds; `outcome` is how."""

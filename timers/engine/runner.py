@@ -41,6 +41,8 @@ LEASE_LEFT: Final = 0.25
 """Share of its lease that a run has left at least when it starts. A pod short of CPU time may start runs long after it
 claimed them; without extending their leases first, it would still execute them when another pod takes them over."""
 
+_DONE: Final = Done()
+
 _log = get_logger("timers.runner")
 _processors_log = get_logger("timers.processor")
 
@@ -356,7 +358,7 @@ def _why_over(run: Run) -> str:
 
 def _as_outcome(result: Any) -> Outcome:
     if result is None:
-        return Done()
+        return _DONE
     if isinstance(result, Done):
         return Done(plain(result.note))
     if isinstance(result, Rearm):

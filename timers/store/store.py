@@ -74,8 +74,7 @@ class Touched:
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """The end of a run: the timer as it was claimed (its token is the proof) and what follows. `took` tells the history
     how long claiming, waiting and running took: `<ms or nothing>+<ms>+<ms>`, or `-`."""
 
