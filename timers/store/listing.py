@@ -114,7 +114,7 @@ class _Filling:
     """A page while it is being filled."""
 
     def __init__(self, wanted: Filter, limit: int) -> None:
-        self.wanted = wanted
+        self.wanted, self._wants = wanted, wanted.test()
         self.items: list[Timer] = []
         self._limit, self._most_looks = limit, max(limit * LOOKS_PER_ITEM, LOOKS_AT_LEAST)
         self._looked = self._read_bytes = self._bytes = 0
@@ -123,7 +123,7 @@ class _Filling:
         """Look at one more. True if the page ends with it."""
         self._looked += 1
         self._read_bytes += item.size
-        if item.timer is not None and self.wanted.wants(item.timer):
+        if item.timer is not None and self._wants(item.timer):
             self.items.append(item.timer)
             self._bytes += item.size
         return len(self.items) == self._limit or self._bytes >= PAGE_BYTES or self._looked == self._most_looks
@@ -152,10 +152,11 @@ class Listing:
         costs the same however many timers there are. Raises InvalidInput for a cursor that this method did not
         return."""
         filling = _Filling(wanted.at(self._store.clock.now_ms()), limit)
-        async with aclosing(self._items(filling, None if cursor is None else _read_cursor(cursor))) as items:
-            async for item in items:
-                if filling.take(item):
-                    return Page(filling.items, _write_cursor(item.place))
+        async with aclosing(self._items(filling, None if cursor is None else _read_cursor(cursor))) as parts:
+            async for part in parts:
+                for item in part:
+                    if filling.take(item):
+                        return Page(filling.items, _write_cursor(item.place))
         return Page(filling.items, None)
 
     async def pages(self, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
@@ -166,19 +167,19 @@ class Listing:
             page = await self.page(wanted, limit=limit, cursor=page.next_cursor)
             yield page.items
 
-    async def _items(self, filling: _Filling, after: _Place | None) -> AsyncGenerator[_Item]:
-        """All records after a place, index by index."""
+    async def _items(self, filling: _Filling, after: _Place | None) -> AsyncGenerator[Sequence[_Item]]:
+        """All records after a place, index by index, in parts."""
         sources = await self._sources(filling.wanted, after)
         running = [source.shard for source in sources if source.listing == _RUNNING.listing]
-        async for item in self._running(running, filling, after):
-            yield item
+        async for part in self._running(running, filling, after):
+            yield part
         indexes = deque(list(index) for _, index in groupby(sources[len(running) :], key=lambda source: source.listing))
         while indexes:
             together = _take_first(indexes, filling.wanting, filling.room)
             read = await self._read({source: _start(source, after) for index in together for source in index}, filling)
             for index in together:
-                async for item in self._merged({source: read[source] for source in index}, filling):
-                    yield item
+                async for part in self._merged({source: read[source] for source in index}, filling):
+                    yield part
 
     async def _sources(self, wanted: Filter, after: _Place | None) -> list[_Source]:
         """The indexes that may hold wanted timers, in listing order, starting with that of the place."""
@@ -195,8 +196,8 @@ class Listing:
                 found.add(_Source(place, prefix, codec.LETTERS[status], shard, n))
         return sorted(source for source in found if after is None or source.listing >= after.source.listing)
 
-    async def _merged(self, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[_Item]:
-        """The records of one index over all shards in one order, beginning with the first part read."""
+    async def _merged(self, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[Sequence[_Item]]:
+        """The records of one index over all shards in one order, beginning with those in `read`."""
         held: list[_Item] = []
         read_to: dict[_Source, _Place] = {}
         while read:
@@ -208,8 +209,7 @@ class Listing:
             # Records after the end of another shard's part must wait for the rest of that part.
             reached = min((place.order for place in read_to.values()), default=None)
             ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
-            for item in held[:ready]:
-                yield item
+            yield held[:ready]
             del held[:ready]
             behind = {source: read_to.pop(source) for source in [*read_to] if read_to[source].order == reached}
             read = await self._read(behind, filling) if behind else {}
@@ -234,14 +234,18 @@ class Listing:
             for source, (_, found, more) in zip(asked, replies, strict=True)
         }
 
-    async def _running(self, shards: Sequence[int], filling: _Filling, after: _Place | None) -> AsyncGenerator[_Item]:
+    async def _running(
+        self, shards: Sequence[int], filling: _Filling, after: _Place | None
+    ) -> AsyncGenerator[Sequence[_Item]]:
         """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
         at = after.member if after and after.source.listing == _RUNNING.listing else ""
         names = iter([name for name in await self._queries.running(shards) if name > at])
         while some := list(islice(names, min(filling.wanting, filling.room))):
             timers = await self._store.get([keys.identity_of(name) for name in some])
-            for name, timer in zip(some, timers, strict=True):
-                yield _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
+            yield [
+                _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
+                for name, timer in zip(some, timers, strict=True)
+            ]
 
 
 def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> list[list[_Source]]:

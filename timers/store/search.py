@@ -37,13 +37,13 @@ async def newest_first(store: Store, wanted: Filter, *, limit: int, cursor: str 
     prefix, statuses = wanted.only_prefix, wanted.status or ()
     if prefix is None or len(statuses) != 1 or Status.RUNNING in statuses:
         raise ValueError("sorting by newest needs one prefix and one status")
-    wanted = wanted.at(store.clock.now_ms())
+    wants = wanted.at(store.clock.now_ms()).test()
     place, items, looked = _read_place(cursor), list[Timer](), 0
     while looked < LOOKS_AT_LEAST:
         found = await _before(store, prefix, statuses[0], place, limit)
         for score, timer_id, timer in found:
             place, looked = (score, timer_id), looked + 1
-            if timer is not None and wanted.wants(timer):
+            if timer is not None and wants(timer):
                 items.append(timer)
             if len(items) == limit:
                 return Page(items, json.dumps(place))
