@@ -103,6 +103,10 @@ async def lose_an_index(store: Store) -> None:
     await store.connections.commands.delete("timers:{0}:due:note", "timers:{0}:heads")
 
 
+async def lose_every_index(store: Store) -> None:
+    await store.connections.commands.delete("timers:{0}:due:note", "timers:{0}:heads", "timers:{0}:counts")
+
+
 async def spoil_a_record(store: Store) -> None:
     redis: Any = store.connections.commands
     await redis.hset("timers:{0}:quarantine", "note:one", "1795000000000 no record\n")

@@ -34,6 +34,7 @@ from tests.doctor.setups import (
     lose_a_due_index,
     lose_a_lease,
     lose_an_index,
+    lose_every_index,
     lose_the_head,
     made,
     miscount,
@@ -110,6 +111,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "lost data": ((), lose, {"data": ("fail", "shard 0 lost everything written")}),
     "another's meta": ((), overwrite_meta, {"data": ("fail", "WRONGTYPE")}),
     "a lost index": ((), lose_an_index, {"books": ("fail", "disagree")}),
+    "every index and count lost": ((), lose_every_index, {"books": ("fail", "1 uncounted records")}),
     "an unreadable record": ((), spoil_a_record, {"quarantine": ("warn", "'note:one' (no record)")}),
     "a stuck queue": (
         (),

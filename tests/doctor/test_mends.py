@@ -25,6 +25,7 @@ from tests.doctor.setups import (
     found,
     lose,
     lose_an_index,
+    lose_every_index,
     made,
     miscount,
     opened,
@@ -76,6 +77,7 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...], Break | None]]] = {
     "a displaced key": ("strangers", (), displace),
     "lost data": ("data", (), lose),
     "a lost index": ("books", (), lose_an_index),
+    "every index and count lost": ("books", (), lose_every_index),
     "wrong counts": ("books", (), miscount),
     "a paused prefix": ("paused", (), pause),
 }

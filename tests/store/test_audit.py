@@ -9,7 +9,7 @@ import pytest
 
 from tests.conservation import conserved, state_of
 from tests.store.acts import PREFIX, armed, arming, claim, finished, put, running
-from timers.store.audit import audit, compare
+from timers.store.audit import audit, compare, uncounted
 from timers.store.store import Store
 
 FAR_MS = 2**53
@@ -148,6 +148,15 @@ async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Stor
     await redis.set("timers:{0}:due:reminder", "a stranger's")
     assert (await mended(store))["due"] == 1
     assert await redis.get("timers:{0}:displaced:timers:{0}:due:reminder") == b"a stranger's"
+
+
+async def test_records_of_a_prefix_that_lost_counts_heads_and_indexes_are_uncounted(store: Store) -> None:
+    await many_of_all(store)
+    assert await uncounted(store, 0) == 0
+    await store.connections.commands.delete("timers:{0}:counts", "timers:{0}:heads", "timers:{0}:due:other")
+    assert await uncounted(store, 0) == len((await state_of(store)).records)
+    await mended(store)
+    assert await uncounted(store, 0) == 0
 
 
 @pytest.mark.parametrize("key", ["due:reminder", "heads", "counts"])

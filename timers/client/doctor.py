@@ -8,7 +8,7 @@ from typing import Final
 from timers.client.coverage import NAMES_SHOWN, Uncovered, shortened, uncovered
 from timers.core.fields import OWN_PREFIXES
 from timers.errors import ConfigurationError, Unavailable
-from timers.store.audit import STEP, audit, compare
+from timers.store.audit import STEP, audit, compare, uncounted
 from timers.store.checkup import Check, Level, judged
 from timers.store.filters import Filter
 from timers.store.listing import Listing
@@ -212,6 +212,8 @@ async def _compared(store: Store) -> Check:
     for shard in range(store.shards):
         async for found in compare(store, shard):
             total.update(found)
+    if not total and (lost := sum([await uncounted(store, shard) for shard in range(store.shards)])):
+        total["uncounted records"] = lost
     means = "timers missing from an index do not run until it is repaired, which the pods do slowly"
     said = f"indexes and counts disagree: {_numbers(total)}"
     return judged("books", "heads and counts agree", (bool(total), "fail", said, means, "`timers doctor --fix`"))
