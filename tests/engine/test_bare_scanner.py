@@ -78,7 +78,7 @@ def looking(
     )
 
 
-async def test_a_key_that_nobody_knows_is_adopted_with_its_value(keys: _Keys) -> None:
+async def test_an_unknown_key_is_adopted_with_its_value(keys: _Keys) -> None:
     keys.there[X] = (DUE_MS, b"1")
     await looking(keys).round()
     assert keys.told == [Look(None, DUE_MS, b"1")]
@@ -96,7 +96,7 @@ async def test_a_key_that_was_set_again_is_told_with_what_was_known(keys: _Keys)
     assert keys.told == [Look(DUE_MS, DUE_MS + 1, b"2")]
 
 
-async def test_a_key_that_is_there_to_its_end_goes_with_what_it_holds_now(keys: _Keys) -> None:
+async def test_a_key_that_exists_to_its_end_fires_with_its_newest_value(keys: _Keys) -> None:
     """Its value may have changed without its deadline: SET … KEEPTTL."""
     keys.shard[X], keys.there[X], keys.now_ms = DUE_MS, (DUE_MS, b"2"), DUE_MS - LEAD_MS
     await looking(keys).round()
@@ -111,7 +111,7 @@ async def test_a_key_that_is_gone_after_its_deadline_has_expired(keys: _Keys, le
     assert keys.told == [(what, None)]
 
 
-async def test_a_key_that_is_gone_before_its_deadline_was_deleted_if_nothing_is_heard_of_it(keys: _Keys) -> None:
+async def test_a_key_that_is_gone_before_its_deadline_was_deleted_unless_its_expiry_is_heard(keys: _Keys) -> None:
     """One that was SET again and has expired since was announced by the look itself."""
     keys.shard[X] = DUE_MS
     hesitant = asyncio.create_task(looking(keys, doubt_seconds=60).look([X]))

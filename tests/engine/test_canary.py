@@ -122,7 +122,7 @@ async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(cage:
     assert cage.canary.is_deaf()
 
 
-async def test_deaf_or_without_a_subscription_it_cannot_hear(cage: _Cage) -> None:
+async def test_a_pod_that_is_deaf_or_not_subscribed_cannot_hear(cage: _Cage) -> None:
     assert not cage.canary.can_hear()
     cage.canary.resubscribed()
     assert cage.canary.can_hear()

@@ -99,7 +99,7 @@ async def test_the_retries_of_a_repeat_do_not_shift_its_slots(fleet: Fleet) -> N
     assert all((run.due_ms - created.due_ms) % 50 == 0 for run in first_tries)
 
 
-async def test_a_repeat_goes_on_after_an_occurrence_that_failed_for_good(fleet: Fleet) -> None:
+async def test_a_repeat_continues_after_an_occurrence_that_failed_for_good(fleet: Fleet) -> None:
     async def act(timer: Timer, _context: Context) -> None:
         if timer.occurrence == 1:
             raise ValueError("only the first")
@@ -137,7 +137,7 @@ async def test_a_repeat_makes_one_run_for_all_that_an_outage_missed(fleet: Fleet
     assert timer.due_ms == now_ms + 30_000
 
 
-async def test_each_missed_slot_is_made_up_for_where_all_are_wanted(fleet: Fleet) -> None:
+async def test_with_all_each_missed_slot_is_made_up_for(fleet: Fleet) -> None:
     now_ms = await fleet.store.now_ms()
     await fleet.client.create("note", "x", due_at=now_ms - 200_000, repeat={"every": "1m"}, missed="all")
     calls = Calls()
@@ -187,7 +187,7 @@ async def test_a_timer_armed_in_the_past_was_not_missed(fleet: Fleet) -> None:
     assert calls.ids == ["x"]
 
 
-async def test_done_ends_a_repeat_only_when_its_count_is_used_up(fleet: Fleet) -> None:
+async def test_done_ends_a_repeat_only_when_its_count_is_reached(fleet: Fleet) -> None:
     async def act(_timer: Timer, _context: Context) -> Done:
         return Done("one more")
 

@@ -53,7 +53,7 @@ async def test_what_does_not_finish_in_time_goes_back_and_another_pod_runs_it(fl
     assert calls.contexts[0].idempotency_key == held.contexts[0].idempotency_key
 
 
-async def test_handing_back_often_never_uses_up_the_tries(fleet: Fleet) -> None:
+async def test_handing_back_often_never_uses_up_the_attempts(fleet: Fleet) -> None:
     await fleet.client.create("note", "x", delay=0, retry={"max_attempts": 1})
     for number in range(4):
         held = Held()
@@ -258,7 +258,7 @@ async def test_ends_that_wait_for_redis_are_written_before_the_drain_is_over(fle
     assert (await fleet.client.get("note", "x")).status is Status.COMPLETED
 
 
-async def test_a_drain_ends_while_redis_is_down_and_another_pod_goes_on(own: OwnServer) -> None:
+async def test_a_drain_ends_while_redis_is_down_and_another_pod_continues(own: OwnServer) -> None:
     fleet = await Fleet.over(own.url)
     held, calls = Held(), Calls()
     pod = await fleet.pod(held, name="old", **AT_ONCE, **IMPATIENT)
@@ -273,7 +273,7 @@ async def test_a_drain_ends_while_redis_is_down_and_another_pod_goes_on(own: Own
     await fleet.close()
 
 
-async def test_ends_are_written_by_a_drain_when_redis_is_back_within_its_time_out(own: OwnServer) -> None:
+async def test_ends_are_written_by_a_drain_when_redis_is_back_within_its_timeout(own: OwnServer) -> None:
     fleet = await Fleet.over(own.url)
     held = Held()
     pod = await fleet.pod(held, **IMPATIENT)

@@ -228,7 +228,7 @@ async def keep(server: ServerHandle, number: int) -> None:
             await redis.set(f"key-{each}", "x" * 100)
 
 
-async def test_a_long_loading_is_waited_for(family: Family, tmp_path: Path) -> None:
+async def test_a_server_that_takes_long_to_load_is_waited_for(family: Family, tmp_path: Path) -> None:
     async with await start_server(family, tmp_path) as first:
         await keep(first, 300)
     slow = start_server(family, tmp_path, *loading(1), start_timeout_s=0.2)

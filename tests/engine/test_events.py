@@ -235,7 +235,7 @@ async def test_an_event_heard_many_times_fires_its_timer_once(fleet: Fleet) -> N
     assert calls.ids == ["x", "after"]
 
 
-async def test_events_of_another_db_are_not_taken_for_ours(fleet: Fleet) -> None:
+async def test_events_of_another_db_are_ignored(fleet: Fleet) -> None:
     elsewhere = connect(fleet.url.replace("db=0", "db=1"))
     calls = Calls()
     await fleet.pod(calls)

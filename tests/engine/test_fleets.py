@@ -143,7 +143,7 @@ async def test_each_pod_runs_only_its_own_shards(sharded: Fleet) -> None:
     assert sorted(low.ids + high.ids) == sorted(ids)
 
 
-async def test_what_one_pod_has_no_room_for_another_takes_at_once(fleet: Fleet) -> None:
+async def test_another_pod_takes_at_once_what_one_has_no_room_for(fleet: Fleet) -> None:
     first, second = Held(), Held()
     await fleet.pod(first, name="a", concurrency=3)
     await fleet.client.batch([NewTimer(prefix="note", id=f"n{i}", delay=0) for i in range(6)])

@@ -46,7 +46,7 @@ def test_each_run_is_made_twice_after_an_outage_longer_than_the_lease() -> None:
     assert intake.take_orphans(100) == {0: [("note", "before"), RUN]}
 
 
-async def test_claimer_turns_in_a_circle_while_orphans_are_held() -> None:
+async def test_the_claimer_spun_while_orphans_were_held() -> None:
     intake = Intake(Later())
     intake.mark_orphan(0, RUN)
     intake.hold_orphans()
@@ -59,7 +59,7 @@ class _Away(Store):
         raise Unavailable("away")
 
 
-async def test_look_that_fails_holds_the_orphans() -> None:
+async def test_orphans_stay_held_after_a_look_that_failed() -> None:
     later = Later()
     store, intake = _Away(connect("redis://nowhere.invalid")), Intake(later)
     pod = Pod("a", store, Registry([]), (0,), 4_000, Observer())

@@ -101,7 +101,7 @@ async def test_a_server_that_hangs_for_a_while_costs_only_that_while(crashing: F
     assert set(calls.ids) == {f"n{number}" for number in range(20)}
 
 
-async def test_a_server_that_lost_all_its_data_is_served_on(family: Family, tmp_path: Path) -> None:
+async def test_pods_continue_with_a_server_that_lost_all_its_data(family: Family, tmp_path: Path) -> None:
     own = OwnServer(family, tmp_path, "--appendonly", "no")
     await own.up()
     fleet = await Fleet.over(own.url)

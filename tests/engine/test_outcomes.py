@@ -224,7 +224,7 @@ async def test_retry_counts_against_the_maximum(fleet: Fleet) -> None:
     assert calls.attempts == [1, 2, 3]
 
 
-async def test_a_snooze_burns_no_try(fleet: Fleet) -> None:
+async def test_a_snooze_uses_up_no_attempt(fleet: Fleet) -> None:
     async def act(timer: Timer, _context: Context) -> None:
         if timer.attempt < 5:
             raise Retry("not there yet", after="1ms", snooze=True)
@@ -239,7 +239,7 @@ async def test_a_snooze_burns_no_try(fleet: Fleet) -> None:
     assert notes(timer)[2] == "snoozed: not there yet"
 
 
-async def test_fail_gives_up_at_once_whatever_tries_are_left(fleet: Fleet) -> None:
+async def test_fail_gives_up_at_once_whatever_attempts_are_left(fleet: Fleet) -> None:
     async def act(_timer: Timer, _context: Context) -> None:
         raise Fail("no such user")
 

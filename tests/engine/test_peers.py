@@ -70,7 +70,7 @@ NAMES = {
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("kind", NAMES)
-async def test_every_event_is_one_pods_and_the_shares_are_even(kind: str, size: int) -> None:
+async def test_every_event_belongs_to_one_pod_and_the_shares_are_even(kind: str, size: int) -> None:
     shares = Counter(owners(await named(NAMES[kind][:size])).values())
     assert len(shares) == size
     even = len(IDS) / size
@@ -98,14 +98,14 @@ async def test_every_shard_has_each_rank_once_and_the_touching_is_shared_out(kin
     assert max(first.values()) <= 64 // 2
 
 
-async def test_alone_everything_is_mine() -> None:
+async def test_a_pod_alone_has_every_event() -> None:
     alone = (await named(["a"]))["a"]
     assert all(alone.mine(0, "note", timer_id) for timer_id in IDS)
     assert alone.rank(0) == 0
     assert not alone.serve(0, "note")
 
 
-async def test_before_the_first_beat_everything_is_mine() -> None:
+async def test_before_its_first_beat_a_pod_has_every_event() -> None:
     unborn = peers_of(_Registry(), sign("a"))
     assert unborn.mine(0, "note", "x")
     assert unborn.rank(0) == 0
@@ -151,7 +151,7 @@ async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat
     assert all(view.mine(0, "note", timer_id) for timer_id in IDS)
 
 
-async def test_a_pod_that_says_nothing_of_itself_is_no_rival() -> None:
+async def test_a_pod_whose_sign_says_nothing_is_no_rival() -> None:
     """A stranger's entry, or one of a version that says other things."""
     views = await fleet_of(sign("a"), Member("odd"))
     assert views["a"].mine(0, "note", "x")

@@ -154,7 +154,7 @@ async def test_a_run_whose_lease_was_lost_is_cancelled_and_writes_nothing(fleet:
     assert loser.seen.refusals == []
 
 
-async def test_a_run_longer_than_its_lease_is_nobody_elses(fleet: Fleet) -> None:
+async def test_a_run_longer_than_its_lease_stays_with_its_pod(fleet: Fleet) -> None:
     held = Held()
     await fleet.pod(held, name="a", lease_ms=1_500)
     others = Calls()

@@ -219,7 +219,7 @@ async def test_a_claim_that_was_answered_after_somebody_took_its_timer_over_star
     assert (len(shop.runs), len(shop.clerk.ends), len(held)) == (0, 0, 0)
 
 
-async def test_a_drain_takes_back_what_waits_for_its_lease(shop: _Shop, held: Held) -> None:
+async def test_a_drain_takes_back_runs_that_wait_for_their_lease(shop: _Shop, held: Held) -> None:
     answered_late(shop)
     await in_doubt(shop)
     await shop.runner.hand_back()
@@ -245,7 +245,7 @@ async def test_all_of_a_burst_are_started_although_a_few_in_each_turn(held: Held
     shop.runner.close()
 
 
-async def test_a_drain_takes_back_what_has_not_started(held: Held) -> None:
+async def test_a_drain_takes_back_runs_that_have_not_started(held: Held) -> None:
     shop = _Shop(held, concurrency=1_000)
     shop.start(200)
     await shop.runner.hand_back()
@@ -356,7 +356,7 @@ async def test_a_plain_function_that_has_to_wait_for_a_thread_does_not_time_out_
     shop.runner.close()
 
 
-async def test_a_drain_takes_back_what_waits_for_a_thread(plain: _Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_takes_back_runs_that_wait_for_a_thread(plain: _Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     first = _Plain("first")
     shop = _Shop(plain, first)
     shop.start(1, "first")

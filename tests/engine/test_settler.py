@@ -173,7 +173,7 @@ async def test_a_refused_end_is_reported_and_given_up(answer: str) -> None:
     assert len(office.runs) == 0
 
 
-async def test_an_end_that_is_in_already_is_no_refusal() -> None:
+async def test_an_end_that_is_already_written_is_not_a_refusal() -> None:
     office = _Office()
     office.desk.answers["x"] = "already"
     office.put("x")

@@ -198,7 +198,7 @@ async def test_a_service_that_fails_while_it_is_stopped_is_not_started_again() -
     assert (part.starts, part.alive) == (1, 0)
 
 
-async def test_a_stop_that_meets_the_failure_of_a_part_of_a_service_is_not_lost() -> None:
+async def test_a_stop_is_not_lost_when_a_part_of_a_service_fails_at_the_same_time() -> None:
     """`TaskGroup` then raises the failure, and the cancellation is gone."""
     began, fails = asyncio.Event(), asyncio.Event()
 

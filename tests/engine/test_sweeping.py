@@ -111,7 +111,7 @@ async def test_it_looks_just_after_the_next_due_time(bench: _Bench) -> None:
     assert await bench.look() == ms(301)
 
 
-async def test_a_due_time_beyond_its_interval_is_not_slept_to_in_one_go(bench: _Bench) -> None:
+async def test_a_sleep_to_a_due_time_beyond_the_interval_is_split(bench: _Bench) -> None:
     bench.shelf.next_ms = NOW_MS + 86_400_000
     assert await bench.look() == ms(INTERVAL_MS)
 

@@ -12,7 +12,7 @@ from timers.core.outcome import Done
 from timers.processor import Context, processor
 
 
-async def test_a_run_past_its_time_out_is_cancelled_and_fails_its_attempt(fleet: Fleet) -> None:
+async def test_a_run_past_its_timeout_is_cancelled_and_fails_its_attempt(fleet: Fleet) -> None:
     cancelled = asyncio.Event()
 
     async def act(_timer: Timer, _context: Context) -> None:
@@ -107,7 +107,7 @@ async def test_a_pod_whose_room_hanging_threads_have_used_up_says_so(fleet: Flee
     await until(lambda: pod.worker.health().abandoned == 0, "the thread is free")
 
 
-async def test_a_run_that_finished_in_time_is_not_hit_by_its_time_out(fleet: Fleet) -> None:
+async def test_a_run_that_finished_in_time_is_not_stopped_by_its_timeout(fleet: Fleet) -> None:
     calls = Calls(timeout="40ms", retry=ONE_TRY)
     await fleet.pod(calls)
     await fleet.client.create("note", "x", delay=0)

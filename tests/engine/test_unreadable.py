@@ -14,7 +14,7 @@ async def spoil(fleet: Fleet, spec: bytes) -> None:
     await fleet.redis.hset(bucket_of(BAD), BAD, b"\n".join([head, spec, rest]))
 
 
-async def test_a_timer_with_unreadable_wishes_fails_and_the_others_of_its_claim_run(fleet: Fleet) -> None:
+async def test_a_timer_with_an_unreadable_spec_fails_and_the_others_of_its_claim_run(fleet: Fleet) -> None:
     for timer_id in ("before", "bad", "after"):
         await fleet.client.create("note", timer_id, delay=0)
     await spoil(fleet, b'{"payload":')

@@ -83,7 +83,7 @@ async def test_a_rolling_deploy_from_two_to_two_pods_runs_none_with_the_old_proc
         assert all(WHOSE[prefix] == processor for processor, found in ran(calls).items() for prefix in found)
 
 
-async def test_with_its_pod_gone_a_timer_waits_and_is_nobody_elses(fleet: Fleet) -> None:
+async def test_a_timer_whose_pod_is_gone_waits_and_no_other_pod_takes_it(fleet: Fleet) -> None:
     """It was all run by `send-message`. Now a create is taken in the gap; the timer waits, becomes `unhandled`, and a
     retry runs it once its pod is back."""
     shorter = calls_of(BUILT_IN)
@@ -182,7 +182,7 @@ async def test_forget_gives_a_prefix_to_the_shorter_one(fleet: Fleet) -> None:
         await fleet.client.forget("send-message-vip")
 
 
-async def test_a_bare_key_is_its_own_processors_too(fleet: Fleet) -> None:
+async def test_a_bare_key_belongs_to_the_longest_processor_too(fleet: Fleet) -> None:
     """Adopted while its pod is away, it waits and becomes `unhandled`; while its pod is there, that one runs it."""
     shorter, longer = Calls("send-message"), Calls("send-message-vip")
     one = await fleet.pod(shorter, name="one", adopt_every_ms=50, unhandled_after_ms=UNHANDLED_AFTER_MS)

@@ -43,7 +43,7 @@ async def client(store: Store) -> AsyncIterator[TimerClient]:
         yield made
 
 
-async def test_a_pod_and_a_caller_can_do_all_that_there_is(fleet: Fleet, client: TimerClient) -> None:
+async def test_a_pod_and_a_caller_can_do_everything(fleet: Fleet, client: TimerClient) -> None:
     failing = iter((Retry(after=0), None))
 
     async def act(_timer: object, _context: object) -> None:

@@ -214,7 +214,7 @@ class TestOrder:
         await ended(sharded, ids(50))
         assert calls.ids == [timer_id for _, timer_id in sorted(armed)]
 
-    async def test_a_failed_one_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
+    async def test_a_failed_timer_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
         """Its next try is due later, so the queue goes on."""
 
         async def fail_once(timer: Timer, _context: Context) -> None:
@@ -286,7 +286,7 @@ async def block(fleet: Fleet, way: str) -> None:
         ("paused", {}),
     ],
 )
-async def test_a_prefix_that_is_held_up_holds_up_no_other(fleet: Fleet, way: str, options: dict[str, Any]) -> None:
+async def test_a_prefix_that_is_held_up_delays_no_other(fleet: Fleet, way: str, options: dict[str, Any]) -> None:
     held, calls = Held("slow", **options), Calls()
     await block(fleet, way)
     await fleet.pod(held, calls, concurrency=20)

@@ -51,7 +51,7 @@ class TestOnce:
         assert timer.history[1].lateness_ms >= HOUR_MS
 
     @pytest.mark.parametrize("policy", ["skip", {"grace": "59m"}])
-    async def test_is_left_out_where_it_is_too_late_and_says_so(self, fleet: Fleet, policy: Missed) -> None:
+    async def test_is_skipped_if_it_is_too_late_and_says_so(self, fleet: Fleet, policy: Missed) -> None:
         await missed(fleet, policy)
         calls = Calls()
         await fleet.pod(calls)
@@ -86,7 +86,7 @@ class TestRepeats:
         assert [run.due_ms for run in calls.timers] == [armed.due_ms + 3 * self.EVERY_MS]
         assert timer.due_ms == armed.due_ms + 4 * self.EVERY_MS
 
-    async def test_a_count_is_never_exceeded_by_what_is_made_up_for(self, fleet: Fleet) -> None:
+    async def test_making_up_for_missed_runs_never_exceeds_the_count(self, fleet: Fleet) -> None:
         await missed(fleet, "all", repeat={"every": "20m", "count": 3})
         calls = Calls()
         await fleet.pod(calls)
@@ -102,7 +102,7 @@ class TestRepeats:
         timer = await fleet.completed("x")
         assert (len(calls), timer.occurrence) == (2, 2)
 
-    async def test_a_cron_goes_on_with_its_next_time(self, fleet: Fleet) -> None:
+    async def test_a_cron_continues_with_its_next_time(self, fleet: Fleet) -> None:
         """Armed without a due time of its own; fired on request for the slot to come."""
         armed = await fleet.client.create("note", "x", repeat={"cron": "*/20 * * * *", "timezone": "Europe/Berlin"})
         calls = Calls()

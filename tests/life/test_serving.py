@@ -104,7 +104,7 @@ class TestUnhandled:
         assert {(await fleet.client.get(*timer)).status for timer in waiting} == {Status.SCHEDULED}
         held.release.set()
 
-    async def test_a_rolling_deploy_does_not_trip_it(self, fleet: Fleet) -> None:
+    async def test_a_rolling_deploy_does_not_trigger_it(self, fleet: Fleet) -> None:
         """A pod goes and its successor comes: the patience starts anew with every pod that serves the prefix."""
         watch = await fleet.pod(Calls("mail"), name="watch")
         old = await fleet.pod(Calls(), name="old")

@@ -294,7 +294,7 @@ class TestNotRun:
         assert (await answers(fleet))[0] == f"not run: {notes(timer)[-1]}"
         assert notes(timer)[-1].startswith("skipped: 18")
 
-    async def test_because_the_processor_found_no_reason_to(self, fleet: Fleet) -> None:
+    async def test_because_the_processor_decided_not_to(self, fleet: Fleet) -> None:
         async def check(_timer: Timer, _context: Context) -> Done:
             return Done("skipped: no phone number")
 
@@ -304,7 +304,7 @@ class TestNotRun:
         timer = await fleet.client.get("note", "x")
         assert " completed on a: skipped: no phone number (" in explain(timer, 0)[2]
 
-    async def test_any_more_because_it_failed(self, fleet: Fleet) -> None:
+    async def test_because_it_has_failed(self, fleet: Fleet) -> None:
         async def give_up(_timer: Timer, _context: Context) -> None:
             raise Fail("no such user")
 

@@ -175,7 +175,7 @@ def test_a_timer_that_always_fails_ends_each_occurrence_after_exactly_its_maximu
 
 @steady
 @given(lives(st.one_of(st.builds(HandBack, st.just("drain")), st.builds(Snooze, st.just("wait"), DURATIONS))))
-def test_hand_backs_and_snoozes_burn_nothing_and_end_nothing(life: tuple[RetryPolicy, list[Step]]) -> None:
+def test_hand_backs_and_snoozes_use_up_no_attempts_and_end_nothing(life: tuple[RetryPolicy, list[Step]]) -> None:
     for step in life[1]:
         assert step.decided.status is Status.SCHEDULED
         assert (step.decided.failures, step.decided.occurrence) == (0, 1)

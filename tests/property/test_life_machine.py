@@ -102,7 +102,7 @@ class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
 
 
 @pytest.mark.timeout(600)  # a failure is made small before it is shown
-def test_lives_are_those_of_the_oracle(tmp_path: Path) -> None:
+def test_lives_agree_with_the_oracle(tmp_path: Path) -> None:
     """Until every verb has succeeded, on servers of both families."""
     seen: Counter[str] = Counter()
     with asyncio.Runner() as runner:

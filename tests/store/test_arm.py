@@ -153,7 +153,7 @@ async def test_the_edit_lock_is_for_scheduled_timers_only(store: Store) -> None:
     assert answer.code == "replaced"
 
 
-async def test_a_batch_answers_each_in_its_order(store: Store) -> None:
+async def test_a_batch_answers_in_its_order(store: Store) -> None:
     await armed(store, "there", due="+3600000")
     await cancelled(store, "ended")
     await running(store, "runs")

@@ -99,7 +99,7 @@ async def test_wrong_counts_are_set_right(store: Store, wrong: str) -> None:
     assert (await state_of(store)).counts == before
 
 
-async def test_a_due_time_that_disagrees_with_the_record_is_set_right(store: Store) -> None:
+async def test_a_due_time_that_disagrees_with_the_record_is_corrected(store: Store) -> None:
     timer = await armed(store, due=HOUR)
     await store.connections.commands.zadd("timers:{0}:due:reminder", {"a": 5})
     assert (await mended(store))["due"] == 1

@@ -76,7 +76,7 @@ async def test_an_adopted_timer_is_not_claimed_before_its_key_was_looked_at_once
     assert [timer.payload for timer in await claim(store)] == [1]
 
 
-async def test_a_key_that_is_there_shortly_before_its_deadline_lets_its_timer_go(store: Store) -> None:
+async def test_a_key_that_exists_shortly_before_its_deadline_releases_its_timer(store: Store) -> None:
     timer = await adopted(store)
     assert await resolve(store, "there") == "waits"
     assert await resolve(store, "ending") == "due"
@@ -113,7 +113,7 @@ async def test_an_outdated_look_at_a_key_changes_nothing(store: Store) -> None:
     assert await read(store) == timer
 
 
-async def test_a_key_whose_time_is_over_is_not_adopted(store: Store) -> None:
+async def test_an_expired_key_is_not_adopted(store: Store) -> None:
     assert await BareKeys(store).tell("adopted", {A: Look(None, await store.now_ms(), b"1")}) == {A: "stale"}
     assert await store.get([A]) == [None]
 
@@ -156,7 +156,7 @@ async def test_an_expiry_whose_run_is_under_way_is_known(store: Store) -> None:
     await settle(store, an_end(timer))
 
 
-async def test_a_key_that_was_set_to_end_sooner_and_did_is_due_at_once(store: Store) -> None:
+async def test_a_key_that_was_set_again_and_expired_sooner_is_due_at_once(store: Store) -> None:
     await adopted(store)
     await put(store, ms=1)
     await key_gone(store, KEY)
@@ -251,7 +251,7 @@ async def test_the_key_of_a_cancelled_timer_is_spare_until_it_is_gone(store: Sto
 
 
 @pytest.mark.parametrize("due", ["", "+7200000"])
-async def test_a_changed_timer_is_no_longer_its_keys(store: Store, due: str) -> None:
+async def test_a_changed_timer_no_longer_follows_its_key(store: Store, due: str) -> None:
     """Else the next scan would undo the change."""
     await adopted(store)
     assert (await store.reschedule(*A, due=due, spec={"payload": 2})).code == "changed"
@@ -263,7 +263,7 @@ async def test_a_changed_timer_is_no_longer_its_keys(store: Store, due: str) -> 
     assert (set(state.due), state.triggers) == ({A}, {A})
 
 
-async def test_a_replaced_timer_is_no_longer_its_keys(store: Store) -> None:
+async def test_a_replaced_timer_no_longer_follows_its_key(store: Store) -> None:
     await adopted(store)
     await armed(store, if_exists="replace", due="+7200000")
     assert await resolve(store, "there") == "spare"
@@ -287,7 +287,7 @@ async def test_a_key_that_is_set_and_expires_after_its_timer_was_cancelled_fires
 
 
 @pytest.mark.parametrize(("what", "cause"), [("deleted", "bare-deleted"), ("lost-ttl", "bare-lost-ttl")])
-async def test_a_key_that_is_no_more_cancels_its_timer(store: Store, what: str, cause: str) -> None:
+async def test_a_deleted_key_cancels_its_timer(store: Store, what: str, cause: str) -> None:
     await adopted(store)
     assert await resolve(store, what) == "cancelled"
     timer = await read(store)

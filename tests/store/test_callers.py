@@ -21,7 +21,7 @@ async def test_a_rate_lets_a_burst_pass_and_then_says_how_long_to_wait(
     assert [await callers.wait_ms("k", rate) for _ in range(4)] == [0, 0, 0, 100]
 
 
-async def test_a_key_that_rests_leaves_nothing(frozen: Store, clock: time_machine.Traveller) -> None:
+async def test_an_idle_key_leaves_nothing_behind(frozen: Store, clock: time_machine.Traveller) -> None:
     await Callers(frozen).wait_ms("k", Rate(interval_us=1000, burst=1))
     clock.shift(1)
     assert await frozen.connections.commands.keys("*") == []

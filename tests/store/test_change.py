@@ -127,7 +127,7 @@ async def test_a_missing_timer_is_missing(store: Store, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_a_running_timer_is_not_changed_under_its_feet(store: Store, name: str) -> None:
+async def test_a_running_timer_is_not_changed(store: Store, name: str) -> None:
     timer = await running(store)
     answer = await changes(store)[name](edit_lock_ms=HOUR_MS)
     assert answer.code == "running"

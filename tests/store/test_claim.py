@@ -51,7 +51,7 @@ async def test_due_now_is_due(frozen: Store) -> None:
     assert len(await claim(frozen)) == 1
 
 
-async def test_a_timer_of_the_next_millisecond_is_not_due(frozen: Store, clock: time_machine.Traveller) -> None:
+async def test_a_timer_due_in_the_next_millisecond_is_not_due(frozen: Store, clock: time_machine.Traveller) -> None:
     await armed(frozen, due="+1")
     assert await claim(frozen) == []
     clock.shift(0.000_9)

@@ -51,7 +51,7 @@ async def in_order() -> Store:
     return store
 
 
-async def test_a_store_in_order_is_conserved() -> None:
+async def test_an_intact_store_passes_the_checks() -> None:
     await conserved(await in_order())
 
 

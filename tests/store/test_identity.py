@@ -28,7 +28,7 @@ async def meta(store: Store) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in found.items()}
 
 
-async def test_many_first_comers_make_one_db(store: Store) -> None:
+async def test_many_simultaneous_first_pods_make_one_db(store: Store) -> None:
     pods = [other(store) for _ in range(8)]
     await asyncio.gather(*(pod.identity.join() for pod in pods))
     assert len({pod.identity.epoch for pod in pods}) == 1
@@ -160,7 +160,7 @@ async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> Non
 
 
 @pytest.mark.parametrize("shards", ["", "0", "-1", "many"])
-async def test_a_db_with_a_senseless_number_of_shards_is_refused(store: Store, shards: str) -> None:
+async def test_a_db_with_an_impossible_number_of_shards_is_refused(store: Store, shards: str) -> None:
     await store.connections.commands.hset(META, mapping={"format": "1", "epoch": "e", "shards": shards, "armed": "1"})
     with pytest.raises(
         ConfigurationError, match=r"timers:meta has .* as its number of shards; write the original number"

@@ -44,7 +44,7 @@ async def test_commands_share_one_connection(redis: Redis, line: Line) -> None:
     assert len(await clients(redis) - before) == 1
 
 
-async def test_an_error_is_an_answer_and_breaks_nothing(redis: Redis, line: Line) -> None:
+async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, line: Line) -> None:
     await echoed(line, "a")
     before = await clients(redis)
     with pytest.raises(ResponseError, match="on purpose"):

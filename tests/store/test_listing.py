@@ -75,9 +75,7 @@ async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
         assert len(sent) <= most, (wanted, sent)
 
 
-async def test_a_look_at_the_whole_is_one_round_trip_over_all_shards(
-    sharded: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_counting_all_shards_takes_one_round_trip(sharded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     await sharded.arm([arming("a", prefix=f"p{n}", due="+3600000") for n in range(20)])
     queries = Queries(sharded)
     sent = count_sent(sharded, monkeypatch)

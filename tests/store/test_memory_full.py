@@ -101,7 +101,7 @@ async def test_orphans_are_rescued(real: Store) -> None:
         assert await settle(real, *map(an_end, found.timers), pod=OTHER) == ["settled"]
 
 
-async def test_orphans_that_nobody_serves_end_unhandled(real: Store) -> None:
+async def test_orphans_that_no_pod_serves_end_unhandled(real: Store) -> None:
     await lease_ended(real, await running(real, lease_ms=1))
     before_ms = await real.now_ms() + 1
     async with full(real):

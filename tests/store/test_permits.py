@@ -70,7 +70,7 @@ async def test_a_continuing_run_gets_its_permit_back(store: Store) -> None:
     assert (await reserve(permits, TWO, 2, pod=OTHER)).count == 0
 
 
-async def test_nothing_stays_of_a_prefix_whose_pods_are_gone(frozen: Store, clock: time_machine.Traveller) -> None:
+async def test_nothing_remains_of_a_prefix_whose_pods_are_gone(frozen: Store, clock: time_machine.Traveller) -> None:
     both = Limits(concurrency=2, rate=Rate(interval_us=1000, burst=1))
     await reserve(Permits(frozen), both, 1, lease_ms=1000)
     assert len(await frozen.connections.commands.keys("timers:{limits:*")) == 2
@@ -118,7 +118,7 @@ async def test_starts_that_were_not_made_do_not_count_for_the_rate(
     assert (await reserve(permits, THREE_AT_ONCE, 3)).count == 3 - used
 
 
-async def test_the_narrower_limit_counts_and_nothing_else_is_spent(frozen: Store) -> None:
+async def test_the_stricter_limit_applies_and_nothing_else_is_spent(frozen: Store) -> None:
     permits = Permits(frozen)
     both = Limits(concurrency=2, rate=THREE_AT_ONCE.rate)
     reserved = await reserve(permits, both, 9)

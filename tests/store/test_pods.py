@@ -156,7 +156,7 @@ async def test_a_declaration_is_taken_back(store: Store) -> None:
     ],
 )
 @pytest.mark.parametrize("part", ["cards", "states"])
-async def test_a_sign_that_cannot_be_read_breaks_nobody(store: Store, part: str, garbage: bytes) -> None:
+async def test_a_sign_that_cannot_be_read_stops_no_pod(store: Store, part: str, garbage: bytes) -> None:
     membership, me = Membership(store), worker("a", "note")
     await Membership(store).beat(worker("odd", "note"))
     await store.connections.commands.hset(f"{ROOT}{part}", "odd", garbage)
@@ -170,7 +170,7 @@ async def test_a_sign_that_cannot_be_read_breaks_nobody(store: Store, part: str,
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", 1e300, 0])
-async def test_an_impossible_time_of_a_sign_breaks_nobody(store: Store, score: object) -> None:
+async def test_an_impossible_time_in_a_sign_stops_no_pod(store: Store, score: object) -> None:
     membership, me = Membership(store), worker("a", "note")
     strange: dict[bytes, Any] = {b"odd": score, b"\xff": score}
     await store.connections.commands.zadd(f"{ROOT}seen", strange)
@@ -179,13 +179,13 @@ async def test_an_impossible_time_of_a_sign_breaks_nobody(store: Store, score: o
     assert await store.connections.commands.zcard(f"{ROOT}seen") == 1
 
 
-async def test_a_strangers_declaration_breaks_nobody(store: Store) -> None:
+async def test_a_strangers_declaration_stops_no_pod(store: Store) -> None:
     await store.connections.commands.hset(f"{ROOT}declared", mapping={b"\xff": b"1", "Bad": "x", "odd": b"\xff x"})
     roster = await Membership(store).beat(worker("a", "note"))
     assert {p: d.at_ms > 0 for p, d in roster.declared.items()} == {"odd": False, "note": True}
 
 
-async def test_a_pod_without_words_is_still_alive(store: Store) -> None:
+async def test_a_pod_with_an_empty_sign_is_still_alive(store: Store) -> None:
     await Membership(store).beat(worker("a", "note"))
     await store.connections.commands.delete(f"{ROOT}states", f"{ROOT}cards")
     roster = await Membership(store).beat(worker("b"))

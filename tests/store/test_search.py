@@ -98,7 +98,7 @@ async def test_a_stranger_in_the_place_of_a_ring_is_moved_aside(real: Store) -> 
 
 
 @pytest.mark.parametrize("cursor", ["", "x", '["nan","a"]', '["(1","a"]', "[1]"])
-async def test_a_cursor_of_nobody_is_refused(store: Store, cursor: str) -> None:
+async def test_a_made_up_cursor_is_refused(store: Store, cursor: str) -> None:
     search = Filter(prefix=PREFIX, status=(Status.FAILED,))
     with pytest.raises(InvalidInput):
         await newest_first(store, search, limit=5, cursor=cursor)

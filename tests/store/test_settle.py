@@ -153,7 +153,7 @@ async def test_retention_0_keeps_a_timer_that_is_scheduled_again(store: Store) -
     assert (await read(store)).status is Status.SCHEDULED
 
 
-async def test_a_batch_answers_each_in_its_order(store: Store) -> None:
+async def test_a_batch_answers_in_its_order(store: Store) -> None:
     await store.arm([arming(timer_id) for timer_id in "abcd"])
     a, b, c, d = await claim(store)
     await settle(store, an_end(b))

@@ -87,7 +87,7 @@ async def test_a_run_lives_in_its_shard(four: Store) -> None:
         assert set(await four.settle(shard, ends, pod="pod-1", retention_ms=1000)) == {"settled"}
 
 
-async def test_changes_find_their_shard(four: Store) -> None:
+async def test_changes_go_to_the_shard_of_their_timer(four: Store) -> None:
     for number in range(8):
         name = f"user-{number}"
         await four.arm([arming(name, due="+3600000")])
