@@ -182,7 +182,7 @@ async def in_status(api: Api, address: str, status: str) -> Reply:
     return await eventually(look, f"{address} is {status}")
 
 
-async def test_a_running_timer_cannot_be_changed_under_its_feet(working: Api) -> None:
+async def test_a_running_timer_cannot_be_changed(working: Api) -> None:
     one = "/v1/timers/hold/one"
     await working.call("PUT", one, {"delay": 0})
     running = await in_status(working, one, "running")

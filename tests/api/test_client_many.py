@@ -86,7 +86,7 @@ async def test_filters_narrow_a_list(client: TimerClient) -> None:
         {"prefix": "A", "status": "late", "limit": True, "cursor": "?"},
     ],
 )
-async def test_a_bad_wish_for_a_list_is_named(client: TimerClient, wanted: dict[str, object]) -> None:
+async def test_a_bad_list_parameter_is_named(client: TimerClient, wanted: dict[str, object]) -> None:
     with pytest.raises(InvalidInput) as error:
         await client.list(**wanted)  # type: ignore[arg-type]  # wrong on purpose
     assert [field.field for field in error.value.errors] == list(wanted)

@@ -159,7 +159,7 @@ async def test_one_timer_twice_in_a_batch_is_armed_once(api: Api) -> None:
     ("body", "field"),
     [({}, "timers"), ({"timers": {}}, "timers"), ({"timers": [], "more": 1}, "more"), ([], "")],
 )
-async def test_a_batch_that_is_none_is_refused(api: Api, body: Any, field: str) -> None:
+async def test_a_batch_that_is_not_a_list_is_refused(api: Api, body: Any, field: str) -> None:
     problem = (await api.call("POST", "/v1/timers/batch", body)).problem(422, "invalid-input")
     assert [error["field"] for error in problem["errors"]] == [field]
 

@@ -50,7 +50,7 @@ def test_no_secret_is_shown(bare: CommandLine, form: str) -> None:
     assert "redis://shop:***@127.0.0.1:6379/5" in shown.out
 
 
-def test_a_url_on_the_command_line_goes_before_the_environment(bare: CommandLine) -> None:
+def test_a_url_on_the_command_line_overrides_the_environment(bare: CommandLine) -> None:
     bare.monkeypatch.setenv("TIMERS_REDIS_URL", "redis://127.0.0.1:1/0")
     shown = bare("config", "--url", "redis://127.0.0.1:2/0", "-o", "json").json["settings"][0]
     assert shown == {"name": "TIMERS_REDIS_URL", "value": "redis://127.0.0.1:2/0", "from": "--url"}

@@ -261,7 +261,7 @@ async def test_a_user_with_too_few_rights(
         assert (flags.level, flags.said) == ("ok", "the server denies CONFIG, but the event of a test key arrived")
 
 
-async def test_a_user_that_may_not_run_scripts(tmp_path: Path) -> None:
+async def test_a_user_who_may_not_run_scripts(tmp_path: Path) -> None:
     async with await start_server("redis", tmp_path) as server, opened(server.url) as store:
         await made(store)
         await grant(store.connections.commands, 0, ("note",), without=("eval", "evalsha"))
@@ -332,7 +332,7 @@ async def slowed(url: str) -> AsyncIterator[str]:
         await listening.wait_closed()
 
 
-async def test_a_clock_that_is_wrong(tmp_path: Path) -> None:
+async def test_a_client_whose_clock_is_wrong(tmp_path: Path) -> None:
     async with await start_server("redis", tmp_path) as server, opened(server.url) as store:
         await made(store)
         await alive(store)

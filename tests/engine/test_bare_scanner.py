@@ -161,7 +161,7 @@ async def test_after_a_scan_that_finds_nothing_scans_take_little_until_a_key_is_
 
 
 @pytest.mark.parametrize("how", ["found", "known"])
-async def test_scans_go_on_as_before_while_there_are_keys(keys: _Keys, how: str) -> None:
+async def test_scans_continue_as_before_while_there_are_keys(keys: _Keys, how: str) -> None:
     keys.there[X] = (DUE_MS, b"1")
     if how == "known":
         keys.shard[X] = DUE_MS

@@ -92,7 +92,7 @@ async def test_the_key_is_touched_until_it_is_gone(cage: _Cage) -> None:
     assert cage.canary.hearing is Hearing.OK
 
 
-async def test_no_event_is_deaf_and_one_is_ok_again(cage: _Cage) -> None:
+async def test_a_pod_without_events_is_deaf_until_one_arrives(cage: _Cage) -> None:
     cage.announces = False
     await until(cage.canary.is_deaf, "it is deaf")
     cage.announces = True

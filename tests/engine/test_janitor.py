@@ -16,7 +16,7 @@ from timers.store.membership import Member, Membership
 
 
 @pytest.mark.parametrize("retention_ms", [0, 1])
-async def test_where_nothing_is_to_stay_the_janitor_looks_more_often(fleet: Fleet, retention_ms: int) -> None:
+async def test_with_retention_0_the_janitor_looks_more_often(fleet: Fleet, retention_ms: int) -> None:
     """The first look may come when the first timer is there; the second timer needs another."""
     pod = Pod("a", fleet.store, Registry([]), (0,), CALM_LEASE_MS, Observer())
     alone = Peers(Membership(fleet.store), Member("a"))

@@ -169,7 +169,7 @@ async def test_it_fails_for_good_after_exactly_its_maximum_of_attempts(fleet: Fl
     assert notes(timer)[-1] == "gave up after ValueError: never"
 
 
-async def test_the_timers_own_retry_goes_before_the_processors(fleet: Fleet) -> None:
+async def test_the_timers_own_retry_overrides_the_processors(fleet: Fleet) -> None:
     async def act(_timer: Timer, _context: Context) -> None:
         raise ValueError("never")
 

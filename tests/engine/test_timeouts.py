@@ -30,7 +30,7 @@ async def test_a_run_past_its_timeout_is_cancelled_and_fails_its_attempt(fleet: 
     assert "30 ms" in timer.last_error["reason"]
 
 
-async def test_the_timers_own_time_out_goes_before_the_processors(fleet: Fleet) -> None:
+async def test_the_timers_own_timeout_overrides_the_processors(fleet: Fleet) -> None:
     calls = Calls(act=_never, timeout="1h", retry=ONE_TRY)
     await fleet.pod(calls)
     await fleet.client.create("note", "x", delay=0, timeout="20ms")

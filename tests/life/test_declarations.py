@@ -182,7 +182,7 @@ async def test_forget_gives_a_prefix_to_the_shorter_one(fleet: Fleet) -> None:
         await fleet.client.forget("send-message-vip")
 
 
-async def test_a_bare_key_belongs_to_the_longest_processor_too(fleet: Fleet) -> None:
+async def test_a_bare_key_belongs_to_the_longest_prefix_too(fleet: Fleet) -> None:
     """Adopted while its pod is away, it waits and becomes `unhandled`; while its pod is there, that one runs it."""
     shorter, longer = Calls("send-message"), Calls("send-message-vip")
     one = await fleet.pod(shorter, name="one", adopt_every_ms=50, unhandled_after_ms=UNHANDLED_AFTER_MS)

@@ -89,7 +89,7 @@ class TestUnhandled:
             *(Status.SCHEDULED, Status.RUNNING, Status.UNHANDLED, Status.SCHEDULED, Status.RUNNING, Status.COMPLETED)
         ]
 
-    async def test_nothing_that_is_served_paused_or_not_due_ends_so(self, fleet: Fleet) -> None:
+    async def test_no_timer_that_is_served_paused_or_not_due_ends_unhandled(self, fleet: Fleet) -> None:
         held = Held("mail", concurrency=1)
         await declare(fleet.store, "paused", "later", "mail", "lost")
         await fleet.store.pause("paused", paused=True)

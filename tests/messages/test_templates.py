@@ -74,7 +74,7 @@ def test_a_text_that_cannot_be_filled_in_fails_at_once_and_is_named(tmp_path: Pa
 @pytest.mark.parametrize(
     "name", ["../b", "/etc/passwd", "a b", "", ".hidden", "a//b", 5, None.__class__.__name__ + "/.."]
 )
-def test_a_name_that_is_none_is_refused(tmp_path: Path, name: Any) -> None:
+def test_an_impossible_name_is_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(Fail, match="is not a name of letters"):
         filled(tmp_path, {"template": name})
 

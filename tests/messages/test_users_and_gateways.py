@@ -89,7 +89,7 @@ class TestUser:
         with pytest.raises(Fail, match=r"^user: expected a number, or text"):
             await send({"user": user}, user_url="https://users.example/{user}")
 
-    async def test_a_list_of_conditions_that_is_none_is_refused(self, tmp_path: Path) -> None:
+    async def test_conditions_that_are_not_a_list_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(Fail, match=r"^unless: expected a list"):
             await looked_up(web.json_response({}), tmp_path, unless="verified")
 

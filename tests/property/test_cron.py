@@ -116,7 +116,7 @@ def windows(draw: st.DrawFn) -> tuple[str, int, int]:
 
 @steady
 @given(crons(), windows())
-def test_runs_are_those_of_the_oracle(cron: tuple[str, MATCHES], window: tuple[str, int, int]) -> None:
+def test_runs_agree_with_the_oracle(cron: tuple[str, MATCHES], window: tuple[str, int, int]) -> None:
     (expression, matches), (zone, after_ms, until_ms) = cron, window
     interval = any(field.startswith("*") for field in expression.split()[:2])
     expected = expected_runs(matches, zone, after_ms, until_ms, interval=interval)

@@ -90,7 +90,7 @@ async def test_all_indexes_at_once_come_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0", "-3", "99999", "garbage"])
-async def test_wrong_counts_are_set_right(store: Store, wrong: str) -> None:
+async def test_wrong_counts_are_corrected(store: Store, wrong: str) -> None:
     await many_of_all(store)
     before = (await state_of(store)).counts
     for field in ("s reminder", "r runs", "c reminder", "s nobody"):

@@ -63,7 +63,7 @@ async def test_under_retention_0_a_cancelled_timer_is_published_and_gone(store: 
 
 
 @pytest.mark.parametrize("status", FINISHED)
-async def test_what_ended_otherwise_stays_where_a_cancel_keeps_nothing(store: Store, status: Status) -> None:
+async def test_other_finished_timers_stay_if_a_cancel_keeps_nothing(store: Store, status: Status) -> None:
     before = await in_status(store, status)
     assert (await store.cancel(PREFIX, "a", keep=False)).code == "finished"
     assert await read(store) == before

@@ -163,7 +163,7 @@ def test_what_an_expired_key_means(key: bytes, meaning: object) -> None:
     assert parse_expired(key) == meaning
 
 
-async def test_silence_is_broken_by_a_sign_of_life(real: Store) -> None:
+async def test_a_silent_connection_is_asked_for_a_sign_of_life(real: Store) -> None:
     heard: list[bytes | None] = []
     quiet = subscribe(real.connections, [b"quiet"], lambda _, data: heard.append(data), silence_seconds=0.02)
     stream = asyncio.create_task(quiet)

@@ -33,7 +33,7 @@ async def test_pods_learn_of_each_other_and_their_reports(store: Store) -> None:
     assert read.declared == roster.declared
 
 
-async def test_the_newest_words_count(store: Store) -> None:
+async def test_the_newest_sign_counts(store: Store) -> None:
     membership = Membership(store)
     await membership.beat(Member("a", running=1))
     (sign,) = (await membership.beat(Member("a", running=2, concurrency=3))).members

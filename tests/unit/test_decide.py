@@ -126,7 +126,7 @@ class TestHandBack:
             Status.SCHEDULED, START_MS, 2, 1, 1, Progress(last_error={"type": "X"}), ("handed-back", "draining")
         )
 
-    def test_a_thousand_times_leaves_every_try(self) -> None:
+    def test_handing_back_a_thousand_times_uses_up_no_attempt(self) -> None:
         timer = a_timer(spec={"retry": {"max_attempts": 1}})
         for _ in range(1000):
             timer = claimed(timer, after(timer, HandBack("draining")))

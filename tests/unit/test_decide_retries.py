@@ -52,7 +52,7 @@ class TestFailed:
         decided = after(a_timer(), Failed("Fail", "no such user", final=True))
         assert (decided.status, decided.failures) == (Status.FAILED, 1)
 
-    def test_a_wait_of_its_own_goes_before_the_policy_s_and_counts_as_a_try(self) -> None:
+    def test_a_delay_of_its_own_overrides_the_policys_and_counts_as_an_attempt(self) -> None:
         decided = after(a_timer(), Failed("Retry", "busy", after="7m"))
         assert (decided.due_ms, decided.failures) == (ENDED_MS + 7 * MINUTE_MS, 1)
         assert after(a_timer(failures=4), Failed("Retry", "busy", after="7m")).status is Status.FAILED
@@ -68,7 +68,7 @@ class TestFailed:
         assert error["reason"] == long[:DETAIL_LIMIT_CHARACTERS]
         assert error["detail"] == long[-DETAIL_LIMIT_CHARACTERS:]  # where a traceback names its error
 
-    def test_a_repeat_goes_on_with_its_next_occurrence_and_keeps_the_reason(self) -> None:
+    def test_a_repeat_continues_with_its_next_occurrence_and_keeps_the_reason(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "retry": {"max_attempts": 1}})._replace(attempt=1)
         decided = after(timer, BROKEN)
         assert (decided.status, decided.due_ms) == (Status.SCHEDULED, START_MS + HOUR_MS)
@@ -76,7 +76,7 @@ class TestFailed:
         assert decided.progress.last_error is not None
         assert decided.note == "gave up after ValueError: broken"
 
-    def test_a_repeat_s_last_occurrence_fails_with_its_count_of_failures(self) -> None:
+    def test_the_last_occurrence_of_a_repeat_fails_with_its_count_of_failures(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h", "count": 1}, "retry": {"max_attempts": 1}})
         decided = after(timer, BROKEN)
         assert (decided.status, decided.failures) == (Status.FAILED, 1)

@@ -101,7 +101,7 @@ class TestLoad:
         assert complaint(name).endswith("which cannot be imported: ZeroDivisionError: division by zero")
 
     @pytest.mark.parametrize("path", ["", ":serve", ".relative"])
-    def test_a_path_that_is_none_is_named(self, path: str) -> None:
+    def test_an_impossible_path_is_named(self, path: str) -> None:
         assert f"TIMERS_PROCESSORS names {path!r}, which cannot be imported" in complaint(path)
 
     def test_a_module_without_processors_is_named(self, module: WriteModule) -> None:
