@@ -226,8 +226,13 @@ async def joined(
     url: str, *, shards: int | None = None, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS
 ) -> Store:
     """A store as a pod opens it."""
-    store = await open_store(connect(url, answer_timeout_seconds=answer_timeout_seconds), shards=shards)
-    await store.identity.join()
+    connections = connect(url, answer_timeout_seconds=answer_timeout_seconds)
+    try:
+        store = await open_store(connections, shards=shards)
+        await store.identity.join()
+    except BaseException:
+        await connections.close()
+        raise
     return store
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,21 +286,21 @@ async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(flee
     await known([first], 1)
     await fleet.redis.flushdb()
     await declare(fleet.store, "note")
-    clients = [first.client]
-    with suppress(ConfigurationError):
-        clients.append(TimerClient.over(await joined(fleet.url, shards=16)))
     ids = [str(n) for n in range(20)]
-    for client in clients:
-        news: list[NewTimerFields] = [
-            {"prefix": "note", "id": timer_id, "delay": "1ms", "if_exists": "keep"} for timer_id in ids
-        ]
-        with suppress(Unavailable):
-            await client.batch(news)
+    news: list[NewTimerFields] = [
+        {"prefix": "note", "id": timer_id, "delay": "1ms", "if_exists": "keep"} for timer_id in ids
+    ]
+    async with AsyncExitStack() as opened:
+        clients = [first.client]
+        with suppress(ConfigurationError):
+            clients.append(await opened.enter_async_context(TimerClient.over(await joined(fleet.url, shards=16))))
+        for client in clients:
+            with suppress(Unavailable):
+                await client.batch(news)
     second = await fleet.pod(calls, name="b")
-    await asyncio.gather(*(completed(second, timer_id) for timer_id in ids))
+    for timer_id in ids:
+        await completed(second, timer_id)
     assert sorted(calls.ids) == sorted(ids)
-    for client in clients[1:]:
-        await client.close()
 
 
 async def completed(pod: Pod, timer_id: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from timers.store import keys
-from timers.store.scripts import Argument, reachable, read
+from timers.store.scripts import Argument, reachable
 from timers.store.store import Store
 
 STEP: Final = 100
@@ -13,12 +13,9 @@ STEP: Final = 100
 QUEUES: Final = 25
 """Prefixes in one step."""
 
-BUCKETS: Final = 256
-"""Hashes that hold a shard's records."""
-
 Found = Mapping[str, int]
 """What disagreed, and how often: `due`, `bare`, `leases`, `finished` (missing from the index), `left over` (in the
-wrong index), `heads`, `counts`; and what was quarantined: `unreadable`, `no record`."""
+wrong index), `heads`, `counts`, `uncounted records`; and what was quarantined: `unreadable`, `no record`."""
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
@@ -50,17 +47,10 @@ async def compare(
         yield (await _step(store, shard, part))[0]
 
 
-async def uncounted(store: Store, shard: int) -> int:
+async def uncounted(store: Store, shard: int) -> Found:
     """How many records the counts do not include. `compare` asks for prefixes with a count or a head, so it cannot see
-    those that lost all of them. One transaction, so that no change comes in between."""
-    redis, root = store.connections.commands, keys.root(shard)
-    async with redis.pipeline(transaction=True) as asked:
-        asked.hvals(f"{root}counts")
-        for bucket in range(BUCKETS):
-            asked.hlen(f"{root}rec:{bucket:02x}")
-        counts, *records = await read(asked, [], *[0] * BUCKETS)
-    counted = sum(int(number) for number in counts if number.isdigit())
-    return max(int(sum(records)) - counted, 0)
+    those that lost all of them."""
+    return (await _step(store, shard, ["totals", "look"]))[0]
 
 
 async def _prefixes(store: Store, shard: int) -> set[str]:

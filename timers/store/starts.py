@@ -116,9 +116,9 @@ class FiredRing:
         now_ms = await self._store.now_ms()
         async with self._store.connections.commands.pipeline(transaction=False) as asked:
             for ring in RINGS:
-                asked.hvals(f"{keys.FIRED_ROOT}{ring}")
-            held: list[list[bytes]] = await read(asked, [])
-        return {name: _slots(now_ms, *RINGS[name], values) for name, values in zip(RINGS, held, strict=True)}
+                asked.hgetall(f"{keys.FIRED_ROOT}{ring}")
+            held: list[dict[bytes, bytes]] = await read(asked, {})
+        return {name: _slots(now_ms, *RINGS[name], list(ring.values())) for name, ring in zip(RINGS, held, strict=True)}
 
 
 def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> list[Slot]:

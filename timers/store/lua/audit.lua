@@ -7,6 +7,7 @@
 --          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`,
 --                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
 --          `queues`:  prefixes: is the head the earliest due, and do the counts agree with the indexes?
+--          `totals`:  nothing more: are there more records than counted? It mends nothing; `records` does
 -- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what disagreed; bucket or index (from 0) to go on at, -1 at
 --          the end, and the cursor in it; the prefixes of the records
 
@@ -161,6 +162,14 @@ function parts.queues(...)
       check_count(status, prefix, size(finished_key(status, prefix)))
     end
   end
+end
+
+function parts.totals()
+  local records, counted = 0, 0
+  for bucket = 0, 255 do records = records + (tonumber(peek('HLEN', bucket_key(bucket))) or 0) end
+  local counts = peek('HGETALL', root .. 'counts')
+  for i = 2, #counts, 2 do counted = counted + (tonumber(counts[i]) or 0) end
+  if records > counted then found['uncounted records'] = records - counted end
 end
 
 parts[part](unpack(ARGV, FIRST))

@@ -5,7 +5,7 @@
 -- Answer   {now, {id, when it ended, progress (JSON or nothing), …}}
 
 local answer, bytes = {}, 0
-local found = call('ZREVRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'WITHSCORES')
+local found = call('ZRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'REV', 'WITHSCORES')
 for i = 1, #found, 2 do
   if bytes > tonumber(ARGV[5]) then break end
   local raw = call('HGET', record_key(member_of(ARGV[3], found[i])), member_of(ARGV[3], found[i])) or ''
