@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from tests.api.conftest import done, redis, server
 from tests.api.harness import Api, Instead, running_api
 from tests.browser import Watched, watched
+from tests.rights import as_user, grant, refused
 from timers.access import RIGHTS, ApiKey, Scope, make_key
 from timers.core.model import Timer
 from timers.core.outcome import Fail
@@ -45,24 +46,33 @@ def instead() -> Instead:
 
 
 @pytest.fixture
-async def api(server: EmbeddedServer, redis: Redis, instead: Instead) -> AsyncIterator[Api]:
+async def url(server: EmbeddedServer, redis: Redis) -> AsyncIterator[str]:
+    """The server for a pod with no more rights than PROTOCOL.md gives it. The server page asks for the documented
+    exceptions too."""
+    await grant(redis, 0)
+    yield as_user(server.url)
+    assert await refused(redis) == set()
+
+
+@pytest.fixture
+async def api(url: str, instead: Instead) -> AsyncIterator[Api]:
     """Open to this machine; nothing runs."""
-    async with running_api(server.url, PROCESSORS, instead=instead) as running:
+    async with running_api(url, PROCESSORS, instead=instead) as running:
         yield running
 
 
 @pytest.fixture
-async def working(server: EmbeddedServer, redis: Redis, instead: Instead) -> AsyncIterator[Api]:
+async def working(url: str, instead: Instead) -> AsyncIterator[Api]:
     """Open, with a worker."""
-    async with running_api(server.url, PROCESSORS, works=True, instead=instead) as running:
+    async with running_api(url, PROCESSORS, works=True, instead=instead) as running:
         yield running
 
 
 @pytest.fixture
-async def guarded(server: EmbeddedServer, redis: Redis, instead: Instead) -> AsyncIterator[Api]:
+async def guarded(url: str, instead: Instead) -> AsyncIterator[Api]:
     """Asks for a key; nothing runs."""
     keys = " ".join(key.entry for key in KEYS)
-    async with running_api(server.url, PROCESSORS, keys=keys, instead=instead) as running:
+    async with running_api(url, PROCESSORS, keys=keys, instead=instead) as running:
         yield running
 
 

@@ -5,6 +5,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visitor
@@ -68,9 +69,8 @@ async def test_a_read_only_browser_changes_nothing(guest: Visitor, page: Operati
     assert (await guest.api.client.get("mine", "one")).version == 1
 
 
-async def test_looking_changes_nothing(guest: Visitor) -> None:
+async def test_looking_changes_nothing(guest: Visitor, redis: Redis) -> None:
     """No GET does: with the key for everything and every page, all that is kept stays as it is."""
-    redis = guest.api.store.connections.commands
     await guest.api.client.create("mine", "one", delay="1h")
     await guest.sign_in(EVERYTHING)
 
