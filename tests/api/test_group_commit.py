@@ -36,6 +36,17 @@ async def test_creates_at_the_same_time_share_calls(client: TimerClient, redis: 
     assert await scripts_run(redis) - before <= 5
 
 
+async def test_callers_that_create_again_share_calls_again(client: TimerClient, redis: Redis) -> None:
+    async def ten(caller: int) -> None:
+        for i in range(10):
+            await client.create("test", f"c{caller}-t{i}", delay="1h")
+
+    await client.create("test", "first", delay="1h")
+    before = await scripts_run(redis)
+    await asyncio.gather(*map(ten, range(20)))
+    assert await scripts_run(redis) - before <= 15
+
+
 async def test_creates_in_more_shards_than_there_are_lines(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     store = Store(connect(server.url), shards=4 * LINES)
@@ -73,6 +84,19 @@ async def test_a_timer_whose_caller_is_cancelled_before_sending_is_not_armed(cli
     assert [isinstance(answer, Timer) for answer in (one, two, three)] == [True, False, True]
     with pytest.raises(NotFound):
         await client.get("test", "t1")
+
+
+async def test_a_caller_that_is_cancelled_while_it_sends_holds_up_nobody(client: TimerClient) -> None:
+    creating = [asyncio.create_task(client.create("test", f"t{i}", delay="1h")) for i in range(3)]
+
+    async def regret() -> None:
+        """Begins after the three, and before the answer to the first."""
+        creating[0].cancel()
+
+    one, two, three, _ = await asyncio.gather(*creating, regret(), return_exceptions=True)
+    assert isinstance(one, asyncio.CancelledError)
+    assert [isinstance(answer, Timer) for answer in (two, three)] == [True, True]
+    assert (await client.create("test", "t3", delay="1h")).status == "scheduled"
 
 
 async def test_without_redis_every_create_is_refused_and_later_ones_succeed(

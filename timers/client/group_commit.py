@@ -29,7 +29,7 @@ class GroupCommit:
     def __init__(self, store: Store, *, edit_lock_ms: int) -> None:
         self._store, self._quotas, self._edit_lock_ms = store, Quotas(store), edit_lock_ms
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
-        self._busy: dict[_Group, asyncio.Task[None]] = {}
+        self._busy: dict[_Group, asyncio.Task[None] | None] = {}
         self._idle: list[Line] = []
         self._lines = 0
 
@@ -37,11 +37,19 @@ class GroupCommit:
         """As `Store.arm` or `Quotas.arm`, for one timer. A caller that is cancelled before its timer was sent arms
         nothing."""
         group = self._store.shard_of(arming.prefix, arming.id) if quota is None else quota
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[group].append((arming, answer))
-        if group not in self._busy:
-            self._busy[group] = asyncio.create_task(self._work(group))
-        return await answer
+        if group in self._busy:
+            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            self._waiting[group].append((arming, answer))
+            return await answer
+        self._busy[group] = None
+        line = self._idle.pop() if self._idle else self._another_line()
+        try:
+            return (await self.arm_all([arming], quota, line))[0]
+        finally:
+            if group in self._waiting:
+                self._busy[group] = asyncio.create_task(self._work(group, line))
+            else:
+                self._release(group, line)
 
     async def arm_all(
         self, armings: Sequence[Arming], quota: Quota | None = None, line: Line | None = None
@@ -51,16 +59,19 @@ class GroupCommit:
             return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, line=line)
         return await self._quotas.arm(armings, quota, edit_lock_ms=self._edit_lock_ms)
 
-    async def _work(self, group: _Group) -> None:
+    async def _work(self, group: _Group, line: Line | None) -> None:
         """Arm until nobody waits."""
-        line = self._idle.pop() if self._idle else self._another_line()
         try:
             while some := self._take(group):
                 await self._arm(some, group, line)
+                await asyncio.sleep(0)  # lets the callers that were answered join the next group
         finally:
-            del self._busy[group]
-            if line is not None:
-                self._idle.append(line)
+            self._release(group, line)
+
+    def _release(self, group: _Group, line: Line | None) -> None:
+        del self._busy[group]
+        if line is not None:
+            self._idle.append(line)
 
     def _another_line(self) -> Line | None:
         if self._lines == LINES:
