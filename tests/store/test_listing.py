@@ -15,7 +15,7 @@ from timers.store.connect import Line
 from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Listing
 from timers.store.queries import Queries
-from timers.store.scripts import Call
+from timers.store.scripts import ScriptCall
 from timers.store.store import Store
 
 LARGE = {"payload": "x" * (LARGEST_BYTES - 2)}
@@ -92,9 +92,9 @@ class Asked(Store):
         super().__init__(real.connections, shards=real.shards)
         self.asked: list[tuple[object, ...]] = []
 
-    async def run_all(self, name: str, calls: Sequence[Call], line: Line | None = None, redis: Any = None) -> list[Any]:
-        self.asked += (tuple(arguments[:2]) for _, arguments in calls)
-        return await super().run_all(name, calls, line, redis)
+    async def run_all(self, calls: Sequence[ScriptCall], line: Line | None = None, redis: Any = None) -> list[Any]:
+        self.asked += (tuple(arguments[:2]) for _, _, arguments in calls)
+        return await super().run_all(calls, line, redis)
 
 
 async def test_a_list_reads_only_where_timers_are_counted(real: Store) -> None:

@@ -94,8 +94,8 @@ class Canary:
         redis = self._store.connections.commands
         expires_ms = int(self._store.clock.now_ms()) + self._life_ms
         await server.set_canary(redis, self._pod, self._life_ms)
-        await asyncio.sleep(self._life_ms / 1000)
-        # Redis expires keys strictly after the deadline, so the first touch may come a moment too soon.
+        # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
+        await asyncio.sleep((self._life_ms + 2) / 1000)
         touched = time.monotonic()
         while await server.touch_canary(redis, self._pod):
             await asyncio.sleep(0.001)

@@ -16,7 +16,7 @@ from timers.engine.observer import Observer
 from timers.engine.runs import Runs
 from timers.logs import get_logger
 
-BEAT_SECONDS: Final = 0.1
+BEAT_SECONDS: Final = 0.25
 BLOCKED_SECONDS: Final = 0.5
 FRAMES_SHOWN: Final = 6
 

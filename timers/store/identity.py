@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -145,6 +145,9 @@ class DbIdentity:
             if not self.epoch:
                 raise
             meta = None
+        await self._follow(meta)
+
+    async def _follow(self, meta: Meta | None) -> None:
         if self.epoch and (meta is None or meta.epoch != self.epoch):
             await self.renew()
         elif meta is not None:
@@ -157,12 +160,19 @@ class DbIdentity:
                 self.marks[shard] = mark
 
     async def mark(self, shards: Sequence[int]) -> None:
-        """Mark the progress of these shards and find those that went back in time. Then `compare`: an emptied db has no
-        marks either, but that is another kind of loss."""
+        """Mark the progress of these shards, find those that went back in time, and `compare`, in one round trip. An
+        emptied db has no marks either, but that is another kind of loss."""
         epoch, began = self.epoch, time.monotonic()
-        calls = [(keys.root(shard), self._to_mark(shard, began)) for shard in shards]
-        replies = await scripts.run_all(self._redis, "mark", calls) if calls else []
-        await self.compare()
+        calls = [scripts.ScriptCall("mark", keys.root(shard), self._to_mark(shard, began)) for shard in shards]
+        try:
+            *replies, found = await scripts.run_all(self._redis, [*calls, self._to_do("look")])
+            meta = _meta(found)
+        except (ResponseError, ConfigurationError):
+            await self.compare()
+            if epoch == self.epoch:
+                raise
+            return
+        await self._follow(meta)
         if epoch != self.epoch:
             return
         lost: list[str] = []
@@ -192,12 +202,14 @@ class DbIdentity:
     async def _change(self, act: str, *arguments: str) -> Meta | None:
         sent = time.monotonic()
         try:
-            now_ms, fields = await scripts.run(self._redis, "meta", keys.META, [self._wake, act, *arguments])
+            reply = await scripts.run(self._redis, self._to_do(act, *arguments))
         except ResponseError as error:
             raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
-        self._clock.observe(int(now_ms), sent, time.monotonic())
-        texts = [field.decode(errors="replace") for field in fields]
-        return _meta(dict(zip(texts[::2], texts[1::2], strict=True)))
+        self._clock.observe(int(reply[0]), sent, time.monotonic())
+        return _meta(reply)
+
+    def _to_do(self, act: str, *arguments: str) -> scripts.ScriptCall:
+        return scripts.ScriptCall("meta", keys.META, [self._wake, act, *arguments])
 
     def _take(self, meta: Meta | None) -> None:
         """Use this as the db from now on."""
@@ -211,8 +223,11 @@ class DbIdentity:
         self._seen_ms = round(self._clock.now_ms())
 
 
-def _meta(fields: dict[str, str]) -> Meta | None:
-    """None if the db has no identity yet. Raises ConfigurationError for another format or an unusable meta."""
+def _meta(reply: Sequence[Any]) -> Meta | None:
+    """The script's answer; None if the db has no identity yet. Raises ConfigurationError for another format or an
+    unusable meta."""
+    texts = [field.decode(errors="replace") for field in reply[1]]
+    fields = dict(zip(texts[::2], texts[1::2], strict=True))
     if (form := fields.get("format", RECORD_FORMAT)) != RECORD_FORMAT:
         raise ConfigurationError(f"the db holds records of format {form}; this version knows {RECORD_FORMAT}")
     if not fields.get("epoch"):

@@ -20,7 +20,7 @@ from timers.errors import InvalidInput
 from timers.store import codec, keys
 from timers.store.filters import Filter
 from timers.store.queries import Queries
-from timers.store.scripts import Argument
+from timers.store.scripts import Argument, ScriptCall
 from timers.store.store import Store
 from timers.store.turns import in_turns
 
@@ -218,7 +218,8 @@ class Listing:
         """The next records of each source after its place, in one round trip; together about a page."""
         sharing = Counter(source.listing for source in asked)
         calls = [
-            (
+            ScriptCall(
+                "list",
                 keys.root(source.shard),
                 [
                     *_bounds(source, filling.wanted, after),
@@ -228,7 +229,7 @@ class Listing:
             )
             for source, after in asked.items()
         ]
-        replies = await self._store.run_all("list", calls)
+        replies = await self._store.run_all(calls)
         return {
             source: ([item async for item in in_turns(_items_of(source, found))], more > 0)
             for source, (_, found, more) in zip(asked, replies, strict=True)

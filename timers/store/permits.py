@@ -12,7 +12,7 @@ from typing import Final
 
 from timers.processor import Limits
 from timers.store import keys
-from timers.store.scripts import Argument, Call, read
+from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
 
 BATCH: Final = 500
@@ -59,15 +59,14 @@ class Permits:
     async def release(self, permits: Iterable[Permit]) -> None:
         """Release the permits of runs that have ended. May be repeated."""
         async with self._in_order:
-            await self._store.run_all("release", list(_calls(permits, 0)))
+            await self._store.run_all(list(_calls("release", permits, 0)))
 
     async def keep(self, permits: Iterable[Permit], keep_ms: int) -> None:
         """Extend the permits of continuing runs. `permits` is read as each call is made, so permits released meanwhile
         are not extended."""
         async with self._in_order:
-            calls = list(_calls(permits, keep_ms))
-            if calls:
-                await self._store.run_all("keep", calls, redis=self._store.connections.reserved)
+            calls = list(_calls("keep", permits, keep_ms))
+            await self._store.run_all(calls, redis=self._store.connections.reserved)
 
     async def next_shard(self, prefix: str) -> int | None:
         """For the holder of a prefix's only permit: the shard with its earliest timer. None if there is none, or if one
@@ -82,10 +81,10 @@ class Permits:
         return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n in running) else None
 
 
-def _calls(permits: Iterable[Permit], number: int) -> Iterator[Call]:
+def _calls(script: str, permits: Iterable[Permit], number: int) -> Iterator[ScriptCall]:
     by_prefix: defaultdict[str, list[str]] = defaultdict(list)
     for prefix, name in permits:
         by_prefix[prefix].append(name)
     for prefix, names in by_prefix.items():
         for start in range(0, len(names), BATCH):
-            yield keys.limits_root(prefix), [number, *names[start : start + BATCH]]
+            yield ScriptCall(script, keys.limits_root(prefix), [number, *names[start : start + BATCH]])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import (
@@ -26,8 +26,14 @@ from timers.store.connect import Line
 
 Argument = str | int | bytes
 
-Call = tuple[str, Sequence[Argument]]
-"""The root of the shard to run on, and the arguments."""
+
+class ScriptCall(NamedTuple):
+    """A script to run on a shard, given by its root."""
+
+    name: str
+    root: str
+    arguments: Sequence[Argument]
+
 
 FULL: Final = "Redis is full (maxmemory) and takes no new timers until it has room; cancels and runs continue"
 
@@ -95,33 +101,33 @@ def reachable() -> Iterator[None]:
             raise asyncio.CancelledError
 
 
-async def run(redis: Redis | Line, name: str, root: str, arguments: Sequence[Argument]) -> Any:
-    """Run a script on a shard. Raises Unavailable. A server that lost its script cache gets the script again."""
+async def run(redis: Redis | Line, call: ScriptCall) -> Any:
+    """Run a script. Raises Unavailable. A server that lost its script cache gets the script again."""
     with reachable():
         try:
-            return await redis.evalsha(digest(name), 1, root, *arguments)
+            return await redis.evalsha(digest(call.name), 1, call.root, *call.arguments)
         except NoScriptError:
-            return await redis.eval(source(name), 1, root, *arguments)
+            return await redis.eval(source(call.name), 1, call.root, *call.arguments)
 
 
-async def run_all(redis: Redis, name: str, calls: Sequence[Call], *, line: Line | None = None) -> list[Any]:
-    """Run a script several times, in order and in one round trip; use the line for a single call if there is one.
-    Raises as `run`: the calls before the one that failed were made, and later ones may have been."""
+async def run_all(redis: Redis, calls: Sequence[ScriptCall], *, line: Line | None = None) -> list[Any]:
+    """Run scripts in order and in one round trip; use the line for a single call if there is one. Raises as `run`: the
+    calls before the one that failed were made, and later ones may have been."""
     if len(calls) == 1:
-        return [await run(line or redis, name, *calls[0])]
+        return [await run(line or redis, calls[0])]
     with reachable():
-        answers = await _pipelined(redis, name, calls)
+        answers = await _pipelined(redis, calls)
     # Repeat calls that a server without the script refused: either all, or the last ones after a flush in between, so
     # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
-            answers[place] = await run(redis, name, *calls[place])
+            answers[place] = await run(redis, calls[place])
     return answers
 
 
-async def _pipelined(redis: Redis, name: str, calls: Sequence[Call]) -> list[Any]:
+async def _pipelined(redis: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
     async with redis.pipeline(transaction=False) as pipeline:
-        for root, arguments in calls:
+        for name, root, arguments in calls:
             pipeline.evalsha(digest(name), 1, root, *arguments)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
     for answer in answers:

@@ -12,6 +12,7 @@ from timers.errors import InvalidInput
 from timers.store import codec, keys
 from timers.store.filters import Filter
 from timers.store.listing import LOOKS_AT_LEAST, Page
+from timers.store.scripts import ScriptCall
 from timers.store.store import Store
 
 PROGRESS_BYTES: Final = 256 * 1024
@@ -58,9 +59,9 @@ async def _before(
     """The next timers over all shards, the newest first."""
     index = "due" if status is Status.SCHEDULED else codec.LETTERS[status]
     arguments: list[str | int] = [index, prefix, *place, most]
-    calls = [(keys.root(shard), arguments) for shard in range(store.shards)]
+    calls = [ScriptCall("newest", keys.root(shard), arguments) for shard in range(store.shards)]
     found: list[tuple[str, str, Timer | None]] = []
-    for _, listed in await store.run_all("newest", calls):
+    for _, listed in await store.run_all(calls):
         for timer_id, score, raw in zip(listed[::3], listed[1::3], listed[2::3], strict=True):
             name = timer_id.decode()
             found.append((score.decode(), name, codec.readable(prefix, name, raw) if raw else None))
@@ -70,10 +71,10 @@ async def _before(
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
     """The newest timers that ended this way and why, in a bounded number of bytes. Raises Unavailable."""
     arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
-    calls = [(keys.root(shard), arguments) for shard in range(store.shards)]
+    calls = [ScriptCall("failures", keys.root(shard), arguments) for shard in range(store.shards)]
     found = [
         Ending(timer_id.decode(), _ms(at), _error(progress))
-        for _, listed in await store.run_all("failures", calls)
+        for _, listed in await store.run_all(calls)
         for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
     ]
     return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from timers.store import keys
-from timers.store.scripts import reachable, run
+from timers.store.scripts import ScriptCall, reachable, run
 
 NEEDED_FLAGS: Final = frozenset("Ex")
 FLAGS: Final = "notify-keyspace-events"
@@ -62,7 +62,7 @@ async def is_full(redis: Redis) -> bool:
 
 async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:
     """Arm the pod's canary key."""
-    await run(redis, "canary", keys.canary_key(pod), ["", ttl_ms])
+    await run(redis, ScriptCall("canary", keys.canary_key(pod), ["", ttl_ms]))
 
 
 async def touch_canary(redis: Redis, pod: str) -> bool:

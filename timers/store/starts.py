@@ -12,7 +12,7 @@ from typing import Final
 
 from timers.core.model import Timer
 from timers.store import codec, keys
-from timers.store.scripts import Argument, Call, read
+from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
 
 QUEUES_LIMIT: Final = 2000
@@ -49,8 +49,8 @@ async def due_load(store: Store, *, step_ms: int, steps: int, visible: Visible =
         batches = _batches([prefix for _, prefix in queues[:QUEUES_LIMIT]])
         for start in range(0, len(batches), CALLS_AT_ONCE):
             some = batches[start : start + CALLS_AT_ONCE]
-            calls: list[Call] = [(keys.root(shard), [step_ms, steps, *prefixes]) for prefixes in some]
-            for _, found in await store.run_all("coming", calls):
+            calls = [ScriptCall("coming", keys.root(shard), [step_ms, steps, *prefixes]) for prefixes in some]
+            for _, found in await store.run_all(calls):
                 counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
     return Load(counts, all(len(queues) <= QUEUES_LIMIT for queues in heads))
 

@@ -145,17 +145,18 @@ class Store:
             await self.identity.make()
         told: dict[int, tuple[Any, ...]] = {}
         for _ in range(FOUNDING_TRIES):
+            epoch = self.identity.epoch
             batches = [
                 (shard, places[start : start + ARM_LIMIT])
                 for shard, places in self.by_shard(identities, told).items()
                 for start in range(0, len(places), ARM_LIMIT)
             ]
-            calls: list[scripts.Call] = [
-                (keys.root(shard), [self.identity.epoch, *head(places), *(lines[place] for place in places)])
+            calls = [
+                scripts.ScriptCall(name, keys.root(shard), [epoch, *head(places), *(lines[place] for place in places)])
                 for shard, places in batches
             ]
             foreign: set[int] = set()
-            for (shard, places), reply in zip(batches, await self.run_all(name, calls, line), strict=True):
+            for (shard, places), reply in zip(batches, await self.run_all(calls, line), strict=True):
                 if reply[1] == b"foreign":
                     foreign.add(shard)
                     continue
@@ -171,10 +172,10 @@ class Store:
         found: dict[Identity, Timer | None] = {}
         shards = self.by_shard(identities)
         calls = [
-            (keys.root(shard), [part for place in places for part in identities[place]])
+            scripts.ScriptCall("get", keys.root(shard), [part for place in places for part in identities[place]])
             for shard, places in shards.items()
         ]
-        for places, reply in zip(shards.values(), await self.run_all("get", calls), strict=True):
+        for places, reply in zip(shards.values(), await self.run_all(calls), strict=True):
             for i, place in enumerate(places):
                 found[identities[place]] = _read(identities[place], int(reply[0]), *reply[3 * i + 1 : 3 * i + 4])
         return [found[identity] for identity in identities]
@@ -337,21 +338,23 @@ class Store:
         self, root: str, name: str, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
     ) -> list[Any]:
         """Run a script. Every answer begins with the server's time, which sets the clock and is removed."""
-        (reply,) = await self.run_all(name, [(root, arguments)], redis=redis)
+        (reply,) = await self.run_all([scripts.ScriptCall(name, root, arguments)], redis=redis)
         return list(reply[1:])
 
     async def run_all(
-        self, name: str, calls: Sequence[scripts.Call], line: Line | None = None, redis: Redis | None = None
+        self, calls: Sequence[scripts.ScriptCall], line: Line | None = None, redis: Redis | None = None
     ) -> list[Any]:
         """Run a script on several roots or several times, in one round trip. The answers still begin with the server's
         time. `line` is used if one call is enough."""
+        if not calls:
+            return []
         sent = time.monotonic()
-        whole = [(root, [self._wake, *arguments]) for root, arguments in calls]
-        replies = await scripts.run_all(redis or self.connections.commands, name, whole, line=line)
+        whole = [scripts.ScriptCall(name, root, [self._wake, *arguments]) for name, root, arguments in calls]
+        replies = await scripts.run_all(redis or self.connections.commands, whole, line=line)
         answered = time.monotonic()
         for reply in replies:
             self.clock.observe(int(reply[0]), sent, answered)
-        self.called(name, answered - sent)
+        self.called(calls[0].name, answered - sent)
         return replies
 
 
