@@ -24,6 +24,9 @@ _losses_log = get_logger("timers.identity")
 
 
 BEAT_MS: Final = 1000
+SOON_SECONDS: Final = 0.2
+"""How long timers that became due without events have the server and this pod to themselves first."""
+
 _QUEUES_REMEMBERED: Final = 100_000
 """Callers can make up prefixes without end, so beyond this many the cache is emptied."""
 
@@ -87,7 +90,8 @@ class Peers:
         while True:
             self._soon.clear()
             await self.beat()
-            await set_within(self._soon, self._beat_ms / 1000)
+            if await set_within(self._soon, self._beat_ms / 1000):
+                await asyncio.sleep(SOON_SECONDS)
 
     def beat_soon(self) -> None:
         """Give the next sign of life at once: this may be another server, or the same without its newest data."""
