@@ -344,8 +344,7 @@ class Store:
     async def run_all(
         self, calls: Sequence[scripts.ScriptCall], line: Line | None = None, redis: Redis | None = None
     ) -> list[Any]:
-        """Run a script on several roots or several times, in one round trip. The answers still begin with the server's
-        time. `line` is used if one call is enough."""
+        """Run scripts in one round trip. Each answer still begins with the server's time. A single call uses `line`."""
         if not calls:
             return []
         sent = time.monotonic()
