@@ -26,9 +26,7 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 def encode_payload(payload: object, field: str = "payload") -> str:
     """The payload as compact JSON. Raises InvalidInput if it is not JSON or exceeds 64 KiB."""
     try:
-        if not _reads_as_itself(payload):
-            _STRICT.encode(payload).encode()
-        text = encode(payload)
+        text = _encoded(payload)
     except RecursionError:
         raise InvalidInput.of(field, type(payload), "a JSON value with fewer levels of nesting") from None
     except (TypeError, ValueError) as error:
@@ -39,12 +37,16 @@ def encode_payload(payload: object, field: str = "payload") -> str:
     return text
 
 
-def _reads_as_itself(payload: object) -> bool:
-    """Whether the payload is the same once it was written and read. If not, it is a tuple or the like, or no JSON."""
+def _encoded(payload: object) -> str:
+    """The payload as JSON. Raises TypeError or ValueError unless it is JSON. A payload that changes when it is written
+    and read is a tuple or the like, or not JSON."""
     try:
-        return bool(decode(encode(payload)) == payload)
+        if decode(text := encode(payload)) == payload:
+            return text
     except ValueError:
-        return False
+        pass
+    _STRICT.encode(payload).encode()
+    return encode(payload)
 
 
 def _checked_payload(value: object) -> object:
