@@ -167,7 +167,7 @@ async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedS
     await Callers(open_api.store).keep(kept.id, kept.entry)
     await open_api.store.identity.join()
     await redis.flushdb()
-    await open_api.store.identity.compare()
+    await open_api.store.identity.mark(())
     async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as another:
         (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
 

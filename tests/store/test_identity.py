@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import time_machine
+from redis.exceptions import NoPermissionError
 
 from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
@@ -222,3 +223,28 @@ async def test_a_mark_that_is_garbage_stops_nothing(store: Store, garbage: str) 
         await store.identity.mark([0])
     newest: Any = await store.connections.commands.get(MARK)
     assert int(newest.split()[0]) < 2**53
+
+
+async def test_a_shard_that_cannot_be_marked_is_an_error_and_its_marks_are_remembered(real: Store) -> None:
+    await real.identity.join()
+    await real.identity.mark([0])
+    epoch, marks, redis = real.identity.epoch, dict(real.identity.marks), real.connections.commands
+    await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=[META], reset_keys=True)
+    try:
+        with pytest.raises(NoPermissionError):
+            await real.identity.mark([0])
+    finally:
+        await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])
+    assert (real.identity.epoch, real.identity.marks) == (epoch, marks)
+
+
+async def test_a_meta_overwritten_under_a_pod_is_made_again_and_reported(store: Store) -> None:
+    pod = other(store, 4)
+    await pod.identity.join()
+    epoch = pod.identity.epoch
+    await store.connections.commands.set(META, "a stranger's")
+    await pod.identity.mark([0, 1])
+    found = await meta(store)
+    assert found["shards"] == "4"
+    assert found["epoch"] == pod.identity.epoch != epoch
+    assert [loss.shard for loss in pod.identity.losses.values()] == [None]

@@ -91,7 +91,7 @@ class DbIdentity:
 
     async def look(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
-        under which timers were armed is left to `compare`. Raises ConfigurationError if the db cannot be used: it has
+        under which timers were armed is left to `mark`. Raises ConfigurationError if the db cannot be used: it has
         another number of shards or another format, or cannot be read."""
         meta = await self._change("look")
         self.losses = {} if meta is None else meta.losses
@@ -127,31 +127,15 @@ class DbIdentity:
                 await self._redis.set(f"{keys.root(shard)}epoch", self.epoch)
 
     async def renew(self) -> None:
-        """Our epoch is gone from the db. Adopt the epoch that another pod has made, or make one with the same number of
+        """Unless our epoch is in the db, adopt the epoch that another pod has made, or make one with the same number of
         shards. Raises ConfigurationError if the db now has another number of shards and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
         known = (self.epoch, _fresh(), RECORD_FORMAT, str(self.shards), armed, closed, str(self._seen_ms))
         timers = sum(mark.timers for mark in self.marks.values())
         meta = await self._change("renew", *known, str(timers))
-        self.marks.clear()
+        if meta is None or meta.epoch != self.epoch:
+            self.marks.clear()
         self._take(meta)
-
-    async def compare(self) -> None:
-        """Check whether it is still the same db and what was lost in it; renew the epoch if it is gone. Raises
-        ConfigurationError if this process cannot work with what is there."""
-        try:
-            meta = await self._change("look")
-        except ConfigurationError:
-            if not self.epoch:
-                raise
-            meta = None
-        await self._follow(meta)
-
-    async def _follow(self, meta: Meta | None) -> None:
-        if self.epoch and (meta is None or meta.epoch != self.epoch):
-            await self.renew()
-        elif meta is not None:
-            self._take(meta)
 
     def learn(self, epoch: str, marks: Mapping[int, Mark]) -> None:
         """Remember what another pod knows about the shards that it marks."""
@@ -160,23 +144,30 @@ class DbIdentity:
                 self.marks[shard] = mark
 
     async def mark(self, shards: Sequence[int]) -> None:
-        """Mark the progress of these shards, find those that went back in time, and `compare`, in one round trip. An
-        emptied db has no marks either, but that is another kind of loss."""
+        """Check whether it is still the same db, renew the epoch if it is gone, mark the progress of these shards, and
+        find those that went back in time: normally one round trip. Raises as `renew`."""
         epoch, began = self.epoch, time.monotonic()
         calls = [scripts.ScriptCall("mark", keys.root(shard), self._to_mark(shard, began)) for shard in shards]
         try:
-            *replies, found = await scripts.run_all(self._redis, [*calls, self._to_do("look")])
+            *marked, found = await scripts.run_all(self._redis, [*calls, self._to_do("look")])
             meta = _meta(found)
         except (ResponseError, ConfigurationError):
-            await self.compare()
+            # Nobody can read the meta, which `renew` mends, or a shard could not be marked.
+            await (self.renew() if epoch else self.look())
             if epoch == self.epoch:
                 raise
             return
-        await self._follow(meta)
-        if epoch != self.epoch:
-            return
+        if epoch and (meta is None or meta.epoch != epoch):
+            await self.renew()  # an emptied db has no marks either, but that is another kind of loss
+        elif meta is not None:
+            self._take(meta)
+        if epoch == self.epoch:
+            await self._take_marks(dict(zip(shards, marked, strict=True)), began)
+
+    async def _take_marks(self, marked: Mapping[int, Sequence[Any]], began: float) -> None:
+        """Remember the marks that were made; report the shards in which the newest known one is missing."""
         lost: list[str] = []
-        for shard, (_, made, behind, timers, counts) in zip(shards, replies, strict=True):
+        for shard, (_, made, behind, timers, counts) in marked.items():
             known = self.marks.get(shard, Mark(0, 0))
             if timers >= 0:
                 self._count_at[shard] = began + counts / COUNTS_A_SECOND
@@ -185,7 +176,7 @@ class DbIdentity:
             else:
                 lost += (str(shard), behind.decode(), str(known.ms), str(known.timers))
         if lost:
-            self._take(await self._change("lose", epoch, *lost))
+            self._take(await self._change("lose", self.epoch, *lost))
             for shard in map(int, lost[::4]):
                 del self.marks[shard]
 
