@@ -14,7 +14,7 @@ from timers.processor import Lifespan
 from timers.settings import Settings, load_worker_settings
 from timers_processors.calling import Call, HttpClient
 from timers_processors.send_message import Sending
-from timers_processors.transport import Message, OutboxTransport, masked
+from timers_processors.transport import Message, masked, write_to_outbox
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
 SOON_SECONDS: Final = 0.1
@@ -80,10 +80,10 @@ async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[HttpCl
 
 
 async def _mail(settings: Settings, to: str, timer: Timer, context: Context[Sending]) -> Done:
-    transport = context.state.transports.get("email") or OutboxTransport(settings.outbox)
+    send_mail = context.state.by_channel.get("email") or partial(write_to_outbox, settings.outbox)
     data = timer.payload["body"]["data"]
     subject = f"[timers] {data['text']}"
-    said = await transport.send(Message((to,), "email", subject, as_text(data), context.idempotency_key, context.token))
+    said = await send_mail(Message((to,), "email", subject, as_text(data), context.idempotency_key, context.token))
     return Done(f"sent{said and f': {said}'}")
 
 

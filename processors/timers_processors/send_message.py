@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from timers.settings import Settings, load_worker_settings
 from timers_processors.calling import Call, HttpClient, accepted, caller_for_ourselves
 from timers_processors.mail import SmtpTransport
 from timers_processors.templates import Templates
-from timers_processors.transport import Channel, GatewayTransport, Message, OutboxTransport, Transport
+from timers_processors.transport import Channel, Message, Send, post_to_gateway, write_to_outbox
 
 LOOKUP_SECONDS: Final = 8.0
 USER_BYTES: Final = 64 * 1024
@@ -27,30 +28,24 @@ UNLESS: Final = ("verified", "unsubscribed", "left", "deleted")
 _GONE: Final = (404, 410)
 
 
-class Users:
-    """Looks users up at a URL with `{user}` in it, such as TIMERS_USER_URL."""
-
-    def __init__(self, url: str, caller: HttpClient) -> None:
-        self._url, self._caller = url, caller
-
-    async def find(self, user: str | int) -> Mapping[str, Any] | None:
-        """The user's fields; None if there is no such user (any more). Raises Retry if the endpoint gives no usable
-        answer."""
-        call = Call("GET", URL(self._url.replace("{user}", quote(str(user), safe="")), encoded=True), _JSON, b"")
-        answer = await self._caller.call(call, LOOKUP_SECONDS, USER_BYTES)
-        if answer.status in _GONE:
-            return None
-        accepted(call, answer, fails_on_4xx=False)
-        try:
-            found = json.loads(answer.text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise Retry(f"{call.target} did not answer with a JSON object of at most {USER_BYTES} bytes")
-        return found
-
-
 _JSON: Final = {"Accept": "application/json"}
+
+
+async def find_user(url: str, caller: HttpClient, user: str | int) -> Mapping[str, Any] | None:
+    """Look a user up at a URL with `{user}` in it, such as TIMERS_USER_URL. Returns the user's fields; None if there is
+    no such user (any more). Raises Retry if the endpoint gives no usable answer."""
+    call = Call("GET", URL(url.replace("{user}", quote(str(user), safe="")), encoded=True), _JSON, b"")
+    answer = await caller.call(call, LOOKUP_SECONDS, USER_BYTES)
+    if answer.status in _GONE:
+        return None
+    accepted(call, answer, fails_on_4xx=False)
+    try:
+        found = json.loads(answer.text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Retry(f"{call.target} did not answer with a JSON object of at most {USER_BYTES} bytes")
+    return found
 
 
 def reason_to_skip(found: Mapping[str, Any] | None, unless: Iterable[str]) -> str | None:
@@ -87,10 +82,10 @@ _UNSUBSCRIBE = re.compile(r"(https?://|mailto:)[!-;=?-~]{1,1000}")
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What a pod sends with: a transport for each channel that it can use, and where it finds users and templates."""
+    """What a pod sends with: how it sends on each channel that it can use, and where it finds users and templates."""
 
-    transports: Mapping[Channel, Transport]
-    users: Users | None
+    by_channel: Mapping[Channel, Send]
+    find_user: Callable[[str | int], Awaitable[Mapping[str, Any] | None]] | None
     templates: Templates | None
 
     @classmethod
@@ -99,24 +94,19 @@ class Sending:
         """Opens the connections that the settings ask for. If they ask for none, every channel uses the outbox."""
         async with AsyncExitStack() as ends:
             caller = await ends.enter_async_context(caller_for_ourselves())
-            transports: dict[Channel, Transport] = {}
+            by_channel: dict[Channel, Send] = {}
             if settings.smtp_url is not None and settings.mail_from is not None:
                 mail = SmtpTransport(settings.smtp_url.get_secret_value(), settings.mail_from)
                 ends.push_async_callback(mail.close)
-                transports["email"] = mail
+                by_channel["email"] = mail.send
             if settings.sms_url is not None:
-                gateway = GatewayTransport(URL(settings.sms_url.get_secret_value()), caller)
-                transports |= {"phone": gateway, "push": gateway}
-            outbox = OutboxTransport(settings.outbox)
-            yield cls(transports or dict.fromkeys(_REACHABLE, outbox), _users(settings, caller), _templates(settings))
-
-
-def _users(settings: Settings, caller: HttpClient) -> Users | None:
-    return None if settings.user_url is None else Users(settings.user_url.get_secret_value(), caller)
-
-
-def _templates(settings: Settings) -> Templates | None:
-    return None if settings.templates is None else Templates(settings.templates)
+                gateway = partial(post_to_gateway, URL(settings.sms_url.get_secret_value()), caller)
+                by_channel |= {"phone": gateway, "push": gateway}
+            if not by_channel:
+                by_channel = dict.fromkeys(_REACHABLE, partial(write_to_outbox, settings.outbox))
+            url = settings.user_url
+            find = None if url is None else partial(find_user, url.get_secret_value(), caller)
+            yield cls(by_channel, find, None if settings.templates is None else Templates(settings.templates))
 
 
 @asynccontextmanager
@@ -138,20 +128,20 @@ async def send_message(timer: Timer, context: Context[Sending]) -> Done:
     if not isinstance(payload, Mapping):
         return _skipped(context, "the payload is not an object with email or phone")
     found: Mapping[str, Any] = {}
-    if sending.users is not None and payload.get("user") is not None:
-        known = await sending.users.find(_user(payload["user"]))
+    if sending.find_user is not None and payload.get("user") is not None:
+        known = await sending.find_user(_user(payload["user"]))
         reason = reason_to_skip(known, _unless(payload.get("unless", UNLESS)))
         if known is None or reason is not None:
             return _skipped(context, reason or "")
         found = known
-    recipient = reachable({**payload, **found}, sending.transports)
+    recipient = reachable({**payload, **found}, sending.by_channel)
     if isinstance(recipient, str):
         return _skipped(context, recipient)
     channel, to = recipient
     subject, text, html = content(payload, found, sending.templates, timer.prefix)
     unsubscribe = _unsubscribe(found.get("unsubscribe", payload.get("unsubscribe")))
     message = Message(to, channel, subject, text, context.idempotency_key, context.token, html, unsubscribe)
-    said = await sending.transports[channel].send(message)
+    said = await sending.by_channel[channel](message)
     return Done(f"sent by {channel}{said and f': {said}'}")
 
 

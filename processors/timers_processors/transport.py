@@ -1,15 +1,16 @@
-"""Owns what a message is and how it is sent: the interface for mail and gateways, and the outbox for pods with
-neither."""
+"""Owns what a message is, and two ways to send it: through a gateway, and into the outbox of a pod that has neither
+gateway nor mail."""
 
 import asyncio
 import hashlib
 import json
 import os
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from yarl import URL
 
@@ -45,45 +46,31 @@ class Message:
         return {**fields, **given, "idempotency_key": self.idempotency_key, "token": self.token}
 
 
-class Transport(Protocol):
-    """Sends messages."""
-
-    async def send(self, message: Message) -> str:
-        """Returns when the message is accepted: a remark for the history, or an empty text. Raises Fail if another try
-        would not help; after any other exception the message is tried again."""
+Send = Callable[[Message], Awaitable[str]]
+"""Sends a message. Returns when it is accepted: a remark for the history, or an empty text. Raises Fail if another try
+would not help; after any other exception the message is tried again."""
 
 
-class OutboxTransport:
-    """Writes each message as a JSON file into a folder, which it makes if needed, and logs it.
+async def write_to_outbox(folder: Path, message: Message) -> str:
+    """Write the message as a JSON file into the folder, which is made if needed, and log it. Returns when the file is
+    on the disk. Raises OSError if it cannot be written.
 
-    A file appears whole or not at all. Its name follows from the idempotency key, so a second try replaces the file of
-    the first.
+    The file appears whole or not at all. Its name follows from the idempotency key, so a second try replaces the file
+    of the first.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    async def send(self, message: Message) -> str:
-        """Returns when the file is on the disk. Raises OSError if it cannot be written."""
-        path = self._folder / file_name(message.idempotency_key)
-        await asyncio.to_thread(_write, path, json.dumps(message.to_json(), ensure_ascii=False, indent=2))
-        shown = ", ".join(map(masked, message.to))
-        _log.info("message in the outbox", channel=message.channel, to=shown, file=str(path))
-        return ""
+    path = folder / file_name(message.idempotency_key)
+    await asyncio.to_thread(_write, path, json.dumps(message.to_json(), ensure_ascii=False, indent=2))
+    shown = ", ".join(map(masked, message.to))
+    _log.info("message in the outbox", channel=message.channel, to=shown, file=str(path))
+    return ""
 
 
-class GatewayTransport:
-    """Posts each message as JSON to a gateway for text messages and push, in the same way as webhooks."""
-
-    def __init__(self, url: URL, caller: HttpClient) -> None:
-        self._url, self._caller = url, caller
-
-    async def send(self, message: Message) -> str:
-        """Post the message and return the gateway's answer. Raises Fail for a 4xx, and Retry for anything that may
-        pass."""
-        headers = {"Content-Type": "application/json", "Idempotency-Key": message.idempotency_key}
-        call = Call("POST", self._url, headers, json.dumps(message.to_json(), ensure_ascii=False).encode())
-        return accepted(call, await self._caller.call(call, GATEWAY_SECONDS))
+async def post_to_gateway(url: URL, caller: HttpClient, message: Message) -> str:
+    """Post the message as JSON to a gateway for text messages and push, and return the gateway's answer. Raises Fail
+    for a 4xx, and Retry for anything that may pass."""
+    headers = {"Content-Type": "application/json", "Idempotency-Key": message.idempotency_key}
+    call = Call("POST", url, headers, json.dumps(message.to_json(), ensure_ascii=False).encode())
+    return accepted(call, await caller.call(call, GATEWAY_SECONDS))
 
 
 _READABLE_CHARACTERS: Final = 100

@@ -144,7 +144,7 @@ class TestConnection:
         async with mailbox() as box:
             transport = SmtpTransport(f"smtp://localhost:{box.port}", FROM, idle_seconds=0.0)
             for _ in range(2):
-                await run(send_message, timer, Sending({"email": transport}, None, None))
+                await run(send_message, timer, Sending({"email": transport.send}, None, None))
             await transport.close()
         assert box.connections == 2
 
@@ -225,7 +225,7 @@ class TestRefusal:
         async with mailbox() as box:
             pass
         gone = SmtpTransport(f"smtp://localhost:{box.port}", FROM, Targets(TargetLimits(failures=1, pause_seconds=60)))
-        sending = Sending({"email": gone}, None, None)
+        sending = Sending({"email": gone.send}, None, None)
         timer = a_timer(spec={"payload": {"email": "ann@example.org"}})
         with pytest.raises(Retry, match="SMTPConnectError"):
             await run(send_message, timer, sending)

@@ -22,7 +22,7 @@ from timers_processors.send_message import (
     render,
     send_message,
 )
-from timers_processors.transport import Message, OutboxTransport, file_name, masked
+from timers_processors.transport import Message, file_name, masked, write_to_outbox
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ class TestOutbox:
     async def test_logs_one_line_with_the_recipient_masked_and_without_the_text(self, tmp_path: Path) -> None:
         message = a_message(to=("ann@example.org",), subject="secret subject", text="secret text")
         with capture_logs() as lines:
-            await OutboxTransport(tmp_path).send(message)
+            await write_to_outbox(tmp_path, message)
         file = str(tmp_path / file_name("a:b:1"))
         assert lines == [
             {
@@ -251,16 +251,15 @@ class TestOutbox:
     async def test_writes_off_the_event_loop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         writers: list[threading.Thread] = []
         monkeypatch.setattr(os, "fsync", lambda _: writers.append(threading.current_thread()))
-        await OutboxTransport(tmp_path).send(a_message())
+        await write_to_outbox(tmp_path, a_message())
         assert [writer is threading.main_thread() for writer in writers] == [False]
 
     async def test_a_reader_never_sees_half_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The file gets its name only when it is whole and on the disk: whoever looks before that sees the old one."""
-        outbox = OutboxTransport(tmp_path)
-        await outbox.send(a_message(text="first"))
+        await write_to_outbox(tmp_path, a_message(text="first"))
         seen: list[str] = []
         monkeypatch.setattr(os, "fsync", lambda _: seen.extend(m["text"] for m in sent(tmp_path)))
-        await outbox.send(a_message(text="second"))
+        await write_to_outbox(tmp_path, a_message(text="second"))
         assert seen == ["first"]
         assert [m["text"] for m in sent(tmp_path)] == ["second"]
         assert [path.name for path in tmp_path.iterdir()] == [file_name("a:b:1")]
@@ -273,11 +272,11 @@ class TestOutbox:
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
-            await OutboxTransport(tmp_path).send(a_message())
+            await write_to_outbox(tmp_path, a_message())
         assert list(tmp_path.iterdir()) == []
 
     async def test_makes_the_folder_and_its_parents(self, tmp_path: Path) -> None:
-        await OutboxTransport(tmp_path / "a" / "b").send(a_message())
+        await write_to_outbox(tmp_path / "a" / "b", a_message())
         assert len(sent(tmp_path / "a" / "b")) == 1
 
 
