@@ -1,5 +1,5 @@
-"""Owns how many connections an API holds, and how long one may take to send a request or to accept the answer. aiohttp
-limits neither."""
+"""Owns a client's connection: how many an API holds, how long one may take to send a request or to accept the answer,
+and the answer to what is not HTTP. aiohttp limits neither number nor time."""
 
 import asyncio
 import resource
@@ -8,6 +8,8 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from timers.api.problems import CONTENT_TYPE, RETRY_AFTER_SECONDS, of_status
+from timers.api.tracing import REQUEST_ID, new_request
+from timers.logs import get_logger
 
 CONNECTION_LIMIT: Final = 4096
 """The number of connections that a pod holds at a time. An idle one costs about 30 KB."""
@@ -28,6 +30,8 @@ SHORT_BYTES: Final = 16 * 1024
 FAREWELL_SECONDS: Final = 1.0
 """How long a refused connection has to read the reason. If it were closed at once, it would be reset before that."""
 
+_log = get_logger("timers.api")
+
 
 class ConnectionLimit:
     """Counts the open connections, and says how long one may idle or take to accept an answer."""
@@ -47,15 +51,12 @@ class ConnectionLimit:
         return cls(CONNECTION_LIMIT if soft == resource.RLIM_INFINITY else min(CONNECTION_LIMIT, soft - OTHER_FILES))
 
 
-class RefusedConnection(asyncio.Protocol):
-    """A connection beyond the limit. It gets an answer, and nothing is read from it."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer 503 and hang up."""
-        stream = cast("asyncio.Transport", transport)
-        stream.write(_full())
-        stream.write_eof()
-        asyncio.get_running_loop().call_later(FAREWELL_SECONDS, stream.abort)
+def _refuse(transport: asyncio.Transport) -> None:
+    """Answer 503 and hang up. Whatever the client sends is ignored."""
+    transport.set_protocol(asyncio.Protocol())
+    transport.write(_full())
+    transport.write_eof()
+    asyncio.get_running_loop().call_later(FAREWELL_SECONDS, transport.abort)
 
 
 def _full() -> bytes:
@@ -68,8 +69,9 @@ def _full() -> bytes:
     return head.encode() + body
 
 
-class BoundedConnection(web.RequestHandler):
-    """A client's connection. It counts against the limit, and is closed when the client takes too long."""
+class Connection(web.RequestHandler):
+    """A client's connection. It counts against the limit, and is closed when the client takes too long. A request that
+    is not HTTP gets an answer in the same form as all others."""
 
     def __init__(self, manager: web.Server, *, limit: ConnectionLimit, **options: Any) -> None:
         super().__init__(manager, keepalive_timeout=limit.idle_seconds, **options)
@@ -78,9 +80,7 @@ class BoundedConnection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio. A connection beyond the limit never becomes a connection of the server."""
         if self._limit.inside >= self._limit.limit:
-            away = RefusedConnection()
-            transport.set_protocol(away)
-            away.connection_made(transport)
+            _refuse(cast("asyncio.Transport", transport))
             return
         self._limit.inside += 1
         super().connection_made(transport)
@@ -89,6 +89,17 @@ class BoundedConnection(web.RequestHandler):
         """See asyncio."""
         self._limit.inside -= 1
         super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """See aiohttp. The answer to a request that reached no handler."""
+        with new_request() as request_id:
+            _log.info("request cannot be read", status=status, reason=message or repr(exc))
+            response = of_status(status, message or "the request is not valid HTTP")
+        response.headers[REQUEST_ID] = request_id
+        response.force_close()
+        return response
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -1,5 +1,4 @@
-"""Owns listening: the application with its routes, the address, and connections that turn their own errors into
-problems."""
+"""Owns listening: the application with its routes, and the address."""
 
 import asyncio
 import errno
@@ -12,34 +11,16 @@ from aiohttp.typedefs import Middleware
 
 from timers.api.auth import Auth
 from timers.api.conditions import refuse_unchecked
-from timers.api.connection_limit import BoundedConnection, ConnectionLimit
+from timers.api.connection_limit import Connection, ConnectionLimit
 from timers.api.deadlines import REQUEST_SECONDS, Deadlines
 from timers.api.problems import answer_problems, of_status
 from timers.api.tracing import REQUEST_ID, follow, new_request
 from timers.errors import ConfigurationError, FieldError, shown
-from timers.logs import get_logger
-
-_log = get_logger("timers.api")
 
 _Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 FINISH_SECONDS: Final = 5.0
 """How long a stop waits for requests in progress: as long as Redis may take to answer one."""
-
-
-class _Connection(BoundedConnection):
-    """A client's connection. It answers requests that are not HTTP in the same form as all others."""
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """The answer to a request that reached no handler."""
-        with new_request() as request_id:
-            _log.info("request cannot be read", status=status, reason=message or repr(exc))
-            response = of_status(status, message or "the request is not valid HTTP")
-        response.headers[REQUEST_ID] = request_id
-        response.force_close()
-        return response
 
 
 async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web.StreamResponse:
@@ -89,7 +70,7 @@ class ApiServer:
         server = cast("web.Server", runner.server)
         server.request_handler = partial(_answer_expectations, server.request_handler)
         connect = partial(
-            _Connection,
+            Connection,
             server,
             limit=limit or ConnectionLimit.allowed_by_the_system(),
             loop=asyncio.get_running_loop(),
