@@ -13,7 +13,7 @@ from tests.api.harness import Api, Reply
 from tests.waiting import eventually
 from timers.api.body import BATCH_LIMIT_BYTES
 from timers.api.many import ACTION_LIMIT, ACTIONS_AT_ONCE
-from timers.api.problems import KINDS
+from timers.api.problem_types import KINDS
 from timers.client.actions import REASONS
 from timers.core.model import Status
 

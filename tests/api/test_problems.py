@@ -8,7 +8,8 @@ from aiohttp import web
 
 from tests.api.harness import Api
 from timers import errors
-from timers.api.problems import KINDS, answer_problems, kind_of, of_error
+from timers.api.problem_types import KINDS, kind_of
+from timers.api.problems import answer_problems, of_error
 
 NOT_OF_A_REQUEST = (errors.ConfigurationError, errors.RunOver)
 """Raised where a pod starts or runs a processor, never while it answers a request."""

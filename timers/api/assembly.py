@@ -13,7 +13,8 @@ from timers.api.health import HealthRoutes
 from timers.api.many import ManyRoutes
 from timers.api.operating import OperatingRoutes
 from timers.api.operations import route
-from timers.api.problems import HTTP_KINDS, answer_problems, problem
+from timers.api.problem_types import HTTP_KINDS
+from timers.api.problems import answer_problems, problem
 from timers.api.routes import TimerRoutes
 from timers.api.stream import EventRoutes
 from timers.api.tracing import follow

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from timers.api.answer import answer
 from timers.api.operations import route
-from timers.api.problems import HTTP_KINDS, problem
+from timers.api.problem_types import HTTP_KINDS
+from timers.api.problems import problem
 from timers.api.scope import visible_to
 from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.doctor import full, unacknowledged

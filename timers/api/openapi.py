@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from timers.api.components import Components, Json, reference
 from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation
-from timers.api.problem_types import KINDS_BY_SLUG, PROBLEM_TEXTS
-from timers.api.problems import CONTENT_TYPE, TYPE_ROOT, Kind
+from timers.api.problem_types import KINDS_BY_SLUG, Kind
+from timers.api.problems import CONTENT_TYPE, TYPE_ROOT
 from timers.api.requests import Parameter
 from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE
@@ -242,7 +242,7 @@ def _slugs(operation: Operation) -> Iterable[str]:
 def _problem(status: int, kinds: Sequence[Kind]) -> Json:
     headers = _PROBLEM_HEADERS.get(status, ())
     return {
-        "description": "; ".join(PROBLEM_TEXTS[kind.slug].when for kind in kinds),
+        "description": "; ".join(kind.when for kind in kinds),
         "headers": _header_references((*headers, "X-Request-Id"), required=headers),
         "content": {
             CONTENT_TYPE: {
@@ -258,7 +258,7 @@ def _example(kind: Kind) -> Json:
         "type": TYPE_ROOT + kind.slug,
         "title": kind.title,
         "status": kind.status,
-        "detail": PROBLEM_TEXTS[kind.slug].detail,
+        "detail": kind.detail,
     }
     if kind.slug != "invalid-input":
         return told

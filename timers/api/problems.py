@@ -1,36 +1,15 @@
-"""Owns how errors leave: the one table from error class to HTTP status, and `application/problem+json` (RFC 9457)."""
+"""Owns how errors leave: as `application/problem+json` (RFC 9457)."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.problem_types import HTTP_KINDS, Kind, kind_of
 from timers.api.tracing import Handler
 from timers.core.answers import BadField
-from timers.errors import (
-    AlreadyExists,
-    Busy,
-    Denied,
-    EditLocked,
-    FieldError,
-    Forbidden,
-    InvalidInput,
-    NoProcessor,
-    NotFound,
-    NotScheduled,
-    RateLimited,
-    Refused,
-    Running,
-    TimersError,
-    TooManyPending,
-    Unauthorized,
-    Unavailable,
-    VersionMismatch,
-)
+from timers.errors import FieldError, InvalidInput, RateLimited, TimersError, TooManyPending, Unauthorized, Unavailable
 from timers.logs import get_logger, request_id
 
 TYPE_ROOT: Final = "urn:timers:problem:"
@@ -48,62 +27,6 @@ ERRORS_TOLD: Final = 20
 request."""
 
 _log = get_logger("timers.api")
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of problem: its HTTP status, the stable end of its `type`, and its `title`."""
-
-    status: int
-    slug: str
-    title: str
-
-
-KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
-    {
-        InvalidInput: Kind(422, "invalid-input", "Some values are not accepted"),
-        NoProcessor: Kind(422, "no-processor", "No processor serves the prefix"),
-        NotFound: Kind(404, "timer-not-found", "The timer does not exist"),
-        AlreadyExists: Kind(409, "already-exists", "The timer exists already"),
-        Running: Kind(409, "running", "The timer is running"),
-        NotScheduled: Kind(409, "not-scheduled", "The timer's status does not allow it"),
-        EditLocked: Kind(409, "edit-locked", "The timer is too close to due"),
-        VersionMismatch: Kind(412, "version-mismatch", "The timer has changed in the meantime"),
-        Refused: Kind(409, "refused", "The state does not allow it"),
-        Unauthorized: Kind(401, "unauthorized", "The caller is not known"),
-        Forbidden: Kind(403, "forbidden", "The key lacks the right"),
-        RateLimited: Kind(429, "rate-limited", "Too many calls"),
-        TooManyPending: Kind(429, "too-many-pending", "Too many timers are waiting"),
-        Denied: Kind(403, "denied", "The caller may not do this"),
-        Unavailable: Kind(503, "redis-unavailable", "Redis is not available"),
-        Busy: Kind(503, "busy", "The pod is busy"),
-        TimersError: Kind(500, "internal", "The service failed"),
-    }
-)
-"""Kinds by error class. An error of any other class has the kind of its nearest base class."""
-
-HTTP_KINDS: Final[Mapping[int, Kind]] = MappingProxyType(
-    {
-        kind.status: kind
-        for kind in (
-            Kind(400, "malformed-request", "The request cannot be read"),
-            Kind(404, "no-such-address", "There is no such path"),
-            Kind(405, "method-not-allowed", "The path does not take this method"),
-            Kind(408, "request-timeout", "The request took too long to arrive"),
-            Kind(413, "too-large", "The request is too large"),
-            Kind(415, "unsupported-media-type", "The body's type is not accepted"),
-            Kind(417, "expectation-failed", "The Expect header cannot be met"),
-            Kind(500, "internal", "The service failed"),
-            Kind(503, "not-ready", "The pod is not ready"),
-        )
-    }
-)
-"""The kinds for what HTTP itself refuses, whether aiohttp noticed it or a reader of this package."""
-
-
-def kind_of(error: TimersError) -> Kind:
-    """The kind of an error."""
-    return next(KINDS[base] for base in type(error).__mro__ if base in KINDS)
 
 
 def problem(kind: Kind, detail: str, **members: Any) -> web.Response:

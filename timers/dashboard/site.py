@@ -16,7 +16,7 @@ from timers.api.auth import Auth
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.operations import DASHBOARD, operation_of, route
 from timers.api.origin import check_origin
-from timers.api.problems import kind_of
+from timers.api.problem_types import kind_of
 from timers.api.scope import caller_of
 from timers.api.session import is_read_only, set_read_only
 from timers.api.tracing import Handler
