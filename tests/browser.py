@@ -1,4 +1,4 @@
-"""A real browser's page, what it asked for, and what it complained of."""
+"""A page in a real browser, with its requests and console messages."""
 
 import os
 import shutil
@@ -13,18 +13,18 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 @dataclass
 class Watched:
-    """A browser's page, what it asked for, and what it complained of."""
+    """A browser's page, with its requests and console messages."""
 
     page: Page
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def heard(self, message: ConsoleMessage) -> None:
-        """Every message counts: a page that is right says nothing."""
+        """Keep every console message: a correct page logs none."""
         self.complaints.append(f"{message.type}: {message.text}")
 
     def assert_quiet(self, base: str) -> None:
-        """No message, and nothing asked of another host."""
+        """Raises AssertionError if there was a message, or a request to another host."""
         assert self.complaints == []
         assert [url for url in self.requests if not url.startswith(f"{base}/")] == []
 

@@ -1,4 +1,4 @@
-"""Owns certificates for servers on loopback."""
+"""Makes certificates for servers on loopback."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 
 def openssl() -> str:
-    """The program. Without it the test fails where CI is set, and elsewhere is skipped."""
+    """The program's path. Without it the test is skipped, or fails if CI is set."""
     found = shutil.which("openssl")
     if found is not None:
         return found
@@ -20,7 +20,7 @@ def openssl() -> str:
 
 
 def self_signed(folder: Path, name: str = "localhost") -> Path:
-    """A certificate for a name, signed by itself, with its key in the same file."""
+    """A self-signed certificate for a name, with its key in the same file."""
     key, certificate, both = folder / "server.key", folder / "server.crt", folder / "server.pem"
     options = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={name} -addext subjectAltName=DNS:{name}"
     command = [openssl(), *options.split(), "-keyout", str(key), "-out", str(certificate)]
@@ -30,7 +30,7 @@ def self_signed(folder: Path, name: str = "localhost") -> Path:
 
 
 def serving(certificate: Path) -> ssl.SSLContext:
-    """What a server with this certificate needs."""
+    """The TLS context of a server with this certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     return context

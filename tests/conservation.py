@@ -1,4 +1,4 @@
-"""Conservation (fault property P11): at a quiet point counts, indexes and records agree, and nothing is left over."""
+"""Conservation (fault property P11): once all is quiet, counts, indexes and records agree, and nothing is left over."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ _DB_WIDE: Final = re.compile(
 
 @dataclass(slots=True)
 class ShardState:
-    """All that a shard holds, as it lies in Redis. Scores and times in epoch ms."""
+    """Everything in a shard, as Redis has it. Scores and times in epoch ms."""
 
     records: dict[Identity, Timer] = field(default_factory=dict)
     unreadable: dict[Identity, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class ShardState:
 
 
 async def state_of(store: Store, shard: int = 0) -> ShardState:
-    """Read a shard, key by key: for quiet points only. `now_ms` is the server's time when all was read."""
+    """Read a shard key by key, while nothing runs. `now_ms` is the server's time after the reading."""
     redis, state = store.connections.commands, ShardState()
     async for raw in redis.scan_iter(count=1000):
         key = raw.decode(errors="replace")
@@ -131,7 +131,7 @@ def _identity(member: str) -> Identity:
 
 
 def disorder(state: ShardState) -> list[str]:
-    """What contradicts itself or is left over, as sentences; empty where all is conserved."""
+    """Contradictions and leftovers, as sentences; empty if everything is conserved."""
     return [
         *(f"{name} has a record that cannot be read: {why}" for name, why in state.unreadable.items()),
         *(f"{key} is no key of the protocol" for key in state.unknown),
@@ -198,6 +198,6 @@ def _differences(what: str, index: Mapping[Any, object], wanted: Mapping[Any, ob
 
 
 async def conserved(store: Store) -> None:
-    """AssertionError with every contradiction, in all shards of the store. For quiet points."""
+    """Raises AssertionError with every contradiction in all shards of the store. Call it while nothing runs."""
     found = [f"shard {n}: {said}" for n in range(store.shards) for said in disorder(await state_of(store, n))]
     assert not found, "\n".join(["not conserved:", *found])

@@ -1,4 +1,4 @@
-"""Holds real answers against the OpenAPI document: status, type, headers and body of every reply that the tests get."""
+"""Checks every reply that the tests get against the OpenAPI document: status, content type, headers and body."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ OUTSIDE: Final = (400, 404, 405)
 
 
 def check(method: str, path: str, status: int, headers: Mapping[str, str], body: Any) -> None:
-    """AssertionError where the document does not allow the answer."""
+    """Raises AssertionError if the document does not allow the answer."""
     call = called("GET" if method == "HEAD" else method, path.partition("?")[0])
     told = f"{method} {path} answered {status}"
     media_type = headers.get("Content-Type", "").partition(";")[0]
@@ -45,7 +45,7 @@ def check(method: str, path: str, status: int, headers: Mapping[str, str], body:
 
 @cache
 def called(method: str, path: str) -> Json | None:
-    """The call of the document that a request asks for; fixed addresses come before those with a place to fill."""
+    """The operation of the document that a request calls. A fixed path wins over one with parameters."""
     for pattern in sorted(document()["paths"], key=lambda pattern: "{" in pattern):
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", re.escape(pattern).replace(r"\{", "{").replace(r"\}", "}")), path):
             call: Json | None = document()["paths"][pattern].get(method.lower())
@@ -66,7 +66,7 @@ def _check_body(name: str, schema: Json, body: Any, told: str) -> None:
 
 @cache
 def _closed() -> Json:
-    """The schemas without room for more: what the service answers, all of it, is in the document. A problem may have
+    """The schemas without additional properties: the document must name every field of an answer. A problem may have
     members of its own (RFC 9457)."""
     schemas: Json = document()["components"]["schemas"]
     open_ones = ("Problem", "Document")

@@ -1,4 +1,4 @@
-"""What the tests of the API share: one server a file, emptied for each test, and an API over it."""
+"""Shared by the API tests: one server per file, emptied before each test, and an API on top of it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +18,7 @@ from timers.store.store import Store
 
 @processor("test")
 async def done(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A whole API over a real server: started in the test's own loop, spoken to over a real socket."""
+"""A whole API on a real server. It runs in the test's event loop and listens on a real socket."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -37,14 +37,14 @@ Instead = Callable[[Parts], Sequence[web.RouteDef]]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, read to its end."""
+    """An answer, read completely."""
 
     status: int
     headers: CIMultiDictProxy[str]
     body: Any
 
     def problem(self, status: int, kind: str) -> dict[str, Any]:
-        """The body of a problem of that status and kind; checks all that every problem has."""
+        """The body of a problem with this status and type. Checks also what all problems have in common."""
         assert self.status == status, self
         assert self.headers["Content-Type"] == PROBLEM
         assert self.body["type"] == f"urn:timers:problem:{kind}"
@@ -55,7 +55,7 @@ class Reply:
         return body
 
     def bad_fields(self, status: int = 422, kind: str = "invalid-input") -> list[str]:
-        """The names in `errors[]`, each of which says what was given and what would be accepted."""
+        """The field names in `errors[]`. Each error must say what was given and what would be accepted."""
         errors = self.problem(status, kind)["errors"]
         for error in errors:
             assert set(error) == {"field", "value", "accepted", "message"}
@@ -65,7 +65,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A running API and what stands behind it."""
+    """A running API with its server, store and client."""
 
     server: ApiServer
     session: ClientSession
@@ -76,7 +76,7 @@ class Api:
     parts: Parts
 
     async def call(self, method: str, path: str, body: Any = None, **options: Any) -> Reply:
-        """A request with a JSON body, if any; `data=` sends something else. The document must allow the answer."""
+        """Send a request, with `body` as JSON if given, or with any `data=`. The document must allow the answer."""
         if body is not None:
             options["json"] = body
         async with self.session.request(method, self.server.url + path, **options) as response:
@@ -86,13 +86,13 @@ class Api:
         return reply
 
     async def text(self, path: str) -> str:
-        """What is at an address that answers text."""
+        """The text at an address."""
         async with self.session.get(self.server.url + path) as response:
             assert response.status == 200
             return await response.text()
 
     async def create(self, timer_id: str = "one", **fields: Any) -> Reply:
-        """A timer of the prefix `test`, due in an hour unless the fields say otherwise."""
+        """Create a timer of prefix `test`, due in an hour unless `fields` says otherwise."""
         due = {} if {"due_at", "delay", "retry", "repeat"} & set(fields) else {"delay": "1h"}
         return await self.call("POST", "/v1/timers", {"prefix": "test", "id": timer_id, **due, **fields})
 
@@ -112,8 +112,8 @@ async def running_api(
     limit: ConnectionLimit | None = None,
     instead: Instead = lambda _: (),
 ) -> AsyncIterator[Api]:
-    """An API over a db in which the processors are declared; it runs their timers too where it `works`. `keys` as in
-    TIMERS_API_KEYS. The routes of `instead` come before all others."""
+    """An API on a db in which the processors are declared. With `works` it also runs their timers. `keys` is as in
+    TIMERS_API_KEYS. The routes in `instead` come before all others."""
     async with AsyncExitStack() as ends:
         store = await open_store(connect(url))
         ends.push_async_callback(store.connections.close)

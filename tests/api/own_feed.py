@@ -1,4 +1,4 @@
-"""Changes that a test makes up, as a client's listeners hear them."""
+"""Feeds a client's listeners with changes that the test makes up."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from timers.store.queries import Change, Queries
 
 
 class MadeUp(Queries):
-    """A subscription that stands from the first listener on; the test makes the changes: `told(change)`."""
+    """A subscription that is up from the first listener on. The test makes the changes: `told(change)`."""
 
     def __init__(self) -> None:
         self.told: Callable[[Change | None], None] = lambda _: None
@@ -21,7 +21,7 @@ class MadeUp(Queries):
 
 
 class OwnFeed(TimerClient):
-    """A client whose feed is the test's."""
+    """A client that gets its changes from the test."""
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Hostile and broken bodies: always a problem that says why, never a 500, never half a timer."""
+"""Hostile and broken bodies: each gets a problem that says why, never a 500, and never leaves half a timer."""
 
 import asyncio
 import gzip
@@ -43,7 +43,7 @@ async def nothing_armed(redis: Redis) -> AsyncIterator[None]:
         timer("'single'"),
         timer("[1,]"),
         timer('"\n"'),
-        timer('"\ud800"'),  # as bytes: no UTF-8
+        timer('"\ud800"'),  # bytes, because it is not valid UTF-8
         b"\xef\xbb\xbf" + timer("1"),
         timer("1").decode().encode("utf-16"),
         timer("1") + timer("2"),
@@ -115,7 +115,7 @@ async def test_a_compressed_body_is_refused_unread(api: Api) -> None:
 
 @pytest.mark.parametrize("character", ["a", "ж", "語", "😀"])
 async def test_the_largest_payload_fits_however_it_is_escaped(api: Api, character: str) -> None:
-    """As `json.dumps` does by itself; escaped, a character of two bytes is six and one of four is twelve."""
+    """`json.dumps` escapes by default: a two-byte character becomes six bytes, a four-byte one twelve."""
     largest = character * ((PAYLOAD_LIMIT_BYTES - 2) // len(character.encode()))
     assert (await post(api, timer(json.dumps(largest)))).status == 201
     (await post(api, timer(json.dumps(largest + 2 * character)))).problem(422, "invalid-input")

@@ -1,4 +1,4 @@
-"""TimerClient on many timers: lists, actions, stats, prefixes, pods, pause, events."""
+"""TimerClient with many timers: lists, actions, stats, prefixes, pods, pause, events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -271,7 +271,7 @@ async def test_a_broken_subscription_becomes_a_gap(client: TimerClient, redis: R
 
 
 class BreakingQueries(Queries):
-    """A subscription that stands until it is told to break, and stands again when it is told so."""
+    """A subscription that breaks and returns when the test says so."""
 
     def __init__(self) -> None:
         self.breaks, self.mends = asyncio.Event(), asyncio.Event()
@@ -319,7 +319,7 @@ def change(version: int) -> Change:
 
 @pytest.mark.parametrize("filtered", [False, True])
 async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_it_lost(filtered: bool) -> None:
-    """Two hundred of them stalled a pod for seconds."""
+    """Two hundred such listeners stalled a pod for seconds."""
     queries, looked = BreakingQueries(), 0
     feed = Feed(queries)
 

@@ -1,4 +1,4 @@
-"""The Python client can do what the HTTP API can, in the same words: each call of both, side by side."""
+"""The Python client can do what the HTTP API can, under the same names: each call of both, side by side."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -95,7 +95,7 @@ _PYTHON: Final[Mapping[str, Call]] = {
 
 
 def test_no_call_of_the_api_is_left_out() -> None:
-    """The events have no end to compare; test_client_many shows the client's. A pod's metrics and pages are its own."""
+    """Except events, which have no end to compare (test_client_many tests them), and a pod's metrics and pages."""
     called = {operation.id for operation in OPERATIONS if operation.right is not None}
     assert called - {"streamEvents", "getMetrics", "getDashboard"} == set(_HTTP) == set(_PYTHON)
 
@@ -121,7 +121,7 @@ async def _in_python(api: Api, operation: str) -> Any:
 
 
 async def _outcome(api: Api, act: Callable[[], Awaitable[Any]]) -> tuple[Any, list[Any]]:
-    """What a call answers on the same few timers, and what is there after it; without the clock's readings."""
+    """What a call answers on the same few timers, and what is stored afterwards, without times that the clock gave."""
     await api.store.connections.commands.flushdb()
     await declare(api.store, "test")
     await api.client.create("test", "one", due_at="2030-06-01T00:00:00Z", tags=["t"])
@@ -140,7 +140,7 @@ def _timeless(value: Any) -> Any:
 
 
 def _is_reading(name: str, value: Any) -> bool:
-    """Whether it is of the time at which the test ran: what it plans itself lies in other years."""
+    """True if a value is a time at which the test ran. The times that the test itself plans lie in other years."""
     return name in ("created_at", "updated_at", "declared_at", "at") or (
         name == "due_at" and not str(value).startswith("203")
     )

@@ -1,4 +1,4 @@
-"""Conditional requests: whose version counts, who has it already, and what no call pretends to check."""
+"""Conditional requests: `If-Match`, `If-None-Match`, and that calls refuse conditions which they do not check."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ async def test_a_write_with_a_condition_that_it_does_not_check_is_refused(
 
 
 def test_no_write_is_left_out() -> None:
-    """Of the four conditions PATCH and DELETE of a timer check one, all other writes none."""
+    """Of the four conditions, PATCH and DELETE of a timer check one; all other writes check none."""
     writes = [method for method, _, _ in CALLS if method != "GET"]
     assert len(UNCHECKED) == len(writes) * 4 - 2
 

@@ -1,4 +1,4 @@
-"""Slow, idle and too many clients: each has its deadline, and none is in the way of a healthy one."""
+"""Slow and idle clients, and too many of them: each has a deadline, and none is in the way of a healthy one."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ async def test_one_connection_too_many_is_refused_and_a_freed_place_is_reused(
 
 
 async def test_a_client_that_does_not_read_the_answer_is_disconnected(impatient: Api, brief: ConnectionLimit) -> None:
-    """Sixteen megabytes of answer are more than the buffers between the two hold."""
+    """An answer of sixteen megabytes is more than the buffers between the two can hold."""
     fields = {"prefix": "test", "delay": "1h", "payload": "x" * 60_000}
     await impatient.client.batch([NewTimer.parse({**fields, "id": str(n)}) for n in range(300)])
     parts = urlsplit(impatient.server.url)

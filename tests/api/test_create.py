@@ -1,4 +1,4 @@
-"""POST and PUT: what is answered, what is refused and by which name."""
+"""POST and PUT: the answers, and which field an error names."""
 
 import re
 from typing import Any
@@ -176,7 +176,7 @@ async def test_a_prefix_that_continues_a_processors_without_a_separator_is_refus
 
 
 async def test_a_prefix_that_another_pod_has_just_declared_is_accepted(api: Api) -> None:
-    """Also a moment after it was refused: declarations are read anew before a refusal."""
+    """Even just after a refusal, because declarations are read again before each refusal."""
     welcome = {**HOUR, "prefix": "mail-welcome"}
     assert (await api.call("POST", "/v1/timers", welcome)).status == 422
     await announce(api.store, "other", processors=["mail"])
@@ -184,7 +184,7 @@ async def test_a_prefix_that_another_pod_has_just_declared_is_accepted(api: Api)
 
 
 async def test_a_prefix_without_live_pods_is_accepted(api: Api) -> None:
-    """A gap in the workers, as between two deploys, makes no signup fail."""
+    """Signups do not fail while no worker is alive, as between two deploys."""
     await declare(api.store, "mail")
     news = [{**HOUR, "id": f"n{n}", "prefix": prefix} for n, prefix in enumerate(["mail", "nobody", "mail-x"])]
     assert (await api.call("PUT", "/v1/timers/mail/one", {"delay": "1h"})).status == 201
@@ -218,7 +218,7 @@ async def test_no_change_makes_a_repeat_that_is_over(api: Api, change: dict[str,
 
 
 async def test_a_due_time_lies_ten_years_ahead_at_most(api: Api) -> None:
-    """As a delay may: ten calendar years with three leap days."""
+    """As with a delay: ten calendar years, here with three leap days."""
     furthest_ms = await api.store.now_ms() + 3_653 * 24 * 3_600_000
     assert (await api.create("in", delay=None, due_at=furthest_ms)).status == 201
     beyond = await api.create("out", delay=None, due_at=furthest_ms + 60_000)

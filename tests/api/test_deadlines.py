@@ -1,4 +1,4 @@
-"""The deadlines of requests: each for itself, whatever ends beside it, and no trace of them afterwards."""
+"""The deadlines of requests: each stands alone, whatever else ends meanwhile, and leaves nothing behind."""
 
 import asyncio
 from contextlib import suppress
@@ -21,7 +21,7 @@ def this_task() -> asyncio.Task[Any]:
 
 
 async def waiting(deadlines: Deadlines, until: asyncio.Event) -> str:
-    """How waiting under a deadline ended; no cancellation of the task is left then."""
+    """Wait under a deadline and return how that ended. No cancellation of the task may be pending afterwards."""
     try:
         with Deadline(deadlines, this_task()):
             await until.wait()
@@ -46,11 +46,11 @@ async def test_each_has_its_own(deadlines: Deadlines) -> None:
 
 
 async def test_a_request_that_ends_in_time_is_not_cancelled(deadlines: Deadlines) -> None:
-    """The loop's timer still stands when the last request has ended; its task may do something else by then."""
+    """The loop's timer is still set after the last request, and the task may be doing something else by then."""
     done = asyncio.Event()
     done.set()
     assert await waiting(deadlines, done) == "done"
-    assert await waiting(deadlines, asyncio.Event()) == "too late"  # so the timer of the one before has come
+    assert await waiting(deadlines, asyncio.Event()) == "too late"  # so the timer of the earlier one has gone off
 
 
 @pytest.mark.parametrize("expired", [False, True])
@@ -73,7 +73,7 @@ async def test_a_task_that_others_cancel_stays_cancelled(deadlines: Deadlines, e
 
 
 async def test_an_error_of_the_task_itself_is_kept(deadlines: Deadlines) -> None:
-    """A handler may make another error of the cancellation: what comes out is that, and no TimeoutError."""
+    """A handler may turn the cancellation into another error. That error comes out, not TimeoutError."""
     with suppress(KeyError), Deadline(deadlines, this_task()):
         try:
             await asyncio.Event().wait()
@@ -92,7 +92,7 @@ async def test_a_paused_deadline_does_not_expire_and_restarts(deadlines: Deadlin
     async def run() -> None:
         with Deadline(deadlines, this_task()) as deadline:
             with deadline.paused():
-                assert await asyncio.create_task(waiting(deadlines, asyncio.Event())) == "too late"  # begun after ours
+                assert await asyncio.create_task(waiting(deadlines, asyncio.Event())) == "too late"  # began after ours
             await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):

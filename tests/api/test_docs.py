@@ -1,4 +1,4 @@
-"""The page of the document: what it is made of, and that it asks no other host for anything."""
+"""The page `/docs`: what it consists of, and that it requests nothing from other hosts."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ VENDOR = Path(timers.api.docs.__file__).parent / "vendor"
 
 
 class References(HTMLParser):
-    """Collects what a page makes a browser load, and the text of scripts within it."""
+    """Collects the URLs that a page makes a browser load, and the text of its inline scripts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The page of the document in a real browser: it renders every call, asks no other host, and complains of nothing."""
+"""The page `/docs` in a real browser: it shows every call, requests nothing from other hosts, and logs no message."""
 
 from tests.api.harness import Api
 from tests.browser import Watched, watched

@@ -1,4 +1,4 @@
-"""Which timers: relative times, the beginning of prefixes, several statuses and tags, in lists and in actions."""
+"""Filters in lists and actions: relative times, beginnings of prefixes, several statuses and tags."""
 
 from collections.abc import AsyncIterator
 
@@ -18,7 +18,7 @@ ALL, ALL_KEY = new_key()
 
 @processor("login")
 async def login(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 @pytest.fixture

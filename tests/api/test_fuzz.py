@@ -1,4 +1,4 @@
-"""A short fuzz run, the same each time, over a running service: no check of schemathesis may find anything."""
+"""A short fuzz run with a fixed seed against a running service: no check of schemathesis may fail."""
 
 import re
 from pathlib import Path

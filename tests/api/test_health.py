@@ -140,7 +140,7 @@ async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: 
 
 
 class Odd(Store):
-    """A db of which something cannot be read, as long as it is odd."""
+    """A db in which something cannot be read while it is `odd`."""
 
     is_odd = True
 

@@ -1,4 +1,4 @@
-"""What a hostile caller sends in the place of a name or a time, and what must never be seen."""
+"""What hostile callers send as names and times, and that no secret ever shows."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ ODD = [*map(chr, range(128)), "Ã¤", "\u0430", "\u2028", "\u202e", "\uff0f", "ðŸ˜
 
 
 async def strangers_keys(redis: Redis) -> list[str]:
-    """All keys whose names callers have a part in."""
+    """All keys whose names contain something from callers."""
     names = [name.decode() if isinstance(name, bytes) else name for name in await redis.keys("*")]
     return [name for name in names if not name.startswith("timers:")]
 
@@ -90,7 +90,7 @@ async def test_patterns_hash_tags_and_scripts_in_names_reach_nothing(api: Api, p
 
 
 async def test_two_identities_never_share_a_timer(api: Api) -> None:
-    """`a` with `b:c` and `a-b` with `c` are the closest that the grammar allows."""
+    """`a` with `b:c` and `a-b` with `c` are the most similar pairs that the grammar allows."""
     for prefix, timer_id in (("test", "b:c"), ("test-b", "c"), ("test.b", "c"), ("test_b", "c"), ("test", "b-c")):
         reply = await api.call("POST", "/v1/timers", {"prefix": prefix, "id": timer_id, "delay": "1h"})
         assert reply.status == 201
@@ -167,7 +167,7 @@ async def test_times_out_of_range_are_refused_and_named(api: Api, redis: Redis, 
 
 
 class Everything(logging.Handler):
-    """All that is logged, rendered."""
+    """Everything that is logged, as text."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -188,7 +188,7 @@ async def heard(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Everything]:
 
 
 async def test_no_secret_is_ever_shown(server: EmbeddedServer, redis: Redis, heard: Everything) -> None:
-    """In logs down to debug, answers, problems, metrics, reprs, and all that Redis holds."""
+    """Not in logs down to debug, answers, problems, metrics, reprs, or anything in Redis."""
     sent, kept = new_key()
     key = sent["Authorization"].removeprefix("Bearer ")
     seen: list[str] = []
@@ -224,7 +224,7 @@ async def test_no_secret_is_ever_shown(server: EmbeddedServer, redis: Redis, hea
 
 
 async def all_of(redis: Redis) -> str:
-    """Every key and value of the db."""
+    """Every key and value in the db."""
     found = []
     for key in await redis.keys("*"):
         found.append(repr(key))

@@ -1,4 +1,4 @@
-"""API keys over HTTP: who gets in, for how long, how often, and how much they may leave behind."""
+"""API keys over HTTP: who gets in, for how long, how often, and how many timers a key may have."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def guarded(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def open_api(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
-    """Asks for no key until there is one."""
+    """An API that asks for no key until one exists."""
     await redis.ping()
     async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as api:
         yield api
@@ -114,7 +114,7 @@ async def test_a_key_made_or_revoked_is_so_on_every_pod(server: EmbeddedServer, 
 
 
 async def test_keys_in_redis_are_believed_for_two_seconds_and_no_longer(server: EmbeddedServer, redis: Redis) -> None:
-    """The real age, on a pod that is asked all the time."""
+    """With the real freshness limit, on a pod that gets requests all the time."""
     assert FRESH_SECONDS <= 2
     await redis.ping()
     async with running_api(server.url, [done], keys=KEY.entry) as api:
@@ -162,7 +162,7 @@ async def test_an_api_that_was_closed_stays_closed_when_its_keys_are_deleted(
 
 
 async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedServer, redis: Redis) -> None:
-    """The process remembers, and tells the new db."""
+    """The process remembers, and marks the new db as closed."""
     _, kept = new_key()
     await Callers(open_api.store).keep(kept.id, kept.entry)
     await open_api.store.identity.join()
@@ -175,7 +175,7 @@ async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedS
 async def test_deleting_the_keys_and_the_closed_mark_opens_an_api(
     open_api: Api, server: EmbeddedServer, redis: Redis
 ) -> None:
-    """As the README says, with the pods stopped: one that runs stays closed."""
+    """As the README says, with the pods stopped; a running pod stays closed."""
     _, kept = new_key()
     await Callers(open_api.store).keep(kept.id, kept.entry)
     await redis.delete("timers:keys")
@@ -202,7 +202,7 @@ async def test_a_rate_holds_over_all_pods_and_says_when_to_come_back(server: Emb
 
 
 async def test_a_storm_gets_exactly_what_the_rate_allows(api: Api) -> None:
-    """A burst of seven, and the next in an hour."""
+    """The rate allows a burst of seven, and the next call an hour later."""
     rate = Rate(interval_us=3600 * 1_000_000, burst=7)
     waits_ms = await asyncio.gather(*(Callers(api.store).wait_ms("k", rate) for _ in range(100)))
     assert waits_ms.count(0) == 7

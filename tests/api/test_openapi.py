@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and of one mind with the application, the models and the reference."""
+"""The OpenAPI document: valid, complete, and consistent with the application, the models and the reference."""
 
 import re
 from pathlib import Path

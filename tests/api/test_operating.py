@@ -1,4 +1,4 @@
-"""Stats, prefixes, pods, pause, metrics, and how a request is followed."""
+"""Stats, prefixes, pods, pause, metrics, and request ids."""
 
 import asyncio
 import re
@@ -34,7 +34,7 @@ async def test_a_paused_prefix_starts_nothing_until_it_is_resumed(server: Embedd
 
     @processor("test")
     async def done(_timer: Timer, _context: Context) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async with running_api(server.url, [done], works=True) as api:
         paused = await api.call("POST", "/v1/prefixes/test/pause")
@@ -95,7 +95,7 @@ async def test_the_reference_explains_each_metric_and_its_labels(api: Api) -> No
 
 
 async def test_metrics_count_what_a_pod_does(server: EmbeddedServer, redis: Redis) -> None:
-    """Claims, retries, calls and the loop: of a pod that works."""
+    """Claims, retries, calls and loop lag of a working pod."""
     failing = iter((Retry(after=0), RuntimeError("again"), None))
 
     @processor("test", retry={"max_attempts": 5, "backoff": "fixed", "base": "1ms"})
@@ -209,7 +209,7 @@ async def test_a_declaration_is_taken_back_once_no_live_pod_declares_it(api: Api
 
 
 async def test_metrics_do_not_grow_with_the_prefixes_that_callers_make_up(api: Api) -> None:
-    """Each of 20,000 was a label, for as long as the pod lived."""
+    """Each of 20,000 prefixes stayed a label for as long as the pod lived."""
     await api.client.batch([NewTimer(prefix=f"test-{n}", id="x", delay="1h") for n in range(30)])
     await api.store.arm([arming("x", prefix=f"stranger{n}") for n in range(20)])
     samples = {line for line in (await api.text("/metrics")).splitlines() if line.startswith("timers_timers{")}
@@ -223,7 +223,7 @@ async def test_metrics_do_not_grow_with_the_prefixes_that_callers_make_up(api: A
 async def test_an_answer_over_many_prefixes_is_written_in_many_turns_of_the_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 20,000 prefixes one turn took a second, and every timer that was due meanwhile was as late."""
+    """With 20,000 prefixes one turn took a second, and every timer due meanwhile was that late."""
     await api.client.batch([NewTimer(prefix=f"test-{n}", id="x", delay="1h") for n in range(500)])
     monkeypatch.setattr(turns, "TURN_SECONDS", 0)
     for path in ("/v1/stats", "/v1/prefixes", "/v1/timers?limit=500"):

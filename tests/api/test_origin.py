@@ -1,4 +1,4 @@
-"""An open API and the pages of other sites in a browser on the same machine."""
+"""An open API refuses requests from other sites' pages in a browser on the same machine."""
 
 import pytest
 from redis.asyncio import Redis

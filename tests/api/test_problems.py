@@ -1,4 +1,4 @@
-"""The table of problems, and the answers that no handler gives."""
+"""The table of problems, and answers that come from no handler."""
 
 import json
 from collections.abc import Iterator

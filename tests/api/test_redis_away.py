@@ -1,4 +1,4 @@
-"""Redis slow, or its answer lost: a bounded wait, a plain 503, and a create that can be repeated."""
+"""Redis is slow, or its answer is lost: a bounded wait, a 503, and a create that the caller can repeat."""
 
 import asyncio
 import os
@@ -69,11 +69,11 @@ async def test_a_redis_that_does_not_answer_is_503_in_bounded_time_and_then_forg
 
 
 async def test_no_request_waits_behind_others_that_wait(own_server: EmbeddedServer) -> None:
-    """More than there are connections to Redis, all of them told within the same patience."""
+    """There are more requests than connections to Redis, and each is answered within the same time limit."""
     async with running_api(own_server.url, [done], keys=KEY.entry, request_seconds=1.0) as api:
         await api.call("GET", "/v1/timers", headers=HEADERS)
         os.kill(own_server.pid, signal.SIGSTOP)
-        async with asyncio.timeout(45):  # one after the other they would take a minute and a half
+        async with asyncio.timeout(45):  # in sequence they would take a minute and a half
             replies = await asyncio.gather(*(api.call("GET", "/v1/timers", headers=HEADERS) for _ in range(90)))
         assert {reply.status for reply in replies} == {503}
 
@@ -108,7 +108,7 @@ async def test_metrics_are_answered_while_redis_is_away(tmp_path: Path) -> None:
 
 
 class SilentCallers(Callers):
-    """The keys in a Redis that stands still, or answers."""
+    """API keys in a Redis that hangs or answers."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -122,7 +122,7 @@ class SilentCallers(Callers):
 
 @pytest.mark.parametrize("keys", [None, KEY.entry], ids=["open", "with keys"])
 async def test_metrics_do_not_wait_for_the_keys_of_a_frozen_redis(api: Api, keys: str | None) -> None:
-    """They took six seconds, when most scrapers have given up."""
+    """They took six seconds; most scrapers have given up by then."""
     callers = SilentCallers(api.store)
     routes = OperatingRoutes(api.client, Metrics(), None).routes()
     auth = Auth(callers, keys, fresh_seconds=-1.0)
@@ -169,7 +169,7 @@ async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
         await api.client.cancel("test", "warm", purge=True)
         lost = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
         (await api.call(method, path, body)).problem(503, "redis-unavailable")
-        assert await lost > 0  # bytes: Redis had done it and said so
+        assert await lost > 0  # bytes: Redis had run it and answered
         async with running_api(own_server.url, [done]) as other:
             assert (await other.call("GET", "/v1/timers/test/one")).body["payload"] == 1
         again = await api.call(method, path, body)

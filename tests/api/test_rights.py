@@ -1,4 +1,4 @@
-"""Every call under every right: what a key may do, what it may not, and that another's prefix looks like nothing."""
+"""Every call with every right: what a key may do, what it may not, and that other keys' prefixes look empty to it."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final, get_args
@@ -30,12 +30,12 @@ BODIES: Final[Mapping[str, Any]] = {
 
 @processor("mine")
 async def mine(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 @processor("theirs")
 async def theirs(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 def keys_of_each_right() -> Iterator[tuple[Right, str, ApiKey]]:
@@ -64,7 +64,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def filled(value: Any, prefix: str) -> Any:
-    """The body with the prefix in the place of the word for it."""
+    """The body with the prefix put in for its placeholder."""
     if isinstance(value, dict):
         return {name: filled(inner, prefix) for name, inner in value.items()}
     if isinstance(value, list):
@@ -73,7 +73,7 @@ def filled(value: Any, prefix: str) -> Any:
 
 
 async def send(api: Api, operation: Operation, prefix: str, headers: Mapping[str, str], timer_id: str = "one") -> Reply:
-    """The call on a prefix; of a stream only the head is read."""
+    """Make the call for a prefix. Of a stream, only the head is read."""
     path = operation.path.format(prefix=prefix, id=timer_id)
     body = filled(BODIES.get(operation.id), prefix)
     async with api.session.request(operation.method, api.server.url + path, json=body, headers=headers) as response:
@@ -137,7 +137,7 @@ async def test_a_timer_of_another_key_looks_like_a_missing_one(guarded: Api, met
 
 
 def alike(reply: Reply) -> tuple[int, dict[str, str], set[str]]:
-    """All of an answer but the names that the caller has given and what differs for each request."""
+    """An answer without the names that the caller gave and without what differs between requests."""
     body = {name: value for name, value in reply.body.items() if name not in ("detail", "request_id")}
     return reply.status, body, set(reply.headers)
 
@@ -211,7 +211,7 @@ async def test_probes_and_the_document_ask_for_no_key(guarded: Api, operation: O
 
 
 async def test_pods_and_stats_tell_a_key_of_no_others_prefixes(guarded: Api) -> None:
-    """Nor how late or overdue they are: that tells of them too."""
+    """Nor how late or overdue they are, because that reveals them too."""
     await announce(guarded.store, "a-pod", processors=[OWN, OTHER], only=(OTHER,), lateness={5: 3})
     await guarded.client.create(OTHER, "due", delay=0)
     for secret, serves, only, late in (

@@ -1,4 +1,4 @@
-"""Signed requests, with the reference library as the other side: what opens, what was altered, what was sent before."""
+"""Requests signed with the reference library: valid, altered, and replayed ones."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def signed(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Api]:
 
 
 def headers(body: str, message: str = "msg_1", secret: str = SECRET, late: float = 0) -> dict[str, str]:
-    """What the reference library sends."""
+    """The headers that the reference library sends."""
     at = datetime.now(tz=UTC) - timedelta(seconds=late)
     return {
         "Content-Type": "application/json",
@@ -64,7 +64,7 @@ async def test_every_secret_opens_and_one_good_signature_among_several_is_enough
 
 
 def flipped(signature: str) -> str:
-    """Another first character of the base64."""
+    """Change the first base64 character."""
     return signature[:3] + ("B" if signature[3] == "A" else "A") + signature[4:]
 
 
@@ -89,7 +89,7 @@ async def test_each_covered_part_changed_is_refused(signed: Api, part: str) -> N
         Webhook(SECRET).verify(BODY, sent)
     (await post(signed, BODY, sent)).problem(401, "unauthorized")
     assert (await signed.client.counts()) == {}
-    assert (await post(signed, BODY, headers(BODY))).status == 201  # and it has not used the id up
+    assert (await post(signed, BODY, headers(BODY))).status == 201  # and the refused request has not used up the id
 
 
 @pytest.mark.parametrize("late", [-301, 301, 10**9])
@@ -185,7 +185,7 @@ async def test_where_no_secret_is_set_a_signature_opens_nothing(server: Embedded
 
 
 async def test_without_redis_nobody_knows_whether_it_was_sent_before(tmp_path: Path) -> None:
-    """Closed, not open: with the memory gone a replay could not be told."""
+    """The API refuses then, because it could not recognise a replay."""
     server = await start_server("redis", tmp_path)
     async with running_api(server.url, [done], secrets=[SECRET]) as api:
         server.kill()
@@ -195,7 +195,7 @@ async def test_without_redis_nobody_knows_whether_it_was_sent_before(tmp_path: P
 async def test_large_bodies_with_bad_signatures_are_held_up_to_a_budget_of_the_pod(
     server: EmbeddedServer, redis: Redis
 ) -> None:
-    """A hundred strangers with 8 MiB each took 860 MiB: a signature is checked when the whole body is there."""
+    """A hundred strangers with 8 MiB each took 860 MiB, because a signature is checked once the whole body is there."""
     await redis.ping()
     large = json.dumps({"timers": [{"prefix": "test", "delay": "1h", "payload": "x" * 60_000}] * 5})
     forged = headers(large, secret=STRANGE)
@@ -232,13 +232,13 @@ async def test_a_signature_over_a_body_that_comes_in_parts_opens(signed: Api) ->
 
 
 async def test_large_bodies_without_a_key_are_held_up_to_the_same_budget(server: EmbeddedServer, redis: Redis) -> None:
-    """An API that asks for no key knows none of its callers; each body counts until its call has ended."""
+    """An API without keys knows none of its callers, so each body counts until its call has ended."""
     await redis.ping()
     wishes = [{"prefix": "test", "id": f"t{n}", "delay": "1h", "payload": "x" * 60_000} for n in range(5)]
     async with running_api(server.url, [done], unverified_bytes=200_000) as api:
         reply = await api.call("POST", "/v1/timers/batch", {"timers": wishes})
         reply.problem(503, "busy")
         assert (await api.call("GET", "/v1/timers")).body["items"] == []
-        for _ in range(3):  # what is given back may be held again
+        for _ in range(3):  # what was freed can be used again
             reply = await api.call("POST", "/v1/timers/batch", {"timers": wishes[:2]})
             assert reply.status == 200

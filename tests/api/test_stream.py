@@ -1,4 +1,4 @@
-"""Server-sent events: what is told, to whom, and how it ends."""
+"""Server-sent events: what is sent, to whom, and how a stream ends."""
 
 import asyncio
 import json
@@ -39,19 +39,19 @@ async def stream_of(api: Api, query: str = "", **headers: str) -> AsyncIterator[
 
 @asynccontextmanager
 async def listening(api: Api, query: str = "") -> AsyncIterator[ClientResponse]:
-    """An open stream whose subscription stands."""
+    """An open stream whose subscription is up."""
     async with stream_of(api, query) as response:
         assert await next_event(response) == ("open", {})
         yield response
 
 
 def back(api: Api, place: str, **headers: str) -> AbstractAsyncContextManager[ClientResponse]:
-    """The stream of a listener that comes back."""
+    """The stream of a listener that reconnects."""
     return stream_of(api, **{"Last-Event-ID": place, **headers})
 
 
 async def next_event(response: ClientResponse) -> tuple[str, Any]:
-    """The next event; comments are passed over. Raises EOFError at the end."""
+    """The next event, skipping comments. Raises EOFError at the end."""
     _, name, data = await next_numbered(response)
     return name, data
 
@@ -65,7 +65,7 @@ async def next_numbered(response: ClientResponse) -> tuple[str | None, str, Any]
 
 
 async def next_block(response: ClientResponse) -> dict[str, str]:
-    """The fields up to an empty line, a comment as the field without a name. Raises EOFError at the end."""
+    """The fields up to an empty line, with a comment as a field without a name. Raises EOFError at the end."""
     fields: dict[str, str] = {}
     while line := (await response.content.readline()).decode().rstrip("\n"):
         name, _, value = line.partition(":")
@@ -143,7 +143,7 @@ async def test_silence_is_filled_with_comments(api: Api) -> None:
 
 
 async def test_a_slow_reader_learns_what_it_lost_and_holds_up_nobody(api: Api) -> None:
-    """The slow one reads nothing until far more has happened than its socket and its queue hold."""
+    """The slow reader reads nothing until far more has happened than its socket and its queue can hold."""
     parts = urlsplit(api.server.url)
     with socket.socket() as narrow:
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -168,7 +168,7 @@ async def test_a_slow_reader_learns_what_it_lost_and_holds_up_nobody(api: Api) -
 
 
 class Encoded(Change):
-    """Counts how often its note is made."""
+    """Counts how often its note is read."""
 
     count = 0
 
@@ -194,7 +194,7 @@ async def test_a_change_is_encoded_once_for_all_listeners(api: Api) -> None:
 
 @asynccontextmanager
 async def serving(api: Api, **options: Any) -> AsyncIterator[Api]:
-    """The same events over a server of its own."""
+    """The same events, over a server of its own."""
     routes = EventRoutes(api.client, **options).routes()
     server = await ApiServer.start(application(routes, Auth(Callers(api.store))), "127.0.0.1", 0)
     yield replace(api, server=server)

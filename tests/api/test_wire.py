@@ -1,4 +1,4 @@
-"""What comes over the wire and is not a proper request: every refusal is a problem with the request's id."""
+"""Malformed HTTP: every refusal is a problem with the request's id."""
 
 import asyncio
 import json

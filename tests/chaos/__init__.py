@@ -1,1 +1,1 @@
-"""Fault injection on real pods and real servers, judged by an outside witness."""
+"""Fault injection on real pods and real servers, judged by a witness outside the service."""

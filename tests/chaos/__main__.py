@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: the long run. Each kind of trouble, a table at the end, exit 1 if a promise was broken."""
+"""`python -m tests.chaos`: the long run. Makes each kind of trouble, prints a table, exits 1 on a broken promise."""
 
 import asyncio
 import itertools

@@ -12,7 +12,7 @@ _FAILING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.GAVE_UP})
 
 
 def one_winner(story: Story, faults: Faults) -> Iterator[Finding]:
-    """P4: each further start of an occurrence was made possible by the earlier run or by a fault of its pod."""
+    """P4: the earlier run, or a fault of its pod, made each further start of an occurrence possible."""
     chains = story.chains()
     for runs in chains:
         for earlier, later in pairwise(runs):
@@ -46,7 +46,7 @@ def _duplicate(story: Story, earlier: Run, later: Run) -> Finding:
 
 
 def tokens_rise(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
-    """P5: tokens rise over the whole life, attempts by one within an occurrence, save what proven faults swallowed."""
+    """P5: tokens rise over the whole life, attempts by one within an occurrence, except where proven faults hid some."""
     newest: Run | None = None
     for run in story.runs:
         if newest and run.start.token == newest.start.token:
@@ -74,14 +74,14 @@ def _gaps(story: Story, faults: Faults) -> Iterator[Finding]:
 
 
 def _swallowed(gap: Gap, faults: Faults) -> bool:
-    """True when there were faults, and time, for every attempt that was claimed but never seen to start."""
+    """True if there were faults and time enough for every attempt that was claimed but never seen to start."""
     at_ns = gap.run.start.mono_ns
     of_earlier = gap.earlier is not None and not released(gap.earlier, at_ns, faults)
     return faults.swallow(gap.hidden, gap.from_ns, at_ns, besides=int(of_earlier))
 
 
 def zombies(story: Story, end: EndState | None) -> Iterator[Finding]:
-    """P7: each accepted completion is that of the newest attempt of its occurrence, and there is one at most."""
+    """P7: an occurrence has at most one accepted completion, and it belongs to the newest attempt."""
     if end is None or not end.completions:
         return
     newest = [runs[-1] for runs in story.chains()]
@@ -98,14 +98,14 @@ def zombies(story: Story, end: EndState | None) -> Iterator[Finding]:
 
 
 def _completed(run: Run, completion: Completion) -> bool:
-    """True when the run had succeeded when the completion was accepted. Its end is written before the service hears."""
+    """True if the run had succeeded when its completion was accepted. Its end is written before the service hears."""
     if run.end is None or run.outcome not in SUCCEEDED:
         return False
     return run.start.attempt == completion.attempt and run.end.wall_ns // 1_000_000 <= completion.at_ms
 
 
 def bounded(story: Story, end: EndState | None, max_attempts: int) -> Iterator[Finding]:
-    """P8: never more attempts than the limit, and all of them before a timer counts as failed."""
+    """P8: never more attempts than the limit, and a timer fails only after all of them."""
     chains = story.chains()
     for runs in chains:
         counted = sum(run.outcome not in _UNCOUNTED for run in runs)
@@ -120,7 +120,7 @@ def bounded(story: Story, end: EndState | None, max_attempts: int) -> Iterator[F
 
 
 def burnt(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
-    """P8: each failure that the record counts was seen to happen, or may be a run that a fault ended."""
+    """P8: each failure in the record was seen to happen, or may be a run that a fault ended."""
     if end is None or not end.failures:
         return
     seen = sum(run.outcome in _FAILING for run in story.runs)

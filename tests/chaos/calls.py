@@ -1,4 +1,4 @@
-"""The driver's calls to the service, each with its line before and its answer after."""
+"""The driver's calls to the service. The witness gets a line before each call, and one with its answer."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ LOOK_BEFORE_S: Final = 0.5
 
 
 class Calls:
-    """A client whose every call is witnessed. Timers are named by their id; all have the prefix `chaos`."""
+    """A client that reports each call to the witness. Timers are named by their id; all have the prefix `chaos`."""
 
     def __init__(self, client: TimerClient, redis: Redis, witness: Witness) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class Calls:
             await self._create_batch(wanted[start : start + BATCH])
 
     async def _create_batch(self, wanted: Sequence[tuple[str, int, Behaviour]]) -> bool:
-        """False when nobody knows whether it took effect."""
+        """Returns False if nobody knows whether it took effect."""
         news = [new_timer(timer_id, due_ms, behaviour) for timer_id, due_ms, behaviour in wanted]
         calls = [
             self._witness.invoke(
@@ -70,15 +70,15 @@ class Calls:
         await self._create_batch([(timer_id, due_ms, behaviour)])
 
     async def create_surely(self, timer_id: str, due_ms: int, behaviour: Behaviour) -> None:
-        """Arms one timer and, while nobody knows whether that took effect, asks for the same again, as strictly."""
+        """Arms one timer, and repeats the same strict create as long as nobody knows whether it took effect."""
         for _ in range(TRIES):
             if await self._create_batch([(timer_id, due_ms, behaviour)]):
                 return
             await asyncio.sleep(TRY_AGAIN_S)
 
     async def set_bare(self, timer_id: str, life_ms: int, behaviour: Behaviour) -> None:
-        """Sets a bare key as any client may, and looks shortly before its end whether it has become a timer: only then
-        is it certain to fire, because what nobody has seen goes with its event. Returns when the key is gone."""
+        """Sets a bare key as any client may, and checks shortly before its end whether it was adopted: only then
+        is it certain to fire, because a lost event loses a key that no pod has seen. Returns when the key is gone."""
         key, due_ms = f"{PREFIX}:{timer_id}", time.time_ns() // 1_000_000 + life_ms
         call = self._witness.invoke(Verb.CREATE, named(timer_id), due_ms=due_ms, slots=1, if_exists="replace")
         adopted = False
@@ -91,7 +91,7 @@ class Calls:
         await self._gone(key)
 
     async def _gone(self, key: str) -> None:
-        """Asked for only after its end, because asking makes Redis expire a key that it has left lying."""
+        """True if the key is gone. Asked only after its end, because asking makes Redis expire a key that is due."""
         while True:
             with suppress(RedisError):
                 if not await self._redis.exists(key):
@@ -99,12 +99,12 @@ class Calls:
             await asyncio.sleep(TRY_AGAIN_S)
 
     async def cancel(self, timer_id: str) -> None:
-        """Cancels a timer, if it can still be cancelled."""
+        """Cancels a timer if it still can be."""
         call = self._witness.invoke(Verb.CANCEL, named(timer_id))
         await self._answered(call, self._client.cancel(PREFIX, timer_id))
 
     async def reschedule(self, timer_id: str, due_ms: int) -> None:
-        """Moves a timer's due time, if that can still be done."""
+        """Moves a timer's due time if it still can be moved."""
         call = self._witness.invoke(Verb.RESCHEDULE, named(timer_id), due_ms=due_ms)
         await self._answered(call, self._client.reschedule(PREFIX, timer_id, due_at=due_ms))
 
@@ -125,7 +125,7 @@ class Calls:
 
 
 def named(timer_id: str) -> str:
-    """The timer as the history calls it."""
+    """The timer's name in the history."""
     return f"{PREFIX}/{timer_id}"
 
 

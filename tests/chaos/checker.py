@@ -1,4 +1,4 @@
-"""Decides from an outside history whether the service kept its promises; O(n log n) in the number of lines."""
+"""Decides from the witnesses' history whether the service kept its promises, in O(n log n) of its lines."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ def check(
     max_attempts: int | None = None,
     complaints: Sequence[str] = (),
 ) -> Report:
-    """Holds a whole history, in its order, against the promises.
+    """Checks a whole history, in order, against the promises.
 
     `end_states` has the record of every timer that still has one after the drain, by `prefix/id`. `counts` are the
     service's own; without them conservation is not checked. `max_attempts` is the limit under which all timers of the

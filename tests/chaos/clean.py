@@ -1,4 +1,4 @@
-"""Histories as a correct service leaves them under kills, pauses, hand-backs and unanswered calls, drawn at random."""
+"""Random histories that a correct service could leave under kills, pauses, hand-backs and unanswered calls."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,7 +42,7 @@ class _Life:
 
 @st.composite
 def clean_histories(draw: st.DrawFn) -> Past:
-    """A few timers, each with its own life, and the counts and records that go with them."""
+    """A few timers, each with its own life, and their counts and records."""
     service = _Service(draw)
     for number in range(draw(st.integers(1, 6))):
         service.live(f"chaos/{number}")
@@ -50,7 +50,7 @@ def clean_histories(draw: st.DrawFn) -> Past:
 
 
 class _Service:
-    """Lives through timers by the rules and writes what the witnesses would have seen."""
+    """Makes up lives of timers by the rules, and writes what the witnesses would have seen."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.past = Past(counts=Counts(finished=0, cancelled=0, scheduled=0, running=0))
@@ -58,7 +58,7 @@ class _Service:
         self._pods = count(1)
 
     def live(self, timer: str) -> None:
-        """One whole life, from its create to the drain."""
+        """One whole life, from the create to the drain."""
         life = _Life(timer, now=self._between(0, 500), due=self._between(1_000, 3_000))
         way = self._draw(st.sampled_from(_LIVES))
         if not self._born(life, slots=2 if way.startswith("repeats") else 0):
@@ -141,7 +141,7 @@ class _Service:
             life.now += LEASE_MS + 100
 
     def _hold_lease(self, life: _Life, fate: str, pod: str, success: Outcome) -> None:
-        """A fault that keeps the lease until it is over by itself."""
+        """A fault after which the lease stays until it ends by itself."""
         if fate == "killed":
             self._run(life, pod, None)
             self.past.fault(FaultKind.KILL, pod, life.now + 3)

@@ -1,4 +1,4 @@
-"""The chaos run: many timers over several pods and one kind of trouble; then healed, drained and judged."""
+"""The chaos run: many timers on several pods under one kind of trouble, then healed, drained and judged."""
 
 import asyncio
 import random
@@ -24,9 +24,9 @@ NOT_COVERED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run does. Everything random comes from `seed`, except how the processes interleave.
+    """What a run does. `seed` decides everything random except how the processes interleave.
 
-    `trouble` names a kind of fault, which is made so many `times` while the timers become due, in `spread_s` seconds.
+    `trouble` is the kind of fault. It happens `times` times while the timers become due, over `spread_s` seconds.
     """
 
     trouble: str = "kills"
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command line that repeats the run."""
+        """The command that repeats the run."""
         return (
             f"python -m tests.chaos --trouble {self.trouble} --timers {self.timers} --times {self.times} "
             f"--spread-s {self.spread_s:g} --pods {self.pods} --seed {self.seed} --family {self.family} "
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A run's verdict, and what has to be said beside it."""
+    """A run's verdict, and what else is reported."""
 
     plan: Plan
     server: str
@@ -70,7 +70,7 @@ class Result:
 
 
 async def run(plan: Plan, directory: Path) -> Result:
-    """Does a whole run in `directory`, which has to be empty. Raises as `Stage.judge`."""
+    """Does a whole run in `directory`, which must be empty. Raises the same errors as `Stage.judge`."""
     begin = time.monotonic()
     trouble = TROUBLES[plan.trouble]
     async with stage(directory, family=plan.family, pods=plan.pods, lease_ms=plan.lease_ms, needs=trouble.needs) as on:
@@ -80,7 +80,7 @@ async def run(plan: Plan, directory: Path) -> Result:
 
 
 async def _live_through(plan: Plan, trouble: Trouble, on: Stage) -> list[str]:
-    """Arms everything; then, from the first due time to the last, makes faults and changes. Answers all ids."""
+    """Arms everything, then makes faults and changes from the first due time to the last. Returns all ids."""
     rng = random.Random(plan.seed)
     head_start_s = 1.0 + plan.timers / _ARMED_PER_S
     begin_ms = int((time.time() + head_start_s) * 1000)

@@ -27,14 +27,14 @@ _READ_AT_ONCE: Final = 250
 
 
 async def by_status(redis: Redis) -> dict[str, int]:
-    """The service's count of the chaos timers in each status, by the letter that stands for it."""
+    """The service's count of the chaos timers in each status, by the status letter."""
     raw = await redis.hgetall(_COUNTS)
     pairs = ((str(field).split(" ", 1), int(number)) for field, number in raw.items())
     return {letter: number for (letter, prefix), number in pairs if prefix == PREFIX}
 
 
 async def drained(redis: Redis, *, timeout_s: float) -> None:
-    """Waits until nothing is scheduled or running any more, but no longer than that: what is still open is judged."""
+    """Waits until nothing is scheduled or running, up to the limit. What is still open then is left to the checker."""
 
     async def nothing_open() -> bool:
         found = await by_status(redis)
@@ -45,7 +45,7 @@ async def drained(redis: Redis, *, timeout_s: float) -> None:
 
 
 async def final_counts(redis: Redis) -> Counts:
-    """The service's counts, and the keys that nothing accounts for."""
+    """The service's counts, and the keys that belong to nothing."""
     found = await by_status(redis)
     keys = sorted([str(key) async for key in redis.scan_iter(count=1000)])
     return Counts(
@@ -64,7 +64,7 @@ async def _may_stay(redis: Redis, key: str) -> bool:
 
 
 async def end_states(url: str, ids: Sequence[str]) -> dict[str, EndState]:
-    """The records of the timers, by `prefix/id`; those that have none are left out."""
+    """The records of the timers, by `prefix/id`, without timers that have none."""
     connections = connect(url)
     try:
         store = await open_store(connections)

@@ -1,4 +1,4 @@
-"""What is done to the pods, each fault written to the witness with the proof that it took effect."""
+"""Faults of pods. The witness gets each with the proof that it took effect."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ async def kill(witness: Witness, pod: Pod) -> None:
 
 
 async def stop(witness: Witness, pod: Pod) -> int:
-    """SIGTERM; returns the exit code when the pod has drained. Any but 0 will be a finding."""
+    """SIGTERM; returns the exit code when the pod has drained. Any code but 0 becomes a finding."""
     fault = witness.fault_on(FaultKind.STOP, pod.name)
     pod.send(signal.SIGTERM)
     code = await pod.ended()
@@ -45,5 +45,5 @@ async def paused(witness: Witness, pod: Pod) -> AsyncIterator[None]:
 
 
 async def _is_stopped(pid: int) -> bool:
-    """Whether the kernel shows the process as stopped: the field after the name in parentheses (proc(5))."""
+    """True if the kernel shows the process as stopped: the field after the name in parentheses (proc(5))."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

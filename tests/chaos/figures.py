@@ -1,4 +1,4 @@
-"""A history in numbers: how much happened, how late timers were, how long it took to take over and to catch up."""
+"""A history in numbers: how much happened, how late timers were, how long takeovers and catching up took."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,12 +35,12 @@ def figures(history: Iterable[Event], told: Mapping[str, Story], faults: Faults)
 
 
 def _firsts(chains: Iterable[Sequence[Run]]) -> Iterator[Run]:
-    """The first attempts whose timers say when they were due."""
+    """First attempts whose due time is known."""
     return (runs[0] for runs in chains if runs[0].start.attempt == 1 and runs[0].start.due_ms)
 
 
 def _lateness_ms(story: Story) -> Iterator[float]:
-    """Of first attempts, from the due time or, where that came later, from when it was asked for."""
+    """Lateness of first attempts, from the due time, or from the create call if that came later."""
     for run in _firsts(story.chains()):
         yield round((run.start.wall_ns - max(run.start.due_ms * _MS, _asked_ns(story, run))) / _MS, 1)
 
@@ -52,12 +52,12 @@ def _asked_ns(story: Story, run: Run) -> int:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank quantile of sorted values."""
+    """Nearest-rank quantile of sorted values."""
     return ordered[max(1, ceil(len(ordered) * share)) - 1] if ordered else None
 
 
 def _taken_over(chains: Iterable[Sequence[Run]], faults: Faults) -> Iterator[tuple[Run, Run]]:
-    """Each start that followed an earlier one of its occurrence that had not made room itself, with that one first."""
+    """Pairs of starts of one occurrence: a run that had not failed or been handed back, and the start that followed."""
     for runs in chains:
         for earlier, later in pairwise(runs):
             if not released(earlier, later.start.mono_ns, faults):
@@ -65,7 +65,7 @@ def _taken_over(chains: Iterable[Sequence[Run]], faults: Faults) -> Iterator[tup
 
 
 def _after_kills_ms(taken_over: Iterable[tuple[Run, Run]], faults: Faults) -> Iterator[float]:
-    """From the kill that ended a run to the next start. Where an attempt between was not seen, nobody knows."""
+    """From the kill that ended a run to the next start. Unknown, so left out, if an attempt in between was not seen."""
     for earlier, later in taken_over:
         killed_ns = faults.killed(earlier)
         if killed_ns is not None and later.start.attempt == earlier.start.attempt + 1:
@@ -73,7 +73,7 @@ def _after_kills_ms(taken_over: Iterable[tuple[Run, Run]], faults: Faults) -> It
 
 
 def _backlog_ms(history: Iterable[Event], told: Iterable[Story]) -> Iterator[float]:
-    """Of timers that were there and became due while the server did not answer: from its next answer to the start."""
+    """For timers that existed and became due while the server did not answer: from its next answer to the start."""
     outages = list(_outages(history))
     begins = [begin_ns for begin_ns, _ in outages]
     for story in told:
@@ -85,7 +85,7 @@ def _backlog_ms(history: Iterable[Event], told: Iterable[Story]) -> Iterator[flo
 
 
 def _outages(history: Iterable[Event]) -> Iterator[tuple[int, int]]:
-    """When the server did not answer anybody, in wall time; one after the other."""
+    """The times when the server answered nobody, in wall time, in order."""
     on: Event | None = None
     for event in history:
         if event.fault != FaultKind.PARTITION or event.pod != EVERY_POD:

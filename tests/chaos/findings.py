@@ -1,4 +1,4 @@
-"""What the checker is told about the end of a run, and what it answers."""
+"""What the checker gets about the end of a run, and its verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FINISHED = frozenset({"completed", "failed", "unhandled"})
 
 
 class Property(StrEnum):
-    """The promises that a history is held against."""
+    """The promises that a history is checked for."""
 
     LOST = "P1 no lost timer"
     EARLY = "P2 never early"
@@ -29,7 +29,7 @@ class Property(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One accepted completion as the service's record tells it: which attempt, and when by Redis's clock."""
+    """One accepted completion in the service's record: which attempt, and when by Redis's clock."""
 
     attempt: int
     at_ms: int
@@ -37,7 +37,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndState:
-    """A timer's record after the drain. `failures` is what it counts, `reason` its last error."""
+    """A timer's record after the drain. `failures` is its count of failures, `reason` its last error."""
 
     status: str
     token: int
@@ -49,7 +49,7 @@ class EndState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The service's own counts after the drain, and the keys that should not be there any more."""
+    """The service's own counts after the drain, and the keys that should be gone."""
 
     finished: int
     cancelled: int
@@ -64,7 +64,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One broken promise, with the lines of the history that show it."""
+    """One broken promise, with the history lines that show it."""
 
     property: Property
     timer: str
@@ -79,12 +79,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The run in numbers. Lateness is that of first attempts, in milliseconds; None when there was none.
+    """The run in numbers. Lateness is that of first attempts, in milliseconds; None if there were none.
 
-    `duplicates` counts the repeated starts that no failure or hand-back asked for: all explained by faults when nothing
+    `duplicates` counts repeated starts that no failure or hand-back asked for: faults explain all of them if nothing
     was found. `hidden_attempts` were claimed but never seen to start. `takeover_max_ms` is the longest time from a kill
-    to the next start of a run that it ended. `backlog_max_ms` is how long after the server answered again the last of
-    those started that had become due while it did not.
+    to the next start of a run that it ended. `backlog_max_ms` is the time from the server's first answer after an
+    outage to the last start of a timer that had become due during it.
     """
 
     timers: int
@@ -104,7 +104,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict: no findings means that the history keeps every promise."""
+    """The verdict. Without findings, the history keeps every promise."""
 
     findings: Sequence[Finding]
     figures: Figures

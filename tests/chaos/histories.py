@@ -1,4 +1,4 @@
-"""Made-up histories for testing the checker: a virtual clock, one method per thing that a witness could write."""
+"""Made-up histories for testing the checker, with a virtual clock and one method for each thing a witness can write."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _MS = 1_000_000
 
 @dataclass(slots=True)
 class Past:
-    """A history under construction. All times are milliseconds since its begin."""
+    """A history under construction. All times are milliseconds since its start."""
 
     events: list[Event] = field(default_factory=list)
     end_states: dict[str, EndState] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Past:
         took: int = 1,
         if_exists: str = "error",
     ) -> None:
-        """A call at `at` and its answer `took` later; `answer=None`: the driver never heard."""
+        """A call at `at` and its answer `took` later. `answer=None` means that the driver got no answer."""
         name, due_ms = f"c{next(self._calls)}", 0 if due is None else EPOCH_MS + due
         self._add(Kind.INVOKE, at, timer=timer, verb=verb, call=name, due_ms=due_ms, slots=slots, if_exists=if_exists)
         if answer is not None:
@@ -46,7 +46,7 @@ class Past:
     def create(
         self, timer: str, at: int = 0, *, due: int = 1_000, slots: int = 0, answer: Kind | None = Kind.OK
     ) -> None:
-        """A strict create; answered OK it made the timer."""
+        """A strict create; if the answer is OK, it made the timer."""
         outcome = Made.CREATED if answer is Kind.OK else ""
         self.call(Verb.CREATE, timer, at, due=due, slots=slots, answer=answer, outcome=outcome)
 
@@ -80,7 +80,7 @@ class Past:
     def fault(
         self, kind: FaultKind, pod: str, at: int, *, took: int = 1, proof: str = "seen", exit_code: int = 0
     ) -> None:
-        """Something done to `pod` from `at` on for `took`."""
+        """A fault of `pod` from `at` on, for `took`."""
         name = f"f{next(self._calls)}"
         self._add(Kind.FAULT_ON, at, fault=kind, pod=pod, call=name)
         self._add(Kind.FAULT_OFF, at + took, fault=kind, pod=pod, call=name, proof=proof, exit_code=exit_code)
@@ -117,7 +117,7 @@ class Past:
         self.counts = replace(counts, **{name: getattr(counts, name) + 1})
 
     def judged(self, max_attempts: int | None = None) -> Report:
-        """The checker's verdict on the events in the order of time."""
+        """The checker's verdict on the events, sorted by time."""
         history = sorted(self.events, key=lambda event: event.mono_ns)
         return check(
             history,

@@ -1,5 +1,5 @@
-"""The promises about a timer's life: P1 never lost, P2 never early, P6 cancel cancels, P9 one run per slot, P10 one
-identity, one timer."""
+"""The promises about a timer's life: P1 never lost, P2 never early, P6 cancel means cancel, P9 one run per slot,
+P10 one identity, one timer."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,7 +10,7 @@ from tests.chaos.witness import Made, Verb
 
 
 def lost(story: Story, end: EndState | None) -> Iterator[Finding]:
-    """P1: what was certainly created has come to an end that the witnesses bear out."""
+    """P1: every timer that was certainly created has ended, in a way that agrees with the witnesses."""
     if end is None:
         if story.exists:
             yield Finding(Property.LOST, story.timer, "its create was answered, but no record is left", story.lines())
@@ -34,7 +34,7 @@ def _bad_end(story: Story, end: EndState) -> str:
 
 
 def early(story: Story) -> Iterator[Finding]:
-    """P2: no start before the due time, neither the one asked for nor the one the timer itself names."""
+    """P2: no start before the due time, neither the one the driver asked for nor the one the timer shows."""
     for run in story.runs:
         due_ms = max(_earliest_due_ms(story, run), run.start.due_ms)
         ahead_ns = due_ms * 1_000_000 - run.start.wall_ns
@@ -44,7 +44,7 @@ def early(story: Story) -> Iterator[Finding]:
 
 
 def _earliest_due_ms(story: Story, run: Run) -> int:
-    """The earliest due time that any call still in force at the start may have set."""
+    """The earliest due time that any call in force at the start may have set."""
     calls = [call for call in story.calls if call.from_ns <= run.start.mono_ns and _sets_due(call)]
     settled = [call.from_ns for call in calls if call.ok and call.until_ns <= run.start.mono_ns]
     superseded_ns = max(settled, default=0)
@@ -58,7 +58,7 @@ def _sets_due(call: Call) -> bool:
 
 
 def cancelled(story: Story, end: EndState | None) -> Iterator[Finding]:
-    """P6: after a cancel was answered no attempt starts, unless something armed the timer again."""
+    """P6: no attempt starts after a cancel was answered, unless something armed the timer again."""
     arming = [call for call in story.calls if call.arms]
     for cancel in story.of(Verb.CANCEL):
         if not cancel.ok:
@@ -74,8 +74,8 @@ def cancelled(story: Story, end: EndState | None) -> Iterator[Finding]:
 
 
 def repeated(story: Story, end: EndState | None) -> Iterator[Finding]:
-    """P9: a timer that repeats has as many occurrences as were asked for, each due later than the one before, unless a
-    call moved it between them. Not judged where it was armed more than once."""
+    """P9: a repeating timer has as many occurrences as were asked for, each due later than the one before, unless a
+    call moved it in between. A timer that was armed more than once is not judged."""
     if sum(call.arms for call in story.calls) > 1:
         return
     firsts = [runs[0] for runs in story.chains() if runs[0].start.attempt == 1]
@@ -91,13 +91,13 @@ def repeated(story: Story, end: EndState | None) -> Iterator[Finding]:
 
 
 def _moved_between(story: Story, earlier: Run, later: Run) -> bool:
-    """True when a call may have given the later run its due time after the earlier had started."""
+    """True if a call may have set the later run's due time after the earlier run started."""
     moves = (call for call in story.of(Verb.RESCHEDULE) if call.ok or call.unknown)
     return any(call.from_ns < later.start.mono_ns and call.until_ns > earlier.start.mono_ns for call in moves)
 
 
 def created_twice(story: Story, faults: Faults) -> Iterator[Finding]:
-    """P10: an identity that is taken is not created again by a create that asked for an error then."""
+    """P10: a strict create never succeeds for an identity that is taken."""
     strict = [call for call in story.of(Verb.CREATE) if call.ok and call.invoke.if_exists == "error"]
     for call in strict:
         if call.outcome != Made.CREATED:
@@ -119,7 +119,7 @@ def _freed_between(story: Story, earlier: Call, later: Call, faults: Faults) -> 
 
 
 def never_created(story: Story, end: EndState | None) -> Iterator[Finding]:
-    """P10: what nobody created, or what was refused, neither runs nor has a record."""
+    """P10: a timer that nobody created, or that was refused, neither runs nor has a record."""
     creates = [call for call in story.of(Verb.CREATE) if call.ok or call.unknown or call.outcome == Made.EXISTS]
     begin_ns = min((call.from_ns for call in creates), default=None)
     for run in story.runs:

@@ -78,7 +78,7 @@ PLANTS: dict[Property, list[plants.Plant]] = {
     Property.ORDERLY: [plants.told_to_stop_and_ended_badly, plants.error_in_the_log_of_a_pod],
 }
 
-# Among others, counts say nothing of one timer, and any pod's fault may have swallowed a claim that nobody saw start.
+# Among other timers, counts say nothing about one, and any pod's fault may have hidden a claim that nobody saw start.
 NOT_SEEN_ALONE = {
     plants.leak_of_a_timer,
     plants.timer_counted_twice,

@@ -1,4 +1,4 @@
-"""Pods as processes of their own: started, paused, ended and killed like the real ones they are."""
+"""Pods as real processes: start, pause, end and kill them."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ _SHOWN_LOG_LINES: Final = 15
 _EXPECTED_ERRORS: Final = frozenset({"event loop blocked", "event loop was blocked"})
 """What a pod may say at level `error` under faults: a paused one sees its loop stand still."""
 
-# On Linux a pod ends with the driver, however that dies (PR_SET_PDEATHSIG is 1 and outlives exec).
+# On Linux a pod dies with the driver, however that ends (PR_SET_PDEATHSIG is 1 and survives exec).
 _DIE_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -36,7 +36,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 async def until(happened: Callable[[], Awaitable[bool]], *, timeout_s: float, what: str) -> None:
-    """Returns as soon as `happened` answers True; TimeoutError names `what` when it does not within `timeout_s`."""
+    """Returns once `happened` returns True. Raises TimeoutError, which names `what`, after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             while not await happened():  # noqa: ASYNC110 (another process sets no event)
@@ -46,11 +46,11 @@ async def until(happened: Callable[[], Awaitable[bool]], *, timeout_s: float, wh
 
 
 class PodDied(Exception):
-    """A pod ended that nobody had ended."""
+    """A pod ended without being told to."""
 
 
 class Pod:
-    """One running pod. `name` is unique over the whole run: who replaces it has another."""
+    """One running pod. `name` is unique in the whole run: a replacement has another name."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Pod:
 
     @classmethod
     async def start(cls, name: str, directory: Path, settings: Mapping[str, str]) -> Self:
-        """Starts a pod whose witness file and log go to `directory`. Does not wait until it works."""
+        """Starts a pod that writes its witness file and log to `directory`. Does not wait until it works."""
         log = directory / f"{name}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -82,7 +82,7 @@ class Pod:
         return self._process.returncode is None
 
     async def works(self, redis: Redis) -> bool:
-        """Whether it is registered and has started: its first sign of life is part of its start, which it gives up when
+        """True if it is registered and has started. Its first sign of life is part of its start, which fails if
         Redis goes away before the answer. Raises PodDied."""
         self.check_alive()
         sign: float | None = await redis.zscore(_REGISTRY, self.name)
@@ -100,7 +100,7 @@ class Pod:
             raise PodDied(f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines that it wrote."""
+        """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_SHOWN_LOG_LINES:])
 
     def send(self, signal_number: signal.Signals) -> None:
@@ -113,16 +113,16 @@ class Pod:
             return await self._process.wait()
 
     async def remove(self) -> None:
-        """Ends it at once if it still runs."""
+        """Kills it if it still runs."""
         if self.alive:
             self.send(signal.SIGKILL)
             await self.ended()
 
 
 class Pods:
-    """The pods of one run: as many as were started, each that ends to be replaced under a new name.
+    """The pods of one run. The number stays the same: a pod that ends is replaced under a new name.
 
-    `settings` are the pods' own beside what all of them need.
+    `settings` are added to the settings that all pods need.
     """
 
     def __init__(self, redis_url: str, redis: Redis, directory: Path, settings: Mapping[str, str]) -> None:
@@ -132,20 +132,20 @@ class Pods:
         self.live: list[Pod] = []
 
     async def start(self, number: int) -> None:
-        """Starts so many pods and waits until all of them work."""
+        """Starts `count` pods and waits until all of them work."""
         for _ in range(number):
             await self.add()
         await self.ready()
 
     async def add(self) -> Pod:
-        """Starts one more, without waiting for it."""
+        """Starts one more pod, without waiting for it."""
         self._started += 1
         pod = await Pod.start(f"pod-{self._started}", self._directory, self._settings)
         self.live.append(pod)
         return pod
 
     def named(self, name: str) -> Pod:
-        """The live pod of that name."""
+        """The live pod with this name."""
         return next(pod for pod in self.live if pod.name == name)
 
     async def replace(self, pod: Pod) -> Pod:
@@ -159,7 +159,7 @@ class Pods:
             await pod.ready(self._redis)
 
     async def one_to_spare(self) -> list[Pod]:
-        """Waits until at least two pods work, and answers those that do. Raises PodDied."""
+        """Waits until at least two pods work, and returns those that do. Raises PodDied."""
         working: list[Pod] = []
 
         async def enough() -> bool:
@@ -183,7 +183,7 @@ class Pods:
         await until(signed, timeout_s=_READY_TIMEOUT_S, what="a sign of life of every pod")
 
     def complaints(self) -> list[str]:
-        """What the pods of the whole run logged as errors of their own, each with the pod's name."""
+        """The errors that the run's pods logged, each with the pod's name."""
         logs = sorted(self._directory.glob("*.log"))
         return [f"{log.stem}: {line}" for log in logs for line in _errors(log.read_text(errors="replace"))]
 
@@ -196,7 +196,7 @@ class Pods:
 
 
 def _errors(text: str) -> Iterator[str]:
-    """Whole lines that tell of an error, and those that are no log lines at all, such as a traceback's."""
+    """Complete lines that report an error, and lines that are no log lines at all, such as those of a traceback."""
     for line in text.split("\n")[:-1]:
         try:
             said = json.loads(line)

@@ -1,4 +1,4 @@
-"""The processor that the pods run: writes to the witness what it does, and does what its timer's payload says."""
+"""The processor that the pods run. It does what the payload says, and reports it to the witness."""
 
 import asyncio
 import os
@@ -16,8 +16,8 @@ MAX_ATTEMPTS: Final = 5
 
 
 class Behaviour(TypedDict, total=False):
-    """What a payload may ask for: run that long; fail while fewer failures are counted; hang in the first attempts.
-    With `slots` its timer repeats, so often in all."""
+    """What a payload may ask for: how long to run, how many failures, and how many first attempts to hang in.
+    With `slots` the timer repeats, that many times in all."""
 
     run_ms: int
     fail_first: int
@@ -32,7 +32,7 @@ def _witness() -> Witness:
 
 @processor(PREFIX, retry={"max_attempts": MAX_ATTEMPTS, "backoff": "fixed", "base": "200ms"})
 async def chaos(timer: Timer, context: Context) -> None:
-    """Says that it starts, behaves as the payload asks, and says how it ended."""
+    """Reports its start, behaves as the payload asks, and reports its end."""
     run = Attempt(
         timer=f"{timer.prefix}/{timer.id}",
         occurrence=timer.occurrence,
@@ -53,7 +53,7 @@ async def chaos(timer: Timer, context: Context) -> None:
 
 
 async def _behave(timer: Timer) -> None:
-    behaviour: Behaviour = timer.payload or {}  # a bare key that expired before a pod saw it has taken its value along
+    behaviour: Behaviour = timer.payload or {}  # the value of a bare key that expired before a pod saw it is lost
     if timer.attempt <= behaviour.get("hang_first", 0):
         await asyncio.Event().wait()
     await asyncio.sleep(behaviour.get("run_ms", 0) / 1000)

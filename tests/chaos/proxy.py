@@ -1,4 +1,4 @@
-"""A proxy before the server that loses replies: what was asked is done, and whoever asked never hears."""
+"""A proxy in front of the server that loses replies: the server does what was asked, but the caller gets no answer."""
 
 import asyncio
 from contextlib import suppress
@@ -20,7 +20,7 @@ class Proxy:
     """Listens on a port of loopback and passes bytes on. Use as `async with Proxy(url) as proxy:`."""
 
     def __init__(self, url: str) -> None:
-        """A proxy before the server at a `unix://` URL."""
+        """A proxy in front of the server at a `unix://` URL."""
         self._upstream = Path(unquote(urlsplit(url).path))
         self._wanted: dict[bytes, asyncio.Future[int]] = {}
         self._listening: asyncio.Server | None = None
@@ -28,7 +28,7 @@ class Proxy:
         self.url = ""
 
     def lose_reply(self, script: str, *, patience_s: float = _PATIENCE_S) -> asyncio.Task[int]:
-        """Loses the next reply to a script from now on, and hangs up on whoever waits for it. Answers its bytes; 0 if
+        """Loses the next reply to a script and closes its caller's connection. Returns the reply's size in bytes; 0 if
         none came in time."""
         digest = scripts.digest(script).encode()
         self._wanted[digest] = asyncio.get_running_loop().create_future()
@@ -64,7 +64,7 @@ class Proxy:
         self._links.discard(task)
 
     def losing(self, request: bytes) -> asyncio.Future[int] | None:
-        """Takes the wish to lose the reply to this request, if there is one."""
+        """Takes the order to lose the reply to this request, if there is one."""
         for digest in self._wanted:
             if digest in request:
                 return self._wanted.pop(digest)
@@ -72,7 +72,7 @@ class Proxy:
 
 
 class _Link:
-    """One client's connection and the server's beside it. A client waits for each answer before it asks again."""
+    """A client's connection and the one to the server. A client waits for each answer before its next request."""
 
     def __init__(self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._proxy, self._reader, self._writer = proxy, reader, writer
@@ -80,7 +80,7 @@ class _Link:
         self._answered = True
 
     async def serve(self, upstream: Path) -> None:
-        """Until either side hangs up or a reply is lost."""
+        """Pass bytes until either side closes or a reply is lost."""
         try:
             back, on = await asyncio.open_unix_connection(upstream)
         except OSError:

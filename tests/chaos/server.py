@@ -1,4 +1,4 @@
-"""The server of a run: real, always at the same address, to be killed and started again over its data."""
+"""The real server of a run, always at the same address, which can be killed and restarted on its data."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Server:
 
     @classmethod
     async def start(cls, family: Family, directory: Path, options: Sequence[str] = ()) -> Self:
-        """Starts it with its data in `directory`; `options` are further arguments, of each restart too."""
+        """Starts it with its data in `directory`. `options` are further arguments, for restarts too."""
         return cls(await start_server(family, directory, *options), family, directory, options)
 
     @property
@@ -31,7 +31,7 @@ class Server:
         return self._handle.pid
 
     async def restart(self, *, down_s: float) -> None:
-        """Kills it as a crash would, and returns when, so many seconds later, another answers in its place."""
+        """Kills it as a crash would, starts another after `down_s` seconds, and returns when that one answers."""
         self._handle.kill()
         await asyncio.sleep(down_s)
         self._handle = await start_server(self._family, self._directory, *self._options, *_FORGETFUL)

@@ -1,4 +1,4 @@
-"""What is done to the server and to the connections to it, each fault witnessed with the proof that it took effect."""
+"""Faults of the server and of connections to it. The witness gets each with the proof that it took effect."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def forget_scripts(witness: Witness, redis: Redis) -> None:
 
 
 async def freeze(witness: Witness, redis: Redis, *, seconds: float) -> None:
-    """CLIENT PAUSE: nobody is answered for so long, and nothing expires."""
+    """CLIENT PAUSE: for a time the server answers nobody, and nothing expires."""
     fault = witness.fault_on(FaultKind.PARTITION, EVERY_POD)
     begin = asyncio.get_running_loop().time()
     await redis.client_pause(round(seconds * 1000))
@@ -43,7 +43,7 @@ async def freeze(witness: Witness, redis: Redis, *, seconds: float) -> None:
 
 
 async def restart(witness: Witness, server: Server, *, down_s: float) -> None:
-    """SIGKILL, and a new server over the same data after so long."""
+    """SIGKILL, and a new server on the same data after a time."""
     fault = witness.fault_on(FaultKind.PARTITION, EVERY_POD)
     before = server.pid
     await server.restart(down_s=down_s)
@@ -51,7 +51,7 @@ async def restart(witness: Witness, server: Server, *, down_s: float) -> None:
 
 
 async def lose_reply(witness: Witness, proxy: Proxy, script: str) -> None:
-    """The next reply to a script is lost, after the server has run it."""
+    """Lose the next reply to a script, after the server has run it."""
     fault = witness.fault_on(FaultKind.DISCONNECT, EVERY_POD)
     lost = await proxy.lose_reply(script)
     witness.fault_off(fault, f"{lost} bytes lost that answered {script}" if lost else "")

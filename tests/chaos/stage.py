@@ -1,4 +1,4 @@
-"""Where a run takes place: a server of its own, pods, a witnessed client, and the judgement at the end."""
+"""All that a run needs: a server of its own, pods, a client that reports to the witness, the verdict at the end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -28,8 +28,8 @@ _START_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a stage has beside server and pods: further server arguments, a drain timeout, a proxy that pods and client
-    go through."""
+    """What a stage needs besides a server and pods: further server arguments, a drain timeout, a proxy between pods,
+    client and server."""
 
     server_options: tuple[str, ...] = ()
     drain_timeout_ms: int = 25_000
@@ -41,7 +41,7 @@ NOTHING: Final = Needs()
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run works with. `redis` always reaches the server itself. `lines` is the folder with the witness files and
+    """What a run works with. `redis` connects directly to the server. `lines` is the folder with the witness files and
     the logs of the pods."""
 
     server: Server
@@ -55,7 +55,7 @@ class Stage:
     lease_ms: int
 
     async def started(self, *, attempt: int) -> Event:
-        """Waits for the witnessed start of an attempt of the only timer."""
+        """Waits until the witness has the start of an attempt of the only timer."""
         found: list[Event] = []
 
         async def happened() -> bool:
@@ -67,9 +67,9 @@ class Stage:
         return found[0]
 
     async def judge(self, ids: Sequence[str], *, drain_s: float) -> Report:
-        """Heal, drain, judge: waits for all pods and then for the end of all timers, and holds the history to account.
+        """Waits for all pods and then for the end of all timers, and returns the verdict on the history.
 
-        What has not ended within `drain_s` counts as lost. Raises PodDied when a pod ended by itself.
+        What has not ended within `drain_s` counts as lost. Raises PodDied if a pod ended by itself.
         """
         await self.pods.ready()
         await endings.drained(self.redis, timeout_s=drain_s)
@@ -87,7 +87,7 @@ class Stage:
 async def stage(
     directory: Path, *, family: Family, pods: int, lease_ms: int, needs: Needs = NOTHING
 ) -> AsyncIterator[Stage]:
-    """A server in `directory` and so many working pods; all of it ends with the block."""
+    """A server in `directory` and a number of working pods. All of it ends with the block."""
     settings = {
         "TIMERS_LEASE": f"{lease_ms}ms",
         "TIMERS_DRAIN_TIMEOUT": f"{needs.drain_timeout_ms}ms",

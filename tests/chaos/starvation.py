@@ -1,4 +1,4 @@
-"""Watches from outside whether the processes of a run wait for a core: who gets none cannot extend its leases."""
+"""Measures from outside how long the processes of a run wait for a core: a pod without one cannot extend its leases."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ _SHARE: Final = 0.5
 
 
 async def watch(witness: Witness, processes: Callable[[], Mapping[str, int]], lease_ms: int) -> None:
-    """Writes a fault for each half lease that one of `processes` (pod or `*` → pid) spent waiting, until cancelled."""
+    """Until cancelled, writes a fault for each half lease that one of `processes` (pod or `*` → pid) spent waiting."""
     before, since = dict(_waits(processes())), time.monotonic()
     while True:
         await asyncio.sleep(lease_ms / 2000)
@@ -27,8 +27,8 @@ async def watch(witness: Witness, processes: Callable[[], Mapping[str, int]], le
 
 
 def _waits(processes: Mapping[str, int]) -> Iterator[tuple[tuple[str, int], float]]:
-    """Seconds that each process could have run but had no core: the second figure of its main thread's schedstat, in ns
-    (Documentation/scheduler/sched-stats.rst of Linux). Nothing for a process that has ended or that is not counted."""
+    """Seconds that each process was ready to run but had no core: the second figure of its main thread's schedstat (ns;
+    Documentation/scheduler/sched-stats.rst of Linux). Leaves out processes that have ended or are not counted."""
     for pod, pid in processes.items():
         try:
             yield (pod, pid), int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9

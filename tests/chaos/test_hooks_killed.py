@@ -1,4 +1,4 @@
-"""Pods are killed while a receiver is told of every change: none is lost, and each timer's come in order."""
+"""Pods are killed while a receiver gets every change: no change is lost, and those of each timer come in order."""
 
 import json
 import random
@@ -49,7 +49,7 @@ async def test_pods_killed_between_a_change_and_its_call_lose_none(tmp_path: Pat
     told: dict[str, list[int]] = {}
     for request in receiver.received:
         data = json.loads(request.body)["data"]
-        if data["version"] not in told.setdefault(data["id"], []):  # a call that was under way comes again
+        if data["version"] not in told.setdefault(data["id"], []):  # a call that was in progress is repeated
             told[data["id"]].append(data["version"])
     for timer in timers:
         versions = range(timer.version - len(timer.history) + 1, timer.version + 1)

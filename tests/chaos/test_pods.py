@@ -1,4 +1,4 @@
-"""The crew of a run: which pods count as working, and what is said of one that is gone."""
+"""The pods of a run: which count as working, and what the error says about one that died."""
 
 import asyncio
 from pathlib import Path
@@ -14,9 +14,9 @@ LEASE_MS = 4_000
 
 
 async def _first_sign_unanswered(on: Stage) -> None:
-    """Another pod in the place of the only one. Its first sign of life is in the registry, the answer is lost."""
+    """Replaces the only pod. The new pod's first sign of life is registered, but its answer is lost."""
     assert on.proxy is not None
-    (pod,) = on.pods.live  # it has made the script known: the first reply would say no more than that it is not
+    (pod,) = on.pods.live  # this pod has loaded the script: otherwise the first reply would only say that it is unknown
     await kill(on.witness, pod)
     async with asyncio.TaskGroup() as group:
         group.create_task(_lose_surely(on.proxy, "beat"))

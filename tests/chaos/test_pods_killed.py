@@ -1,4 +1,4 @@
-"""Pods are killed in the middle of their work: nothing is lost, nothing is early, every duplicate has its reason."""
+"""Pods are killed at work: nothing is lost, nothing is early, and a fault explains every duplicate."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ async def test_ten_thousand_timers_while_every_subscription_is_cut_ten_times_a_s
 
 
 async def test_another_pod_takes_over_from_one_that_is_killed_in_mid_run(tmp_path: Path) -> None:
-    """On both servers at once, because nearly all of it is waiting for the lease to end."""
+    """On both servers at once, because most of the test is waiting for a lease to end."""
     async with asyncio.TaskGroup() as group:
         for family in FAMILIES:
             group.create_task(_take_over(tmp_path / family, family))

@@ -1,4 +1,4 @@
-"""Pods paused past their lease, or told to stop: a late result does not count, a stopped run goes on elsewhere."""
+"""Pods paused for longer than their lease, or stopped: a late result does not count, another pod finishes the run."""
 
 import time
 from functools import partial
@@ -47,13 +47,13 @@ async def test_a_run_of_a_stopping_pod_is_handed_back_and_done_by_another(tmp_pa
 
 @pytest.mark.parametrize("life_ms", [300, 2_500])
 async def test_bare_key_that_expired_while_a_pod_was_paused_fires_once(tmp_path: Path, life_ms: int) -> None:
-    """Mostly before it was adopted; after."""
+    """300 ms: mostly before a pod adopts it; 2,500 ms: afterwards."""
     async with stage(tmp_path, family="redis", pods=2, lease_ms=4_000) as on:
         async with paused(on.witness, on.pods.live[0]):
             await on.calls.set_bare("bare", life_ms, {})
             seconds, _ = await on.redis.time()
             await until(partial(_counted_no_more, on.redis, seconds), timeout_s=20.0, what="the counts are forgotten")
-        for _ in range(2):  # what the pod found when it went on comes with its first sign of life
+        for _ in range(2):  # the pod reports what it found together with its first sign of life
             await on.pods.healed()
         report = await on.judge(["bare"], drain_s=20.0)
     assert report.ok, str(report)
@@ -61,6 +61,6 @@ async def test_bare_key_that_expired_while_a_pod_was_paused_fires_once(tmp_path:
 
 
 async def _counted_no_more(redis: Redis, since: int) -> bool:
-    """Whether an expiry that was answered then was answered more than 5 s ago (bare/lua/resolve.lua)."""
+    """True if an expiry that was answered at this time was answered more than 5 s ago (bare/lua/resolve.lua)."""
     seconds, _ = await redis.time()
     return int(seconds) > since + 6

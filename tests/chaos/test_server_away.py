@@ -1,4 +1,4 @@
-"""The server dies and comes back, or its answers are lost: what was promised is kept, what is unknown stays unknown."""
+"""The server dies and returns, or its answers are lost: promises are kept, and unknown outcomes stay unknown."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ async def test_lost_answers_make_a_create_unknown_and_a_claim_a_rescue_but_nothi
     async with stage(tmp_path, family="redis", pods=1, lease_ms=4_000, needs=Needs(proxy=True)) as on:
         assert on.proxy is not None
         await on.calls.create("first", int(time.time() * 1000), {})
-        await on.started(attempt=1)  # so that the server knows the scripts: it would forget to run what it asks for
+        await on.started(attempt=1)  # the server knows the scripts now; a first reply might only ask for them
         async with asyncio.TaskGroup() as group:
             group.create_task(lose_reply(on.witness, on.proxy, "arm"))
             group.create_task(lose_reply(on.witness, on.proxy, "claim"))

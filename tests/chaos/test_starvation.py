@@ -1,4 +1,4 @@
-"""What the kernel says of processes that wait for a core."""
+"""How long the kernel says that processes waited for a core."""
 
 import asyncio
 import os

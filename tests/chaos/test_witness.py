@@ -1,4 +1,4 @@
-"""The witness log: what was written is read back in order, also after a kill and from several processes."""
+"""The witness log can be read back in order, also after a kill and from several processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A history sorted out: the calls and runs of each timer, the faults of each pod, and what a fault explains."""
+"""A history by timer and pod: the calls and runs of each timer, the faults of each pod, and what a fault explains."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -21,7 +21,7 @@ _HOLDING = frozenset({FaultKind.STOP}) | _BURNING
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One thing that the driver asked for, with its answer if there was one."""
+    """One call of the driver, with its answer if there was one."""
 
     invoke: Event
     answer: Event | None
@@ -32,7 +32,7 @@ class Call:
 
     @property
     def unknown(self) -> bool:
-        """True when it may or may not have taken effect, or may yet."""
+        """True if nobody knows whether it took effect, or still will."""
         return self.answer is None or self.answer.kind is Kind.INFO
 
     @property
@@ -45,12 +45,12 @@ class Call:
 
     @property
     def until_ns(self) -> int:
-        """The latest moment at which it can take effect."""
+        """The latest time at which it can take effect."""
         return FOREVER_NS if self.answer is None or self.unknown else self.answer.mono_ns
 
     @property
     def arms(self) -> bool:
-        """True when it made or may have made a finished or missing timer run (again)."""
+        """True if it made a finished or missing timer run (again), or may have."""
         if self.invoke.verb == Verb.CREATE:
             return self.unknown or (self.ok and self.outcome != Made.KEPT)
         return self.invoke.verb == Verb.RETRY and (self.ok or self.unknown)
@@ -61,7 +61,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start, with the end that the same pod wrote for it if it came to that."""
+    """One start, with its end if the same pod wrote one."""
 
     start: Event
     end: Event | None
@@ -79,7 +79,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something done to a pod from `on_ns` to `off_ns` (FOREVER_NS while it lasts)."""
+    """A fault of a pod from `on_ns` to `off_ns` (FOREVER_NS if it has not ended)."""
 
     kind: str
     on_ns: int
@@ -87,7 +87,7 @@ class Fault:
 
 
 class _Spans:
-    """How many of many faults overlap a span of time, in O(log n)."""
+    """Counts the faults that overlap a span of time, in O(log n)."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         spans = [(fault.on_ns, fault.off_ns) for fault in faults]
@@ -99,9 +99,9 @@ class _Spans:
 
 
 class Faults:
-    """The proven faults of a history, by pod. `lease_ms` is the lease under which the pods ran.
+    """The proven faults of a history, by pod. `lease_ms` is the pods' lease.
 
-    A lease is extended at least every half lease, so cutting off its holder for half a lease may already end it."""
+    A pod extends a lease at least every half lease, so being cut off for half a lease may already end it."""
 
     def __init__(self, events: Iterable[Event], lease_ms: int) -> None:
         self._lease_ns = lease_ms * 1_000_000
@@ -131,11 +131,11 @@ class Faults:
             yield on.pod, Fault(on.fault, on.mono_ns, off.mono_ns if off else FOREVER_NS)
 
     def took_over(self, run: Run, at_ns: int) -> bool:
-        """True when a fault of the run's own pod explains that another run began at `at_ns`."""
+        """True if a fault of the run's own pod explains that another run began at `at_ns`."""
         return any(self._ended_lease(fault, run, at_ns) for fault in self._on(run.start.pod))
 
     def held_up(self, start: Event) -> bool:
-        """True when the pod was held up so long just before this start that its lease may have been over already."""
+        """True if the pod was held up so long just before this start that the lease may have ended already."""
         at_ns = start.mono_ns
         return any(
             (fault.kind == FaultKind.PAUSE and self._lasted(fault, at_ns, at_ns))
@@ -144,22 +144,22 @@ class Faults:
         )
 
     def killed(self, run: Run) -> int | None:
-        """When the run's pod was killed, if it was since the run began."""
+        """When the run's pod was killed, if that was after the run began."""
         kills = (f.on_ns for f in self._on(run.start.pod) if f.kind == FaultKind.KILL and f.off_ns >= run.start.mono_ns)
         return next(kills, None)
 
     def burning(self, from_ns: int) -> int:
-        """How many faults since then may each have ended a run of a timer, which then counts as a failure."""
+        """How many faults since then may have ended a run, which then counts as a failure."""
         return self._burning.overlapping(from_ns, FOREVER_NS)
 
     def stopped(self, pod: str, before_ns: int) -> bool:
-        """True when the pod was told to stop before `before_ns`."""
+        """True if the pod was told to stop before `before_ns`."""
         return any(fault.kind == FaultKind.STOP and fault.on_ns <= before_ns for fault in self._on(pod))
 
     def swallow(self, claims: int, from_ns: int, until_ns: int, *, besides: int) -> bool:
-        """True when faults between the two suffice for `claims` that nobody saw start, and for `besides` that started.
+        """True if the faults between the two times explain `claims` that nobody saw start, and `besides` that started.
 
-        Such a claim is over when its lease is, or when a stopping pod hands it back."""
+        Such a claim ends with its lease, or when a stopping pod hands it back."""
         if self._holding.overlapping(from_ns, until_ns) < claims + besides:
             return False
         stops = self._stopping.overlapping(from_ns, until_ns)
@@ -178,7 +178,7 @@ class Faults:
         return fault.kind in _CUTTING and self._lasted(fault, run.start.mono_ns, at_ns)
 
     def _ended_half_lease(self, fault: Fault, start_ns: int, at_ns: int) -> bool:
-        """True when the half lease that the fault was measured in overlaps the run, or the lease before it."""
+        """True if the half lease in which the fault was measured overlaps the run, or the lease before it."""
         return start_ns - self._lease_ns <= fault.on_ns <= at_ns + self._lease_ns // 2
 
     def _lasted(self, fault: Fault, start_ns: int, at_ns: int) -> bool:
@@ -188,7 +188,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Attempts missing before `run`: `hidden` of them, since `from_ns`."""
+    """`hidden` attempts are missing before `run`, since `from_ns`."""
 
     earlier: Run | None
     run: Run
@@ -198,7 +198,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Story:
-    """All that the witnesses saw of one timer, each list in the order of time."""
+    """Everything that the witnesses saw of one timer, each list in order of time."""
 
     timer: str
     calls: list[Call] = field(default_factory=list)
@@ -206,7 +206,7 @@ class Story:
 
     @property
     def exists(self) -> bool:
-        """True when it was certainly created: a call on it succeeded, or was refused because it was there."""
+        """True if it was certainly created: a call on it succeeded, or was refused because it existed."""
         return any(call.ok or call.outcome == Made.EXISTS for call in self.calls)
 
     @property
@@ -226,7 +226,7 @@ class Story:
         return tuple(sorted(lines, key=lambda event: event.mono_ns))
 
     def chains(self) -> list[list[Run]]:
-        """The runs by token, cut where a new occurrence or a new life of the timer begins."""
+        """The runs by token, split at each new occurrence or new life of the timer."""
         runs = self.by_token()
         chains = [runs[:1]] if runs else []
         rearming = [call for call in self.calls if call.arms][1:]
@@ -238,7 +238,7 @@ class Story:
         return chains
 
     def gaps(self) -> Iterator[Gap]:
-        """Where attempt numbers do not rise by one. A hand-armed timer may count on or begin at 1 again."""
+        """Where attempt numbers do not rise by one. A timer armed by hand may count on or begin at 1 again."""
         from_ns = min((call.from_ns for call in self.calls), default=0)
         last: Run | None = None
         for runs in self.chains():
@@ -254,7 +254,7 @@ class Story:
 
 
 def _take_rearming(arming: list[Call], earlier: Run, later: Run) -> bool:
-    """Takes from `arming` a call that may have armed the timer anew between two starts; False when there is none."""
+    """Removes from `arming` a call that may have armed the timer between two starts. Returns False if there is none."""
     for call in arming:
         if call.from_ns < later.start.mono_ns and call.until_ns > earlier.start.mono_ns:
             arming.remove(call)
@@ -263,7 +263,7 @@ def _take_rearming(arming: list[Call], earlier: Run, later: Run) -> bool:
 
 
 def released(run: Run, at_ns: int, faults: Faults) -> bool:
-    """True when the run itself made room for another before `at_ns`: failed, or handed back by a stopping pod."""
+    """True if the run ended before `at_ns` so that another could start: it failed, or a stopping pod handed it back."""
     if run.end is None or not run.ended_before(at_ns):
         return False
     if run.outcome == Outcome.HANDED_BACK:

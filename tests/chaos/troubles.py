@@ -1,4 +1,4 @@
-"""The kinds of trouble a run can have: each a series of faults at given moments, by the name it has in the table."""
+"""The kinds of trouble that a run can have, by their names in the table: each is a series of faults at given times."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ Make = Callable[[Stage, random.Random], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One kind: its fault, what the stage has to have for it, and a size for the long run that shows it."""
+    """One kind of trouble: its fault, what the stage needs for it, and its size in the long run."""
 
     make: Make
     timers: int = 20_000
@@ -25,12 +25,12 @@ class Trouble:
     needs: Needs = NOTHING
 
     async def do(self, on: Stage, moments: Sequence[float], rng: random.Random) -> None:
-        """One fault at each moment (seconds from now), or as soon as the one before is over."""
+        """Make one fault at each moment (seconds from now), or as soon as the previous one is over."""
         async for _ in _reached(moments):
             await self.make(on, rng)
 
     def moments(self, times: int, within_s: float, rng: random.Random) -> list[float]:
-        """So many moments of a span of time, drawn or evenly spread."""
+        """A number of moments within a span of time, random or evenly spread."""
         if self.even:
             return [within_s * number / times for number in range(times)]
         return sorted(rng.uniform(0, within_s) for _ in range(times))
@@ -45,14 +45,14 @@ async def _reached(moments: Sequence[float]) -> AsyncIterator[None]:
 
 
 async def _kill(on: Stage, rng: random.Random) -> None:
-    """Never the last that works: how late timers are then would only show how long a pod takes to start."""
+    """Kill a pod, but never the last that works: the lateness would then only show how long a pod takes to start."""
     victim = rng.choice(await on.pods.one_to_spare())
     await faults.kill(on.witness, victim)
     await on.pods.replace(victim)
 
 
 async def _black_out(on: Stage, _: random.Random) -> None:
-    """All pods at once."""
+    """Kill all pods at once."""
     victims = list(on.pods.live)
     await asyncio.gather(*(faults.kill(on.witness, victim) for victim in victims))
     for victim in victims:
@@ -67,7 +67,7 @@ async def _pause(on: Stage, rng: random.Random) -> None:
 
 
 async def _roll(on: Stage, _: random.Random) -> None:
-    """The oldest pod makes room for a new one, which is there before it goes."""
+    """Replace the oldest pod by a new one, which works before the old one stops."""
     oldest = on.pods.live[0]
     await on.pods.add()
     await on.pods.ready()
@@ -82,7 +82,7 @@ async def _restart(on: Stage, rng: random.Random) -> None:
 
 
 async def _outlast(on: Stage, rng: random.Random) -> None:
-    """Longer than a lease: every run that is under way may be taken over, although its pod lives."""
+    """Pause a pod for longer than a lease: others may take over each of its runs, although it lives."""
     await on.pods.ready()
     await server_faults.restart(on.witness, on.server, down_s=rng.uniform(1.1, 1.5) * on.lease_ms / 1000)
     await on.pods.healed()

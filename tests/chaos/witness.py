@@ -1,9 +1,9 @@
-"""The outside witness: what really happened, one appended line per event, readable after any kill.
+"""The witness outside the service: what really happened, one appended line per event, readable after any kill.
 
 Each process writes its own file in one directory, each event as a single `write` to a file opened with `O_APPEND`:
-what was written outlives the process, because the page cache does. A kill may still cut a `write` short where it
-crosses a page, so a last line without its newline is dropped: the effect that it announces had not begun. On one host
-CLOCK_MONOTONIC is one clock for all processes, which makes the merged history a total order.
+what was written survives the process, in the page cache. A kill may still cut a `write` short where it
+crosses a page, so a last line without a newline is dropped: its effect had not begun. On one host
+all processes share CLOCK_MONOTONIC, so the merged history is in total order.
 """
 
 import json
@@ -23,7 +23,7 @@ _SUFFIX = ".jsonl"
 
 
 class Kind(StrEnum):
-    """What a line says. A call is `invoke`, then its answer; `info`: nobody knows if it took effect."""
+    """The kinds of lines. A call is `invoke`, then its answer; `info` means that nobody knows if it took effect."""
 
     INVOKE = "invoke"
     OK = "ok"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Verb(StrEnum):
-    """What the driver asked for."""
+    """The driver's calls."""
 
     CREATE = "create"
     CANCEL = "cancel"
@@ -45,7 +45,7 @@ class Verb(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a run ended, as the processor itself saw it."""
+    """How a run ended, as the processor saw it."""
 
     DONE = "done"
     REARMED = "rearmed"
@@ -57,7 +57,7 @@ class Outcome(StrEnum):
 
 
 class Made(StrEnum):
-    """What an answered create did (`outcome` of `ok`), or why it was refused (`outcome` of `fail`)."""
+    """What a create did (`outcome` of `ok`), or why it was refused (`outcome` of `fail`)."""
 
     CREATED = "created"
     REPLACED = "replaced"
@@ -67,12 +67,12 @@ class Made(StrEnum):
 
 
 class FaultKind(StrEnum):
-    """What was done to a pod.
+    """The faults of a pod.
 
     `kill` is SIGKILL, `stop` SIGTERM, `pause` SIGSTOP; `partition` and `disconnect` cut its connections for a time and
     for an instant; a stopped server is a partition of every pod. `starved` is
-    measured, not made: for most of half a lease the machine had no core for it. `pubsub` cuts subscribers only,
-    `scripts` makes the server forget its scripts: no lease suffers, so neither explains a duplicate.
+    measured, not made: the machine had no core for the pod for most of half a lease. `pubsub` cuts subscribers only,
+    `scripts` makes the server forget its scripts: neither affects a lease, so neither explains a duplicate.
     """
 
     KILL = "kill"
@@ -89,9 +89,9 @@ class FaultKind(StrEnum):
 class Event:
     """One line; 0 and "" mean none.
 
-    `timer` is `prefix/id`. `call` joins an answer to its call and a fault's end to its begin. `due_ms` is epoch
-    milliseconds: on a call the earliest that was asked for, on a start what the timer said of itself. `slots` is how
-    often the timer of a create is to run, 0 for nothing said. `exit_code` is that of a pod that was told to stop.
+    `timer` is `prefix/id`. `call` links an answer to its call and a fault's end to its start. `due_ms` is epoch
+    milliseconds: on a call the earliest that was asked for, on a start the one that the timer shows. `slots` is how
+    often the timer of a create is to run, 0 for nothing said. `exit_code` is set for a pod that was told to stop.
     """
 
     kind: Kind
@@ -132,7 +132,7 @@ _FIELDS = tuple(field.name for field in fields(Event))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What identifies one run of a timer in start and end lines, and when it said to be due."""
+    """What identifies one run of a timer in start and end lines, and its due time."""
 
     timer: str
     occurrence: int
@@ -142,7 +142,7 @@ class Attempt:
 
 
 class Said(TypedDict, total=False):
-    """The fields of an event that its writer chooses."""
+    """The fields of an event that the caller chooses."""
 
     pod: str
     timer: str
@@ -174,7 +174,7 @@ def _identity(run: Attempt) -> _Identity:
 class Witness:
     """Appends events of one process to one file. Safe to use from threads; never buffers.
 
-    `pod` names this process in its start and end lines. Raises OSError when the disk does not take a whole line."""
+    `pod` names this process in its start and end lines. Raises OSError if a line cannot be written whole."""
 
     def __init__(self, directory: Path, pod: str) -> None:
         self._pod = pod
@@ -188,31 +188,31 @@ class Witness:
         os.close(self._file)
 
     def invoke(self, verb: Verb, timer: str, *, due_ms: int = 0, slots: int = 0, if_exists: str = "") -> Event:
-        """Writes that a call is about to be made. `due_ms`: no start may come earlier if it takes effect."""
+        """Writes that a call is about to be made. If it takes effect, no start may come before `due_ms`."""
         call = f"{self._pod}-{self._pid}-{next(self._calls)}"
         return self._write(
             Kind.INVOKE, verb=verb, timer=timer, call=call, due_ms=due_ms, slots=slots, if_exists=if_exists
         )
 
     def answer(self, call: Event, kind: Kind, outcome: str = "") -> Event:
-        """Writes how `call` ended: OK it took effect, FAIL it did not, INFO nobody knows."""
+        """Writes how `call` ended: OK, it took effect; FAIL, it did not; INFO, nobody knows."""
         return self._write(kind, verb=call.verb, timer=call.timer, call=call.call, outcome=outcome[:_TEXT_CHARACTERS])
 
     def start(self, run: Attempt) -> Event:
-        """Writes that a run begins. To be called before its effect."""
+        """Writes that a run begins. Call it before the effect."""
         return self._write(Kind.START, due_ms=run.due_ms, **_identity(run))
 
     def end(self, run: Attempt, outcome: Outcome) -> Event:
-        """Writes that a run's effect is over. To be called before the service hears of it."""
+        """Writes that a run's effect is over. Call it before the service hears of it."""
         return self._write(Kind.END, outcome=outcome, **_identity(run))
 
     def fault_on(self, fault: FaultKind, pod: str, proof: str = "") -> Event:
-        """Writes that a fault is about to hit `pod` (`*`: all). Without proof, here or at its end, it is void."""
+        """Writes that a fault is about to hit `pod` (`*`: all). It counts only with proof, here or at its end."""
         call = f"{self._pod}-{self._pid}-{next(self._calls)}"
         return self._write(Kind.FAULT_ON, fault=fault, pod=pod, call=call, proof=proof[:_TEXT_CHARACTERS])
 
     def fault_off(self, fault: Event, proof: str = "", *, exit_code: int = 0) -> Event:
-        """Writes that the fault is over; for a kill, that the process is gone."""
+        """Writes that the fault is over, or after a kill, that the process is gone."""
         return self._write(
             Kind.FAULT_OFF,
             fault=fault.fault,

@@ -1,4 +1,4 @@
-"""What the timers of a run do, when they are due, and what the driver changes on the way: all from the seed."""
+"""What the timers of a run do, when they are due, and what the driver changes meanwhile: all follow from the seed."""
 
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,8 +29,8 @@ _SLOTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The timers armed beforehand, those armed on the way, the bare keys (id, ms to live), and the ids of those that
-    are changed. Times are seconds since the begin."""
+    """The timers armed beforehand, those armed during the run, the bare keys (id, ms to live), and the ids that
+    are changed. Times are seconds from the start."""
 
     timers: list[Wanted]
     arriving: list[tuple[float, Wanted]]
@@ -41,7 +41,7 @@ class Workload:
 
     @classmethod
     def drawn(cls, number: int, begin_ms: int, spread_s: float, rng: random.Random) -> "Workload":
-        """Due times spread evenly; one in a hundred is armed only on the way, one a bare key, one repeats, one is
+        """Evenly spread due times. Of each hundred timers one is armed during the run, one is a bare key, one repeats, one is
         cancelled, one moved, one created a second time."""
         some = max(1, number // _ONE_IN)
         ids = [f"t{index}" for index in range(number)]
@@ -58,12 +58,12 @@ class Workload:
 
     @property
     def ids(self) -> list[str]:
-        """Of all timers."""
+        """The ids of all timers."""
         armed = [timer[0] for timer in self.timers] + [timer[0] for _, timer in self.arriving]
         return armed + [id_ for _, id_, _ in self.bare]
 
     def changes(self, calls: Calls, begin_ms: int, within_s: float, rng: random.Random) -> list[Change]:
-        """What the driver does during the run, by time. Half of what it cancels it arms again a little later."""
+        """What the driver does during the run, by time. It arms half of the cancelled timers again a little later."""
         late_ms = begin_ms + int(within_s * 1000)
         actions = [
             *(partial(calls.cancel, id_) for id_ in self.cancelled),

@@ -1,4 +1,4 @@
-"""The workflow for a public forge: valid, with least rights and pinned actions, on all that is supported."""
+"""The CI workflow: valid, with least rights and pinned actions, on every supported version."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ JOBS: Any = yaml.safe_load(WORKFLOW.read_text())["jobs"]
     "words",
     [
         ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", str(WORKFLOW)],
-        # What is not pinned, may write, or takes text from strangers into a shell.
+        # Finds actions that are not pinned, rights to write, and strangers' text in a shell.
         ["zizmor", "--offline", "--no-progress", "--pedantic", str(WORKFLOW)],
     ],
     ids=lambda words: words[0],

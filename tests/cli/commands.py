@@ -1,4 +1,4 @@
-"""Running the command line in this process, as `main` would be run, and as a process of its own."""
+"""Runs the command line in this process, as `main` does, and as a process of its own."""
 
 import json
 import os
@@ -32,7 +32,7 @@ class Ended:
         return json.loads(self.out)
 
     def refusal(self, code: int = 1) -> str:
-        """The one line on stderr with which a command refuses; nothing is on stdout."""
+        """The one line on stderr with which a command refuses. Stdout must be empty."""
         assert (self.code, self.out) == (code, ""), self
         (line,) = self.err.splitlines()
         return line
@@ -54,12 +54,12 @@ class CommandLine:
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without its TIMERS_ settings, and with those given."""
+    """This process's environment without its TIMERS_ settings, plus the settings given."""
     return {**{name: value for name, value in os.environ.items() if not name.startswith("TIMERS_")}, **extra}
 
 
 def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m` in a folder, run to its end."""
+    """Run `python -m` in a folder until it ends."""
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=cwd,
@@ -72,7 +72,7 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 class Process:
-    """The `timers` command in a process of its own; its output goes to files that may be read while it runs."""
+    """The `timers` command as a process. Its output goes to files, which can be read while it runs."""
 
     def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
         self._out, self._err = folder / "stdout", folder / "stderr"
@@ -102,7 +102,7 @@ class Process:
         self._process.send_signal(number)
 
     def end(self) -> Ended:
-        """Wait for it to end by itself."""
+        """Wait until it ends by itself."""
         return Ended(self._process.wait(END_SECONDS), self.out, self.err)
 
     def kill(self) -> None:

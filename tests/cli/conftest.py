@@ -1,4 +1,4 @@
-"""What the tests of the command line share: one server a file, emptied for each test, and settings of nobody else."""
+"""Shared by the command line's tests: one server per file, emptied before each test, and a clean environment."""
 
 import asyncio
 import os
@@ -29,11 +29,11 @@ def redis(server: EmbeddedServer) -> Iterator[Redis]:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
-    """The command with no setting at all, in an empty folder."""
+    """The command without any setting, in an empty folder."""
     for name in os.environ:
         if name.startswith("TIMERS_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("TIMERS_REDIS_URL", "")  # so that what --url sets there ends with the test
+    monkeypatch.setenv("TIMERS_REDIS_URL", "")  # so that what --url sets there is undone after the test
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "200")
@@ -42,7 +42,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 @pytest.fixture
 def timers(bare: CommandLine, server: EmbeddedServer, redis: Redis) -> CommandLine:
-    """The command against the file's server, in which the prefixes that tests arm for are declared."""
+    """The command against the file's server, in which the tests' prefixes are declared."""
     redis.hset("timers:{pods}:declared", mapping=dict.fromkeys(("test", "log"), "1 before"))
     bare.monkeypatch.setenv("TIMERS_REDIS_URL", server.url)
     return bare
@@ -50,7 +50,7 @@ def timers(bare: CommandLine, server: EmbeddedServer, redis: Redis) -> CommandLi
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts the command as a process; what still runs when the test ends is killed."""
+    """Starts the command as a process. Kills what still runs when the test ends."""
     started: list[Process] = []
 
     def begin(*arguments: str, **settings: str) -> Process:

@@ -1,4 +1,4 @@
-"""Processors that the pods of these tests load by name."""
+"""Processors that the pods in these tests load by name."""
 
 import asyncio
 import sys
@@ -31,9 +31,9 @@ async def _leave() -> None:
 
 @processor("login-check")
 async def login_check(_timer: Timer, _context: Context) -> None:
-    """Begins as the built-in `log`."""
+    """Its name begins like the built-in `log`."""
 
 
 @processor("send-message-vip")
 async def send_message_vip(_timer: Timer, _context: Context) -> None:
-    """Goes on where the built-in `send-message` ends."""
+    """Its name continues that of the built-in `send-message`."""

@@ -1,4 +1,4 @@
-"""A terminal for a command that shows something else there."""
+"""A terminal, for commands that print something else on one."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ HOME: Final = b"\x1b[H"
 
 
 class Terminal:
-    """The `timers` command in a terminal of its own: what it shows, and a keyboard."""
+    """The `timers` command in a terminal of its own: its output, and a keyboard."""
 
     def __init__(self, *arguments: str, rows: int = ROWS, columns: int = COLUMNS, **settings: str) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -48,7 +48,7 @@ class Terminal:
 
     @property
     def shown(self) -> bytes:
-        """All that was written, with what moves the cursor."""
+        """Everything that was written, with the codes that move the cursor."""
         while True:
             try:
                 self._shown += os.read(self._ours, 65536)
@@ -57,7 +57,7 @@ class Terminal:
 
     @property
     def page(self) -> str:
-        """The newest whole look."""
+        """The newest complete page."""
         looks = self.shown.split(HOME)
         return _ESCAPES.sub(b"", looks[-2] if len(looks) > 2 else looks[-1]).decode(errors="replace")
 
@@ -88,7 +88,7 @@ class Terminal:
 
     @property
     def settings(self) -> list[Any]:
-        """How the terminal treats what is typed."""
+        """The terminal's input settings."""
         return termios.tcgetattr(self._theirs)
 
     def close(self) -> None:

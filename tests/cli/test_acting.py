@@ -1,4 +1,4 @@
-"""One action on many timers: counted first, asked for, told as it is."""
+"""One action on many timers: the command counts them, asks for confirmation, and reports what it did."""
 
 import io
 import json
@@ -15,7 +15,7 @@ ACTIONS = ("cancel", "retry", "purge", "reschedule")
 
 
 def timers_of_a_file(timers: CommandLine, wanted: list[dict[str, str]]) -> None:
-    """Arms them all with one command."""
+    """Arms all of them with one command."""
     Path("timers.json").write_text(json.dumps(wanted))
     assert timers("create", "--batch", "timers.json").code == 0
 
@@ -62,7 +62,7 @@ def test_without_a_terminal_nothing_is_done_unasked(timers: CommandLine) -> None
 
 
 class Terminal(io.StringIO):
-    """A terminal at which this is typed."""
+    """A terminal in which this is typed."""
 
     def isatty(self) -> bool:
         return True

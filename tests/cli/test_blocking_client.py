@@ -1,4 +1,4 @@
-"""The client for code without an event loop: from threads, after a fork, on a loop, at the end of a process."""
+"""The client for code without an event loop: in threads, after a fork, on a loop, at the end of a process."""
 
 import os
 import subprocess

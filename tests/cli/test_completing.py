@@ -1,4 +1,4 @@
-"""What a shell is offered: prefixes, ids of the prefix before, statuses; nothing where Redis cannot be asked."""
+"""Completion in a shell: prefixes, ids of the given prefix, statuses, and nothing if Redis does not answer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Complete = Callable[..., Sequence[str]]
 
 @pytest.fixture
 def complete(start: Callable[..., Process], server: EmbeddedServer) -> Complete:
-    """What bash is offered for the last word of a line."""
+    """What bash offers for the last word of a line."""
 
     def ask(*words: str, url: str = server.url) -> Sequence[str]:
         line = {"COMP_WORDS": " ".join(["timers", *words]), "COMP_CWORD": str(len(words))}
@@ -37,7 +37,7 @@ async def test_prefixes_ids_and_statuses_are_completed(timers: CommandLine, redi
     ):
 
         async def completed(line: Sequence[str] = line, offered: Sequence[str] = offered) -> bool:
-            """A machine that is too busy for an answer in time offers nothing."""
+            """Completion offers nothing if a busy machine does not answer in time."""
             return (await asyncio.to_thread(complete, *line)) == offered
 
         await eventually(completed, f"{line} is completed with {offered}")

@@ -1,4 +1,4 @@
-"""`timers create`: each field of the API, and many timers from a file."""
+"""`timers create`: every field of the API, and many timers from a file."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Which db it is, from the command line: reading leaves an empty db empty, `init` makes it ours, pods must agree."""
+"""The db's identity on the command line: reading leaves an empty db empty, `init` makes it ours, pods must agree."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`timers keys`: made once, kept as a hash, listed without secrets, revoked wherever it is kept."""
+"""`timers keys`: shown once, kept as a hash, listed without secrets, revoked wherever they are kept."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The commands on many timers and for operators: what they print, and how they exit."""
+"""Commands on many timers and for operators: what they print, and their exit codes."""
 
 import json
 import signal

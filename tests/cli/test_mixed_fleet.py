@@ -1,4 +1,4 @@
-"""Pods with different processors, as processes: who runs what, what `timers prefixes` says, forgetting a prefix."""
+"""Pods with different processors, as processes: who runs what, what `timers prefixes` shows, forgetting a prefix."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ WHOSE = {
 
 
 async def completed_by(client: TimerClient, prefix: str, timer_id: str) -> str | None:
-    """The processor that ran the timer, once it has."""
+    """The processor that ran the timer, once it is completed."""
 
     async def look() -> bool:
         return (await client.get(prefix, timer_id)).status == "completed"
@@ -34,7 +34,7 @@ async def completed_by(client: TimerClient, prefix: str, timer_id: str) -> str |
 
 
 async def each_knows_the_other(client: TimerClient) -> None:
-    """Two signs of life of both pods, after which each knows of the other's declarations."""
+    """Wait for two signs of life of both pods. Then each knows the other's declarations."""
     for name in set(WHOSE.values()):
         await eventually(lambda name=name: client.owner(name), f"{name} is declared")  # type: ignore[misc]
     for _ in range(2):

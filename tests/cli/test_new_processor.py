@@ -1,4 +1,4 @@
-"""`timers new-processor`: what it writes is tested, builds, and is found once it is installed."""
+"""`timers new-processor`: the package that it writes passes its tests, builds, and is found once installed."""
 
 import os
 import tomllib

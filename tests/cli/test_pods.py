@@ -1,4 +1,4 @@
-"""`timers dev` and `timers serve` as processes: what they print, what they serve, how they end."""
+"""`timers dev` and `timers serve` as processes: what they print and serve, and how they end."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ OURS = {"TIMERS_PROCESSORS": "tests.cli.processors_for_pods", "TIMERS_HTTP_PORT"
 
 
 async def url_of(process: Process) -> str:
-    """Where the pod's API listens, once it does."""
+    """The URL of the pod's API, once it listens."""
 
     async def look() -> re.Match[str] | None:
         assert process.alive, process.err
@@ -93,7 +93,7 @@ async def test_dev_runs_everything_and_its_curl_line_works(start: Start, tmp_pat
     assert gone(server_pid)
     assert "TIMERS_REDIS_URL" in start("get", "send-message", "x", **settings).end().refusal()
 
-    # What was armed before is still there afterwards.
+    # What was armed before the restart is still there.
     again = start("dev", **settings)
     await until_ready(await url_of(again))
     kept = start("get", made["prefix"], made["id"], "-o", "json", **settings).end()

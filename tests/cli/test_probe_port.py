@@ -1,4 +1,4 @@
-"""Health, readiness and metrics of pods on a port of their own."""
+"""Health, readiness and metrics of a pod on its probe port."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ WORKER = {"TIMERS_PROCESSORS": "tests.cli.processors_for_pods", "TIMERS_LOG_FORM
 
 
 async def probes_of(pod: Process) -> str:
-    """Where the pod's probe port is, once it is ready."""
+    """The URL of the pod's probe port, once the pod is ready."""
 
     async def look() -> str | None:
         assert pod.alive, pod.err

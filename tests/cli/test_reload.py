@@ -1,4 +1,4 @@
-"""`timers dev --reload`: a real process, whose processors' file is changed while it runs."""
+"""`timers dev --reload` as a process, while a test edits the file of its processors."""
 
 import signal
 from collections.abc import Callable
@@ -30,7 +30,7 @@ async def greet(timer: Timer, context: Context) -> Done:
 
 
 class Author:
-    """Whoever writes `greeting.py`, beside a running `timers dev --reload`."""
+    """The author of `greeting.py`, while `timers dev --reload` runs."""
 
     def __init__(self, start: Start, server: EmbeddedServer, folder: Path) -> None:
         self._file = folder / "greeting.py"
@@ -46,7 +46,7 @@ class Author:
         self._file.with_name("go").touch()
 
     async def told(self, text: str, times: int = 1) -> None:
-        """Until it has said so that often."""
+        """Wait until it has said so that many times."""
 
         async def look() -> bool:
             assert self.process.alive, self.process.err

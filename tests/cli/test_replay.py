@@ -1,4 +1,4 @@
-"""`timers replay`: what fell into a window of time is shown, then armed again in its order and at a pace."""
+"""`timers replay`: shows the timers of a window of time, then arms them again in order and at a given pace."""
 
 import asyncio
 from itertools import pairwise
@@ -25,7 +25,7 @@ WINDOW = ("--from", "2026-01-05T12:00:00Z", "--to", "2026-01-05T13:00:00Z")
 
 
 class Past:
-    """Timers that were due at minutes after noon, and what became of them."""
+    """Timers that were due some minutes after noon, and how they ended."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -59,7 +59,7 @@ class Past:
         return asyncio.run(read())
 
     def run(self, timer_id: str) -> None:
-        """Another pod runs what the replay armed, before the replay looks again."""
+        """Another pod that runs what the replay armed, before the replay looks again."""
 
         async def live(store: Store) -> None:
             (timer,) = await claim(store, most=1, prefix="mail")

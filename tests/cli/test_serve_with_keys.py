@@ -1,4 +1,4 @@
-"""A pod that asks for keys, and the keys that the command line makes and revokes while it runs."""
+"""A pod that asks for API keys, while the command line makes and revokes them."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Traces of a pod that is a process: nothing of OpenTelemetry where nobody asks for it, else to where it is asked."""
+"""Traces of a pod as a process: OpenTelemetry is imported only if it is asked for; then spans go where asked."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def tell(timer: Timer, context: Context) -> Done:
 
 
 async def note_of_a_pod(server: EmbeddedServer, start: Start, folder: Path, **settings: str) -> tuple[Process, str]:
-    """A pod as a process, which has run a timer and has ended; the note of the run."""
+    """Run a timer on a pod as a process, end the pod, and return the note of the run."""
     (folder / "telling.py").write_text(PROCESSORS)
     path = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
     pod = start(

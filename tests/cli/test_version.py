@@ -1,4 +1,4 @@
-"""`timers --version`, which scripts ask: it must not wait for what the other commands import."""
+"""`timers --version`: scripts call it, so it must not import what other commands need."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def test_the_version_needs_few_imports(bare: CommandLine) -> None:
 
 
 def imported_by(*command: str) -> set[str]:
-    """The packages that are imported by the time a command has ended."""
+    """The packages that a command has imported by its end."""
     report = "import atexit, json, sys; atexit.register(lambda: print(json.dumps(list(sys.modules))))"
     run = "import runpy; " + "; ".join(command)
     ended = subprocess.run(

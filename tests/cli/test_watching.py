@@ -1,4 +1,4 @@
-"""The live view of `timers watch`, in a terminal of its own."""
+"""The live view of `timers watch`, in a terminal."""
 
 import asyncio
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ async def test_ctrl_c_ends_the_view_too(terminal: Terminal) -> None:
 
 
 async def test_failures_are_shown_with_their_reason(server: EmbeddedServer, timers: CommandLine, redis: Redis) -> None:
-    """Nothing that a processor said can steer the terminal."""
+    """Text from a processor cannot control the terminal."""
     await create(timers, "broken", "1h")
     error = '{"last_error":{"type":"ValueError","reason":"no \\u001b[2J such user","detail":"","at":1,"attempt":1}}'
     (bucket,) = redis.keys("timers:{0}:rec:*")
