@@ -46,7 +46,7 @@ def _duplicate(story: Story, earlier: Run, later: Run) -> Finding:
 
 
 def tokens_rise(story: Story, end: EndState | None, faults: Faults) -> Iterator[Finding]:
-    """P5: tokens rise over the whole life, attempts by one within an occurrence, except where proven faults hid some."""
+    """P5: tokens rise over the whole life, attempts by one in an occurrence, except where proven faults hid some."""
     newest: Run | None = None
     for run in story.runs:
         if newest and run.start.token == newest.start.token:

@@ -41,7 +41,7 @@ class Workload:
 
     @classmethod
     def drawn(cls, number: int, begin_ms: int, spread_s: float, rng: random.Random) -> "Workload":
-        """Evenly spread due times. Of each hundred timers one is armed during the run, one is a bare key, one repeats, one is
+        """Evenly spread due times. Of 100 timers one is armed during the run, one is a bare key, one repeats, one is
         cancelled, one moved, one created a second time."""
         some = max(1, number // _ONE_IN)
         ids = [f"t{index}" for index in range(number)]

@@ -1,4 +1,4 @@
-"""What the tests of the dashboard share: a server, an API over it with and without keys, and a browser."""
+"""Shared by the dashboard's tests: a server, an API on it with and without keys, and a browser."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ __all__ = ["Watched", "redis", "server", "watched"]
 
 @processor("mine")
 async def mine(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 @processor("broken")
 async def broken(timer: Timer, _context: Context) -> None:
-    """Fails at once, with what the payload says."""
+    """Fails at once, with the payload as the reason."""
     raise Fail(str(timer.payload))
 
 
@@ -41,14 +41,14 @@ KEYS: tuple[ApiKey, ...] = (EVERYTHING_KEY, READS_KEY, WRITES_KEY, OPERATES_KEY)
 
 @pytest.fixture
 def instead() -> Instead:
-    """The pages that a test file serves with other timings."""
+    """Pages that a test file replaces, to change their timings."""
     return lambda _: ()
 
 
 @pytest.fixture
 async def url(server: EmbeddedServer, redis: Redis) -> AsyncIterator[str]:
-    """The server for a pod with no more rights than PROTOCOL.md gives it. The server page asks for the documented
-    exceptions too."""
+    """The server's URL, for a pod with only the rights that PROTOCOL.md lists, including the exceptions that the server
+    page needs."""
     await grant(redis, 0)
     yield as_user(server.url)
     assert await refused(redis) == set()
@@ -56,21 +56,21 @@ async def url(server: EmbeddedServer, redis: Redis) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def api(url: str, instead: Instead) -> AsyncIterator[Api]:
-    """Open to this machine; nothing runs."""
+    """Without keys, open to this machine. It has no worker."""
     async with running_api(url, PROCESSORS, instead=instead) as running:
         yield running
 
 
 @pytest.fixture
 async def working(url: str, instead: Instead) -> AsyncIterator[Api]:
-    """Open, with a worker."""
+    """Without keys, with a worker."""
     async with running_api(url, PROCESSORS, works=True, instead=instead) as running:
         yield running
 
 
 @pytest.fixture
 async def guarded(url: str, instead: Instead) -> AsyncIterator[Api]:
-    """Asks for a key; nothing runs."""
+    """With keys and without a worker."""
     keys = " ".join(key.entry for key in KEYS)
     async with running_api(url, PROCESSORS, keys=keys, instead=instead) as running:
         yield running
@@ -78,7 +78,7 @@ async def guarded(url: str, instead: Instead) -> AsyncIterator[Api]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An answer to a browser that follows no redirect."""
+    """An answer, with redirects not followed."""
 
     status: int
     where: str
@@ -88,7 +88,7 @@ class Shown:
 
 @dataclass
 class Visitor:
-    """A browser as far as HTTP goes: it asks for pages, keeps cookies by hand and names its origin."""
+    """The HTTP side of a browser: it gets pages, keeps cookies and sends its origin."""
 
     api: Api
     cookies: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Visitor:
         return await self._send("GET", path, None, {"Accept": "text/html", **headers})
 
     async def post(self, path: str, form: Any = (), **headers: str) -> Shown:
-        """A form, sent from a page of the dashboard unless the headers say otherwise."""
+        """Send a form, from a page of the dashboard unless the headers say otherwise."""
         return await self._send("POST", path, form, {"Origin": self.api.server.url, **headers})
 
     async def sign_in(self, key: str, **fields: str) -> Shown:
@@ -127,5 +127,5 @@ def visitor(api: Api) -> Visitor:
 
 @pytest.fixture
 def guest(guarded: Api) -> Visitor:
-    """Not signed in, where a key is asked for."""
+    """A visitor who is not signed in, at an API with keys."""
     return Visitor(guarded)

@@ -1,4 +1,4 @@
-"""Redis does not answer: the last state with its age to whoever has seen it, and nothing to anybody else."""
+"""Redis does not answer: who has seen the last state sees it with its age; others see nothing."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""The dashboard in a real browser: every action by a click, as each kind of key, with nothing said on the console,
-nothing asked of another host, and nothing that a screen reader stumbles over."""
+"""The dashboard in a real browser: every action by a click, with each kind of key, without a message on the console,
+without requests to other hosts, and without findings of an accessibility checker."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ HOSTILE = "\"'><script>throw 1</script><img src=x onerror=alert(1)>"
 
 
 async def signed_in(api: Api, watched: Watched, key: str, path: str = "/") -> Page:
-    """Through the form, like everybody."""
+    """Sign in with the form."""
     page = watched.page
     await page.goto(f"{api.server.url}{path}")
     await page.fill("#key", key)
@@ -47,7 +47,7 @@ async def signed_in(api: Api, watched: Watched, key: str, path: str = "/") -> Pa
 
 
 async def a_few_timers(api: Api) -> None:
-    """Of every kind, with strings that a page must not take for its own."""
+    """Timers of every kind, with strings that a page must escape."""
     client = api.client
     await client.create("mine", "daily", repeat={"cron": "0 9 * * *"}, payload={"text": HOSTILE}, tags=[HOSTILE[:60]])
     for name in ("a", "b", "c"):
@@ -61,7 +61,7 @@ async def a_few_timers(api: Api) -> None:
 
 
 async def findings(page: Page) -> list[str]:
-    """What axe-core finds wrong."""
+    """The violations that axe-core finds."""
     await page.evaluate(AXE)
     result: dict[str, Any] = await page.evaluate("axe.run()")
     return [f"{found['id']}: {found['nodes'][0]['html'][:150]}" for found in result["violations"]]
@@ -315,7 +315,7 @@ async def test_a_page_reads_again_while_somebody_looks_and_counts_down(api: Api,
 
 
 async def test_a_page_listens_while_it_is_seen_and_shows_what_is_new(api: Api, redis: Redis, watched: Watched) -> None:
-    """Nothing asks by the clock here: what is new comes by the stream alone."""
+    """The page does not poll here: news come only by the stream."""
     page, channel = watched.page, f"timers:events:{api.store.connections.db}"
 
     async def listens(wanted: bool) -> bool:

@@ -1,4 +1,4 @@
-"""One thing to many timers: counted first, confirmed in words, slice after slice, with what was not done and why."""
+"""Actions on many timers: counted, confirmed by typing, done in slices, with what was not done and why."""
 
 import re
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ def instead() -> Instead:
 
 
 def fields_of(text: str) -> list[tuple[str, str]]:
-    """The hidden fields of the form in the middle."""
+    """The hidden fields of the page's form."""
     main = text[text.index("<main") :]
     return [(n, unescape(v)) for n, v in re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', main)]
 
 
 async def through(visitor: Visitor, asked: Shown) -> tuple[Shown, int]:
-    """Type the words and go on to the end; answers the last page and the number of requests."""
+    """Confirm and continue to the end. Returns the last page and the number of requests."""
     fields = fields_of(asked.text)
     words = re.search(r'data-words="([^"]+)"', asked.text)
     assert words is not None

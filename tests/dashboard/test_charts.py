@@ -1,4 +1,4 @@
-"""Charts: numbers in, shapes within the picture out."""
+"""Charts: from numbers to shapes that stay within the picture."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The stream that tells a page that there is something new."""
+"""The stream that tells a page when something has changed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ WORD = b"data: new\n\n"
 
 @pytest.fixture
 def most_seconds() -> float:
-    """No word without a change."""
+    """Switches off the regular word, so that only changes send one."""
     return 3600.0
 
 
@@ -34,7 +34,7 @@ def instead(most_seconds: float) -> Instead:
 
 @asynccontextmanager
 async def listening(api: Api, cookies: dict[str, str] | None = None) -> AsyncIterator[ClientResponse]:
-    """The stream after its first two words: that it is there, and that the subscription behind it stands."""
+    """The stream after its first two words, which say that it is open and that its subscription is up."""
     keeper = (await api.client.feed()).join()
     assert isinstance(await keeper.next(), Open)
     headers = {"Cookie": "; ".join(f"{name}={value}" for name, value in (cookies or {}).items())}

@@ -1,4 +1,4 @@
-"""The first page: one sentence of health, what was fired, what is due next."""
+"""The first page: one sentence about health, what fired, what is due next."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from timers.store.alarms import Alarms
 
 @pytest.fixture
 def instead() -> Instead:
-    """Each look reads."""
+    """Every request reads the db."""
     waits = {"stats_seconds": -1.0, "load_seconds": -1.0, "load_patience_seconds": DEADLINE_SECONDS}
     return lambda parts: OverviewPage(parts, **waits).routes()
 
@@ -46,7 +46,7 @@ async def test_long_overdue_timers_come_first(visitor: Visitor) -> None:
 
 
 async def test_timers_that_may_not_run_now_are_not_late(visitor: Visitor) -> None:
-    """Paused, or at a limit: it stands apart from what is due."""
+    """A timer that is paused, or at a limit, is counted apart from those due."""
     await announce(visitor.api.store, "pod-1", processors=["test"], notifications="ok")
     await visitor.api.client.create("test", "held", due_at="2026-01-01T00:00:00Z")
     await visitor.api.client.pause("test")
@@ -102,7 +102,7 @@ async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(vis
 
 
 async def test_alarms_that_ring_are_shown_to_whoever_sees_all(guest: Visitor) -> None:
-    """Which, since when, what it says and of which timers; on the first page and beside the hooks."""
+    """The alarm, since when, its text and its timers, on the first page and beside the hooks."""
     alarms, hostile = Alarms(guest.api.store), "</li><script>alert(1)</script>"
     for _ in range(2):
         await alarms.note("failed", [{"prefix": "mine", "id": "one", "note": hostile}], {"mine": 6})
@@ -127,7 +127,7 @@ async def test_without_an_alarm_none_is_shown(visitor: Visitor) -> None:
 
 
 async def test_a_load_that_takes_long_to_count_holds_up_no_page() -> None:
-    """It is counted meanwhile, once for all who look, and the next look shows it."""
+    """The count runs in the background, once for all viewers, and the next request shows it."""
     counted, counts = asyncio.Event(), 0
 
     async def count() -> str:

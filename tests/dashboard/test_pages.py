@@ -1,4 +1,4 @@
-"""The pages over HTTP: who may open them, what those about timers show, what hostile strings do to them all."""
+"""The pages over HTTP: who may open them, what those about timers show, and that all escape hostile strings."""
 
 import re
 from html import unescape
@@ -24,14 +24,14 @@ OF_ALL = {"acknowledge", "serverPage", "keysPage", "makeKey", "revokeKey"}
 
 
 def path_of(page: Operation, prefix: str) -> str:
-    """An address of the page, of a timer that is there."""
+    """The page's address, for a timer that exists."""
     action = "pause" if "prefixes" in page.path else "cancel"
     path = page.path.format(prefix=prefix, id="one", action=action, key="nokey", name="x")
     return f"{path}?action=cancel&prefix={prefix}" if page.id == "bulkPage" else path
 
 
 async def open_page(visitor: Visitor, page: Operation, prefix: str = "mine") -> int:
-    """The status that it answers."""
+    """The status of the answer."""
     path = path_of(page, prefix)
     shown = await (
         visitor.get(path) if page.method == "GET" else visitor.post(path, {"action": "cancel", "prefix": prefix})
@@ -70,7 +70,7 @@ async def test_a_read_only_browser_changes_nothing(guest: Visitor, page: Operati
 
 
 async def test_looking_changes_nothing(guest: Visitor, redis: Redis) -> None:
-    """No GET does: with the key for everything and every page, all that is kept stays as it is."""
+    """No GET writes: opening every page with an all-rights key leaves the whole db as it was."""
     await guest.api.client.create("mine", "one", delay="1h")
     await guest.sign_in(EVERYTHING)
 

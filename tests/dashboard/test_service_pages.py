@@ -20,11 +20,11 @@ async def test_a_prefix_is_paused_and_resumed(visitor: Visitor) -> None:
 
 
 async def test_a_prefix_can_be_forgotten_once_its_pods_are_gone(visitor: Visitor) -> None:
-    """Declared, and no live pod has its processor: only then is it offered, and only then done."""
+    """Only if a prefix is declared and no live pod has its processor does the page offer to forget it, and does so."""
     store = visitor.api.store
 
     async def offers(wanted: bool) -> bool:
-        """What the page has read is up to a second and a half old."""
+        """The page's data may be up to 1.5 s old."""
         return ('aria-label="Forget test"' in (await visitor.get("/ui/prefixes?q=test")).text) == wanted
 
     assert await offers(True)
@@ -83,7 +83,7 @@ async def test_the_prefixes_page_shows_how_many_ended_in_the_last_minute(working
     visitor = Visitor(working)
 
     async def ended() -> bool:
-        """One more ends at each look, so that the last minute is not over however slow the machine is."""
+        """Ends one more timer at each look, so that one is within the last minute even on a slow machine."""
         await working.client.create("test", delay="0s")
         cell = re.search(
             r'data-label="Ended in the last minute">(\d+)<', (await visitor.get("/ui/prefixes?q=test")).text

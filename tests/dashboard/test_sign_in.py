@@ -1,4 +1,4 @@
-"""Who may see the dashboard: sessions, revocation, other sites' forms, browsers that change nothing."""
+"""Who may see the dashboard: sessions, revoked keys, other sites' forms, and what pages may load."""
 
 import re
 import time

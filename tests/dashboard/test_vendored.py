@@ -1,4 +1,4 @@
-"""The files of other projects are those that were published, and their licences lie beside them."""
+"""Vendored files are exactly as published, and have their licences beside them."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owns reading the Dockerfile and doing its build stage without an engine, in a folder instead of an image."""
+"""Reads the Dockerfile and runs its build stage without a container engine, in a folder instead of an image."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ class Instruction:
 
 
 def stages() -> list[list[Instruction]]:
-    """The instructions by stage, each stage beginning with its FROM."""
+    """The instructions by stage. Each stage begins with its FROM."""
     text = "\n".join(line for line in (FOLDER / "Dockerfile").read_text().splitlines() if not line.startswith("#"))
     found: list[list[Instruction]] = []
     for line in text.replace("\\\n", "").splitlines():
@@ -38,14 +38,14 @@ def stages() -> list[list[Instruction]]:
 
 
 def environment_of(stage: list[Instruction]) -> dict[str, str]:
-    """What a stage's ENV sets."""
+    """The variables that a stage's ENV sets."""
     words = [word for each in stage if each.name == "ENV" for word in each.rest.split()]
     return dict(word.split("=", 1) for word in words)
 
 
 def build(folder: Path) -> Path:
-    """Do what the build stage does, with the interpreter that runs the tests, below a folder; answers the venv. Skips
-    the test, or fails it in CI, where the locked dependencies cannot be fetched."""
+    """Run the build stage in a folder, with the tests' interpreter. Returns the venv. If the locked dependencies cannot
+    be fetched, the test is skipped, or fails in CI."""
     source, venv = folder / "src", folder / "opt"
     source.mkdir()
     for instruction in stages()[0]:

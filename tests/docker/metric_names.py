@@ -1,4 +1,4 @@
-"""Owns the names and labels that /metrics has, and what the reference says of them."""
+"""The names and labels of the metrics, in the code and in the reference."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from timers.metrics import Figures, Metrics
 
 
 def labels_of_samples() -> Mapping[str, frozenset[str]]:
-    """The labels of each sample that /metrics can have."""
+    """The labels of each sample that `/metrics` can have."""
     text = Metrics().render(Figures(), None, losses=0, dropped=0).decode()
     found = dict[str, frozenset[str]]()
     for name, kind in kinds(text).items():
@@ -26,12 +26,12 @@ def labels_of(name: str) -> list[str]:
 
 
 def kinds(text: str) -> Mapping[str, str]:
-    """The kind of each metric of an exposition, without those that the client library adds by itself."""
+    """The type of each metric in an exposition, without those that the client library adds."""
     found = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     return {name: kind for name, kind in found if not name.endswith("_created")}
 
 
 def documented_metrics() -> Mapping[str, str]:
-    """The row of each metric in the reference."""
+    """Each metric's row in the reference."""
     text = (ROOT / "docs" / "reference.md").read_text()
     return {row.split("`")[1]: row for row in re.findall(r"^\| `timers_.*$", text, re.MULTILINE)}

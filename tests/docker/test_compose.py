@@ -1,4 +1,4 @@
-"""The compose file and what it mounts: valid, and enough for a pod, without an engine."""
+"""The compose file and the files it mounts: valid, and enough for a pod; checked without a container engine."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def compose() -> Any:
 
 
 def stack(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`docker/stack` of a copy of the repository's files that it reads."""
+    """`docker/stack` in a copy of the repository's files that it needs."""
     if not (folder / "docker").exists():
         shutil.copytree(FOLDER, folder / "docker", ignore=shutil.ignore_patterns("secrets"))
         (folder / "timers" / "store").mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_every_alert_names_its_section_of_the_runbook() -> None:
 
 @NEEDS_PROMTOOL
 def test_each_alert_rings_when_something_is_wrong_and_none_when_all_is_well(tmp_path: Path) -> None:
-    """The texts of the alerts are left out, because promtool wants them word for word."""
+    """The alerts' texts are removed, because promtool would compare them word for word."""
     given = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())
     for rule in given["groups"][0]["rules"]:
         del rule["annotations"]

@@ -1,4 +1,4 @@
-"""The image as far as it can be tested without an engine: its steps, its user, its probes and its signals."""
+"""What can be tested of the image without a container engine: its steps, its user, its probes and its signals."""
 
 import asyncio
 import json
@@ -21,18 +21,18 @@ from tests.waiting import eventually
 
 UID = 65532
 
-pytestmark = pytest.mark.timeout(900)  # the image's steps install everything locked, once
+pytestmark = pytest.mark.timeout(900)  # the image's steps install all locked dependencies, once for the file
 
 
 def instruction(name: str) -> str:
-    """What the last stage says under that name."""
+    """The last stage's instruction of this name."""
     (found,) = [each.rest for each in stages()[-1] if each.name == name]
     return found
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The venv of the build stage."""
+    """The build stage's venv."""
     pytest.importorskip("pip", reason="the environment of the tests has no pip")
     folder = tmp_path_factory.mktemp("image")
     yield build(folder)
@@ -75,8 +75,8 @@ def test_the_layer_over_the_base_is_as_small_as_the_readme_says(built: Path) -> 
 
 
 def as_stranger(command: list[str], cwd: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A process of the image's user, where the tests run as root. It may read everything, because the interpreter may
-    lie in root's home, and write nothing."""
+    """Run a process as the image's user, if the tests run as root. It may write nothing, but read everything, because
+    the interpreter may lie in root's home."""
     rights = ["-all,+dac_read_search"]
     who = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs"]
     who += ["--inh-caps", *rights, "--ambient-caps", *rights, "--bounding-set", *rights]
@@ -126,7 +126,7 @@ async def test_a_stranger_in_a_read_only_folder_serves_answers_its_health_check_
 
 
 async def healthy(built: Path, check: list[str], environment: dict[str, str]) -> int:
-    """The exit code of the image's health check."""
+    """Run the image's health check and return its exit code."""
     command = [str(built / "bin" / check[0]), *check[1:]]
     quiet = asyncio.subprocess.DEVNULL
     asked = await asyncio.create_subprocess_exec(*command, env=environment, stderr=quiet)

@@ -1,4 +1,4 @@
-"""The manifests of both overlays as kustomize renders them: valid, and fit for how a pod starts and ends."""
+"""The manifests of both overlays as kustomize renders them: valid, and right for how a pod starts and ends."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("overlay", OVERLAYS)
 
 @cache
 def rendered(overlay: str) -> str:
-    """What kustomize makes of an overlay. Skips the test where there is none."""
+    """An overlay as kustomize renders it. Without kustomize the test is skipped."""
     programs = {"kustomize": "build", "kubectl": "kustomize"}
     command = next(([name, verb] for name, verb in programs.items() if shutil.which(name)), None)
     if command is None:
@@ -34,13 +34,13 @@ def rendered(overlay: str) -> str:
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Any]:
-    """The manifests of these kinds by name."""
+    """The manifests of these kinds, by name."""
     found = [each for each in yaml.safe_load_all(rendered(overlay)) if each["kind"] in kinds]
     return {each["metadata"]["name"]: each for each in found}
 
 
 def pods(overlay: str) -> dict[str, Any]:
-    """The specs of the pods by what starts them."""
+    """The pod specs, by the name of what starts them."""
     owners = of_kind(overlay, "Deployment", "StatefulSet")
     return {name: each["spec"]["template"]["spec"] for name, each in owners.items()}
 
@@ -61,7 +61,7 @@ def test_every_manifest_fits_its_schema(overlay: str, tmp_path: Path) -> None:
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "passed for resource deployment/timers-worker" in said
-    # A resource of Prometheus' operator, whose schema does not come with Kubernetes.
+    # A resource of the Prometheus operator. Kubernetes has no schema for it.
     assert set(re.findall(r"Couldn't find schema for kind (\w+)", said)) == {"ServiceMonitor"}
 
 

@@ -1,4 +1,4 @@
-"""`docs/logs.md` has every event that is logged, with its level and its fields, and no other."""
+"""`docs/logs.md` lists exactly the events that the code logs, with their levels and fields."""
 
 import ast
 import re
@@ -16,14 +16,14 @@ SPREAD: Final = {"run.named": "the run", "named": "the run", "found": "the count
 
 
 class Logged(NamedTuple):
-    """What is logged under one event."""
+    """The level and fields of one event."""
 
     level: str
     fields: frozenset[str]
 
 
 def calls() -> Iterator[ast.Call]:
-    """Every call of a logger."""
+    """Every call of a logger in the code."""
     for folder in ("timers", "processors"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -40,7 +40,7 @@ def field_of(keyword: ast.keyword) -> str:
 
 
 def in_the_code() -> dict[str, Logged]:
-    """The events; where two places log the same, with the fields of both."""
+    """The events in the code. If two places log the same event, it has the fields of both."""
     levels, fields = dict[str, str](), defaultdict[str, set[str]](set)
     for call in calls():
         assert isinstance(call.func, ast.Attribute)

@@ -1,12 +1,12 @@
-"""The documents do what they say: a new user's shell runs their blocks as written, beside a pod of `make run`.
+"""The documents' examples work: a new user's shell runs their code blocks as written, beside a pod of `make run`.
 
-Blocks of `sh` and `python` are run, in one shell and one folder a document:
+`sh` and `python` blocks are run, in one shell and one folder per document:
 
-- A shell block that ends in `make run` starts the pod, or starts it again with the settings in front of it.
-- A python block that begins with the comment `# name.py` is saved under that name; any other is run.
-- A `text` block is what the block before it prints.
+- A shell block that ends in `make run` starts the pod, or restarts it with the settings in front of it.
+- A python block that begins with the comment `# name.py` is saved under that name; others are run.
+- A `text` block is the expected output of the block before it.
 
-Blocks of any other language (`ini`, `json`, `toml` …) are only shown.
+Blocks of other languages (`ini`, `json`, `toml` …) are only read.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _LINK: Final = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a document. `line` is where its text begins."""
+    """A block of a document. `line` is the line where its text begins."""
 
     line: int
     language: str
@@ -49,7 +49,7 @@ class Block:
 
 
 def blocks_of(document: Path) -> Iterator[Block]:
-    """All blocks, in their order."""
+    """All blocks of a document, in order."""
     text = document.read_text("utf-8")
     for found in _BLOCK.finditer(text):
         yield Block(text.count("\n", 0, found.start(2)) + 1, found[1], found[2])
@@ -61,7 +61,7 @@ PAGES: Final = [
 
 
 class Reader:
-    """A new user, who follows one document in a folder of their own."""
+    """A new user who follows one document, in an empty folder."""
 
     def __init__(self, folder: Path, shell: asyncio.subprocess.Process) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Reader:
         self._said = ""
 
     async def follow(self, block: Block) -> None:
-        """Do what the block asks for, and compare with what it shows."""
+        """Do what the block says, and compare the output with the one it shows."""
         start = _START.fullmatch(block.text.strip())
         saved = _SAVED.match(block.text)
         if start is not None:
@@ -88,7 +88,7 @@ class Reader:
             assert self._said.strip() == block.text.strip(), f"line {block.line}"
 
     async def start_pod(self, settings: str = "") -> None:
-        """What `make run` does. A second time it stops the pod first, and the new one has the same address."""
+        """Start a pod as `make run` does. If one is running, stop it first; the new one has the same address."""
         if self._pod is not None:
             self._pod.signal(signal.SIGINT)
             assert (await asyncio.to_thread(self._pod.end)).code == 0, self._pod.err
@@ -116,7 +116,7 @@ class Reader:
         await self._pause()
 
     async def _pause(self) -> None:
-        """Read on when what was due has run, as somebody does who looks at the answers."""
+        """Wait until due timers have run, as a reader who looks at the answers does."""
         url = await running_url(self.folder / ".timers")
         async with TimerClient(url) as timers:
 
@@ -128,14 +128,14 @@ class Reader:
             await eventually(look, "what is due has run")
 
     def leave(self) -> None:
-        """End the pod."""
+        """Stop the pod."""
         if self._pod is not None:
             self._pod.kill()
 
 
 @asynccontextmanager
 async def reader() -> AsyncIterator[Reader]:
-    """A reader in a folder whose path is short, as that of the server's socket has to be."""
+    """A reader in a folder with a short path, because the path of the server's socket must be short."""
     with tempfile.TemporaryDirectory(prefix="timers-") as name:
         folder = Path(name)
         (folder / ".venv").symlink_to(sys.prefix)

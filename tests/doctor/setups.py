@@ -36,7 +36,7 @@ async def opened(url: str, shards: int | None = None) -> AsyncIterator[Store]:
 
 
 async def alive(store: Store, name: str = "a", **said: Any) -> None:
-    """A pod that is alive and well unless it says otherwise, for as long as its sign can last."""
+    """A live and healthy pod unless `said` differs, for as long as a sign of life can last."""
     await announce(
         store, name, **{"processors": ("note",), "notifications": "ok", "concurrency": 10, "running": 1, **said}
     )
@@ -45,14 +45,14 @@ async def alive(store: Store, name: str = "a", **said: Any) -> None:
 
 
 async def made(store: Store) -> None:
-    """A healthy set-up: a db that is ours, with a timer and a pod."""
+    """Make a healthy set-up: a db of the service, with a timer and a pod."""
     await declare(store, "note")
     await store.identity.make()
     await store.arm([arming("later", prefix="note", due="+3600000")])
 
 
 async def found(store: Store, *, wait_seconds: float = DEADLINE_SECONDS, fix: bool = False) -> dict[str, Check]:
-    """What is not fine. Each says what it means and what to do."""
+    """The doctor's findings that are not fine. Each must say what it means and what to do."""
     checks = await examine(store, wait_seconds=wait_seconds, fix=fix)
     wrong = {check.name: check for check in checks if check.level != "ok"}
     assert all(check.means and check.mend for check in wrong.values() if not check.said.startswith("mended"))
@@ -153,7 +153,7 @@ async def miscount(store: Store) -> None:
 
 
 async def lose_a_lease(store: Store) -> None:
-    """Of a run whose pod is gone."""
+    """Remove the lease of a run whose pod is gone."""
     redis: Any = store.connections.commands
     await store.arm([arming("run", prefix="note", due="+0")])
     await eventually(lambda: _claimed(store), "it is claimed")
@@ -165,12 +165,12 @@ async def _claimed(store: Store) -> bool:
 
 
 async def displace(store: Store) -> None:
-    """As the scripts do with a stranger's value in the place of a key."""
+    """Leave a stranger's value in the place to which the scripts move such values."""
     await store.connections.commands.set("timers:{0}:displaced:timers:{0}:nonsense", "a stranger's")
 
 
 async def fail_to_save(store: Store) -> None:
-    """There is a folder where the snapshot belongs."""
+    """Let snapshots fail: a folder has the snapshot's name."""
     redis: Any = store.connections.commands
     await redis.config_set("save", "3600 1")
     folder = Path((await redis.config_get("dir"))["dir"]) / "dump.rdb"
@@ -195,7 +195,7 @@ async def saved(redis: Any, status: str) -> None:
 
 
 async def post_long_ago(store: Store) -> None:
-    """No pod takes the entry."""
+    """Put an entry into the outbox that no pod takes."""
     redis: Any = store.connections.commands
     await redis.xadd("timers:{0}:outbox", {"event": "a"}, id=f"{await store.now_ms() - 1_000_000}-0")
 
@@ -208,4 +208,4 @@ async def fail_a_call(store: Store) -> None:
 
 
 async def leave_alone(store: Store) -> None:
-    """There is no worker, and a timer waits for one."""
+    """Let a timer wait without any worker."""

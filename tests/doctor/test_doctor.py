@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with a set-up, and nothing else: real servers, each broken in one way."""
+"""The doctor finds what is wrong with a set-up, and nothing else: on real servers, each broken in one way."""
 
 import asyncio
 import re
@@ -249,7 +249,7 @@ async def test_connections_that_run_out(tmp_path: Path) -> None:
 async def test_a_user_with_too_few_rights(
     family: Family, prefixes: tuple[str, ...], without: tuple[str, ...], expected: Findings, tmp_path: Path
 ) -> None:
-    """CONFIG is denied to all of them; that events are announced is told from a key."""
+    """CONFIG is denied to all of them, so the doctor proves with a key that notifications arrive."""
     async with await start_server(family, tmp_path) as server, opened(server.url) as store:
         await made(store)
         await grant(store.connections.commands, 0, prefixes, without=without)
@@ -307,7 +307,7 @@ async def test_a_server_that_is_far_away(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def slowed(url: str) -> AsyncIterator[str]:
-    """The server behind a road on which each answer takes 30 ms longer."""
+    """The URL of a proxy to the server that delays each answer by 30 ms."""
     path = unquote(urlsplit(url).path)
     roads = set[asyncio.Task[None]]()
 

@@ -1,4 +1,4 @@
-"""What the doctor gives as the mend, typed in as it is written, cures the finding."""
+"""The commands that the doctor gives, typed as written, fix the finding."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ NEEDS_CLIENT = pytest.mark.skipif(_CLIENT is None and not os.environ.get("CI"), 
 
 
 async def typed(check: Check, url: str, folder: Path) -> None:
-    """Type in the commands of a mend, at a shell whose `redis-cli` and `timers` are those of this server."""
+    """Run a finding's commands in a shell whose `redis-cli` and `timers` use this server."""
     socket = unquote(urlsplit(url).path)
     programs = {"redis-cli": f"{_CLIENT} -e -s '{socket}'", "timers": f"{sys.executable} -m timers"}
     for name, command in programs.items():

@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests: the same tests on both families of servers."""
+"""Fixtures of the engine's tests, which run on Redis and on Valkey."""
 
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +18,7 @@ from timers.embedded import Family
 
 @pytest.fixture(autouse=True)
 def _short_logs() -> Iterator[None]:
-    """What a failed test shows: warnings, and tracebacks without frames of source and locals."""
+    """Keeps the log of a failed test short: warnings and errors, and tracebacks without source and locals."""
     before = structlog.get_config()
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
@@ -37,7 +37,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture
 async def server(servers: SharedServers, family: Family) -> AsyncIterator[ServerHandle]:
-    """A server for tests that leave it alive: empty, and its settings are put back afterwards."""
+    """A shared, emptied server for tests that leave it alive. Its settings are restored afterwards."""
     shared = await servers.of(family)
     async with Redis.from_url(shared.url) as redis:
         await redis.flushdb()
@@ -50,7 +50,7 @@ async def server(servers: SharedServers, family: Family) -> AsyncIterator[Server
 
 @pytest.fixture
 async def fleet(server: ServerHandle) -> AsyncIterator[Fleet]:
-    """A fleet of pods that have the least rights; after the test they are drained and the db's books must balance."""
+    """A fleet whose pods have the least rights. After the test it drains them and checks conservation."""
     made = await Fleet.over(server.url, pods_url=as_user(server.url))
     yield made
     await made.close()

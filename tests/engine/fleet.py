@@ -1,4 +1,4 @@
-"""Pods in the test's own process, each with connections of its own, so that one can be killed beside the others."""
+"""Pods in the test's own process. Each has its own connections, so that a test can kill one of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -29,7 +29,7 @@ Act = Callable[[Timer, Context], Awaitable[Result]]
 
 
 class Calls:
-    """A processor that remembers what it was called with. `act` says how a call goes; without it each is done."""
+    """A processor that records its calls. `act` decides how a call goes; without it every run is done."""
 
     def __init__(self, prefix: str = "note", act: Act | None = None, **options: Any) -> None:
         self.timers: list[Timer] = []
@@ -58,7 +58,7 @@ class Calls:
 
 
 class Held(Calls):
-    """A processor whose calls go on until the test lets them: `release.set()`."""
+    """A processor whose calls last until the test calls `release.set()`."""
 
     def __init__(self, prefix: str = "note", **options: Any) -> None:
         super().__init__(prefix, self._hold, **options)
@@ -74,7 +74,7 @@ class Held(Calls):
 
 
 class Seen(Observer):
-    """The moments of a pod that tests ask for."""
+    """Counts what tests want to know of a pod."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Seen(Observer):
 
 
 class Pod:
-    """One pod: a worker with connections of its own."""
+    """One pod: a worker with its own connections."""
 
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
         self.name, self.store = options.pod, store
@@ -111,7 +111,7 @@ class Pod:
         self.worker = Worker(store, registry, self.client, options, self.seen)
 
     async def drain(self) -> None:
-        """End in order."""
+        """Drain the pod and close its connections."""
         await self.worker.drain()
         await self.store.connections.close()
 
@@ -121,13 +121,13 @@ class Pod:
             await self.worker.start()
 
     async def freeze(self) -> None:
-        """Nothing of this pod reaches Redis any more, as under SIGSTOP; its processors only wait. What writes ends
-        stops first, so that no end slips out."""
+        """Cut this pod off from Redis, as SIGSTOP would; its processors only wait. What writes ends is stopped
+        first, so that no end gets out."""
         for services in reversed(self.worker.supervisors):
             await services.stop()
 
     def thaw(self) -> None:
-        """Go on as after SIGCONT."""
+        """Continue as after SIGCONT."""
         with self._tasks.creating():
             for services in self.worker.supervisors:
                 services.start()
@@ -140,7 +140,7 @@ class Pod:
 
 
 class Fleet:
-    """The pods of one test and, beside them, a client and a store that belong to none."""
+    """The pods of one test, and a client and a store that belong to no pod."""
 
     def __init__(self, url: str, store: Store, pods_url: str) -> None:
         self.url, self.store, self.pods_url = url, store, pods_url
@@ -151,9 +151,9 @@ class Fleet:
 
     @classmethod
     async def over(cls, url: str, *, shards: int = 1, pods_url: str | None = None) -> Self:
-        """A fleet without pods, in which the prefix `note` was declared. `pods_url` is how they reach the server where
-        the test itself has more rights."""
-        # On a busy machine an answer may take longer than a pod would wait for it.
+        """A fleet without pods, in which the prefix `note` was declared. `pods_url` is the pods' URL if the test itself
+        has more rights."""
+        # On a busy machine an answer may take longer than a pod's own limit.
         patient = await joined(url, shards=shards, answer_timeout_seconds=DEADLINE_SECONDS)
         fleet = cls(url, patient, pods_url or url)
         await declare(fleet.store, "note")
@@ -161,7 +161,7 @@ class Fleet:
 
     @property
     def redis(self) -> Redis:
-        """The test's own connection; it answers bytes."""
+        """The test's own connection, which returns bytes."""
         return self.store.connections.commands
 
     async def pod(self, *calls: Calls | Processor, name: str = "a", only: Iterable[str] = (), **options: Any) -> Pod:
@@ -181,23 +181,23 @@ class Fleet:
         return pod
 
     async def drain(self, pod: Pod) -> None:
-        """End a pod in order."""
+        """Drain a pod."""
         self._alive.remove(pod)
         await pod.drain()
 
     async def kill(self, pod: Pod) -> None:
-        """End a pod at once."""
+        """Kill a pod."""
         self._alive.remove(pod)
         await pod.kill()
 
     async def expire_lease(self, timer_id: str, prefix: str = "note") -> None:
-        """Let a lease run out now, as if its time had passed without anybody extending it."""
+        """End a lease now, as if its time had passed and nobody had extended it."""
         root, member = keys.root(self.store.shard_of(prefix, timer_id)), f"{prefix}:{timer_id}"
         await self.redis.zadd(f"{root}leases", {member: await self.store.now_ms()}, xx=True)
         assert await self.redis.pexpire(f"{root}lease:{member}", 1)
 
     async def reached(self, status: Status, timer_id: str, prefix: str = "note") -> Timer:
-        """The timer, once it has that status."""
+        """The timer, once it has this status."""
 
         async def look() -> Timer | None:
             (timer,) = await self.store.get([(prefix, timer_id)])
@@ -216,7 +216,7 @@ class Fleet:
         return await self.reached(Status.FAILED, timer_id, prefix)
 
     async def close(self) -> None:
-        """Drain the pods that are left and check that nothing is."""
+        """Drain the remaining pods and check that nothing is left."""
         await asyncio.gather(*[self.drain(pod) for pod in list(self._alive)])
         await conserved(self.store)
         await self.store.connections.close()
@@ -225,7 +225,7 @@ class Fleet:
 async def joined(
     url: str, *, shards: int | None = None, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS
 ) -> Store:
-    """A store as a pod opens it."""
+    """Open a store as a pod does."""
     connections = connect(url, answer_timeout_seconds=answer_timeout_seconds)
     try:
         store = await open_store(connections, shards=shards)
@@ -237,14 +237,14 @@ async def joined(
 
 
 async def stubbornly(let_go: asyncio.Event) -> None:
-    """Wait as a processor does that swallows every cancellation."""
+    """Wait like a processor that swallows every cancellation."""
     while not let_go.is_set():
         with suppress(asyncio.CancelledError):
             await let_go.wait()
 
 
 async def until(so: Callable[[], object], what: str) -> None:
-    """Returns once `so` answers something true. Fails the test where it never does, saying `what` did not happen."""
+    """Return once `so()` is true. Otherwise fail the test, saying that `what` did not happen."""
 
     async def look() -> bool:
         return bool(so())
@@ -253,5 +253,5 @@ async def until(so: Callable[[], object], what: str) -> None:
 
 
 def notes(timer: Timer) -> list[str]:
-    """What the timer's history says, oldest first."""
+    """The notes of the timer's history, oldest first."""
     return [entry.note for entry in timer.history]

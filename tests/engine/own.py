@@ -1,4 +1,4 @@
-"""A server of a test's own, to be crashed, hung and started again over the same data."""
+"""A server that belongs to one test, which can crash it, hang it and restart it on the same data."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from timers.embedded import Family
 
 
 class OwnServer:
-    """One server at one URL, up or down. Every write is on disk before it is answered, unless the options differ."""
+    """One server at one URL, up or down. Every write is on disk before its answer, unless the options differ."""
 
     def __init__(self, family: Family, folder: Path, *options: str) -> None:
         self._family, self._folder = family, folder
@@ -18,22 +18,22 @@ class OwnServer:
         self.url = ""
 
     async def up(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart it."""
         self._running = await start_server(self._family, self._folder, *self._options)
         self.url = self._running.url
 
     def down(self) -> None:
-        """End it as a crash would. A second call does nothing."""
+        """Kill it. A second call does nothing."""
         if self._running is not None:
             self._running.kill()
             self._running = None
 
     def hang(self) -> None:
-        """It stays there and answers nothing."""
+        """Stop it from answering, with its connections open."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """The end of `hang`."""
+        """Let it answer again after `hang`."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""The tasks of one pod among those of a test's loop, so that the pod can be killed beside the others."""
+"""Keeps track of one pod's tasks in a test's loop, so that the test can kill this pod."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class OwnTasks:
-    """All tasks that a pod has created and that go on."""
+    """The unfinished tasks of a pod."""
 
     def __init__(self) -> None:
         self._alive: set[asyncio.Task[Any]] = set()
 
     @contextmanager
     def creating(self) -> Iterator[None]:
-        """Within this context every task is the pod's, and so is every task that such a task creates."""
+        """In this context every new task is the pod's, and so are the tasks that it creates."""
         asyncio.get_running_loop().set_task_factory(_create)
         before = _creator.set(self)
         try:
@@ -24,14 +24,14 @@ class OwnTasks:
             _creator.reset(before)
 
     async def kill(self) -> None:
-        """Cancel all, and those that they create meanwhile, until none goes on."""
+        """Cancel all of them, and those that they create meanwhile, until all have ended."""
         while self._alive:
             for task in self._alive:
                 task.cancel()
             await asyncio.wait(self._alive)
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """The pod has created a task."""
+        """Add a task that the pod has created."""
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
 

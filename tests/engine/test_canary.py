@@ -1,4 +1,4 @@
-"""The canary alone: what it makes of an event that comes in time, late, or not at all."""
+"""The canary alone: how it judges an event that comes in time, late, or not at all."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,8 +16,8 @@ from timers.store.keys import canary_key
 from timers.store.store import Store
 
 
-class _Cage:
-    """A canary whose server is the test: it says when the key is gone, and whether that is announced."""
+class _Rig:
+    """A canary on a fake server: the test decides when the key is gone and whether its expiry is announced."""
 
     def __init__(self, **seconds: float) -> None:
         server: Any = self
@@ -29,22 +29,22 @@ class _Cage:
         self.announce_after = 0.0
         self.rounds = 0
         self.announced_ms = float("inf")
-        self.sang_ahead: list[float] = []
+        self.ahead_ms: list[float] = []
         self.trouble: Exception | None = None
 
     async def evalsha(self, _digest: str, _keys: int, key: str, *_: object) -> None:
-        """The canary is armed."""
+        """Arm the canary, as `canary.lua` does."""
         if self.trouble is not None:
             raise self.trouble
         assert key == canary_key("a")
         if self.rounds:
-            self.sang_ahead.append(self.canary.heard_until_ms - self.announced_ms)
+            self.ahead_ms.append(self.canary.heard_until_ms - self.announced_ms)
         self.rounds += 1
         self.announced_ms = self.store.clock.now_ms()
         self._left = self.touches_until_gone
 
     async def exists(self, _key: str) -> bool:
-        """The canary is touched."""
+        """Touch the canary."""
         self._left -= 1
         if self._left == 0 and self.announces:
             asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, "a")
@@ -52,113 +52,113 @@ class _Cage:
 
 
 @asynccontextmanager
-async def singing(**seconds: float) -> AsyncIterator[_Cage]:
-    cage = _Cage(**seconds)
-    running = asyncio.create_task(cage.canary.run())
-    yield cage
+async def running_canary(**seconds: float) -> AsyncIterator[_Rig]:
+    rig = _Rig(**seconds)
+    running = asyncio.create_task(rig.canary.run())
+    yield rig
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.fixture
-async def cage() -> AsyncIterator[_Cage]:
-    async with singing() as made:
+async def rig() -> AsyncIterator[_Rig]:
+    async with running_canary() as made:
         yield made
 
 
-async def rounds(cage: _Cage, more: int = 2) -> None:
-    """So many whole rounds from now."""
-    wanted = cage.rounds + more
-    await until(lambda: cage.rounds >= wanted, "a few rounds")
+async def rounds(rig: _Rig, more: int = 2) -> None:
+    """Wait for complete rounds from now."""
+    wanted = rig.rounds + more
+    await until(lambda: rig.rounds >= wanted, "a few rounds")
 
 
-async def test_what_is_announced_after_a_canary_that_expired_untouched_does_not_count_as_heard(cage: _Cage) -> None:
-    """As when the pod stands still between arming and touching it: what came meanwhile is still to be heard."""
-    cage.touches_until_gone = 5
-    await rounds(cage)
-    assert max(cage.sang_ahead) <= 0
+async def test_what_is_announced_after_a_canary_that_expired_untouched_does_not_count_as_heard(rig: _Rig) -> None:
+    """If the pod hangs between arming and touching, the events of that time are still unread."""
+    rig.touches_until_gone = 5
+    await rounds(rig)
+    assert max(rig.ahead_ms) <= 0
 
 
-async def test_an_event_in_time_is_ok(cage: _Cage) -> None:
-    await rounds(cage)
-    assert cage.canary.hearing is Hearing.OK
-    assert not cage.canary.is_deaf()
+async def test_an_event_in_time_is_ok(rig: _Rig) -> None:
+    await rounds(rig)
+    assert rig.canary.hearing is Hearing.OK
+    assert not rig.canary.is_deaf()
 
 
-async def test_the_key_is_touched_until_it_is_gone(cage: _Cage) -> None:
+async def test_the_key_is_touched_until_it_is_gone(rig: _Rig) -> None:
     """Redis expires strictly after the deadline, so a first touch may come too soon."""
-    cage.touches_until_gone = 5
-    await rounds(cage)
-    assert cage.canary.hearing is Hearing.OK
+    rig.touches_until_gone = 5
+    await rounds(rig)
+    assert rig.canary.hearing is Hearing.OK
 
 
-async def test_a_pod_without_events_is_deaf_until_one_arrives(cage: _Cage) -> None:
-    cage.announces = False
-    await until(cage.canary.is_deaf, "it is deaf")
-    cage.announces = True
-    await until(lambda: cage.canary.hearing is Hearing.OK, "it hears again")
+async def test_a_pod_without_events_is_deaf_until_one_arrives(rig: _Rig) -> None:
+    rig.announces = False
+    await until(rig.canary.is_deaf, "it is deaf")
+    rig.announces = True
+    await until(lambda: rig.canary.hearing is Hearing.OK, "it hears again")
 
 
 async def test_an_event_that_takes_its_time_is_late() -> None:
-    async with singing(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as cage:
-        cage.announce_after = 0.02
-        await until(lambda: cage.canary.hearing is Hearing.LATE, "it is late")
-        assert not cage.canary.is_deaf()
+    async with running_canary(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as rig:
+        rig.announce_after = 0.02
+        await until(lambda: rig.canary.hearing is Hearing.LATE, "it is late")
+        assert not rig.canary.is_deaf()
 
 
-async def test_another_pods_canary_is_not_taken_for_its_own(cage: _Cage) -> None:
-    cage.announces = False
+async def test_another_pods_canary_is_not_taken_for_its_own(rig: _Rig) -> None:
+    rig.announces = False
     for _ in range(3):
-        cage.canary.heard("b")
-    await rounds(cage)
-    assert cage.canary.is_deaf()
+        rig.canary.heard("b")
+    await rounds(rig)
+    assert rig.canary.is_deaf()
 
 
-async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(cage: _Cage) -> None:
-    cage.announces = False
-    await rounds(cage)
-    cage.canary.heard("a")
-    await rounds(cage, 3)
-    assert cage.canary.is_deaf()
+async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(rig: _Rig) -> None:
+    rig.announces = False
+    await rounds(rig)
+    rig.canary.heard("a")
+    await rounds(rig, 3)
+    assert rig.canary.is_deaf()
 
 
-async def test_a_pod_that_is_deaf_or_not_subscribed_cannot_hear(cage: _Cage) -> None:
-    assert not cage.canary.can_hear()
-    cage.canary.resubscribed()
-    assert cage.canary.can_hear()
-    cage.announces = False
-    await until(cage.canary.is_deaf, "it is deaf")
-    assert not cage.canary.can_hear()
-    cage.announces = True
-    await until(cage.canary.can_hear, "it hears again")
-    cage.canary.unsubscribed()
-    assert not cage.canary.can_hear()
+async def test_a_pod_that_is_deaf_or_not_subscribed_cannot_hear(rig: _Rig) -> None:
+    assert not rig.canary.can_hear()
+    rig.canary.resubscribed()
+    assert rig.canary.can_hear()
+    rig.announces = False
+    await until(rig.canary.is_deaf, "it is deaf")
+    assert not rig.canary.can_hear()
+    rig.announces = True
+    await until(rig.canary.can_hear, "it hears again")
+    rig.canary.unsubscribed()
+    assert not rig.canary.can_hear()
 
 
 async def test_a_fresh_subscription_ends_the_pause() -> None:
-    async with singing(every_seconds=3_600.0) as cage:
-        await until(lambda: cage.rounds, "the first round")
+    async with running_canary(every_seconds=3_600.0) as rig:
+        await until(lambda: rig.rounds, "the first round")
         for _ in range(3):
-            before = cage.rounds
+            before = rig.rounds
 
             def judged(before: int = before) -> bool:
-                cage.canary.resubscribed()
-                return cage.rounds > before
+                rig.canary.resubscribed()
+                return rig.rounds > before
 
             await until(judged, "another round")
 
 
-async def test_whoever_waits_for_silence_is_told_of_the_next(cage: _Cage) -> None:
-    await until(lambda: cage.rounds > 1, "a canary is heard")
-    cage.announces = False
-    await cage.canary.next_silence()
-    cage.announces = True
-    await until(lambda: cage.canary.hearing is Hearing.OK, "the next is heard again")
+async def test_whoever_waits_for_silence_is_told_of_the_next(rig: _Rig) -> None:
+    await until(lambda: rig.rounds > 1, "a canary is heard")
+    rig.announces = False
+    await rig.canary.next_silence()
+    rig.announces = True
+    await until(lambda: rig.canary.hearing is Hearing.OK, "the next is heard again")
 
 
 async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
-    cage = _Cage()
-    cage.trouble = Unavailable("away")
+    rig = _Rig()
+    rig.trouble = Unavailable("away")
     with pytest.raises(Unavailable):
-        await cage.canary.run()
-    assert cage.canary.hearing is Hearing.OK
+        await rig.canary.run()
+    assert rig.canary.hearing is Hearing.OK

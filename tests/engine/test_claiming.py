@@ -1,4 +1,4 @@
-"""The claimer alone: what it does when Redis is away, and how much it asks for at a time."""
+"""The claimer alone: what it does while Redis is away, and how much it asks for at a time."""
 
 import asyncio
 import gc
@@ -22,11 +22,11 @@ from timers.store.store import Claimed, Identity, Store
 
 @processor("note")
 async def _note(_timer: Timer, _context: Context) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 class _Away(Store):
-    """A store whose claims all fail, once as many are under way as there can be: one then, the others at `rest`."""
+    """A store whose claims all fail once the maximum is in progress: one fails then, the others at `rest`."""
 
     def __init__(self) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
@@ -49,16 +49,16 @@ class _Away(Store):
         raise Unavailable("away")
 
 
-class _Room:
-    """A runner that has room for everything."""
+class _FakeRunner:
+    """A runner with room for everything."""
 
     room = 1_000
 
     async def room_free(self, _taken: int) -> None:
-        """At once."""
+        """Return at once."""
 
     def room_changed(self) -> None:
-        """Nobody waits for it."""
+        """Ignore it."""
 
     def room_of(self, _prefix: str) -> int:
         return self.room
@@ -74,7 +74,7 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
     intake.mark_all(0, "note", "sweep", deep=True)
     store = _Away()
     pod = Pod("a", store, Registry([_note]), (0,), 4_000, Observer())
-    claimer = Claimer(pod, intake, cast("Any", _Room()))
+    claimer = Claimer(pod, intake, cast("Any", _FakeRunner()))
     with pytest.raises(Unavailable):
         await claimer.run()
     store.rest.set()
@@ -84,7 +84,7 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
 
 
 class _Rescuing(Store):
-    """A store that says of every orphan that somebody else was faster, and how many it was asked for at a time."""
+    """A store in which another pod has rescued every orphan already. It records how many each call asked for."""
 
     def __init__(self) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
@@ -103,11 +103,11 @@ class _Rescuing(Store):
         return Claimed([], [], {})
 
 
-class _Taker(_Room):
+class _Taker(_FakeRunner):
     held: frozenset[Identity] = frozenset()
 
     def start(self, _shard: int, _claimed: Claimed, _asked_at: float, _permits: Sequence[Permit]) -> None:
-        """There is nothing to start."""
+        """Ignore it, because nothing was rescued."""
 
 
 async def test_a_script_that_rescues_takes_no_more_than_one_that_claims() -> None:

@@ -1,4 +1,4 @@
-"""What a pod does that hears nothing: its sweep claims at once, and a subscription that was cut is soon there again."""
+"""A pod that hears nothing: its sweep claims at once, and a cut subscription is soon up again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,11 +28,11 @@ from timers.store.store import Store, Touched
 
 @processor("note")
 async def _note(_timer: Timer, _context: Context) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 class _DueJustNow(Store):
-    """A store whose every look finds a timer that became due a millisecond ago. `during` happens in the next one."""
+    """A store in which every look finds a timer that became due a millisecond ago. `during` is called in each look."""
 
     def __init__(self) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
@@ -46,8 +46,8 @@ class _DueJustNow(Store):
         return Touched(now_ms, None, {"note": now_ms - 1})
 
 
-class _Alone:
-    """A sweeper with nothing around it. Its pod has not subscribed yet."""
+class _Rig:
+    """A sweeper without the rest of its pod, which has not subscribed yet."""
 
     def __init__(self) -> None:
         self.store, self.intake = _DueJustNow(), Intake()
@@ -56,7 +56,7 @@ class _Alone:
         self.sweeper = Sweeper(pod, self.intake, Peers(Membership(self.store), Member("a")), self.canary)
 
     async def marks_after_a_look(self) -> bool:
-        """Whether the next look of the sweep, until it sleeps again, marks what it finds."""
+        """True if the sweep's next look, until it sleeps again, marks what it finds."""
         sweeping = asyncio.create_task(self.sweeper.run())
         await asyncio.wait([sweeping, asyncio.create_task(self.store.looked.wait())], return_when="FIRST_COMPLETED")
         sweeping.cancel()
@@ -64,44 +64,44 @@ class _Alone:
         return bool(self.intake.take(100))
 
 
-async def _after_a_gap_was_swept(alone: _Alone) -> None:
-    alone.canary.resubscribed()
-    assert await alone.marks_after_a_look()
-    alone.store.looked.clear()
+async def _after_a_gap_was_swept(rig: _Rig) -> None:
+    rig.canary.resubscribed()
+    assert await rig.marks_after_a_look()
+    rig.store.looked.clear()
 
 
 async def test_pod_that_can_hear_leaves_a_timer_due_just_now_to_its_event() -> None:
-    alone = _Alone()
-    await _after_a_gap_was_swept(alone)
-    alone.sweeper.wake(0, 0)
-    assert not await alone.marks_after_a_look()
+    rig = _Rig()
+    await _after_a_gap_was_swept(rig)
+    rig.sweeper.wake(0, 0)
+    assert not await rig.marks_after_a_look()
 
 
 async def test_timers_wait_for_events_that_cannot_come_while_the_subscription_is_cut() -> None:
-    alone = _Alone()
-    await _after_a_gap_was_swept(alone)
-    alone.canary.unsubscribed()
-    alone.sweeper.wake(0, 0)
-    assert await alone.marks_after_a_look()
+    rig = _Rig()
+    await _after_a_gap_was_swept(rig)
+    rig.canary.unsubscribed()
+    rig.sweeper.wake(0, 0)
+    assert await rig.marks_after_a_look()
 
 
 async def test_a_gap_was_forgotten_that_came_during_a_look_that_failed() -> None:
-    alone = _Alone()
-    await _after_a_gap_was_swept(alone)
+    rig = _Rig()
+    await _after_a_gap_was_swept(rig)
 
     def fail() -> None:
-        alone.sweeper.sweep_everything()
+        rig.sweeper.sweep_everything()
         raise Unavailable("away")
 
-    alone.store.during = fail
-    alone.sweeper.wake(0, 0)
-    assert not await alone.marks_after_a_look()
-    alone.store.during = alone.store.looked.set
-    assert await alone.marks_after_a_look()
+    rig.store.during = fail
+    rig.sweeper.wake(0, 0)
+    assert not await rig.marks_after_a_look()
+    rig.store.during = rig.store.looked.set
+    assert await rig.marks_after_a_look()
 
 
 class _Subscriptions(Observer):
-    """Tells when the pod has heard that its subscription stands."""
+    """Records when the pod has heard that its subscription is up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store: Store) -> None:
-    """The listener takes a cut as its own business: had it failed instead, the supervisor would pause longer each
+    """The listener handles a cut by itself: if it failed instead, the supervisor would pause for longer each
     time."""
     subscriptions = _Subscriptions()
     pod = Pod("a", store, Registry([_note]), (0,), 30_000, subscriptions)
@@ -134,7 +134,7 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
         return bool(await store.connections.commands.client_kill_filter(_type="pubsub"))
 
     for number in range(5):
-        await subscriptions.confirmed.wait()  # a subscription that is cut sooner is no sign of a server to go back to
+        await subscriptions.confirmed.wait()  # only a subscription that lasts this long shows that the server is back
         subscriptions.confirmed.clear()
         await eventually(cut, f"subscription {number} is there to be cut")
     assert not listening.done()

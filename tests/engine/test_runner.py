@@ -1,4 +1,4 @@
-"""The runner alone: how much it takes on, and what becomes of runs that cannot be started or are taken back."""
+"""The runner alone: how many runs it takes, and what happens to runs that cannot start or are taken back."""
 
 import asyncio
 import threading
@@ -27,8 +27,8 @@ LEASE_MS = 30_000
 _tokens = count(1)
 
 
-class _Clerk(Settler):
-    """A settler that only keeps the ends."""
+class _FakeSettler(Settler):
+    """A settler that only records the ends."""
 
     ends: list[Settlement]
 
@@ -38,7 +38,7 @@ class _Clerk(Settler):
 
 
 class _Plain:
-    """A plain function whose calls go on until the test lets them: `release.set()`. Nothing can stop its threads."""
+    """A plain function whose calls last until the test calls `release.set()`. Nothing else can stop its threads."""
 
     def __init__(self, prefix: str = "plain", **options: Any) -> None:
         self.timers: list[Timer] = []
@@ -53,8 +53,8 @@ class _Plain:
         return len(self.timers)
 
 
-class _Shop:
-    """A runner for ten with nothing around it."""
+class _Rig:
+    """A runner for ten runs, without the rest of its pod."""
 
     def __init__(self, *calls: Calls | _Plain | Processor, concurrency: int = 10) -> None:
         store = Store(connect("redis://nowhere.invalid"))
@@ -68,12 +68,12 @@ class _Shop:
             Observer(),
         )
         self.runs = Runs()
-        self.clerk = _Clerk(pod, self.runs, retention_ms=1, written=lambda _runs: None)
-        self.clerk.ends = []
-        self.runner = Runner(pod, self.clerk, self.runs, NoTimers(), Lifespans([]), concurrency=concurrency)
+        self.settler = _FakeSettler(pod, self.runs, retention_ms=1, written=lambda _runs: None)
+        self.settler.ends = []
+        self.runner = Runner(pod, self.settler, self.runs, NoTimers(), Lifespans([]), concurrency=concurrency)
 
     def start(self, number: int = 1, prefix: str = "note", asked_at: float | None = None) -> list[Timer]:
-        """So many claimed timers."""
+        """Give the runner `number` claimed timers."""
         timers = [a_timer(prefix=prefix, id=f"n{n}", token=next(_tokens)) for n in range(number)]
         self.runner.start(0, Claimed(timers, [], {}), time.monotonic() if asked_at is None else asked_at)
         return timers
@@ -84,7 +84,7 @@ class _Shop:
         return run
 
     def statuses(self) -> Sequence[Status]:
-        return [end.transition.status for end in self.clerk.ends]
+        return [end.transition.status for end in self.settler.ends]
 
 
 @pytest.fixture
@@ -100,47 +100,47 @@ def plain() -> Iterator[_Plain]:
 
 
 @pytest.fixture
-async def shop(held: Held) -> AsyncIterator[_Shop]:
-    made = _Shop(held)
+async def rig(held: Held) -> AsyncIterator[_Rig]:
+    made = _Rig(held)
     yield made
     await made.runner.hand_back()
     made.runner.close()
 
 
-async def test_what_runs_takes_room_until_it_has_ended(shop: _Shop, held: Held) -> None:
-    assert (shop.runner.room, shop.runner.executing) == (10, 0)
-    shop.start(4)
-    assert (shop.runner.room, shop.runner.executing) == (6, 4)
+async def test_what_runs_takes_room_until_it_has_ended(rig: _Rig, held: Held) -> None:
+    assert (rig.runner.room, rig.runner.executing) == (10, 0)
+    rig.start(4)
+    assert (rig.runner.room, rig.runner.executing) == (6, 4)
     held.release.set()
-    await until(lambda: shop.runner.executing == 0, "all have ended")
-    assert shop.runner.room == 10
-    assert shop.statuses() == [Status.COMPLETED] * 4
+    await until(lambda: rig.runner.executing == 0, "all have ended")
+    assert rig.runner.room == 10
+    assert rig.statuses() == [Status.COMPLETED] * 4
 
 
-async def test_ends_that_wait_to_be_written_take_room_once_they_are_many(shop: _Shop) -> None:
-    """They hold leases too; a pod whose Redis takes nothing must not go on claiming."""
+async def test_ends_that_wait_to_be_written_take_room_once_they_are_many(rig: _Rig) -> None:
+    """They hold leases too; a pod that cannot write to Redis must not go on claiming."""
     rooms = {}
     for waiting in (0, 10, 11, 15, 20, 25):
-        shop.clerk.waiting = waiting
-        rooms[waiting] = shop.runner.room
+        rig.settler.waiting = waiting
+        rooms[waiting] = rig.runner.room
     assert rooms == {0: 10, 10: 10, 11: 9, 15: 5, 20: 0, 25: -5}
 
 
-async def test_the_larger_of_running_and_waiting_counts(shop: _Shop) -> None:
-    shop.start(3)
-    shop.clerk.waiting = 12
-    assert shop.runner.room == 7
-    shop.clerk.waiting = 18
-    assert shop.runner.room == 2
-    shop.clerk.waiting = 0
+async def test_the_larger_of_running_and_waiting_counts(rig: _Rig) -> None:
+    rig.start(3)
+    rig.settler.waiting = 12
+    assert rig.runner.room == 7
+    rig.settler.waiting = 18
+    assert rig.runner.room == 2
+    rig.settler.waiting = 0
 
 
-async def waited_for_room(shop: _Shop, taken: int, change: Callable[[], None]) -> list[str]:
-    """What came first: `change`, which is called while somebody waits, or room."""
+async def waited_for_room(rig: _Rig, taken: int, change: Callable[[], None]) -> list[str]:
+    """Which came first: `change`, which is called during the wait, or room."""
     order = []
 
     async def wait() -> None:
-        await shop.runner.room_free(taken)
+        await rig.runner.room_free(taken)
         order.append("free")
 
     async def make_room() -> None:
@@ -152,159 +152,157 @@ async def waited_for_room(shop: _Shop, taken: int, change: Callable[[], None]) -
     return order
 
 
-async def test_room_is_waited_for_beside_what_claims_under_way_may_bring(shop: _Shop, held: Held) -> None:
-    shop.start(8)
-    await asyncio.wait_for(shop.runner.room_free(1), 10)
-    assert await waited_for_room(shop, 2, held.release.set) == ["changed", "free"]
+async def test_room_is_waited_for_beside_what_claims_under_way_may_bring(rig: _Rig, held: Held) -> None:
+    rig.start(8)
+    await asyncio.wait_for(rig.runner.room_free(1), 10)
+    assert await waited_for_room(rig, 2, held.release.set) == ["changed", "free"]
 
 
-async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(shop: _Shop) -> None:
-    shop.clerk.waiting = 20
+async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(rig: _Rig) -> None:
+    rig.settler.waiting = 20
 
     def change() -> None:
-        shop.clerk.waiting = 0
-        shop.runner.room_changed()
+        rig.settler.waiting = 0
+        rig.runner.room_changed()
 
-    assert await waited_for_room(shop, 0, change) == ["changed", "free"]
+    assert await waited_for_room(rig, 0, change) == ["changed", "free"]
 
 
 async def test_a_queue_with_its_own_limit_has_its_own_room() -> None:
     prefixes = ("narrow", "narrow.other", "wide")
     narrow, wide = Held("narrow", pod_concurrency=2), Held("wide")
-    shop = _Shop(narrow, wide)
-    assert [shop.runner.room_of(prefix) for prefix in prefixes] == [2, 2, 10]
-    shop.start(2, "narrow")
-    shop.start(1, "wide")
-    assert [shop.runner.room_of(prefix) for prefix in prefixes] == [0, 2, 10]
+    rig = _Rig(narrow, wide)
+    assert [rig.runner.room_of(prefix) for prefix in prefixes] == [2, 2, 10]
+    rig.start(2, "narrow")
+    rig.start(1, "wide")
+    assert [rig.runner.room_of(prefix) for prefix in prefixes] == [0, 2, 10]
     narrow.release.set()
-    await until(lambda: shop.runner.room_of("narrow") == 2, "its room is free again")
-    await shop.runner.hand_back()
-    shop.runner.close()
+    await until(lambda: rig.runner.room_of("narrow") == 2, "its room is free again")
+    await rig.runner.hand_back()
+    rig.runner.close()
 
 
-def answered_late(shop: _Shop, number: int = 1, *, used: float = 1.0) -> list[Timer]:
-    """Timers whose claim was answered when that share of their leases was over."""
-    return shop.start(number, asked_at=time.monotonic() - used * LEASE_MS / 1000)
+def answered_late(rig: _Rig, number: int = 1, *, used: float = 1.0) -> list[Timer]:
+    """Start timers whose claim was answered when this share of their leases had passed."""
+    return rig.start(number, asked_at=time.monotonic() - used * LEASE_MS / 1000)
 
 
-async def in_doubt(shop: _Shop) -> None:
-    await asyncio.wait_for(shop.runs.in_doubt.wait(), 10)
+async def in_doubt(rig: _Rig) -> None:
+    await asyncio.wait_for(rig.runs.in_doubt.wait(), 10)
 
 
 @pytest.mark.parametrize("used", [0.8, 1.0])
-async def test_a_claim_that_used_up_its_lease_starts_once_that_is_extended(
-    shop: _Shop, held: Held, used: float
-) -> None:
-    timers = answered_late(shop, 3, used=used)
-    await in_doubt(shop)
-    assert (shop.runner.executing, len(shop.runs), len(held)) == (3, 3, 0)
-    assert shop.runner.held == {(timer.prefix, timer.id) for timer in timers}
-    shop.runs.in_doubt.clear()
-    shop.runs.extended()
-    await in_doubt(shop)
+async def test_a_claim_that_used_up_its_lease_starts_once_that_is_extended(rig: _Rig, held: Held, used: float) -> None:
+    timers = answered_late(rig, 3, used=used)
+    await in_doubt(rig)
+    assert (rig.runner.executing, len(rig.runs), len(held)) == (3, 3, 0)
+    assert rig.runner.held == {(timer.prefix, timer.id) for timer in timers}
+    rig.runs.in_doubt.clear()
+    rig.runs.extended()
+    await in_doubt(rig)
     assert len(held) == 0
-    for run in shop.runs:
+    for run in rig.runs:
         run.lease_until = time.monotonic() + LEASE_MS
-    shop.runs.extended()
+    rig.runs.extended()
     await until(lambda: len(held) == 3, "all have started")
 
 
 async def test_a_claim_that_was_answered_after_somebody_took_its_timer_over_starts_nothing(
-    shop: _Shop, held: Held
+    rig: _Rig, held: Held
 ) -> None:
-    (timer,) = answered_late(shop)
-    await in_doubt(shop)
-    shop.runner.lose(shop.held(timer))
-    await until(lambda: shop.runner.executing == 0, "it was given up")
-    assert (len(shop.runs), len(shop.clerk.ends), len(held)) == (0, 0, 0)
+    (timer,) = answered_late(rig)
+    await in_doubt(rig)
+    rig.runner.lose(rig.held(timer))
+    await until(lambda: rig.runner.executing == 0, "it was given up")
+    assert (len(rig.runs), len(rig.settler.ends), len(held)) == (0, 0, 0)
 
 
-async def test_a_drain_takes_back_runs_that_wait_for_their_lease(shop: _Shop, held: Held) -> None:
-    answered_late(shop)
-    await in_doubt(shop)
-    await shop.runner.hand_back()
-    (end,) = shop.clerk.ends
+async def test_a_drain_takes_back_runs_that_wait_for_their_lease(rig: _Rig, held: Held) -> None:
+    answered_late(rig)
+    await in_doubt(rig)
+    await rig.runner.hand_back()
+    (end,) = rig.settler.ends
     assert (end.transition.cause, end.transition.failures) == (("handed-back", "the pod drains"), 0)
     assert len(held) == 0
 
 
-async def test_an_unreadable_timer_is_ended_without_a_run(shop: _Shop, held: Held) -> None:
+async def test_an_unreadable_timer_is_ended_without_a_run(rig: _Rig, held: Held) -> None:
     timer = a_timer(prefix="note", token=next(_tokens))
-    shop.runner.start(0, Claimed([], [(timer, "unreadable record: odd")], {}), time.monotonic())
-    assert shop.statuses() == [Status.FAILED]
-    assert "unreadable record: odd" in shop.clerk.ends[0].transition.note
-    assert (shop.runner.executing, len(held)) == (0, 0)
+    rig.runner.start(0, Claimed([], [(timer, "unreadable record: odd")], {}), time.monotonic())
+    assert rig.statuses() == [Status.FAILED]
+    assert "unreadable record: odd" in rig.settler.ends[0].transition.note
+    assert (rig.runner.executing, len(held)) == (0, 0)
 
 
 async def test_all_of_a_burst_are_started_although_a_few_in_each_turn(held: Held) -> None:
-    shop = _Shop(held, concurrency=1_000)
-    shop.start(300)
-    shop.start(300)
+    rig = _Rig(held, concurrency=1_000)
+    rig.start(300)
+    rig.start(300)
     await until(lambda: len(held) == 600, "all are started")
-    await shop.runner.hand_back()
-    shop.runner.close()
+    await rig.runner.hand_back()
+    rig.runner.close()
 
 
 async def test_a_drain_takes_back_runs_that_have_not_started(held: Held) -> None:
-    shop = _Shop(held, concurrency=1_000)
-    shop.start(200)
-    await shop.runner.hand_back()
+    rig = _Rig(held, concurrency=1_000)
+    rig.start(200)
+    await rig.runner.hand_back()
     assert len(held) < 200
-    assert shop.statuses() == [Status.SCHEDULED] * 200
-    assert {end.transition.failures for end in shop.clerk.ends} == {0}
-    assert shop.runner.executing == 0
-    shop.runner.close()
+    assert rig.statuses() == [Status.SCHEDULED] * 200
+    assert {end.transition.failures for end in rig.settler.ends} == {0}
+    assert rig.runner.executing == 0
+    rig.runner.close()
 
 
-async def test_a_lost_run_that_has_not_started_is_dropped(shop: _Shop, held: Held) -> None:
-    (lost, other) = shop.start(2)
-    shop.runner.lose(shop.held(lost))
+async def test_a_lost_run_that_has_not_started_is_dropped(rig: _Rig, held: Held) -> None:
+    (lost, other) = rig.start(2)
+    rig.runner.lose(rig.held(lost))
     await until(lambda: len(held) == 1, "the other has started")
     assert held.timers == [other]
-    assert [run.timer for run in shop.runs] == [other]
-    assert shop.clerk.ends == []
+    assert [run.timer for run in rig.runs] == [other]
+    assert rig.settler.ends == []
 
 
-async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(shop: _Shop, held: Held) -> None:
-    (timer,) = shop.start()
+async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(rig: _Rig, held: Held) -> None:
+    (timer,) = rig.start()
     await until(lambda: len(held) == 1, "it runs")
-    shop.runner.lose(shop.held(timer))
-    await until(lambda: shop.runner.executing == 0, "it has ended")
+    rig.runner.lose(rig.held(timer))
+    await until(lambda: rig.runner.executing == 0, "it has ended")
     assert held.cancelled == 1
-    assert (shop.clerk.ends, len(shop.runs)) == ([], 0)
+    assert (rig.settler.ends, len(rig.runs)) == ([], 0)
 
 
-async def test_a_run_that_is_lost_twice_ends_once(shop: _Shop, held: Held) -> None:
-    (timer,) = shop.start()
+async def test_a_run_that_is_lost_twice_ends_once(rig: _Rig, held: Held) -> None:
+    (timer,) = rig.start()
     await until(lambda: len(held) == 1, "it runs")
-    run = shop.held(timer)
-    shop.runner.lose(run)
-    shop.runner.lose(run)
-    await until(lambda: shop.runner.executing == 0, "it has ended")
-    shop.runner.lose(run)
-    assert (shop.runner.executing, shop.runner.room, shop.clerk.ends) == (0, 10, [])
+    run = rig.held(timer)
+    rig.runner.lose(run)
+    rig.runner.lose(run)
+    await until(lambda: rig.runner.executing == 0, "it has ended")
+    rig.runner.lose(run)
+    assert (rig.runner.executing, rig.runner.room, rig.settler.ends) == (0, 10, [])
 
 
-async def test_a_timer_whose_pods_used_up_its_attempts_by_dying_does_not_run(shop: _Shop, held: Held) -> None:
+async def test_a_timer_whose_pods_used_up_its_attempts_by_dying_does_not_run(rig: _Rig, held: Held) -> None:
     timer = a_timer(prefix="note", token=next(_tokens), attempt=6, failures=50)
-    shop.runner.start(0, Claimed([timer], [], {}), time.monotonic())
-    await until(lambda: shop.clerk.ends, "it has ended")
+    rig.runner.start(0, Claimed([timer], [], {}), time.monotonic())
+    await until(lambda: rig.settler.ends, "it has ended")
     assert len(held) == 0
-    assert (shop.statuses(), shop.clerk.ends[0].transition.attempt) == ([Status.FAILED], 5)
+    assert (rig.statuses(), rig.settler.ends[0].transition.attempt) == ([Status.FAILED], 5)
 
 
 async def test_as_many_plain_functions_run_at_once_as_the_pod_takes() -> None:
-    """Not only as many as there are threads in some pool: what is claimed is started."""
+    """Not only as many as a thread pool has threads: every claimed timer is started."""
     plain = _Plain()
-    shop = _Shop(plain, concurrency=150)
+    rig = _Rig(plain, concurrency=150)
     try:
-        shop.start(150, "plain")
+        rig.start(150, "plain")
         await until(lambda: len(plain) == 150, "all are running")
     finally:
         plain.release.set()
-    await until(lambda: shop.runner.executing == 0, "all have ended")
-    assert shop.statuses() == [Status.COMPLETED] * 150
-    shop.runner.close()
+    await until(lambda: rig.runner.executing == 0, "all have ended")
+    assert rig.statuses() == [Status.COMPLETED] * 150
+    rig.runner.close()
 
 
 async def test_a_thread_is_used_again() -> None:
@@ -314,73 +312,73 @@ async def test_a_thread_is_used_again() -> None:
     def plain(_timer: Timer, _context: Context) -> None:
         threads.add(threading.current_thread())
 
-    shop = _Shop(plain)
+    rig = _Rig(plain)
     for _ in range(5):
-        shop.start(1, "plain")
-        await until(lambda: shop.runner.executing == 0, "it has ended")
-    assert shop.statuses() == [Status.COMPLETED] * 5
+        rig.start(1, "plain")
+        await until(lambda: rig.runner.executing == 0, "it has ended")
+    assert rig.statuses() == [Status.COMPLETED] * 5
     assert len(threads) == 1
-    shop.runner.close()
+    rig.runner.close()
 
 
 async def test_a_thread_that_hangs_takes_room_and_not_the_place_of_a_later_run(plain: _Plain, held: Held) -> None:
-    shop = _Shop(plain, held, concurrency=2)
-    shop.start(1, "plain")
-    await until(lambda: shop.statuses() == [Status.FAILED], "it timed out")
-    shop.clerk.waiting = 0
-    assert (shop.runner.executing, shop.runner.abandoned, shop.runner.room) == (0, 1, 1)
-    shop.start(1, "note")
+    rig = _Rig(plain, held, concurrency=2)
+    rig.start(1, "plain")
+    await until(lambda: rig.statuses() == [Status.FAILED], "it timed out")
+    rig.settler.waiting = 0
+    assert (rig.runner.executing, rig.runner.abandoned, rig.runner.room) == (0, 1, 1)
+    rig.start(1, "note")
     await until(lambda: len(held) == 1, "the next one runs")
-    assert shop.runner.room == 0
-    assert await waited_for_room(shop, 0, plain.release.set) == ["changed", "free"]
-    assert (shop.runner.abandoned, shop.runner.room) == (0, 1)
-    await shop.runner.hand_back()
-    shop.runner.close()
+    assert rig.runner.room == 0
+    assert await waited_for_room(rig, 0, plain.release.set) == ["changed", "free"]
+    assert (rig.runner.abandoned, rig.runner.room) == (0, 1)
+    await rig.runner.hand_back()
+    rig.runner.close()
 
 
 async def test_a_plain_function_that_has_to_wait_for_a_thread_does_not_time_out_meanwhile(
     plain: _Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine may give fewer threads than the concurrency asks for. The timeout counts from the start."""
+    """A machine may allow fewer threads than the concurrency. The timeout counts from the start of the function."""
     first = _Plain("first")
-    shop = _Shop(plain, first)
-    shop.start(1, "first")
+    rig = _Rig(plain, first)
+    rig.start(1, "first")
     await until(lambda: len(first) == 1, "the only thread is taken")
     monkeypatch.setattr(threading.Thread, "start", _no_thread)
-    (waits,) = shop.start(1, "plain")
-    await until(lambda: shop.held(waits).in_thread, "it waits")
-    assert shop.held(waits).timeout is None
+    (waits,) = rig.start(1, "plain")
+    await until(lambda: rig.held(waits).in_thread, "it waits")
+    assert rig.held(waits).timeout is None
     first.release.set()
     await until(lambda: len(plain) == 1, "it runs")
-    await until(lambda: shop.statuses() == [Status.COMPLETED, Status.FAILED], "then it times out")
-    shop.runner.close()
+    await until(lambda: rig.statuses() == [Status.COMPLETED, Status.FAILED], "then it times out")
+    rig.runner.close()
 
 
 async def test_a_drain_takes_back_runs_that_wait_for_a_thread(plain: _Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     first = _Plain("first")
-    shop = _Shop(plain, first)
-    shop.start(1, "first")
+    rig = _Rig(plain, first)
+    rig.start(1, "first")
     await until(lambda: len(first) == 1, "the only thread is taken")
     monkeypatch.setattr(threading.Thread, "start", _no_thread)
-    (waits,) = shop.start(1, "plain")
-    await until(lambda: shop.held(waits).in_thread, "it waits")
-    await shop.runner.hand_back()
-    assert (shop.statuses(), shop.runner.abandoned) == ([Status.SCHEDULED] * 2, 2)
+    (waits,) = rig.start(1, "plain")
+    await until(lambda: rig.held(waits).in_thread, "it waits")
+    await rig.runner.hand_back()
+    assert (rig.statuses(), rig.runner.abandoned) == ([Status.SCHEDULED] * 2, 2)
     first.release.set()
-    await until(lambda: shop.runner.abandoned == 0, "the thread is free")
+    await until(lambda: rig.runner.abandoned == 0, "the thread is free")
     assert len(plain) == 0
-    shop.runner.close()
+    rig.runner.close()
 
 
 async def test_without_any_thread_a_plain_function_fails_and_says_so(
     plain: _Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = _Shop(plain)
+    rig = _Rig(plain)
     monkeypatch.setattr(threading.Thread, "start", _no_thread)
-    shop.start(1, "plain")
-    await until(lambda: shop.statuses() == [Status.FAILED], "it has failed")
-    assert "can't start new thread" in shop.clerk.ends[0].transition.note
-    assert (shop.runner.abandoned, len(plain)) == (0, 0)
+    rig.start(1, "plain")
+    await until(lambda: rig.statuses() == [Status.FAILED], "it has failed")
+    assert "can't start new thread" in rig.settler.ends[0].transition.note
+    assert (rig.runner.abandoned, len(plain)) == (0, 0)
 
 
 def _no_thread(_thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""The settler alone: every end is written or refused, whatever comes in between, and none holds up another."""
+"""The settler alone: every end is written or refused, even after errors, and none holds up another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,11 +25,11 @@ _tokens = count(1)
 
 @processor("reminder")
 async def _reminder(_timer: object, _context: Context) -> None:
-    """Is never called here."""
+    """Never called here."""
 
 
-class _Desk(Store):
-    """A store that only takes ends. `during` happens while a batch is being written and may raise."""
+class _FakeStore(Store):
+    """A store that only takes ends. It calls `during`, which may raise, while it writes a batch."""
 
     def __init__(self) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
@@ -54,20 +54,20 @@ class _Refusals(Observer):
         self.prefixes.append(prefix)
 
 
-class _Office:
-    """A settler with nothing around it."""
+class _Rig:
+    """A settler without the rest of its pod."""
 
     def __init__(self) -> None:
-        self.desk, self.observer, self.runs = _Desk(), _Refusals(), Runs()
+        self.store, self.observer, self.runs = _FakeStore(), _Refusals(), Runs()
         self.told: list[str] = []
-        pod = Pod("a", self.desk, Registry([_reminder]), (0, 1), 4_000, self.observer)
+        pod = Pod("a", self.store, Registry([_reminder]), (0, 1), 4_000, self.observer)
         self.settler = Settler(pod, self.runs, retention_ms=1, written=self._tell)
 
     def _tell(self, runs: Sequence[Run]) -> None:
         self.told += [run.timer.id for run in runs]
 
     def put(self, timer_id: str, shard: int = 0) -> Run:
-        """An end to be written."""
+        """Give the settler an end to write."""
         run = Run(shard, a_timer(id=timer_id, token=next(_tokens)), _reminder, 0.0)
         self.runs.add(run)
         transition = Transition(Status.COMPLETED, 1, 1, 0, 1, run.timer.progress, ("completed", ""))
@@ -76,7 +76,7 @@ class _Office:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """The settler running."""
+        """Run the settler."""
         running = asyncio.create_task(self.settler.run())
         try:
             yield
@@ -86,7 +86,7 @@ class _Office:
 
 
 def at_first(act: Callable[[], object]) -> Callable[[Sequence[str]], None]:
-    """Does something while the first batch is being written."""
+    """Call `act` while the first batch is being written."""
     acts = iter([act])
 
     def during(_ids: Sequence[str]) -> None:
@@ -97,102 +97,102 @@ def at_first(act: Callable[[], object]) -> Callable[[Sequence[str]], None]:
 
 
 async def test_ends_are_written_in_their_order_and_the_leases_given_up() -> None:
-    office = _Office()
+    rig = _Rig()
     for number in range(3):
-        office.put(f"n{number}")
-    async with office.open():
-        await office.settler.emptied()
-    assert office.desk.batches == [(0, ["n0", "n1", "n2"])]
-    assert (len(office.runs), office.settler.waiting) == (0, 0)
-    assert office.told == ["n0", "n1", "n2"]
+        rig.put(f"n{number}")
+    async with rig.open():
+        await rig.settler.emptied()
+    assert rig.store.batches == [(0, ["n0", "n1", "n2"])]
+    assert (len(rig.runs), rig.settler.waiting) == (0, 0)
+    assert rig.told == ["n0", "n1", "n2"]
 
 
 async def test_a_run_keeps_its_lease_until_its_end_is_written() -> None:
-    office = _Office()
+    rig = _Rig()
     held: list[int] = []
-    office.desk.during = lambda _ids: held.append(len(office.runs))
-    office.put("x")
-    async with office.open():
-        await office.settler.emptied()
+    rig.store.during = lambda _ids: held.append(len(rig.runs))
+    rig.put("x")
+    async with rig.open():
+        await rig.settler.emptied()
     assert held == [1]
 
 
 async def test_no_batch_is_larger_than_a_script_may_take() -> None:
-    office = _Office()
+    rig = _Rig()
     for number in range(SETTLE_BATCH + 1):
-        office.put(f"n{number}")
-    async with office.open():
-        await office.settler.emptied()
-    assert [len(ids) for _, ids in office.desk.batches] == [SETTLE_BATCH, 1]
+        rig.put(f"n{number}")
+    async with rig.open():
+        await rig.settler.emptied()
+    assert [len(ids) for _, ids in rig.store.batches] == [SETTLE_BATCH, 1]
 
 
 async def test_the_first_end_of_another_shard_comes_while_one_is_written() -> None:
-    office = _Office()
-    office.desk.during = at_first(lambda: office.put("second", shard=1))
-    office.put("first")
-    async with office.open():
-        await until(lambda: len(office.desk.batches) == 2, "both are written")
-    assert office.desk.batches == [(0, ["first"]), (1, ["second"])]
+    rig = _Rig()
+    rig.store.during = at_first(lambda: rig.put("second", shard=1))
+    rig.put("first")
+    async with rig.open():
+        await until(lambda: len(rig.store.batches) == 2, "both are written")
+    assert rig.store.batches == [(0, ["first"]), (1, ["second"])]
 
 
 async def test_an_end_that_comes_while_another_is_written_is_not_forgotten() -> None:
-    office = _Office()
-    office.desk.during = at_first(lambda: office.put("second"))
-    office.put("first")
-    async with office.open():
-        await office.settler.emptied()
-    assert office.desk.batches == [(0, ["first"]), (0, ["second"])]
+    rig = _Rig()
+    rig.store.during = at_first(lambda: rig.put("second"))
+    rig.put("first")
+    async with rig.open():
+        await rig.settler.emptied()
+    assert rig.store.batches == [(0, ["first"]), (0, ["second"])]
 
 
 async def test_ends_wait_while_redis_is_away_and_are_written_when_it_is_back() -> None:
-    office = _Office()
+    rig = _Rig()
 
     def fail(_ids: Sequence[str]) -> None:
         raise Unavailable("away")
 
-    office.desk.during = fail
-    office.put("x")
+    rig.store.during = fail
+    rig.put("x")
     with pytest.raises(Unavailable):
-        await office.settler.run()
-    assert (len(office.runs), office.settler.waiting) == (1, 1)
-    office.desk.during = lambda _ids: None
-    async with office.open():
-        await office.settler.emptied()
-    assert office.desk.batches == [(0, ["x"])]
+        await rig.settler.run()
+    assert (len(rig.runs), rig.settler.waiting) == (1, 1)
+    rig.store.during = lambda _ids: None
+    async with rig.open():
+        await rig.settler.emptied()
+    assert rig.store.batches == [(0, ["x"])]
 
 
 @pytest.mark.parametrize("answer", ["fenced", "missing"])
 async def test_a_refused_end_is_reported_and_given_up(answer: str) -> None:
-    office = _Office()
-    office.desk.answers["late"] = answer
-    office.put("late")
-    office.put("right")
-    async with office.open():
-        await office.settler.emptied()
-    assert office.observer.prefixes == ["reminder"]
-    assert len(office.runs) == 0
+    rig = _Rig()
+    rig.store.answers["late"] = answer
+    rig.put("late")
+    rig.put("right")
+    async with rig.open():
+        await rig.settler.emptied()
+    assert rig.observer.prefixes == ["reminder"]
+    assert len(rig.runs) == 0
 
 
 async def test_an_end_that_is_already_written_is_not_a_refusal() -> None:
-    office = _Office()
-    office.desk.answers["x"] = "already"
-    office.put("x")
-    async with office.open():
-        await office.settler.emptied()
-    assert office.observer.prefixes == []
+    rig = _Rig()
+    rig.store.answers["x"] = "already"
+    rig.put("x")
+    async with rig.open():
+        await rig.settler.emptied()
+    assert rig.observer.prefixes == []
 
 
 async def test_one_end_that_cannot_be_written_does_not_hold_up_the_others() -> None:
-    office = _Office()
+    rig = _Rig()
 
     def fail(ids: Sequence[str]) -> None:
         if "odd" in ids:
             raise UnicodeError("cannot be encoded")
 
-    office.desk.during = fail
+    rig.store.during = fail
     for timer_id in ("one", "odd", "two"):
-        office.put(timer_id)
-    async with office.open():
-        await office.settler.emptied()
-    assert [ids for _, ids in office.desk.batches] == [["one"], ["two"]]
-    assert (len(office.runs), office.settler.waiting) == (0, 0)
+        rig.put(timer_id)
+    async with rig.open():
+        await rig.settler.emptied()
+    assert [ids for _, ids in rig.store.batches] == [["one"], ["two"]]
+    assert (len(rig.runs), rig.settler.waiting) == (0, 0)

@@ -1,4 +1,4 @@
-"""The sweeper alone: when it looks next, what it marks, and when it leaves the looking to another pod."""
+"""The sweeper alone: when it looks next, what it marks, and when it leaves this to another pod."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,11 +25,11 @@ During = Callable[[], None]
 
 @processor("note")
 async def _note(_timer: object, _context: Context) -> None:
-    """Is never called here."""
+    """Never called here."""
 
 
-class _Shelf(Store):
-    """A store whose clock stands still until the test moves it, and whose looks find what the test says."""
+class _FakeStore(Store):
+    """A store with a clock that only the test moves. Its looks find what the test says."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -57,7 +57,7 @@ class _Shelf(Store):
 
 
 class _Ranked(Peers):
-    """Peers in which this pod has the rank that the test says."""
+    """Peers in which the test sets this pod's rank."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(Membership(store), Member("a"))
@@ -67,166 +67,166 @@ class _Ranked(Peers):
         return self.own_rank
 
 
-class _Bench:
-    """A sweeper with nothing around it, that has subscribed."""
+class _Rig:
+    """A sweeper without the rest of its pod, which has subscribed."""
 
     def __init__(self) -> None:
-        self.shelf, self.intake = _Shelf(), Intake()
-        self.peers, self.canary = _Ranked(self.shelf), Canary(self.shelf, "a")
-        pod = Pod("a", self.shelf, Registry([_note]), (0,), 4_000, Observer())
+        self.store, self.intake = _FakeStore(), Intake()
+        self.peers, self.canary = _Ranked(self.store), Canary(self.store, "a")
+        pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
         self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary)
         self.canary.resubscribed()
         self.one = self.sweeper.sweeps[0]
 
     async def look(self) -> float:
-        """Look once; answers in how many ms it will look again."""
+        """Look once. Returns the ms until the next look."""
         await self.one.look()
-        return self.one.look_ms - self.shelf.clock.now_ms()
+        return self.one.look_ms - self.store.clock.now_ms()
 
     def marked(self) -> set[str]:
         return {ask.prefix for some in self.intake.take(1_000) for ask in some.asks}
 
 
 @pytest.fixture
-async def bench() -> _Bench:
-    """It has looked at everything once and found nothing."""
-    made = _Bench()
+async def rig() -> _Rig:
+    """A sweeper that has looked at everything once and found nothing."""
+    made = _Rig()
     await made.look()
-    made.shelf.looked_from.clear()
+    made.store.looked_from.clear()
     return made
 
 
 def ms(value: float) -> object:
-    """The clock cuts and rounds to a millisecond."""
+    """This many ms, give or take one, because times are rounded."""
     return pytest.approx(value, abs=1.1)
 
 
-async def test_with_nothing_planned_it_looks_again_after_its_interval(bench: _Bench) -> None:
-    assert await bench.look() == ms(INTERVAL_MS)
-    assert bench.marked() == set()
+async def test_with_nothing_planned_it_looks_again_after_its_interval(rig: _Rig) -> None:
+    assert await rig.look() == ms(INTERVAL_MS)
+    assert rig.marked() == set()
 
 
-async def test_it_looks_just_after_the_next_due_time(bench: _Bench) -> None:
-    bench.shelf.next_ms = NOW_MS + 300
-    assert await bench.look() == ms(301)
+async def test_it_looks_just_after_the_next_due_time(rig: _Rig) -> None:
+    rig.store.next_ms = NOW_MS + 300
+    assert await rig.look() == ms(301)
 
 
-async def test_a_sleep_to_a_due_time_beyond_the_interval_is_split(bench: _Bench) -> None:
-    bench.shelf.next_ms = NOW_MS + 86_400_000
-    assert await bench.look() == ms(INTERVAL_MS)
+async def test_a_sleep_to_a_due_time_beyond_the_interval_is_split(rig: _Rig) -> None:
+    rig.store.next_ms = NOW_MS + 86_400_000
+    assert await rig.look() == ms(INTERVAL_MS)
 
 
-async def test_a_pod_that_cannot_hear_a_nearer_due_time_looks_more_often(bench: _Bench) -> None:
-    bench.canary.unsubscribed()
-    assert await bench.look() == ms(DEAF_INTERVAL_MS)
+async def test_a_pod_that_cannot_hear_a_nearer_due_time_looks_more_often(rig: _Rig) -> None:
+    rig.canary.unsubscribed()
+    assert await rig.look() == ms(DEAF_INTERVAL_MS)
 
 
-async def test_each_rank_gives_the_one_before_it_time_to_touch(bench: _Bench) -> None:
-    bench.shelf.next_ms = NOW_MS + 300
-    bench.peers.own_rank = 3
-    assert await bench.look() == ms(301 + 3 * STAGGER_MS)
+async def test_each_rank_gives_the_one_before_it_time_to_touch(rig: _Rig) -> None:
+    rig.store.next_ms = NOW_MS + 300
+    rig.peers.own_rank = 3
+    assert await rig.look() == ms(301 + 3 * STAGGER_MS)
 
 
-async def test_what_is_due_is_looked_at_again_when_it_would_be_overdue(bench: _Bench) -> None:
-    bench.shelf.due = {"note": NOW_MS - 1}
-    assert await bench.look() == ms(GRACE_MS)
-    assert bench.marked() == set()
+async def test_what_is_due_is_looked_at_again_when_it_would_be_overdue(rig: _Rig) -> None:
+    rig.store.due = {"note": NOW_MS - 1}
+    assert await rig.look() == ms(GRACE_MS)
+    assert rig.marked() == set()
 
 
-async def test_an_overdue_timer_is_marked_whatever_happened_to_its_event(bench: _Bench) -> None:
-    bench.shelf.due = {"note": NOW_MS - GRACE_MS - 2, "note.punctual": NOW_MS - 1, "unknown": NOW_MS - 10_000}
-    await bench.look()
-    assert bench.marked() == {"note"}
+async def test_an_overdue_timer_is_marked_whatever_happened_to_its_event(rig: _Rig) -> None:
+    rig.store.due = {"note": NOW_MS - GRACE_MS - 2, "note.punctual": NOW_MS - 1, "unknown": NOW_MS - 10_000}
+    await rig.look()
+    assert rig.marked() == {"note"}
 
 
-async def test_after_a_gap_everything_due_is_marked_at_once(bench: _Bench) -> None:
-    bench.shelf.due = {"note": NOW_MS - 1}
-    bench.sweeper.sweep_everything()
-    assert bench.one.look_ms <= bench.shelf.clock.now_ms()
-    await bench.look()
-    assert bench.marked() == {"note"}
-    await bench.look()
-    assert bench.marked() == set()
+async def test_after_a_gap_everything_due_is_marked_at_once(rig: _Rig) -> None:
+    rig.store.due = {"note": NOW_MS - 1}
+    rig.sweeper.sweep_everything()
+    assert rig.one.look_ms <= rig.store.clock.now_ms()
+    await rig.look()
+    assert rig.marked() == {"note"}
+    await rig.look()
+    assert rig.marked() == set()
 
 
-async def test_orphans_of_prefixes_it_serves_are_marked(bench: _Bench) -> None:
-    bench.shelf.lost = [("note", "x"), ("unknown", "y")]
-    await bench.look()
-    assert bench.intake.take_orphans(10) == {0: [("note", "x")]}
+async def test_orphans_of_prefixes_it_serves_are_marked(rig: _Rig) -> None:
+    rig.store.lost = [("note", "x"), ("unknown", "y")]
+    await rig.look()
+    assert rig.intake.take_orphans(10) == {0: [("note", "x")]}
 
 
-async def test_it_continues_at_once_if_there_are_more_orphans_than_one_look_takes(bench: _Bench) -> None:
-    bench.shelf.next_orphan = 500
-    assert await bench.look() <= 0
-    bench.shelf.next_orphan = 0
-    assert await bench.look() == ms(INTERVAL_MS)
-    await bench.look()
-    assert bench.shelf.looked_from == [0, 500, 0]
+async def test_it_continues_at_once_if_there_are_more_orphans_than_one_look_takes(rig: _Rig) -> None:
+    rig.store.next_orphan = 500
+    assert await rig.look() <= 0
+    rig.store.next_orphan = 0
+    assert await rig.look() == ms(INTERVAL_MS)
+    await rig.look()
+    assert rig.store.looked_from == [0, 500, 0]
 
 
-async def test_a_nearer_due_time_brings_the_look_forward_and_a_later_one_does_not(bench: _Bench) -> None:
-    await bench.look()
-    bench.sweeper.wake(0, NOW_MS + 200)
-    bench.sweeper.wake(0, NOW_MS + 500)
-    bench.sweeper.wake(7, NOW_MS)
-    assert bench.one.look_ms - NOW_MS == ms(201)
+async def test_a_nearer_due_time_brings_the_look_forward_and_a_later_one_does_not(rig: _Rig) -> None:
+    await rig.look()
+    rig.sweeper.wake(0, NOW_MS + 200)
+    rig.sweeper.wake(0, NOW_MS + 500)
+    rig.sweeper.wake(7, NOW_MS)
+    assert rig.one.look_ms - NOW_MS == ms(201)
 
 
-async def test_a_nearer_due_time_that_comes_during_a_look_is_not_overwritten_by_its_answer(bench: _Bench) -> None:
-    bench.shelf.next_ms = NOW_MS + 700
-    bench.shelf.during = lambda: bench.sweeper.wake(0, NOW_MS + 50)
-    assert await bench.look() == ms(51)
+async def test_a_nearer_due_time_that_comes_during_a_look_is_not_overwritten_by_its_answer(rig: _Rig) -> None:
+    rig.store.next_ms = NOW_MS + 700
+    rig.store.during = lambda: rig.sweeper.wake(0, NOW_MS + 50)
+    assert await rig.look() == ms(51)
 
 
-async def test_a_gap_during_a_look_is_looked_at_after_it(bench: _Bench) -> None:
-    bench.shelf.due = {"note": NOW_MS - 1}
-    bench.shelf.during = bench.sweeper.sweep_everything
-    assert await bench.look() <= 0
-    assert bench.marked() == set()
-    bench.shelf.during = lambda: None
-    await bench.look()
-    assert bench.marked() == {"note"}
+async def test_a_gap_during_a_look_is_looked_at_after_it(rig: _Rig) -> None:
+    rig.store.due = {"note": NOW_MS - 1}
+    rig.store.during = rig.sweeper.sweep_everything
+    assert await rig.look() <= 0
+    assert rig.marked() == set()
+    rig.store.during = lambda: None
+    await rig.look()
+    assert rig.marked() == {"note"}
 
 
-async def test_the_first_in_rank_always_looks_itself(bench: _Bench) -> None:
-    await bench.look()
-    bench.sweeper.heard(0)
-    assert not bench.one.somebody_else_does_it()
+async def test_the_first_in_rank_always_looks_itself(rig: _Rig) -> None:
+    await rig.look()
+    rig.sweeper.heard(0)
+    assert not rig.one.somebody_else_does_it()
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-async def test_a_pod_that_hears_another_touch_looks_away_for_a_while(bench: _Bench, rank: int) -> None:
-    """It hears what it has touched itself, too: timers are so late until a dead pod that touched is forgotten."""
-    bench.peers.own_rank = rank
-    await bench.look()
-    bench.sweeper.heard(0)
-    assert bench.one.somebody_else_does_it()
-    assert bench.one.look_ms == ms(NOW_MS + rank * TRUST_MS)
-    bench.shelf.now_s += (rank * TRUST_MS + 3) / 1000
-    bench.sweeper.heard(0)
-    assert not bench.one.somebody_else_does_it()
+async def test_a_pod_that_hears_another_touch_looks_away_for_a_while(rig: _Rig, rank: int) -> None:
+    """It hears its own touches as well. If the touching pod dies, timers are this late until it is forgotten."""
+    rig.peers.own_rank = rank
+    await rig.look()
+    rig.sweeper.heard(0)
+    assert rig.one.somebody_else_does_it()
+    assert rig.one.look_ms == ms(NOW_MS + rank * TRUST_MS)
+    rig.store.now_s += (rank * TRUST_MS + 3) / 1000
+    rig.sweeper.heard(0)
+    assert not rig.one.somebody_else_does_it()
 
 
-async def test_a_pod_that_hears_nobody_touch_looks_itself(bench: _Bench) -> None:
-    bench.peers.own_rank = 1
-    await bench.look()
-    bench.shelf.now_s += (TRUST_MS + 3) / 1000
-    assert not bench.one.somebody_else_does_it()
+async def test_a_pod_that_hears_nobody_touch_looks_itself(rig: _Rig) -> None:
+    rig.peers.own_rank = 1
+    await rig.look()
+    rig.store.now_s += (TRUST_MS + 3) / 1000
+    assert not rig.one.somebody_else_does_it()
 
 
-async def test_a_pod_that_cannot_hear_trusts_nobody(bench: _Bench) -> None:
-    bench.peers.own_rank = 1
-    await bench.look()
-    bench.sweeper.heard(0)
-    bench.canary.unsubscribed()
-    assert not bench.one.somebody_else_does_it()
+async def test_a_pod_that_cannot_hear_trusts_nobody(rig: _Rig) -> None:
+    rig.peers.own_rank = 1
+    await rig.look()
+    rig.sweeper.heard(0)
+    rig.canary.unsubscribed()
+    assert not rig.one.somebody_else_does_it()
 
 
-async def test_it_sleeps_until_its_time_and_is_woken_sooner_by_a_nearer_due_time(bench: _Bench) -> None:
-    looks = bench.shelf.looks
-    sweeping = asyncio.create_task(bench.sweeper.run())
-    bench.sweeper.wake(0, NOW_MS - 10)
-    await until(lambda: bench.shelf.looks > looks, "the look it was woken for")
+async def test_it_sleeps_until_its_time_and_is_woken_sooner_by_a_nearer_due_time(rig: _Rig) -> None:
+    looks = rig.store.looks
+    sweeping = asyncio.create_task(rig.sweeper.run())
+    rig.sweeper.wake(0, NOW_MS - 10)
+    await until(lambda: rig.store.looks > looks, "the look it was woken for")
     sweeping.cancel()
     await asyncio.gather(sweeping, return_exceptions=True)
-    assert bench.shelf.looks == looks + 1
+    assert rig.store.looks == looks + 1
