@@ -161,6 +161,22 @@ async def test_an_api_that_was_closed_stays_closed_when_its_keys_are_deleted(
     assert status == (401 if gone == "timers:keys" else 200)
 
 
+async def test_revoking_a_mistyped_key_closes_no_open_api(open_api: Api) -> None:
+    assert not await Callers(open_api.store).revoke("mistyped")
+    assert (await open_api.call("GET", "/v1/stats")).status == 200
+
+
+async def test_a_strangers_value_in_place_of_the_meta_closes_an_open_api_only_as_long_as_it_is_there(
+    open_api: Api, redis: Redis
+) -> None:
+    """Nobody can tell meanwhile whether a key was ever kept."""
+    await open_api.store.identity.join()
+    await redis.set("timers:meta", "a stranger's")
+    (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
+    await open_api.store.identity.compare()
+    assert (await open_api.call("GET", "/v1/stats")).status == 200
+
+
 async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedServer, redis: Redis) -> None:
     """The process remembers, and marks the new db as closed."""
     _, kept = new_key()

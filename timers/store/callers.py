@@ -28,19 +28,21 @@ class Callers:
         """What is kept for each key id: its entry, or that it is revoked."""
         with reachable():
             kept: Any = await self._redis.hgetall(keys.API_KEYS)
-        self._store.identity.closed = self._store.identity.closed or bool(kept)
-        return {key_id.decode(): entry.decode() for key_id, entry in kept.items()}
+        entries = {key_id.decode(): entry.decode() for key_id, entry in kept.items()}
+        if any(entry != REVOKED for entry in entries.values()):
+            self._store.identity.closed = True
+        return entries
 
     async def closed(self) -> bool:
         """Whether a key was ever kept here, even if the keys themselves are gone. If that cannot be read, the API
-        counts as closed."""
+        counts as closed until it can."""
         identity = self._store.identity
         if not identity.closed:
             with reachable():
                 try:
                     identity.closed = bool(await self._redis.hexists(keys.META, "closed"))
                 except ResponseError:
-                    identity.closed = True
+                    return True
         return identity.closed
 
     async def keep(self, key_id: str, entry: str) -> None:
@@ -51,11 +53,9 @@ class Callers:
             await self._redis.hset(keys.API_KEYS, key_id, entry)
 
     async def revoke(self, key_id: str) -> bool:
-        """Revoke a key, wherever it is kept. False if Redis did not have it."""
+        """Revoke a key, wherever it is kept. False if Redis did not have it; an open API then stays open."""
         with reachable():
-            had = await self._redis.hexists(keys.API_KEYS, key_id)
-        await self.keep(key_id, REVOKED)
-        return bool(had)
+            return not await self._redis.hset(keys.API_KEYS, key_id, REVOKED)
 
     async def session_secret(self) -> bytes:
         """The secret that signs dashboard sessions, the same on every pod. Whoever asks first creates it."""
