@@ -137,6 +137,27 @@ async def test_a_strangers_value_in_place_of_a_shards_epoch_stops_no_arm(store: 
     assert (await put(store)).code == "exists"
 
 
+async def test_an_arm_makes_a_meta_again_that_a_stranger_has_overwritten(store: Store) -> None:
+    """It finds out before the next sign of life, if its shard has lost its epoch too."""
+    await armed(store, due="+3600000")
+    before = await meta(store)
+    await store.connections.commands.set(META, "a stranger's")
+    await store.connections.commands.delete(EPOCH)
+    assert (await put(store)).code == "exists"
+    assert (await meta(store))["epoch"] == store.identity.epoch != before["epoch"]
+    assert await store.connections.commands.get(EPOCH) == store.identity.epoch.encode()
+
+
+async def test_an_emptied_epoch_in_the_meta_stops_no_pod(store: Store) -> None:
+    pod = other(store)
+    await pod.identity.join()
+    await armed(pod, due="+3600000")
+    await store.connections.commands.hset(META, "epoch", "")
+    await pod.identity.mark([0])
+    assert (await meta(store))["epoch"] == pod.identity.epoch != ""
+    assert (await put(pod)).code == "exists"
+
+
 async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store) -> None:
     await armed(real, "a", due="+3600000")
     asked = list[str]()

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -114,17 +115,23 @@ class DbIdentity:
     async def found(self, shards: Iterable[int]) -> None:
         """Found the shards that do not carry our epoch. If the db has another epoch by now, adopt that first; the
         number of shards may then differ too. Raises Unavailable if this process cannot work with that."""
-        meta = await self._change("arm", self.epoch)
-        if meta is None or meta.epoch != self.epoch:
-            try:
-                await self.renew()
-            except ConfigurationError as error:
-                raise Unavailable(str(error)) from error
-            return
-        self._take(meta)
+        epoch, meta = self.epoch, None
+        try:
+            with suppress(ConfigurationError):  # nobody can read the meta, which `renew` mends
+                meta = await self._change("arm", epoch)
+            await self._accept(meta)
+        except ConfigurationError as error:
+            raise Unavailable(str(error)) from error
         with scripts.reachable():
-            for shard in shards:
-                await self._redis.set(f"{keys.root(shard)}epoch", self.epoch)
+            for shard in shards if epoch == self.epoch else ():
+                await self._redis.set(f"{keys.root(shard)}epoch", epoch)
+
+    async def _accept(self, meta: Meta | None) -> None:
+        """Use what was found as the db from now on, or renew the epoch."""
+        if self.epoch and (meta is None or meta.epoch != self.epoch):
+            await self.renew()
+        elif meta is not None:
+            self._take(meta)
 
     async def renew(self) -> None:
         """Unless our epoch is in the db, adopt the epoch that another pod has made, or make one with the same number of
@@ -157,11 +164,8 @@ class DbIdentity:
             if epoch == self.epoch:
                 raise
             return
-        if epoch and (meta is None or meta.epoch != epoch):
-            await self.renew()  # an emptied db has no marks either, but that is another kind of loss
-        elif meta is not None:
-            self._take(meta)
-        if epoch == self.epoch:
+        await self._accept(meta)
+        if epoch == self.epoch:  # an emptied db has no marks either, but that is another kind of loss
             await self._take_marks(dict(zip(shards, marked, strict=True)), began)
 
     async def _take_marks(self, marked: Mapping[int, Sequence[Any]], began: float) -> None:

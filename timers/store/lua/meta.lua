@@ -25,6 +25,7 @@ local function read_meta()
     fields = {}
   end
   for i = 1, #fields, 2 do meta[fields[i]] = fields[i + 1] end
+  if meta.epoch == '' then meta.epoch = nil end
   return fields
 end
 
