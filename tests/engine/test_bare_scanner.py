@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.fleet import until
 from timers.bare.keys import GONE, NO_TTL, BareKeys, Look
-from timers.bare.scanner import BUSY_RESTS, DOUBT_SECONDS, IDLE_RESTS, LEAD_MS, Scanner
+from timers.bare.scanner import BUSY_RESTS, DOUBT_SECONDS, IDLE_LONGEST_SECONDS, IDLE_RESTS, LEAD_MS, Scanner
 from timers.core.durations import HOUR_MS
 from timers.store.connect import connect
 from timers.store.store import Identity, Store
@@ -28,7 +28,7 @@ class _Keys(BareKeys):
         self.now_ms = NOW_MS
         self.told: list[object] = []
         self.taken: list[Identity] = []
-        self.scans = self.looks = self.turns = 0
+        self.scans = self.looks = self.turns = self.watched = 0
 
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
         self.scans += 1
@@ -38,6 +38,7 @@ class _Keys(BareKeys):
         return 0, list(self.shard)
 
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
+        self.watched += 1
         return {}
 
     async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
@@ -63,7 +64,12 @@ def keys() -> _Keys:
 
 
 def looking(
-    keys: _Keys, *, every_ms: int | None = 0, leads: bool = True, doubt_seconds: float = DOUBT_SECONDS
+    keys: _Keys,
+    *,
+    every_ms: int | None = 0,
+    leads: bool = True,
+    doubt_seconds: float = DOUBT_SECONDS,
+    idle_longest_seconds: float = IDLE_LONGEST_SECONDS,
 ) -> Scanner:
     def asked() -> bool:
         keys.turns += 1
@@ -75,6 +81,7 @@ def looking(
         declared=lambda prefix: prefix == "note",
         every_ms=every_ms,
         doubt_seconds=doubt_seconds,
+        idle_longest_seconds=idle_longest_seconds,
     )
 
 
@@ -158,6 +165,26 @@ async def test_after_a_scan_that_finds_nothing_scans_take_little_until_a_key_is_
     assert 1 / (1 + IDLE_RESTS) < 0.01
     scanner.noticed()
     assert scanner.rests == BUSY_RESTS
+
+
+async def test_after_a_scan_that_finds_nothing_looks_are_rare_until_a_key_is_heard(keys: _Keys) -> None:
+    scanner = looking(keys, every_ms=HOUR_MS, idle_longest_seconds=3600)
+    await scanner.round()
+    running = asyncio.create_task(scanner.run())
+    for looks in (1, 2):
+        await until(lambda: keys.watched == looks, "a look")  # noqa: B023 (awaited at once)
+        scanner.noticed()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_a_pod_that_has_led_before_looks_often_when_it_leads_again(keys: _Keys) -> None:
+    leads = True
+    scanner = Scanner(keys, leads=lambda: leads, declared=lambda _prefix: True, every_ms=0)
+    await scanner.round()
+    leads = False
+    await _run_until(lambda: scanner.rests == BUSY_RESTS, scanner)
 
 
 @pytest.mark.parametrize("how", ["found", "known"])

@@ -83,11 +83,10 @@ class BareKeys:
 
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
         """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE_SIZE of each shard."""
-        with scripts.reachable():
-            async with self._redis.pipeline(transaction=False) as asked:
-                for shard in range(self.store.shards):
-                    asked.zrangebyscore(_index(shard), 0, until_ms, start=0, num=PAGE_SIZE, withscores=True)
-                answers = await asked.execute()
+        async with self._redis.pipeline(transaction=False) as asked:
+            for shard in range(self.store.shards):
+                asked.zrangebyscore(_index(shard), 0, until_ms, start=0, num=PAGE_SIZE, withscores=True)
+            answers = await scripts.read(asked, [])
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 
     async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:

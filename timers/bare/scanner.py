@@ -22,8 +22,8 @@ LEAD_MS: Final = 200
 DOUBT_SECONDS: Final = 0.1
 """How long a pod doubts that a missing key was deleted. If it was SET again and expired, its event arrives sooner."""
 
-LONGEST_SECONDS: Final = 1.0
-"""The longest pause between looks at known keys, since another pod may adopt some."""
+LONGEST_SECONDS, IDLE_LONGEST_SECONDS = 1.0, 5.0
+"""The longest pause between looks at known keys, since another pod may adopt some; and after a scan that found none."""
 
 BUSY_RESTS, IDLE_RESTS = 4, 128
 """After each step a scan rests this many times as long: it takes a fifth of a core while bare keys are in use, and less
@@ -48,18 +48,22 @@ class Scanner:
         declared: Callable[[str], bool],
         every_ms: int | None,
         doubt_seconds: float = DOUBT_SECONDS,
+        idle_longest_seconds: float = IDLE_LONGEST_SECONDS,
         told: Callable[[str], None] = lambda _what: None,
     ) -> None:
         """`declared` tells whether a processor was ever declared for a prefix, even if its pods are gone. If `every_ms`
         is None, nothing new is adopted. `told` is called when a key is adopted and with what becomes of it."""
         self._keys, self._leads, self._declared = keys, leads, declared
-        self._every_ms, self._doubt_seconds, self._told = every_ms, doubt_seconds, told
+        self._every_ms, self._told = every_ms, told
+        self._doubt_seconds, self._idle_longest_seconds = doubt_seconds, idle_longest_seconds
         self.rests = BUSY_RESTS
         self._noticed = asyncio.Event()
         self._nearer = asyncio.Event()
 
     def noticed(self) -> None:
-        """Bare keys are in use: scan often."""
+        """Bare keys are in use: scan and look often."""
+        if self.rests != BUSY_RESTS:
+            self._nearer.set()
         self.rests = BUSY_RESTS
         self._noticed.set()
 
@@ -75,19 +79,22 @@ class Scanner:
     async def _look_at_due(self) -> float:
         """Look at the keys that are due soon. Returns the seconds until the next look."""
         clock = self._keys.store.clock
+        longest = LONGEST_SECONDS if self.rests == BUSY_RESTS else self._idle_longest_seconds
         soon_ms = int(clock.now_ms()) + LEAD_MS
-        known = await self._keys.first_known(soon_ms + int(LONGEST_SECONDS * 1000))
+        known = await self._keys.first_known(soon_ms + int(longest * 1000))
         due = [identity for identity, ms in known.items() if ms <= soon_ms]
         await self.look(due)
         if due:
             return LEAD_MS / 4000 if len(due) < PAGE_SIZE else 0
-        return min((clock.seconds_until(ms - LEAD_MS) for ms in known.values()), default=LONGEST_SECONDS)
+        return min((clock.seconds_until(ms - LEAD_MS) for ms in known.values()), default=longest)
 
     async def _rounds(self, every_ms: int) -> None:
         while True:
             began = time.monotonic()
             if self._leads():
                 await self.round()
+            else:
+                self.rests = BUSY_RESTS  # whoever leads may adopt some
             await asyncio.sleep(max(every_ms / 1000 - (time.monotonic() - began), 0))
 
     async def round(self) -> None:
