@@ -1,4 +1,4 @@
-"""Owns the least rights that a pod needs, as PROTOCOL.md gives them: the tests' pods have no more."""
+"""The least rights that a pod needs, as PROTOCOL.md lists them. The tests' pods have no others."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def documented() -> list[str]:
 
 
 async def grant(redis: Redis, db: int, prefixes: Iterable[str] = ("",), *, without: Iterable[str] = ()) -> None:
-    """Give the user these rights in a db, for some prefixes, and forget what was refused before."""
+    """Give the user these rights in a db, for some prefixes, and clear the log of refusals."""
     patterns = [f"~{prefix}*" for prefix in prefixes]
     rules = [_rule(word, db) for word in documented() if not word.startswith("~") or word.startswith("~timers")]
     rules = [rule for rule in rules if rule not in {f"+{name}" for name in without}]
@@ -34,7 +34,7 @@ def _rule(word: str, db: int) -> str:
 
 
 async def refused(redis: Redis) -> set[str]:
-    """What the user was refused since, but for what a pod may try: to look at the configuration, and to name its
+    """What the user was refused since then, except what a pod may try: reading the configuration, and naming its
     library."""
     entries: list[Any] = await redis.acl_log()
     said = {(_text(entry["reason"]), _text(entry["object"])) for entry in entries if _text(entry["username"]) == USER}
@@ -42,7 +42,7 @@ async def refused(redis: Redis) -> set[str]:
 
 
 def as_user(url: str) -> str:
-    """The URL of a server's socket as that user."""
+    """The URL of a server's socket, for that user."""
     return f"{url}&username={USER}&password={PASSWORD}"
 
 

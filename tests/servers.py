@@ -1,6 +1,6 @@
-"""Real servers for the tests: which programs there are, and starting one that a test may kill and start again.
+"""Real servers for the tests: finds the programs, and starts servers that a test may kill and restart.
 
-A server's data lie in the test's own folder, so that the same folder given twice is a restart.
+A server's data is in the test's own folder, so starting with the same folder again is a restart.
 """
 
 import os
@@ -32,7 +32,7 @@ def _found() -> dict[Family, Path]:
 
 
 def binary_for(family: Family) -> Path:
-    """The server program of that family. Without one the test fails where CI is set, and elsewhere is skipped."""
+    """The server program of this family. Without one the test is skipped, or fails if CI is set."""
     path = _found().get(family)
     if path is None:
         reason = f"no {family}-server 7 or newer on this machine"
@@ -43,12 +43,12 @@ def binary_for(family: Family) -> Path:
 
 
 async def start_server(family: Family, data_dir: Path, *options: str, **timeouts: float) -> ServerHandle:
-    """A server of that family with the embedded server's settings, then `options` (`"--port", "7001"`)."""
+    """Start a server of this family with the embedded server's settings and then `options` (`"--port", "7001"`)."""
     return await EmbeddedServer.start(data_dir, binary_for(family), options, **timeouts)
 
 
 async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:
-    """As `start_server`; the one node of a cluster has all hash slots."""
+    """As `start_server`. The only node of a cluster gets all hash slots."""
     if kind != "cluster":
         return await start_server(kind, data_dir, *options)
     bus = ("--cluster-port", str(_free_port()))

@@ -1,4 +1,4 @@
-"""How tests wait for what another process does: by looking until it is so, with a deadline that fails the test."""
+"""How tests wait for other processes: by looking repeatedly, up to a deadline that fails the test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ _LOOK_SECONDS: Final = 0.01
 
 
 async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = DEADLINE_SECONDS) -> T:
-    """The first true answer of `look`. Fails the test where there is none in time, saying `what` did not happen."""
+    """Returns the first true result of `look`. Fails the test after the deadline, saying that `what` did not happen."""
     try:
         async with asyncio.timeout(seconds):
             while not (answer := await look()):  # noqa: ASYNC110 (another process sets no event here)

@@ -1,4 +1,4 @@
-"""What a pod says of bare keys that expired: how often it heard that, in what order, and at what cost."""
+"""What a pod reports of expired bare keys: how many expiries, in what order, and at what cost."""
 
 import asyncio
 import tracemalloc
@@ -18,7 +18,7 @@ MANY = 100_000
 
 
 class _Told(BareKeys):
-    """What the server is told, and what it answers to that."""
+    """Records what the server is told, and answers as the test says."""
 
     def __init__(self) -> None:
         super().__init__(Store(connect("redis://nowhere.invalid")))
@@ -34,7 +34,7 @@ class _Told(BareKeys):
 
 
 class _Looks(Scanner):
-    """Finds of each key that it is gone."""
+    """Finds every key gone."""
 
     def __init__(self, keys: BareKeys) -> None:
         super().__init__(keys, leads=lambda: True, declared=lambda _prefix: True, every_ms=None)
@@ -47,7 +47,7 @@ class _Looks(Scanner):
 
 
 class _Pod:
-    """What a pod says of expired keys."""
+    """The service that reports expired keys, on a fake server."""
 
     def __init__(self, *, limit: int = MEMORY_LIMIT, counted_seconds: float = COUNTED_SECONDS) -> None:
         self.keys = _Told()
@@ -118,7 +118,7 @@ async def test_what_was_not_answered_is_told_after_a_restart() -> None:
 
 
 async def test_a_notification_costs_no_more_however_many_wait() -> None:
-    """Of 170,000 keys that expired together each copied what was held of all others: the loop was blocked 3.4 s."""
+    """When 170,000 keys expired together, each copied what was held of all others. This blocked the loop for 3.4 s."""
     expired = _Pod().expired
     for number in range(MANY):
         expired.heard(("note", str(number)), 7, mine=number % 2 == 0)

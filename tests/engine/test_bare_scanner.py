@@ -1,4 +1,4 @@
-"""The scanner alone: what it makes of keys that are there, changed or gone, and how often it looks for some."""
+"""The scanner alone: what it does with keys that exist, changed or are gone, and how often it scans."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ DUE_MS = NOW_MS + HOUR_MS
 
 
 class _Keys(BareKeys):
-    """Bare keys of which the test says what is there, and what a shard knows and was told."""
+    """Fake bare keys: the test says which exist and which a shard knows, and sees what the shard is told."""
 
     def __init__(self) -> None:
         super().__init__(Store(connect("redis://nowhere.invalid")))
@@ -104,7 +104,7 @@ async def test_a_key_that_was_set_again_is_told_with_what_was_known(keys: _Keys)
 
 
 async def test_a_key_that_exists_to_its_end_fires_with_its_newest_value(keys: _Keys) -> None:
-    """Its value may have changed without its deadline: SET … KEEPTTL."""
+    """Its value may have changed while its deadline stayed: SET … KEEPTTL."""
     keys.shard[X], keys.there[X], keys.now_ms = DUE_MS, (DUE_MS, b"2"), DUE_MS - LEAD_MS
     await looking(keys).round()
     assert keys.told == [("ending", b"2"), ("deleted", b"2")]
@@ -119,7 +119,7 @@ async def test_a_key_that_is_gone_after_its_deadline_has_expired(keys: _Keys, le
 
 
 async def test_a_key_that_is_gone_before_its_deadline_was_deleted_unless_its_expiry_is_heard(keys: _Keys) -> None:
-    """One that was SET again and has expired since was announced by the look itself."""
+    """If the key was SET again and has expired since, the look itself announces that."""
     keys.shard[X] = DUE_MS
     hesitant = asyncio.create_task(looking(keys, doubt_seconds=60).look([X]))
     await until(lambda: keys.looks == 1, "it has looked")
@@ -150,7 +150,7 @@ async def test_a_key_whose_expiry_was_heard_has_expired_at_once(keys: _Keys) -> 
 
 
 async def test_what_took_the_place_of_a_key_cancels_its_timer(keys: _Keys) -> None:
-    """As a hash with a TTL."""
+    """For example a hash with a TTL."""
     keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, None)
     await looking(keys).round()
     assert keys.told == [("deleted", None)]

@@ -1,4 +1,4 @@
-"""Pods whose event loop stands still until their leases are over: they extend or settle what they hold, and only other
+"""Pods whose event loop is blocked until their leases are over: they extend or settle what they hold, and only other
 pods may take it over."""
 
 import asyncio
@@ -18,14 +18,14 @@ NUMBER = 60
 
 
 async def block(timer: Timer, _context: Context) -> None:
-    """Some runs stop the event loop for longer than a lease lasts, the others let it turn."""
+    """Some runs block the event loop for longer than a lease, the others do not."""
     if int(timer.id) % 20 == 0:
         time.sleep(STANDSTILL_SECONDS)  # noqa: ASYNC251 (the fault)
     await asyncio.sleep(0)
 
 
 def taken_from_itself(timer: Timer) -> list[tuple[HistoryEntry, HistoryEntry]]:
-    """Where a pod took a run over that was its own."""
+    """The timers of which a pod rescued its own run."""
     starts = [entry for entry in timer.history if entry.status is Status.RUNNING]
     return [(one, next_) for one, next_ in pairwise(starts) if next_.pod == one.pod]
 
@@ -50,7 +50,7 @@ async def test_a_pod_that_stood_still_took_its_own_runs_for_lost(fleet: Fleet) -
 
 
 async def test_a_pod_that_froze_starts_the_timers_of_a_claim_answered_meanwhile(fleet: Fleet) -> None:
-    """The answer lies there while the loop stands still; when it is read the leases are over."""
+    """The answer arrives while the loop is blocked. When the pod reads it, the leases are over."""
     calls = Calls()
     pod = await fleet.pod(calls, lease_ms=LEASE_MS)
     claim = pod.store.claim
@@ -68,7 +68,7 @@ async def test_a_pod_that_froze_starts_the_timers_of_a_claim_answered_meanwhile(
 
 
 async def test_a_lease_that_is_extended_lets_runs_start_later(fleet: Fleet) -> None:
-    """A run that waits for its start longer than the lease it was claimed with, and is extended meanwhile."""
+    """A run waits for its start for longer than the lease of its claim, which is extended meanwhile."""
     calls = Calls()
     pod = await fleet.pod(calls, lease_ms=LONGER_LEASE_MS)
     start_some = pod.worker.runner._start_some
@@ -83,7 +83,7 @@ async def test_a_lease_that_is_extended_lets_runs_start_later(fleet: Fleet) -> N
 
 @asynccontextmanager
 async def on_a_loop_of_its_own(fleet: Fleet, calls: Calls, name: str) -> AsyncIterator[None]:
-    """A pod that can stand still alone."""
+    """Runs a pod on its own event loop, so that blocking it does not block the test."""
     started, ended = asyncio.Event(), asyncio.Event()
     ours, theirs = asyncio.get_running_loop(), asyncio.new_event_loop()
 
@@ -118,5 +118,5 @@ async def test_a_second_pod_alone_takes_over_what_the_first_held(fleet: Fleet) -
 
 
 def of(calls: Calls, timer: Timer) -> list[Context]:
-    """What its runs were given."""
+    """The timers that its runs got."""
     return [context for run, context in zip(calls.timers, calls.contexts, strict=True) if run.id == timer.id]

@@ -1,4 +1,4 @@
-"""`context.timers` of a plain function: how long it serves, and what it says afterwards."""
+"""`context.timers` of a plain function: how long it can be used, and its errors afterwards."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ ONE_TRY = {"max_attempts": 1}
 
 
 class _Slow(NoTimers):
-    """A client whose answers come when the test says so."""
+    """A client that answers when the test says so."""
 
     def __init__(self) -> None:
         self.answer = asyncio.Event()
@@ -85,13 +85,13 @@ def test_a_call_after_the_end_of_the_loop_is_refused() -> None:
 
 
 async def test_a_call_on_the_event_loop_is_refused() -> None:
-    """It would wait for itself."""
+    """It would wait for itself for ever."""
     with pytest.raises(RuntimeError, match="make the processor an async def"):
         ThreadTimers(NoTimers()).get("note", "x")
 
 
 class _GoesOn:
-    """A plain function that outlives its run and then asks for a timer."""
+    """A plain function that continues after the end of its run and then reads a timer."""
 
     def __init__(self, **options: Any) -> None:
         self.called = threading.Event()

@@ -1,4 +1,4 @@
-"""Timers that fire again: re-armed by their processor, repeating by declaration, and late beyond what they allow."""
+"""Timers that fire again: re-armed by their processor, repeating, or later than they allow."""
 
 from tests.engine.fleet import Act, Calls, Fleet, notes, until
 from tests.waiting import eventually
@@ -151,7 +151,7 @@ MISSED: dict[str, Missed] = {"skip": "skip", "graceless": {"grace": "1s"}, "fire
 
 
 async def test_a_timer_that_no_pod_could_run_in_time_is_skipped_where_it_says_so(fleet: Fleet) -> None:
-    """They were armed in time; a second late is the least that counts as missed."""
+    """They were armed in time. A timer counts as missed from one second late."""
     for timer_id, missed in MISSED.items():
         await fleet.client.create("note", timer_id, delay="20ms", missed=missed)
     repeating = await fleet.client.create("note", "repeats", delay="20ms", missed="skip", repeat={"every": "1h"})

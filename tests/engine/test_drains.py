@@ -1,4 +1,4 @@
-"""Draining: nothing new is started, what runs may finish, the rest goes back unharmed, and it ends in time."""
+"""Draining: the pod starts nothing new, lets runs finish, hands the rest back, and ends in time."""
 
 import asyncio
 from typing import Any
@@ -151,7 +151,7 @@ async def test_a_rescue_that_is_answered_during_the_drain_is_not_left_leased(fle
 
 
 def _hold_answers(pod: Pod, name: str) -> tuple[asyncio.Event, asyncio.Event]:
-    """The answers of a script reach the pod only when the second event is set; the first says that one has come."""
+    """Delay a script's answers to the pod until the second event is set. The first event tells that one has come."""
     came, go_on = asyncio.Event(), asyncio.Event()
     call = getattr(pod.store, name)
 

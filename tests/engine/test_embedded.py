@@ -1,4 +1,4 @@
-"""The embedded server, for real: settings, data over every kind of end, the folder, and that nothing is left over."""
+"""The real embedded server: its settings, its data after every kind of end, its folder, and that nothing is left."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def owner(family: Family, data_dir: Path, *, before: str = "") -> tuple[subprocess.Popen[str], int]:
-    """Another process that has started a server, in which it stored a value; and the server's pid."""
+    """Another process that has started a server and stored a value in it, and the server's pid."""
     script = f"""
 import asyncio, sys
 from pathlib import Path
@@ -196,7 +196,7 @@ async def test_a_deep_folder_gets_its_socket_elsewhere(family: Family, tmp_path:
 
 
 async def test_a_strangers_socket_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # pytest's own folder may be too deep for a socket already.
+    # The path of pytest's folder may already be too long for a socket.
     shallow = tempfile.mkdtemp(prefix="t-")
     monkeypatch.setattr(tempfile, "tempdir", shallow)
     deep = tmp_path / ("d" * 100)
@@ -218,7 +218,7 @@ async def test_an_unusable_folder_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def loading(milliseconds: int) -> tuple[str, ...]:
-    """Options of a server that loads each key so slowly, and answers meanwhile."""
+    """Options of a server that takes this long to load each key, and answers meanwhile."""
     return ("--key-load-delay", str(milliseconds * 1000), "--loading-process-events-interval-bytes", "1024")
 
 

@@ -1,4 +1,4 @@
-"""Events: heard once over one subscription, and whatever of them is lost or forged, the timers come right."""
+"""Events: heard once over one subscription; timers run right even if events are lost or forged."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2}
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the listeners of this test heard the trigger of each id."""
+    """Counts how often the test's listeners heard each id's trigger."""
     counted: Counter[str] = Counter()
     hear = Listener.hear
 
@@ -63,7 +63,7 @@ async def test_cutting_the_subscription_again_and_again_loses_nothing(fleet: Fle
 
 
 async def test_there_is_one_subscription_however_often_it_was_cut(fleet: Fleet, heard: Counter[str]) -> None:
-    """Handlers that are attached again at each reconnect hear each event once more each time."""
+    """If handlers were attached again at each reconnect, they would hear each event several times."""
     calls = Calls()
     pod = await fleet.pod(calls)
     for cut in range(8):
@@ -79,7 +79,7 @@ async def test_there_is_one_subscription_however_often_it_was_cut(fleet: Fleet, 
 
 
 async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet) -> None:
-    """What became due without an event is claimed at once, not when it would be overdue."""
+    """What became due without an event is claimed at once, not only when it is overdue."""
     pod = await fleet.pod(Calls(), grace_ms=HOUR_MS)
     await fleet.client.create("note", "first", delay="10ms")
     await fleet.completed("first")
@@ -92,7 +92,7 @@ async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet) -> None:
 
 @pytest.fixture
 def _may_configure(fleet: Fleet) -> None:
-    """The pods have all rights."""
+    """Gives the pods all rights."""
     fleet.pods_url = fleet.url
 
 
@@ -116,7 +116,7 @@ async def test_flags_that_a_server_has_forgotten_are_set_again_with_the_next_sub
 
 @pytest.fixture
 async def no_config(fleet: Fleet) -> AsyncIterator[str]:
-    """The URL of a user who may do all but look at or change the configuration, on a server that announces nothing."""
+    """The URL of a user without CONFIG, on a server that announces nothing."""
     await fleet.redis.config_set(server_facts.FLAGS, "")
     every: dict[str, Any] = {"categories": ["+@all"], "commands": ["-config"], "keys": ["*"], "channels": ["*"]}
     await fleet.redis.acl_setuser("limited", enabled=True, passwords=["+secret"], **every)
@@ -253,7 +253,7 @@ async def _gone(redis: Redis, key: str) -> bool:
 
 
 async def test_an_event_finds_the_earliest_due_of_its_queue(fleet: Fleet) -> None:
-    """Events only say that there is something; what is claimed is in the order of the due times."""
+    """An event only says that something is due; claims are in the order of the due times."""
     held = Held()
     await fleet.pod(held, concurrency=1)
     await fleet.client.create("note", "long", delay=0)

@@ -1,4 +1,4 @@
-"""One pod, from arm to the record: fired once, on time, never early, with the record telling what happened."""
+"""One pod, from arming to the record: timers fire once, on time, never early, and the record tells what happened."""
 
 import asyncio
 import threading
@@ -105,7 +105,7 @@ async def test_a_plain_function_runs_in_a_thread_and_its_answer_counts(fleet: Fl
 
 
 async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet: Fleet) -> None:
-    """A hundred and more that are due at once: each is called, none waits for a thread under its timeout."""
+    """More than a hundred are due at once. Each is called; no timeout runs while its function waits for a thread."""
     ids = [f"n{number}" for number in range(150)]
     begun: list[str] = []
     all_begun = threading.Event()
@@ -128,7 +128,7 @@ async def test_none_of_many_plain_functions_times_out_before_it_has_begun(fleet:
 
 
 async def test_a_plain_function_arms_reads_and_cancels_other_timers(fleet: Fleet) -> None:
-    """Its methods wait for their results, and raise what went wrong."""
+    """The methods wait for their results, and raise errors."""
     seen: list[Timer] = []
 
     @processor("plain")
@@ -225,7 +225,7 @@ async def test_fire_makes_a_timer_due_now(fleet: Fleet) -> None:
 
 
 async def test_a_nearer_due_time_wakes_a_pod_that_sleeps_to_a_later_one(fleet: Fleet) -> None:
-    """The sweeper sleeps to the next due; who arms a sooner one wakes it."""
+    """The sweeper sleeps until the next due time; arming an earlier timer wakes it."""
     calls = Calls()
     await fleet.pod(calls)
     await fleet.client.create("note", "later", delay="1h")

@@ -1,4 +1,4 @@
-"""Several pods: each timer once, the work shared, nobody's timers waiting for a pod that is dead, full or elsewhere."""
+"""Several pods: each timer runs once, pods share the work, and no timer waits for a dead, full or unfit pod."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ async def _know_each_other(*pods: Pod) -> None:
 
 
 def _of_another(pod: Pod, count: int) -> list[str]:
-    """Ids whose events this pod leaves to another."""
+    """Ids whose events this pod leaves to another pod."""
     ids = (f"n{number}" for number in range(10_000))
     return [timer_id for timer_id in ids if not pod.worker.peers.mine(0, "note", timer_id)][:count]
 
@@ -47,7 +47,7 @@ async def test_a_backlog_is_run_once_by_whoever_has_room(fleet: Fleet) -> None:
 
 
 async def test_the_events_of_a_dead_pod_are_taken_by_the_others(fleet: Fleet) -> None:
-    """It is still in the registry, so half of the events are thought to be its own. The sweep is kept out of it."""
+    """It is still registered, so half of the events belong to it. The test keeps the sweep out."""
     calls = Calls()
     alive = await fleet.pod(calls, name="alive", forget_after_ms=3_600_000, grace_ms=3_600_000)
     dead = await fleet.pod(Calls(), name="dead")
@@ -115,7 +115,7 @@ async def test_timers_of_a_prefix_that_no_pod_serves_wait_for_one_that_does(flee
 
 @pytest.fixture
 async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
-    """The fleet of a db with four shards."""
+    """A fleet on a db with four shards."""
     made = await Fleet.over(server.url, shards=4, pods_url=as_user(server.url))
     yield made
     await made.close()

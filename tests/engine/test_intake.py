@@ -1,4 +1,4 @@
-"""The intake alone: what is marked is asked for, no more than there is room for, and nothing marked is forgotten."""
+"""The intake alone: it asks for what is marked, for no more than there is room for, and forgets no mark."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ NOTE = (0, "note")
 
 
 class _Time:
-    """The loop's `call_later`, as a test moves it."""
+    """A fake `call_later` whose time the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,7 +20,7 @@ class _Time:
         self._calls.append((self.now + seconds, call))
 
     def pass_(self, seconds: float) -> None:
-        """Let so much time pass; what is called may call later again."""
+        """Let time pass. What is called then may call later again."""
         until = self.now + seconds
         while due := [call for call in self._calls if call[0] <= until + 1e-9]:
             first = min(due, key=lambda call: call[0])
@@ -45,7 +45,7 @@ def intake(time: _Time) -> Intake:
 
 
 def taken(intake: Intake, room: int = 1000) -> list[tuple[int, str, str, int]]:
-    """What the intake asks for: (shard, cause, prefix, most)."""
+    """What the intake asks for, as (shard, cause, prefix, most)."""
     return [(some.shard, some.cause, ask.prefix, ask.most) for some in intake.take(room) for ask in some.asks]
 
 
@@ -100,7 +100,7 @@ def test_queues_of_one_shard_and_cause_go_into_one_claim(intake: Intake) -> None
 
 
 def test_a_queue_that_an_event_marked_and_a_sweep_too_is_drained_like_one_of_the_sweep(intake: Intake) -> None:
-    """Else its claim, cut short by the room there is, would pass for one of a single event, and not be followed up."""
+    """Otherwise a claim cut short by lack of room would look like one for a single event, and have no successor."""
     intake.mark(*NOTE)
     intake.mark_all(*NOTE, "sweep")
     assert taken(intake, room=5) == [(0, "sweep", "note", 5)]
@@ -171,7 +171,7 @@ def test_many_events_of_other_pods_are_one_late_look(intake: Intake, time: _Time
 
 
 def test_no_late_look_comes_sooner_than_half_or_later_than_the_whole_of_its_time(intake: Intake, time: _Time) -> None:
-    """Whatever ticks the looks of earlier events have set going."""
+    """Even if looks of earlier events have started the ticking."""
     step = LATER_SECONDS / 10
     for tick in range(60):
         intake.mark_later(0, f"p{tick}")
@@ -245,7 +245,7 @@ def test_what_waits_has_its_turn_however_much_has_just_become_due(intake: Intake
 
 
 def test_twenty_thousand_queues_with_one_timer_each_took_a_claim_each(intake: Intake) -> None:
-    """Each was asked for a whole batch, so that the room of a pod was enough for five."""
+    """Each claim asked for a whole batch, so the room of a pod was enough for five queues."""
     for number in range(20_000):
         intake.mark_all(0, f"p{number}", "sweep")
     (wanted,) = intake.take(1000)

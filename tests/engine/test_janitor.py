@@ -1,4 +1,4 @@
-"""Retention on a pod: what has ended otherwise than by a run of its own goes soon where nothing is to stay."""
+"""Retention on a pod: with retention 0, timers that end without a run are soon removed."""
 
 import asyncio
 from functools import partial
@@ -17,7 +17,7 @@ from timers.store.membership import Member, Membership
 
 @pytest.mark.parametrize("retention_ms", [0, 1])
 async def test_with_retention_0_the_janitor_looks_more_often(fleet: Fleet, retention_ms: int) -> None:
-    """The first look may come when the first timer is there; the second timer needs another."""
+    """The first look may find the first timer; the second timer needs another look."""
     pod = Pod("a", fleet.store, Registry([]), (0,), CALM_LEASE_MS, Observer())
     alone = Peers(Membership(fleet.store), Member("a"))
     janitor = Janitor(pod, alone, retention_ms=retention_ms, every_seconds=3600.0, short_every_seconds=0.01)

@@ -1,4 +1,4 @@
-"""What processors hold open: opened once per pod before the first run, closed after the last."""
+"""Lifespans of processors: opened once per pod before the first run, closed after the last."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Runs whose leases ended while Redis was away: not taken over before their own pods had time to write."""
+"""Runs whose leases ended while Redis was away: nobody takes them over before their own pods had time to write."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ RUN = ("note", "x")
 
 
 class Later:
-    """What is to be called later, called when the test says so."""
+    """A fake `call_later`: the test makes the calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[float, Callable[[], None]]] = []
@@ -29,7 +29,7 @@ class Later:
         self.calls.append((seconds, call))
 
     def pass_one(self) -> None:
-        """The time of the oldest comes."""
+        """Make the oldest call."""
         self.calls.pop(0)[1]()
 
 

@@ -1,4 +1,4 @@
-"""Redis going away: crashed and started again, hung, emptied, full, cut off. The pods live on and nothing is lost."""
+"""Redis goes away: it is restarted, hangs, is emptied, full or cut off. The pods go on and nothing is lost."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from timers.errors import Unavailable
 
 @pytest.fixture
 async def crashing(own: OwnServer) -> AsyncIterator[Fleet]:
-    """A fleet over a server that the test may crash; at the end it is up and the books balance."""
+    """A fleet on a server that the test may crash. At the end the server must be up and the books must balance."""
     made = await Fleet.over(own.url)
     yield made
     await made.close()
@@ -147,7 +147,7 @@ async def test_a_script_cache_that_was_flushed_is_filled_again(fleet: Fleet) -> 
 
 
 async def test_connections_cut_again_and_again_lose_nothing(fleet: Fleet) -> None:
-    """An answer may be lost after the script ran: such a claim comes again after its lease, and no sooner."""
+    """If an answer is lost after the script ran, that claim is repeated after its lease, and no sooner."""
     calls = Calls()
     await fleet.pod(calls, lease_ms=1_000)
     for number in range(30):

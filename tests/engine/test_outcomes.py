@@ -1,4 +1,4 @@
-"""What a run can end in, however odd: the record says it, the attempts are counted, the pod lives on."""
+"""Every way in which a run can end: the record tells it, attempts are counted, the pod goes on."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ TWO_QUICK_TRIES: RetryFields = {"max_attempts": 2, "base": "1ms", "jitter": Fals
 
 
 class Unspeakable(Exception):
-    """An exception that cannot even be shown."""
+    """An exception whose `str` and `repr` fail."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -27,7 +27,7 @@ class Unspeakable(Exception):
 
 
 class Deadly(str):
-    """A text that tries to end whoever reads it."""
+    """A text that raises SystemExit when anything reads it."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class Deadly(str):
 
 
 class DeadlyToShow(Exception):
-    """As above."""
+    """An exception whose `str` and `repr` raise SystemExit."""
 
     def __str__(self) -> str:
         raise SystemExit("from an exception")
@@ -47,7 +47,7 @@ class DeadlyToShow(Exception):
 
 
 class Nameless:
-    """A value that cannot even be shown."""
+    """A value whose `repr` fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no name")

@@ -1,4 +1,4 @@
-"""Peers alone: whose event an event is, and who touches which shard, over pods that come and go."""
+"""Peers alone: which pod an event belongs to, and who touches which shard, while pods come and go."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ IDS = [f"user-{number}" for number in range(4_000)]
 
 
 class _Registry(Membership):
-    """A registry that says what it is told to; each sign is news."""
+    """A registry that returns what the test says; each sign of life is new."""
 
     def __init__(self, *members: Member) -> None:
         super().__init__(Store(connect("redis://nowhere.invalid")))
@@ -39,7 +39,7 @@ def peers_of(registry: _Registry, me: Member) -> Peers:
 
 
 async def fleet_of(*signs: Member, declared: Sequence[str] = ()) -> dict[str, Peers]:
-    """Every pod's view of all of them."""
+    """Each pod's view of the whole fleet."""
     registry = _Registry(*signs)
     registry.declared_before = list(declared)
     views = {each.pod: peers_of(registry, each) for each in signs}
@@ -53,7 +53,7 @@ async def named(names: Sequence[str]) -> dict[str, Peers]:
 
 
 def owners(views: Mapping[str, Peers], prefix: str = "note", shard: int = 0) -> dict[str, str]:
-    """Whose each id is; fails where it is nobody's or several pods'."""
+    """Each id's pod. Fails if an id belongs to none or to several."""
     owner = {}
     for timer_id in IDS:
         (owner[timer_id],) = [name for name, view in views.items() if view.mine(shard, prefix, timer_id)]
@@ -152,7 +152,7 @@ async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat
 
 
 async def test_a_pod_whose_sign_says_nothing_is_no_rival() -> None:
-    """A stranger's entry, or one of a version that says other things."""
+    """Its entry is a stranger's, or of a version that writes other fields."""
     views = await fleet_of(sign("a"), Member("odd"))
     assert views["a"].mine(0, "note", "x")
     assert views["a"].rank(0) == 0

@@ -1,4 +1,4 @@
-"""Faults of the published design that this service grew from; each test is named for what its users saw."""
+"""Faults of the published design from which this service grew. Each test is named after the symptom."""
 
 import asyncio
 
@@ -109,7 +109,7 @@ async def test_each_reconnect_made_every_processor_run_once_more(fleet: Fleet) -
 
 
 async def test_the_expiry_of_a_lock_was_taken_for_a_timer(fleet: Fleet) -> None:
-    """A processor whose prefix the names of the service's own keys start with hears of none of them."""
+    """A processor whose prefix matches the beginning of the service's own key names gets no timer from their expiry."""
     held, calls, greedy = Held(), Calls(), Calls("t")
     dying = await fleet.pod(held, name="dying")
     await fleet.client.create("note", "x", delay=0)

@@ -1,4 +1,4 @@
-"""What a pod has fired is told once, whatever Redis does meanwhile."""
+"""A pod reports each start once, even if Redis goes away meanwhile."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from timers.errors import Unavailable
 
 
 class Ring:
-    """Takes what is told, or is away."""
+    """A ring that takes reports, or is away."""
 
     def __init__(self) -> None:
         self.told: list[Counter[int]] = []

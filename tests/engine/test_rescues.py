@@ -1,4 +1,4 @@
-"""Leases: kept while a run goes on, taken over when its pod is gone, and nothing accepted from who has lost one."""
+"""Leases: kept while a run lasts, taken over when its pod is gone; without its lease a pod's result does not count."""
 
 from tests.engine.fleet import Calls, Fleet, Held, notes, until
 from tests.store.acts import lease_ended
@@ -104,7 +104,7 @@ async def test_the_late_result_of_a_pod_that_was_frozen_is_refused(fleet: Fleet)
 
 
 async def test_the_late_result_of_an_earlier_occurrence_is_refused(fleet: Fleet) -> None:
-    """Yesterday's run, while today's is under way."""
+    """It comes from yesterday's run, during today's."""
     held, calls = Held(), Held()
     frozen = await fleet.pod(held, name="frozen")
     await fleet.client.create("note", "x", delay=0, repeat={"every": "10ms"})
@@ -176,7 +176,7 @@ async def test_a_run_longer_than_its_lease_stays_with_its_pod(fleet: Fleet) -> N
 
 
 async def _started_on(fleet: Fleet, held: Held, others: Calls) -> Timer:
-    """A timer that the pod with the held calls runs; those that the other pod took first are done."""
+    """A timer that runs on the pod with the held calls. The other pod completes those that it took first."""
     for number in range(1_000):
         await fleet.client.create("note", f"n{number}", delay=0)
         await until(lambda: len(held) + len(others) > number, "somebody runs it")  # noqa: B023 (within this round)
@@ -219,7 +219,7 @@ async def test_an_orphan_of_an_unserved_prefix_is_left_to_a_pod_that_serves_it(f
 
 
 async def test_a_pod_takes_over_its_own_orphan_whose_claim_was_answered_into_the_void(fleet: Fleet) -> None:
-    """The script ran, its answer was lost: leased to a pod that does not know. After the lease it is run like any."""
+    """The script ran but its answer was lost, so the pod does not know of the lease. The timer runs after the lease."""
     calls = Calls()
     await fleet.client.create("note", "x", delay=0)
     claimed = await fleet.store.claim(0, [("note", 1)], pod="a", lease_ms=SHORT_LEASE_MS, cause="event")
@@ -230,7 +230,7 @@ async def test_a_pod_takes_over_its_own_orphan_whose_claim_was_answered_into_the
 
 
 async def _lose_runs(fleet: Fleet, prefix: str, *timer_ids: str) -> None:
-    """Runs whose pod died with a lease of a millisecond. Whoever listens from now on hears nothing of their ends."""
+    """Make runs whose pod died with a lease of 1 ms. Later listeners hear nothing of the leases' ends."""
     await fleet.store.arm([Arming(prefix, timer_id, "+0", {}) for timer_id in timer_ids])
     lost: list[Timer] = []
     while len(lost) < len(timer_ids):

@@ -1,4 +1,4 @@
-"""Services whose parts fail in a task group: started again like any other, and ended when they are told to."""
+"""Services with parts in a task group: they restart after a failure like any other, and stop when told to."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Stopping: every service ends when it is told to, at whatever moment that is."""
+"""Stopping: every service ends when told to, at any moment."""
 
 import asyncio
 from random import Random
@@ -13,7 +13,7 @@ ROUNDS = 40
 
 
 async def _drops_cancellation(failure: Exception | None, began: asyncio.Event | None = None) -> None:
-    """What `asyncio.wait_for` of Python 3.11 makes of a cancellation that meets the end of what it waits for."""
+    """Drops a cancellation that comes as its awaitable ends, as `asyncio.wait_for` of Python 3.11 does."""
     if began is not None:
         began.set()
     try:

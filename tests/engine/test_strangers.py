@@ -1,4 +1,4 @@
-"""Pods beside a stranger who writes over the service's keys: no service stops, and what is still there runs."""
+"""A stranger overwrites the service's keys: no service of the pods stops, and what is left runs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -26,7 +26,7 @@ async def put_scores(redis: Any, score: str) -> None:
 
 
 def acts(fleet: Fleet) -> list[Callable[[], Awaitable[object]]]:
-    """What a stranger does, one after the other."""
+    """What the stranger does, in order."""
     counts = {"s note": "garbage", "c note": "garbage", "r note": "-5"}
     return [
         lambda: put_text(fleet.redis, *(f"{ROOT}{name}" for name in INDEXES)),

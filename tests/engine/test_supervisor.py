@@ -1,4 +1,4 @@
-"""The supervisor alone: nothing dies silently, nothing outlives a stop, whatever the order and the moment."""
+"""The supervisor alone: nothing dies silently, and nothing survives a stop, in any order and at any moment."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from timers.store.turns import side_by_side
 
 
 class Part:
-    """A service that does what it is told; it knows how many of it live and how often it was started."""
+    """A service that does what the test says. It counts its live copies and its starts."""
 
     def __init__(self, live: Callable[[], Awaitable[None]] | None = None, name: str = "part") -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Part:
 
 
 def watching(*services: Service, pause_seconds: float = 0.0) -> Supervisor:
-    """A supervisor with a pause that does not grow."""
+    """A supervisor whose pause does not grow."""
     return Supervisor(services, first_pause_seconds=pause_seconds, longest_pause_seconds=pause_seconds)
 
 
@@ -89,7 +89,7 @@ async def test_the_state_says_why_a_service_is_started_again(error: BaseExceptio
 
 @pytest.mark.parametrize("error", [Unavailable("away"), asyncio.CancelledError()])
 async def test_a_part_of_a_service_that_ended_was_never_started_again(error: BaseException) -> None:
-    """A `TaskGroup` takes a part that was cancelled for one that is done: the sweep of one shard stood still."""
+    """A `TaskGroup` takes a cancelled part for a finished one, so the sweep of one shard stopped for good."""
     shaky, steady = Part(failing(error)), Part()
 
     async def live() -> None:
@@ -199,7 +199,7 @@ async def test_a_service_that_fails_while_it_is_stopped_is_not_started_again() -
 
 
 async def test_a_stop_is_not_lost_when_a_part_of_a_service_fails_at_the_same_time() -> None:
-    """`TaskGroup` then raises the failure, and the cancellation is gone."""
+    """The `TaskGroup` then raises the failure, and the cancellation is lost."""
     began, fails = asyncio.Event(), asyncio.Event()
 
     async def a_part() -> None:
@@ -216,7 +216,7 @@ async def test_a_stop_is_not_lost_when_a_part_of_a_service_fails_at_the_same_tim
     watched.start()
     await began.wait()
     fails.set()
-    await asyncio.sleep(0)  # the part fails in the turn in which the service is stopped
+    await asyncio.sleep(0)  # the part fails in the same turn of the loop in which the service is stopped
     await asyncio.wait_for(watched.stop(), 10)
     assert part.alive == 0
 

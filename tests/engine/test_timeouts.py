@@ -1,4 +1,4 @@
-"""Runs that take too long, and threads that nothing can stop."""
+"""Runs that take too long, and threads that cannot be stopped."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ async def _never(_timer: Timer, _context: Context) -> None:
 
 @pytest.mark.parametrize("answer", [Done("too late"), ValueError("too late")], ids=["done", "raises"])
 async def test_a_result_after_the_timeout_does_not_count(fleet: Fleet, answer: Done | Exception) -> None:
-    """A processor that swallows its cancellation: its slot is freed, its timer goes on, its late result is refused."""
+    """The processor swallows its cancellation: its slot is freed, its timer goes on, and its late result is refused."""
     let_go = asyncio.Event()
     over = asyncio.Event()
 

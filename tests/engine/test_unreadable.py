@@ -1,4 +1,4 @@
-"""Timers whose records cannot be read: a pod fails them with the reason, runs the others, and keeps no lease."""
+"""Timers with unreadable records: a pod fails them with the reason, runs the others, and keeps no lease."""
 
 from tests.engine.fleet import Calls, Fleet
 from tests.store.acts import bucket_of
@@ -7,7 +7,7 @@ BAD = "note:bad"
 
 
 async def spoil(fleet: Fleet, spec: bytes) -> None:
-    """Give the timer `bad` other spec behind everybody's back."""
+    """Overwrite the spec of the timer `bad` in Redis."""
     raw = await fleet.redis.hget(bucket_of(BAD), BAD)
     assert isinstance(raw, bytes)
     head, _, rest = raw.split(b"\n", 2)
@@ -31,7 +31,7 @@ async def test_a_timer_with_an_unreadable_spec_fails_and_the_others_of_its_claim
 
 
 async def test_a_repeat_in_a_time_zone_that_was_abolished_fails_before_its_run(fleet: Fleet) -> None:
-    """Found only after the run, it would leave the run without an end."""
+    """If this were found only after the run, the run would have no end."""
     await fleet.client.create("note", "bad", delay=0)
     await spoil(fleet, b'{"repeat":{"every":"1d","timezone":"Mars/Olympus"}}')
     calls = Calls()

@@ -1,4 +1,4 @@
-"""The example of a plugin package. That pods find it once it is installed is tested in `tests/install`."""
+"""The example plugin package. `tests/install` tests that pods find it once it is installed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The example of a signup: its web app and two pods as processes, as its README starts them."""
+"""The signup example: its web app and two pods as processes, started as its README says."""
 
 import asyncio
 import json
@@ -43,12 +43,12 @@ class Shop:
         return await self.post("/signup", user=user, email=f"{user}@example.org")
 
     def sent_to(self, user: str) -> int:
-        """How many messages this user has got."""
+        """The number of messages that this user has received."""
         messages = [json.loads(path.read_text()) for path in (self.folder / "outbox").glob("*.json")]
         return [message["to"] for message in messages].count(f"{user}@example.org")
 
     async def got(self, user: str, messages: int) -> None:
-        """Until the user has so many messages."""
+        """Wait until the user has this many messages."""
 
         async def look() -> bool:
             return self.sent_to(user) >= messages
@@ -56,7 +56,7 @@ class Shop:
         await eventually(look, f"{user} has {messages} messages")
 
     async def after(self, user: str, occurrence: int) -> Timer:
-        """The user's reminder, once this occurrence of it has ended."""
+        """The user's reminder, once this occurrence has ended."""
 
         async def look() -> Timer | None:
             timer = await self.timers.get(PREFIX, user)
@@ -68,7 +68,7 @@ class Shop:
 
 @asynccontextmanager
 async def shop(folder: Path, server: EmbeddedServer, start: Start, **settings: str) -> AsyncIterator[Shop]:
-    """The example, running. The web app listens on a socket whose path is short, as it has to be."""
+    """The running example. The web app listens on a socket, whose path must be short."""
     settings |= {
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "examples" / "signup"))),
         "SIGNUP_DATABASE": str(folder / "users.db"),
@@ -92,7 +92,7 @@ async def shop(folder: Path, server: EmbeddedServer, start: Start, **settings: s
 
 @asynccontextmanager
 async def web_app(folder: Path, settings: dict[str, str]) -> AsyncIterator[UnixConnector]:
-    """The web app, and the way to it."""
+    """The web app, and a client for it."""
     with tempfile.TemporaryDirectory(prefix="shop-") as name, (folder / "web.log").open("wb") as log:
         socket = Path(name) / "web"
         app = await asyncio.create_subprocess_exec(
@@ -134,7 +134,7 @@ async def test_who_verifies_gets_no_message_and_another_gets_one_a_week(
         await running.got("bob", 1)
         reminded = await running.after("bob", 1)
         assert (reminded.status, round((reminded.due_ms - reminded.updated_ms) / DAY_MS)) == (Status.SCHEDULED, 7)
-        # As if a run had been under way when bob verified, so that it could not be cancelled, and had re-armed itself.
+        # As if a run had been in progress when bob verified: it could not be cancelled, and re-armed itself.
         await running.post("/verify/bob")
         again = await running.timers.create(PREFIX, "bob", delay=0, if_exists="replace")
         ended = await running.after("bob", again.occurrence)

@@ -1,4 +1,4 @@
-"""Owns the command: a long run with its seed, everything schemathesis prints, its exit code."""
+"""The command for a long run: prints the seed and everything from schemathesis, and exits with its code."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from tests.fuzz.run import fuzz
 
 
 def main() -> int:
-    """Run for so many seconds; 0 without a finding."""
+    """Run for `--seconds`. Returns the exit code: 0 if nothing was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Owns a run: a server, an API with a worker, processors and a key, and schemathesis as a process."""
+"""A fuzz run: a server, an API with a worker, processors and a key, and schemathesis as a process."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ _ROOT: Final = _HERE.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How schemathesis ended: 0 without a finding, and what it printed."""
+    """How schemathesis ended: its exit code (0 if it found nothing), and what it printed."""
 
     code: int
     output: str
@@ -37,29 +37,29 @@ class Ran:
 
 
 class _Anything(Declared):
-    """Every prefix has a processor, which no registry can say."""
+    """A registry that has a processor for every prefix."""
 
     async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
         return {}
 
 
 def _processors() -> Sequence[Processor]:
-    """One for every first character, so that some timers run."""
+    """One processor for each first character, so that some timers run."""
 
     async def done(_timer: Timer, _context: Context) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     return [processor(character)(done) for character in string.ascii_lowercase + string.digits]
 
 
 async def fuzz(folder: Path, options: Sequence[str]) -> Ran:
-    """Run schemathesis with these options over everything that the document names."""
+    """Run schemathesis with these options on all operations of the document."""
     server = await start_server("redis", folder)
     try:
         secret, key = make_key(EVERYTHING, frozenset(RIGHTS))
         async with running_api(server.url, _processors(), works=True, keys=key.entry) as api:
             api.client._declared = _Anything(api.store)
-            # A stream that nobody feeds any more ends after its head; else there would be no end to wait for.
+            # Event streams end after their head; otherwise they would never end.
             await api.client.end_events()
             return await _run(api.server.url, folder, ("--header", f"Authorization: Bearer {secret}", *options))
     finally:
@@ -67,8 +67,8 @@ async def fuzz(folder: Path, options: Sequence[str]) -> Ran:
 
 
 def _ruled(whole: dict[str, Any]) -> dict[str, Any]:
-    """The document with the rules between fields in force, and with batches of anything: what is wrong with one timer
-    of a batch does not make the batch wrong."""
+    """The document with the rules between fields applied. The items of a batch may be anything, because an invalid
+    timer does not make the batch invalid."""
     schemas = {name: {**schema, **schema.get("x-rules", {})} for name, schema in whole["components"]["schemas"].items()}
     batch = schemas["Batch"]
     timers = {**batch["properties"]["timers"], "items": {"anyOf": [batch["properties"]["timers"]["items"], {}]}}
@@ -77,7 +77,7 @@ def _ruled(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _run(url: str, folder: Path, options: Sequence[str]) -> Ran:
-    # As a file, because schemathesis leaves out the call that it got the document from.
+    # As a file, because schemathesis does not test the call from which it gets the document.
     described = folder / "openapi.json"
     described.write_text(json.dumps(_ruled(document())))
     command = [str(Path(sys.executable).with_name("st")), "--config-file", str(_HERE / "schemathesis.toml"), "run"]

@@ -1,4 +1,4 @@
-"""Owns what schemathesis cannot know: values of our own formats, and which numbers JSON readers tell apart.
+"""What schemathesis cannot know: values of our own formats, and how programs write numbers.
 
 Schemathesis imports this by the name in SCHEMATHESIS_HOOKS.
 """
@@ -62,7 +62,7 @@ for name, values in {
 
 @schemathesis.serializer("application/x-ndjson")
 def as_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
-    """A text as it is, a list a line each, anything else as one line."""
+    """A text unchanged, a list with one item per line, anything else as one line."""
     if isinstance(value, str):
         return value.encode(errors="replace")
     return "\n".join(json.dumps(line) for line in (value if isinstance(value, list) else [value])).encode()
@@ -70,9 +70,9 @@ def as_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
 
 @schemathesis.hook
 def before_call(_context: schemathesis.HookContext, case: "schemathesis.Case[Any]", _options: dict[str, Any]) -> None:
-    """Send integers as most programs write them (2, not 2.0, although JSON Schema takes both for one), due times
-    within reach of now, and ends of repeats after them, which is what no schema can say. The last moment, because not
-    all bodies pass `map_body`."""
+    """Make bodies realistic in ways that no schema can express: write integers as 2 and not 2.0, keep due times
+    near now, and let repeats end after them. This is done just before the call because `map_body` does not see
+    all bodies."""
     body: Any = _plain(case.body)
     due_at = body.get("due_at") if isinstance(body, dict) else None
     if isinstance(due_at, int) and IN_REACH_MS < due_at <= MAX_TIME_MS:
@@ -80,12 +80,12 @@ def before_call(_context: schemathesis.HookContext, case: "schemathesis.Case[Any
     repeat = body.get("repeat") if isinstance(body, dict) else None
     if isinstance(repeat, dict) and "until" in repeat:
         body = {**body, "repeat": {**repeat, "until": _later(repeat["until"])}}
-    if repr(body) != repr(case.body):  # 2 and 2.0 are equal; and a body that is set is judged anew
+    if repr(body) != repr(case.body):  # 2 and 2.0 are equal, and a body that is set is checked again
         case.body = body
 
 
 def _later(until: Any) -> Any:
-    """The same kind of time, but after 2100: no due time of these runs is."""
+    """A time in the same form, but after 2100, which is later than any due time of these runs."""
     if isinstance(until, str) and until.startswith("20"):
         return f"21{until[2:]}"
     if isinstance(until, int) and not isinstance(until, bool) and 0 <= until <= MAX_TIME_MS:

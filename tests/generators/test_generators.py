@@ -1,4 +1,4 @@
-"""Clients that others generate from the document: each is made, and used against a running API."""
+"""Client generators: each makes a client from the OpenAPI document, which is then used against a running API."""
 
 import asyncio
 import json
@@ -25,16 +25,16 @@ ROOT: Final = HERE.parents[1]
 LOCK: Final = ROOT / "requirements-clients.lock"
 TYPESCRIPT: Final = ROOT / ".cache" / "typescript" / "installed"
 
-pytestmark = pytest.mark.timeout(900)  # the first run installs the generators
+pytestmark = pytest.mark.timeout(900)  # the first test to run installs the generators
 
 
 @processor("log")
 async def log(_timer: Timer, _context: Context) -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 async def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    """Run a program to its end; answers what it printed. AssertionError where it fails."""
+    """Run a program and return what it printed. Raises AssertionError if it fails."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         cwd=cwd,
@@ -50,7 +50,7 @@ async def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 
 @pytest.fixture
 async def tools() -> Path:
-    """The programs of the locked generators, in an environment that is kept while the lock stays as it is."""
+    """The programs of the locked generators, in an environment that is kept until the lock changes."""
     made = ROOT / ".cache" / f"clients-{sys.version_info.minor}-{zlib.crc32(LOCK.read_bytes()):08x}"
     if not (made / "complete").exists():
         shutil.rmtree(made, ignore_errors=True)
@@ -63,7 +63,7 @@ async def tools() -> Path:
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    """A running API, and beside it the document as a file."""
+    """The URL of a running API, with the document as a file."""
     (tmp_path / "openapi.json").write_text(json.dumps(document()))
     server = await start_server("redis", tmp_path)
     async with running_api(server.url, [done, log], works=True) as api:
@@ -72,7 +72,7 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def test_openapi_python_client(tools: Path, url: str, tmp_path: Path) -> None:
-    path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # it formats with ruff
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # it formats its output with ruff
     options = ("generate", "--path", "openapi.json", "--meta", "none", "--output-path", "opc")
     told = await run(tools / "openapi-python-client", *options, cwd=tmp_path, PATH=path)
     warnings = [line for line in told.splitlines() if line.startswith(("WARNING", "ERROR", "Unsupported"))]

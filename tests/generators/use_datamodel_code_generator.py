@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Uses the models that datamodel-code-generator has made: `use_datamodel_code_generator.py URL`."""
+"""Uses the models that datamodel-code-generator made: `use_datamodel_code_generator.py URL`."""
 
 import re
 import sys

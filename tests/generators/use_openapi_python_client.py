@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Uses the client that openapi-python-client has made: `use_openapi_python_client.py URL`."""
+"""Uses the client that openapi-python-client made: `use_openapi_python_client.py URL`."""
 
 import sys
 

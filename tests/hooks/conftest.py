@@ -1,4 +1,4 @@
-"""The fixtures of the engine's tests: servers of both families, and a fleet whose books must balance after a test."""
+"""The fixtures of the engine's tests: Redis and Valkey servers, and a fleet whose books must balance after a test."""
 
 from tests.engine.conftest import _short_logs, family, fleet, server
 

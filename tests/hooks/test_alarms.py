@@ -1,4 +1,4 @@
-"""Alarms of real pods: one for a thousand failures, one for the fleet, by every way out, and an end when it is over."""
+"""Alarms of real pods: one message for a thousand failures, one for the fleet, by every channel, and one at the end."""
 
 import asyncio
 import json
@@ -35,23 +35,23 @@ async def give_up(_timer: Timer, _context: Context) -> None:
 
 
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, times: AlarmTimes = LASTING, **options: Any) -> Pod:
-    """A pod with what these settings ask for."""
+    """A pod with these settings."""
     asked: dict[str, Any] = {"hooks": given.requested_hooks, "public_url": given.public_url, "alarm_times": times}
     return await fleet.pod(*calls, *processors(WebHooks(given)), **asked, **options)
 
 
 def of(received: Sequence[Received], kind: str) -> list[Received]:
-    """The messages of one alarm. A pod on a starved machine may be deaf for a moment, which is another."""
+    """The messages of one alarm. There may be another, because a pod on a busy machine may be deaf for a moment."""
     return [request for request in received if json.loads(request.body)["data"]["alarm"] == kind]
 
 
 def said(received: Sequence[Received], kind: str) -> list[str]:
-    """Whether an alarm began, goes on or ended, message by message."""
+    """Of each message, whether the alarm began, goes on or ended."""
     return [json.loads(request.body)["data"]["state"] for request in of(received, kind)]
 
 
 async def counted(fleet: Fleet, count: int) -> None:
-    """So many failures are known to the fleet."""
+    """True if the fleet has counted this many failures."""
 
     async def look() -> bool:
         alarm = await Alarms(fleet.store).look("failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)

@@ -1,4 +1,4 @@
-"""Lifecycle hooks of real pods: what a receiver is told of each change, in which order, and through which deaths."""
+"""Lifecycle hooks of real pods: what a receiver gets of each change, in which order, and after which crashes."""
 
 import asyncio
 import json
@@ -31,31 +31,31 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -> Pod:
-    """A pod with what these settings ask for."""
+    """A pod with these settings."""
     return await fleet.pod(
         *calls, *processors(WebHooks(given)), hooks=given.requested_hooks, public_url=given.public_url, **options
     )
 
 
 async def posting(fleet: Fleet, given: Settings) -> None:
-    """From now on what these settings ask for is posted, and no pod is there to take it."""
+    """From now on changes for these settings are posted, and there is no pod to take them."""
     await dead(fleet, await pod_of(fleet, given, name="dying"))
 
 
 async def dead(fleet: Fleet, pod: Pod) -> None:
-    """Kill a pod, and let nobody wait for its sign of life."""
+    """Kill a pod, and remove its sign of life so that no pod waits for it."""
     await fleet.kill(pod)
     await Membership(fleet.store).leave(pod.name)
 
 
 def told(received: Sequence[Received], timer_id: str = "a") -> list[str]:
-    """What was told of a timer, in the order of arrival."""
+    """The changes of a timer that arrived, in order of arrival."""
     bodies = [json.loads(request.body) for request in received]
     return [body["type"] for body in bodies if body["data"]["id"] == timer_id]
 
 
 async def all_calls_made(fleet: Fleet) -> None:
-    """Nothing waits in the outbox, and no call is to be made."""
+    """True if the outbox is empty and no call is waiting."""
 
     async def look() -> bool:
         if await Outbox(fleet.store).first(0, 1):
@@ -153,7 +153,7 @@ async def test_a_pod_killed_between_arming_the_calls_and_emptying_the_outbox_dou
         entries: Any = await fleet.redis.xrange(outbox)
         await pod_of(fleet, given, name="heir")
         await all_calls_made(fleet)
-        for _, fields in entries:  # as they lie there where nobody has taken them out
+        for _, fields in entries:  # as they stay there until a pod takes them
             await fleet.redis.xadd(outbox, fields)
         await all_calls_made(fleet)
     assert told(receiver.received) == ["timer.armed", "timer.cancelled"]
@@ -306,7 +306,7 @@ async def test_scripts_and_records_agree_on_what_a_change_tells(fleet: Fleet) ->
 
 
 async def ended(fleet: Fleet, timer_id: str) -> bool:
-    """Whether nothing more happens to a timer."""
+    """True if a timer has ended."""
     return (await fleet.client.get("note", timer_id)).status.finished
 
 
@@ -340,7 +340,7 @@ async def test_an_outbox_that_nobody_drains_is_seen_in_the_metrics_until_a_pod_c
         assert "timers_outbox_entries 0.0" in await api.text("/metrics")
         for timer_id in "ab":
             await fleet.client.create("note", timer_id, delay="1h")
-        await fleet.store.connections.commands.set(f"{keys.root(0)}unposted", 3)  # as by an outbox that was full
+        await fleet.store.connections.commands.set(f"{keys.root(0)}unposted", 3)  # as a full outbox does
         text = await api.text("/metrics")
         assert "timers_outbox_entries 2.0" in text
         found = re.search(r"^timers_outbox_seconds (\S+)$", text, re.MULTILINE)

@@ -1,9 +1,9 @@
-"""Owns clean environments: this project, from its wheel or its sdist, and the example of a plugin, installed in a venv.
+"""Clean environments: this project, from its wheel or its sdist, and the example plugin, installed in a venv.
 
-They are built here, and what they depend on is not fetched again: the venv sees the packages of the environment that
-runs the tests, but not what that one finds by `.pth` files, so neither this repository nor its editable install.
+Both are built here. Dependencies are not fetched again: the venv sees the packages of the environment that
+runs the tests, but not what that finds by `.pth` files: neither this repository nor its editable install.
 
-`make dist` sets `DIST`: the folder with what it has built. That is tried instead, with the locked dependencies.
+`make dist` sets `DIST` to the folder with its results. Those are tested instead, with the locked dependencies.
 """
 
 import os
@@ -27,7 +27,7 @@ class Environment:
     venv: Path
 
     def timers(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        """The installed command, run to its end in a folder."""
+        """Run the installed command in a folder until it ends."""
         return subprocess.run(
             [self.venv / "bin" / "timers", *arguments],
             cwd=cwd,
@@ -40,7 +40,7 @@ class Environment:
         )
 
     def start(self, *arguments: str, cwd: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """The installed command as a process that goes on; its output is in the file `log` of the folder."""
+        """Start the installed command as a process, with its output in the file `log` of the folder."""
         with (cwd / "log").open("wb") as log:
             return subprocess.Popen(
                 [self.venv / "bin" / "timers", *arguments],
@@ -53,7 +53,7 @@ class Environment:
 
 
 def make_environment(folder: Path, packed: Path) -> Environment:
-    """Install a wheel or an sdist of this project, and the plugin. Takes some ten seconds, so one serves many tests."""
+    """Install a wheel or an sdist of this project, and the plugin. Takes about ten seconds, so tests share one."""
     plugin = build(ROOT / "examples" / "invoice-reminder", folder / "plugin", "wheel")
     venv = folder / "venv"
     _run(sys.executable, "-m", "venv", "--without-pip", venv)
@@ -63,14 +63,14 @@ def make_environment(folder: Path, packed: Path) -> Environment:
     else:
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
         (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    # Without an index: only the plugin's requirement of us is not met by what is there.
+    # Without an index: everything but the plugin's dependency on this project is already there.
     offline = ("--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall")
     _run(*pip, "install", "--quiet", *offline, packed, plugin)
     return Environment(venv)
 
 
 def build(project: Path, into: Path, target: Literal["wheel", "sdist"]) -> Path:
-    """The wheel or sdist of a project; of this one what `make dist` has built, if it asks."""
+    """The wheel or sdist of a project. For this project it is the one from `make dist`, if that runs the tests."""
     if project == ROOT and "DIST" in os.environ:
         into = Path(os.environ["DIST"])
     else:
@@ -80,7 +80,7 @@ def build(project: Path, into: Path, target: Literal["wheel", "sdist"]) -> Path:
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
-    """A folder with these files."""
+    """Write a folder with these files."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Installed from its wheel beside a project that knows nothing of this repository and has names of its own."""
+"""Installed from its wheel, next to a project with names of its own that knows nothing of this repository."""
 
 import asyncio
 import json
@@ -48,10 +48,10 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
 
 @pytest.fixture(scope="module")
 def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in the sdist."""
+    """The folder in the sdist, unpacked."""
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 does not have it
         archive.extractall(folder)  # noqa: S202 (the project made it just now)
     return folder / "redis_timers-0.1.0"
 
@@ -107,7 +107,7 @@ def test_the_sdist_can_run_its_tests(unpacked: Path) -> None:
 def test_the_metadata_say_what_it_is(wheel: Path, sdist: Path, unpacked: Path) -> None:
     texts = {metadata_of(packed, unpacked) for packed in (wheel, sdist)}
     (text,) = texts
-    read = Metadata.from_email(text)  # raises where a field has no valid value
+    read = Metadata.from_email(text)  # raises if a field has no valid value
     assert (read.name, read.license_expression, read.license_files) == ("redis-timers", "MIT", ["LICENSE"])
     assert read.description_content_type == "text/markdown"
     assert "Typing :: Typed" in (read.classifiers or [])
@@ -124,7 +124,7 @@ def test_what_production_installs_has_no_embedded_server() -> None:
 
 @asynccontextmanager
 async def running(environment: Environment, project: Path, **variables: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """`timers dev` of the installed command, in the project's folder."""
+    """The installed command's `timers dev`, running in the project's folder."""
     process = environment.start("dev", cwd=project, TIMERS_HTTP_PORT="0", **variables)
     try:
 

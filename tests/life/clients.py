@@ -1,4 +1,4 @@
-"""Clients that know nothing of the service: `redis-cli`, and a program in another language that speaks the protocol."""
+"""Clients that know nothing of the service: `redis-cli`, and a program in another language."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ CLIENTS: Final = ("redis-cli", "node")
 
 
 class Client:
-    """One of them, for the server behind a socket."""
+    """One of these clients, for the server at a socket."""
 
     def __init__(self, name: str, url: str) -> None:
         socket = unquote(urlsplit(url).path)
@@ -22,7 +22,7 @@ class Client:
         self._command = [_program(name), *options[name]]
 
     async def __call__(self, *words: str) -> str:
-        """Send one command; answers what the client prints."""
+        """Send one command and return what the client prints."""
         process = await asyncio.create_subprocess_exec(*self._command, *words, stdout=asyncio.subprocess.PIPE)
         out, _ = await process.communicate()
         assert process.returncode == 0, out
@@ -30,7 +30,7 @@ class Client:
 
 
 def _program(name: str) -> str:
-    """Where it is. Without it the test fails where CI is set, and elsewhere is skipped."""
+    """The program's path. Without it the test is skipped, or fails if CI is set."""
     path = shutil.which(name)
     if path is None:
         reason = f"no {name} on this machine"

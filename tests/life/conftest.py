@@ -1,4 +1,4 @@
-"""The fixtures of the engine's tests: servers of both families, and a fleet whose books must balance after a test."""
+"""The fixtures of the engine's tests: Redis and Valkey servers, and a fleet whose books must balance after a test."""
 
 from collections.abc import AsyncIterator
 
@@ -14,7 +14,7 @@ __all__ = ["_short_logs", "family", "fleet", "server", "sharded"]
 
 @pytest.fixture
 async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
-    """The fleet of a db with four shards."""
+    """A fleet on a db with four shards."""
     made = await Fleet.over(server.url, shards=4, pods_url=as_user(server.url))
     yield made
     await made.close()

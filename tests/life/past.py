@@ -1,6 +1,6 @@
-"""Owns making a timer older: its record and its place in the due index as if it had been armed so much earlier.
+"""Makes a timer older: its record and its place in the due index become as if it had been armed earlier.
 
-An outage of hours is then one call and no waiting.
+So a test of an outage of hours needs no waiting.
 """
 
 import json
@@ -14,7 +14,7 @@ _DUE, _CREATED = 7, 8
 
 
 async def make_older(fleet: Fleet, prefix: str, timer_id: str, by_ms: int) -> None:
-    """Move all times of a scheduled timer back, at once; it must not become due meanwhile."""
+    """Move all times of a scheduled timer back. It must not become due meanwhile."""
     shard, member = fleet.store.shard_of(prefix, timer_id), f"{prefix}:{timer_id}"
     root = keys.root(shard)
     bucket = f"{root}rec:{sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"

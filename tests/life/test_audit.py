@@ -1,4 +1,4 @@
-"""Indexes that were deleted under timers: a pod's slow audit brings them back, and the timers fire."""
+"""Indexes of armed timers are deleted: a pod's audit rebuilds them, and the timers fire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""After an outage: what is overdue is caught up with, and what is due now does not wait for the end of it."""
+"""After an outage: pods work through the backlog, and timers due now do not wait for its end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ OVERDUE = 5_000
 
 
 class Slow(Calls):
-    """A processor that lets one run through a millisecond, so that a backlog lasts until the test has seen enough."""
+    """A processor that completes one run per millisecond, so that a backlog lasts until the test has seen enough."""
 
     def __init__(self, prefix: str = "note", **options: Any) -> None:
         super().__init__(prefix, self._wait, **options)
@@ -32,7 +32,7 @@ class Slow(Calls):
             await asyncio.sleep(0.001)
 
     def let_all(self) -> None:
-        """No more waiting."""
+        """Let all runs complete at once."""
         self._going.cancel()
         for _ in range(OVERDUE):
             self._turns.release()
@@ -49,7 +49,7 @@ async def slow() -> AsyncIterator[Slow]:
 
 
 async def arm_overdue(fleet: Fleet, count: int, prefix: str = "note") -> None:
-    """Timers of the last hour, in the order of their ids."""
+    """Arm timers that were due within the last hour, in the order of their ids."""
     now_ms = await fleet.store.now_ms()
     late = [Arming(prefix, f"late-{number:04}", f"@{now_ms - HOUR_MS + number}", {}) for number in range(count)]
     for start in range(0, count, 250):
@@ -58,7 +58,7 @@ async def arm_overdue(fleet: Fleet, count: int, prefix: str = "note") -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 50])
 async def test_a_timer_due_now_runs_in_the_middle_of_a_backlog(fleet: Fleet, slow: Slow, concurrency: int) -> None:
-    """Also on a full pod, where there is room for one at a time: it took the oldest each time."""
+    """Even on a full pod with room for one at a time, which took the oldest each time."""
     await fleet.store.pause("note", paused=True)
     await arm_overdue(fleet, OVERDUE)
     await fleet.pod(slow, concurrency=concurrency)
@@ -72,7 +72,7 @@ async def test_a_timer_due_now_runs_in_the_middle_of_a_backlog(fleet: Fleet, slo
 
 
 async def test_a_full_pod_takes_turns_with_its_prefixes(fleet: Fleet, slow: Slow) -> None:
-    """The queue that had been marked first had all the room until its backlog was over."""
+    """The queue marked first got all the room until its backlog was done."""
     await arm_overdue(fleet, OVERDUE)
     others = Calls("mail")
     await fleet.pod(slow, others, concurrency=500)

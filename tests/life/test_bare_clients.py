@@ -1,4 +1,4 @@
-"""Bare keys as their users set them: from a shell and from another language, with nothing but Redis commands."""
+"""Bare keys as users set them: from a shell and from another language, with plain Redis commands."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def send(request: pytest.FixtureRequest, fleet: Fleet) -> Client:
 
 
 class Leases(Calls):
-    """A processor that looks at its lock, as anybody can see it in Redis, while it runs."""
+    """A processor that reads its own lock in Redis while it runs."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__("note", self._look)
@@ -131,7 +131,7 @@ STRANGERS = {
 
 
 async def test_keys_of_strangers_are_left_alone(fleet: Fleet, send: Client) -> None:
-    """Of no processor's prefix, without a TTL, of another type, or with a name that no timer has."""
+    """Keys of a prefix without processor, without a TTL, of another type, or with a name that no timer can have."""
     calls = Calls()
     for _, command in STRANGERS.values():
         await send(*command)
@@ -139,7 +139,7 @@ async def test_keys_of_strangers_are_left_alone(fleet: Fleet, send: Client) -> N
     before = {key: await fleet.redis.dump(key) for key in STRANGERS}
     await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
     for timer_id in ("first", "second"):
-        # The second is found by a later scan than the first, which has seen all the others.
+        # A later scan than the one of the first key finds the second; by then all other keys have been seen.
         await send("SET", f"note:{timer_id}", "1", "PX", HOUR)
         await adopted(fleet, timer_id)
     await send("SET", "session:short", "1", "PX", "1")

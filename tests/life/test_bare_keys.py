@@ -1,4 +1,4 @@
-"""Bare keys as scripts and pods see them: adoption, changes by key and by API, deletion, expiry with nobody there."""
+"""Bare keys and pods: adoption, changes by key and by API, deletion, and expiry while no pod is alive."""
 
 import pytest
 
@@ -70,7 +70,7 @@ class TestChanges:
         await until(lambda: pod.seen.bare_keys == ["adopted", "ending"], "both are told")
 
     async def test_a_key_set_again_while_no_pod_was_there_does_not_fire_at_its_old_time(self, fleet: Fleet) -> None:
-        """Its timer is overdue when pods come, and is not claimed before its key was looked at."""
+        """Its timer is overdue when pods start, and is not claimed before a pod has looked at the key."""
         calls = Calls()
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         await fleet.redis.set("note:x", "1", px=3_000)
@@ -113,7 +113,7 @@ class TestChanges:
         assert timer.history[-1].to_json()["run_ms"] == attempt.run_ms
 
     async def test_an_expiry_reported_late_does_not_fire_a_key_set_since(self, fleet: Fleet) -> None:
-        """SET over a key that is due but not yet deleted announces the old one; a scan may be faster than the event."""
+        """SET of a key that is due but not yet deleted announces the old key; a scan may be faster than the event."""
         calls = Calls()
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         await fleet.redis.set("note:x", "2", px=HOUR_MS)
@@ -127,7 +127,7 @@ class TestChanges:
 
 
 async def fleet_past(fleet: Fleet, at_ms: int) -> None:
-    """Wait until that time is over by the server's clock."""
+    """Wait until the server's clock is past this time."""
 
     async def over() -> bool:
         return await fleet.store.now_ms() > at_ms

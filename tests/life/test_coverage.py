@@ -1,4 +1,4 @@
-"""What no live pod covers is named wherever one looks: `/readyz` and `/metrics` of a pod, and `timers doctor`."""
+"""Prefixes and shards that no live pod covers are named in `/readyz`, in `/metrics`, and by `timers doctor`."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ HOUR = "1h"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is said of shards and of prefixes: warnings, samples, and the doctor's (level, sentence)."""
+    """What is reported of shards and prefixes: warnings, samples, and the doctor's (level, sentence)."""
 
     readyz: list[str]
     metrics: set[str]
@@ -25,7 +25,7 @@ class Told:
 
 @pytest.fixture
 async def bystander(fleet: Fleet) -> AsyncIterator[Api]:
-    """A pod that runs no timers itself."""
+    """A pod that runs no timers."""
     async with running_api(fleet.url, []) as api:
         yield api
 
@@ -61,7 +61,7 @@ async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystande
 
 
 async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None:
-    """One is limited to another prefix, though it has the processor. The doctor looks ahead as well."""
+    """One pod has the processor but is limited to another prefix. The doctor also checks what is due later."""
     await fleet.pod(Calls("mail"), Calls("push"), only=["mail"], name="a")
     await declare(fleet.store, "push")
     await fleet.client.create("push-later", "x", delay=HOUR)
@@ -76,7 +76,7 @@ async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None
 
 
 async def test_a_prefix_whose_only_pod_died_in_a_run(fleet: Fleet, bystander: Api) -> None:
-    """Nothing is due in its queue, but a run is to be rescued."""
+    """Nothing is due in its queue, but a run must be rescued."""
     held, calls = Held(), Calls()
     await fleet.pod(Calls("mail"), name="mails")
     dying = await fleet.pod(held, name="notes")
@@ -101,7 +101,7 @@ async def sharded_bystander(sharded: Fleet) -> AsyncIterator[Api]:
 
 
 async def test_shards_that_no_pod_takes(sharded: Fleet, sharded_bystander: Api) -> None:
-    """A prefix that somebody serves is not named beside them: it is the shards that are missing."""
+    """A prefix that a pod serves is not named as well: only the shards are uncovered."""
     await sharded.pod(Calls(), name="a", shard_subset=(0, 1))
     await sharded.client.create("note", in_shard(sharded, "note", 2), delay=0)
     now = await told(sharded_bystander)
@@ -124,5 +124,5 @@ async def test_a_prefix_that_is_served_only_on_other_shards(sharded: Fleet, shar
 
 
 def in_shard(fleet: Fleet, prefix: str, shard: int) -> str:
-    """An id whose timer lies in that shard."""
+    """An id whose timer belongs to this shard."""
     return next(f"n{n}" for n in range(1_000) if fleet.store.shard_of(prefix, f"n{n}") == shard)

@@ -1,5 +1,5 @@
-"""Every timer is run by its own processor, in a fleet whose pods have different ones: the longest declared prefix over
-all pods owns it, also while its pods are away."""
+"""In a fleet whose pods have different processors, each timer is run by its own: it belongs to the longest prefix
+that any pod declared, even while that pod is away."""
 
 from collections.abc import Sequence
 
@@ -36,18 +36,18 @@ def calls_of(prefixes: Sequence[str]) -> list[Calls]:
 
 
 async def knows(pod: Pod, prefix: str) -> None:
-    """Until the pod has heard of the declaration, which takes it a beat."""
+    """Wait until the pod knows of the declaration, which takes one beat."""
     await until(lambda: pod.worker.peers.owner(prefix) == prefix, f"{pod.name} knows of {prefix}")
 
 
 def ran(calls: Sequence[Calls]) -> dict[str, set[str]]:
-    """The prefixes of the timers that each processor was called with."""
+    """The prefixes of the timers that each processor got."""
     return {each.processor.prefix: {timer.prefix for timer in each.timers} for each in calls}
 
 
 async def test_log_and_send_message_ran_half_of_login_check_and_send_message_vip(fleet: Fleet) -> None:
-    """Pod 1 has the built-in processors, pod 2 two more: a timer is run by the one that it is for, whichever pod hears
-    its event first, and its history says so."""
+    """Pod 1 has the built-in processors, pod 2 has two more. The right processor runs each timer, whichever pod hears
+    the event first, and the history names it."""
     first, second = calls_of(BUILT_IN), calls_of((*BUILT_IN, *LONGER))
     one = await fleet.pod(*first, name="one")
     await fleet.pod(*second, name="two")
@@ -84,8 +84,8 @@ async def test_a_rolling_deploy_from_two_to_two_pods_runs_none_with_the_old_proc
 
 
 async def test_a_timer_whose_pod_is_gone_waits_and_no_other_pod_takes_it(fleet: Fleet) -> None:
-    """It was all run by `send-message`. Now a create is taken in the gap; the timer waits, becomes `unhandled`, and a
-    retry runs it once its pod is back."""
+    """They were all run by `send-message`. Now a create without the pod is accepted; the timer waits, becomes
+    `unhandled`, and a retry runs it once the pod is back."""
     shorter = calls_of(BUILT_IN)
     watch = await fleet.pod(*shorter, name="one", unhandled_after_ms=UNHANDLED_AFTER_MS)
     gone = await fleet.pod(*calls_of(LONGER), name="two")
@@ -183,7 +183,7 @@ async def test_forget_gives_a_prefix_to_the_shorter_one(fleet: Fleet) -> None:
 
 
 async def test_a_bare_key_belongs_to_the_longest_prefix_too(fleet: Fleet) -> None:
-    """Adopted while its pod is away, it waits and becomes `unhandled`; while its pod is there, that one runs it."""
+    """If its pod is away, it is adopted, waits and becomes `unhandled`; if its pod is there, that pod runs it."""
     shorter, longer = Calls("send-message"), Calls("send-message-vip")
     one = await fleet.pod(shorter, name="one", adopt_every_ms=50, unhandled_after_ms=UNHANDLED_AFTER_MS)
     two = await fleet.pod(longer, name="two", adopt_every_ms=50)
@@ -199,7 +199,7 @@ async def test_a_bare_key_belongs_to_the_longest_prefix_too(fleet: Fleet) -> Non
 
 
 async def test_a_thousand_declared_prefixes(fleet: Fleet) -> None:
-    """Two pods with five hundred processors each, and one with the shortest of them."""
+    """Two pods with 500 processors each, and one pod with the shortest prefix."""
     halves = [calls_of([f"kind-{n}" for n in range(first, first + 500)]) for first in (0, 500)]
     pods = [await fleet.pod(*calls, name=f"pod-{n}") for n, calls in enumerate(halves)]
     short = Calls("kind")
@@ -233,7 +233,7 @@ async def test_a_pod_whose_sign_cannot_be_read_stops_no_other(fleet: Fleet) -> N
 
 
 async def test_a_create_sends_one_call_in_the_steady_state(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The declarations are asked for once a second and not at every create."""
+    """The client reads declarations once a second, not at every create."""
     declared, ran = Declared(fleet.store, fresh_seconds=3_600.0), list[str]()
     assert await declared.refusals(["note"]) == {}
     sent = count_sent(fleet.store, monkeypatch)

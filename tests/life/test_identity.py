@@ -1,4 +1,4 @@
-"""One identity, one timer: callers that arm the same at once, and a duplicate that comes between two tries."""
+"""One identity, one timer: when callers arm the same timer at once, and when a duplicate comes between two tries."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ CALLERS = 8
 
 @pytest.fixture
 async def callers(fleet: Fleet) -> AsyncIterator[list[TimerClient]]:
-    """Clients with connections of their own."""
+    """Clients with their own connections."""
     async with AsyncExitStack() as ends:
         yield [await ends.enter_async_context(TimerClient(fleet.url)) for _ in range(CALLERS)]
 

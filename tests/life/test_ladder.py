@@ -1,4 +1,4 @@
-"""The ladder of the published design, run through: 5 s, 30 s, 60 s …; armed at 10:00:00, done at the third try."""
+"""The published design's ladder: waits of 5 s, 30 s, 60 s …; armed at 10:00:00, done at the third try."""
 
 from tests.engine.fleet import Calls, Fleet
 from tests.life.past import make_older
@@ -12,7 +12,7 @@ SECOND_MS = 1000
 
 
 async def waiting(fleet: Fleet, failures: int) -> Timer:
-    """The timer, once it waits for its next try after so many failures."""
+    """The timer, once it waits for its next try after this many failures."""
 
     async def look() -> Timer | None:
         timer = await fleet.client.get("note", "x")
@@ -24,8 +24,8 @@ async def waiting(fleet: Fleet, failures: int) -> Timer:
 
 
 async def test_two_failures_and_a_success_are_three_tries_5_then_30_then_60_seconds_apart(fleet: Fleet) -> None:
-    """10:00:00 armed, 10:00:05 fails, 10:00:35 fails, 10:01:35 succeeds: the waits are exact to the millisecond, from
-    the end of one try to the due time of the next. None is waited for: the timer is made older by it."""
+    """10:00:00 armed, 10:00:05 fails, 10:00:35 fails, 10:01:35 succeeds. From the end of each try to the next due time
+    the waits are exact to the millisecond. The test does not wait: it makes the timer older."""
 
     async def act(timer: Timer, _context: Context) -> None:
         if timer.attempt < 3:

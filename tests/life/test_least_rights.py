@@ -1,6 +1,6 @@
-"""Everything works with the rights that PROTOCOL.md gives a pod, and its user reaches nothing of others.
+"""Everything works with the rights that PROTOCOL.md gives a pod, and they give no access to anything else.
 
-The pods of all these folders' tests have the commands and channels of that list; here its key patterns count too.
+All pods in these tests have that list's commands and channels. Here its key patterns apply too.
 """
 
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ MINE = ("note",)
 
 @pytest.fixture
 async def store(fleet: Fleet) -> AsyncIterator[Store]:
-    """The db as who has no more rights than the pods sees it; the server was told to announce expired keys."""
+    """A store with the pods' rights, on a server with notifications switched on."""
     await grant(fleet.redis, 0, MINE)
     assert (await fleet.redis.config_get(FLAGS))[FLAGS] in ("Ex", "xE")
     opened = await open_store(connect(as_user(fleet.url)))
@@ -38,7 +38,7 @@ async def store(fleet: Fleet) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def client(store: Store) -> AsyncIterator[TimerClient]:
-    """A caller with no more rights than the pods."""
+    """A client with the pods' rights."""
     async with TimerClient.over(store) as made:
         yield made
 
@@ -122,6 +122,6 @@ async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_works(fle
     assert health.services["bare-scanner"] == "running"
     rights = next(check for check in await examine(pod.store) if check.name == "rights")
     assert (rights.level, rights.said) == ("warn", "the user may not SCAN")
-    await fleet.drain(pod)  # it tries again and again
+    await fleet.drain(pod)  # it tries repeatedly
     assert await refused(fleet.redis) == {"command scan"}
     await fleet.redis.acl_log_reset()

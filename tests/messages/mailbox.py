@@ -1,4 +1,4 @@
-"""Owns a real mail server on loopback: what it takes, what it refuses, and what it saw of its clients."""
+"""A real mail server on loopback: what it accepts and refuses, and what it saw of its clients."""
 
 import asyncio
 import ssl
@@ -15,7 +15,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 @dataclass
 class Mailbox:
-    """A server's mail. `refusals` are answers by address, or by the commands `MAIL` and `DATA`."""
+    """A server's mail. `refusals` are answers by address, or for the commands `MAIL` and `DATA`."""
 
     port: int = 0
     refusals: dict[str, str] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Mailbox:
         return "250 OK"
 
     def drop_connections(self) -> None:
-        """As a server does that has waited long enough, or restarts."""
+        """Drop connections, as a server does after a timeout or at a restart."""
         for transport in self.transports:
             transport.close()
 
     def only(self) -> EmailMessage:
-        """The one that came."""
+        """The only mail that came."""
         (mail,) = self.mails
         return mail
 
@@ -60,7 +60,7 @@ class _Server(SMTP):
 
     def __init__(self, mailbox: Mailbox, **options: Any) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a password without TLS is no good idea
+            warnings.simplefilter("ignore")  # the warning that a password without TLS is a bad idea
             super().__init__(mailbox, enable_SMTPUTF8=True, **options)
         self._mailbox = mailbox
 
@@ -75,8 +75,8 @@ class _Server(SMTP):
 async def mailbox(
     *, account: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None, implicit: bool = False
 ) -> AsyncIterator[Mailbox]:
-    """A mail server for as long as the context lasts: with STARTTLS, or TLS from the beginning, where there is a
-    context; with an account it takes no mail from anybody else."""
+    """Run a mail server. With `context` it has STARTTLS, or TLS from the start. With an account it takes no mail from
+    anybody else."""
     made = Mailbox()
 
     def check(_server: SMTP, _session: Session, _envelope: Envelope, _mechanism: str, given: Any) -> AuthResult:

@@ -1,4 +1,4 @@
-"""Mail through a real server: what arrives, over which connection, and which refusals end a timer."""
+"""Mail through a real server: what arrives, over which connection, and which refusals fail a timer."""
 
 import ssl
 from pathlib import Path
@@ -26,7 +26,7 @@ def settings(box: Mailbox, *, scheme: str = "smtp", account: str = "", query: st
 
 
 async def send(given: Settings, payload: dict[str, Any], times: int = 1, **changes: Any) -> Result:
-    """What the last of so many runs returns on a pod with these settings."""
+    """Run the processor a number of times on a pod with these settings. Returns what the last run returned."""
     timer = a_timer(prefix="send-message", spec={"payload": payload}, **changes)
     async with Sending.opened(given) as sending:
         for _ in range(times - 1):
@@ -46,7 +46,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
 
 @pytest.fixture
 def _trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process trusts the server's certificate."""
+    """Makes this process trust the server's certificate."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
 
 

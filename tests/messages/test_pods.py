@@ -1,4 +1,4 @@
-"""The reminder after a signup on a real pod: who verified gets none, another gets one mail, after a refusal too."""
+"""The reminder after a signup on a real pod: a verified user gets none, others get one mail, even after a refusal."""
 
 import pytest
 from aiohttp import web

@@ -1,4 +1,4 @@
-"""Templates from a folder: which one is used, what is put into it, and what is refused."""
+"""Templates from a folder: which one is used, what it is filled with, and what is refused."""
 
 from pathlib import Path
 from typing import Any

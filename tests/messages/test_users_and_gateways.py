@@ -1,4 +1,4 @@
-"""Who a user is by the time a message is due, and messages that leave through an HTTP gateway."""
+"""Looking up users when a message is due, and sending messages through an HTTP gateway."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from timers_processors.send_message import Sending, send_message
 
 
 async def send(payload: Any, **given: Any) -> Result:
-    """What the processor returns on a pod with these settings."""
+    """Run the processor on a pod with these settings, and return its result."""
     async with Sending.opened(Settings(**given)) as sending:
         return await run(send_message, a_timer(prefix="send-message", spec={"payload": payload}), sending)
 

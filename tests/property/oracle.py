@@ -1,4 +1,4 @@
-"""A timer service in memory: what the scripts ought to do, said anew without Redis, so that the two can be compared."""
+"""A timer service in memory: a second implementation of what the scripts should do, without Redis, to compare with."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ ALL = 1_000_000
 
 @dataclass(slots=True)
 class Life:
-    """One timer. `place` is its turn among those of the same due time; `leased` whether its lease key is there."""
+    """One timer. `place` is its position among those of the same due time; `leased` says if its lease key exists."""
 
     due_ms: int
     place: int
@@ -39,13 +39,13 @@ class Life:
     lines: list[Line] = field(default_factory=list)
 
     def note(self, said: str, pod: str | None = None) -> None:
-        """A change: one more line, one more version."""
+        """Record a change: one more history line, the next version."""
         self.version += 1
         self.lines.append((self.status, self.attempt, pod, said))
 
     @property
     def shown(self) -> list[Line]:
-        """The history as a reader gets it: the creation and everything after, or the newest behind a marker."""
+        """The history as a reader gets it: all of it, or the newest lines behind a marker."""
         kept = HISTORY_LIMIT - 1
         dropped = len(self.lines) - kept
         first = "created" if dropped <= 0 else f"{dropped + 1} older entries dropped"
@@ -53,7 +53,7 @@ class Life:
 
 
 class Oracle:
-    """All timers of a db, and the bare keys that a client has set."""
+    """All timers of a db, and the bare keys that clients have set."""
 
     def __init__(self) -> None:
         self.lives: dict[Identity, Life] = {}
@@ -66,10 +66,10 @@ class Oracle:
         """How many expiries of a bare key have been made due."""
         self._places = count()
 
-    # What callers do.
+    # Callers.
 
     def arm(self, arming: Arming, due_ms: int, now_ms: int, edit_lock_ms: int = 0) -> str:
-        """`due_ms` is what the arming's due comes to."""
+        """`due_ms` is the arming's due time, as an absolute time."""
         identity = (arming.prefix, arming.id)
         life = self.lives.get(identity)
         if life is None:
@@ -141,15 +141,15 @@ class Oracle:
         self._queue(life, due_ms)
         return "changed"
 
-    # What pods do.
+    # Pods.
 
     def due(self, prefix: str, now_ms: int) -> list[Identity]:
-        """What may be claimed of a queue, in order."""
+        """The claimable timers of a queue, in order."""
         waiting = [i for i in self.queued(prefix) if self.lives[i].due_ms <= now_ms]
         return sorted(waiting, key=lambda i: (self.lives[i].due_ms, self.lives[i].place))
 
     def queued(self, prefix: str) -> list[Identity]:
-        """What is in a queue, due or not."""
+        """The timers of a queue, due or not."""
         return [i for i, life in self.lives.items() if i[0] == prefix and life.status is Status.SCHEDULED]
 
     def of_status(self, status: Status) -> list[Identity]:
@@ -173,7 +173,7 @@ class Oracle:
         return identity in self.orphans() and identity[0] not in self.paused
 
     def extend(self, timer: Timer, pod: str) -> bool:
-        """True where the run goes on; its lease is there again if it had expired."""
+        """Returns True if the run goes on. A lease that had expired exists again."""
         life = self.lives.get((timer.prefix, timer.id))
         if life is None or life.status is not Status.RUNNING or life.token != timer.token:
             return False
@@ -182,7 +182,7 @@ class Oracle:
         return True
 
     def settle(self, timer: Timer, after: Transition, pod: str, *, keeps: bool) -> str:
-        """`keeps` is False where finished records are removed at once."""
+        """`keeps` is False if finished records are removed at once."""
         identity = (timer.prefix, timer.id)
         life = self.lives.get(identity)
         if life is None:
@@ -212,7 +212,7 @@ class Oracle:
         life.status, life.token, life.failures = Status.UNHANDLED, token, life.failures + 1
         life.note("its pod died or lost the lease, and no live pod serves the prefix", pod)
 
-    # What becomes of bare keys.
+    # Bare keys.
 
     def adopt(
         self, identity: Identity, known_ms: int | None, deadline_ms: int, spec: Mapping[str, Any], now_ms: int
@@ -273,14 +273,14 @@ class Oracle:
         life.note("its bare key was deleted" if what == "deleted" else "its bare key lost its TTL")
         return "cancelled"
 
-    # How.
+    # Helpers.
 
     def _born(self, identity: Identity, due_ms: int, spec: Mapping[str, Any], progress: Progress) -> Life:
         life = self.lives[identity] = Life(due_ms, next(self._places), spec, progress)
         return life
 
     def _anew(self, identity: Identity, due_ms: int, spec: Mapping[str, Any], progress: Progress, note: str) -> Life:
-        """Armed again: a new occurrence if the last has started, nothing counted, the token kept."""
+        """Arm again: a new occurrence if the last one has started, counts at zero, the same token."""
         life = self.lives[identity]
         life.adopted = False
         life.occurrence += life.attempt > 0

@@ -1,4 +1,4 @@
-"""The record: any timer survives the way into Redis's text and back, and no text makes reading it fail otherwise."""
+"""The record: any timer can be written to its text and read back, and any bad text raises the one expected error."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ PROGRESS = st.builds(
 
 
 def clean_text(text: str) -> str:
-    """A text as a history line keeps it."""
+    """A text as it is kept in a history line."""
     return codec.encode_cause("", text).removeprefix(" ") or "-"
 
 
@@ -68,7 +68,7 @@ ENTRIES = CHANGES | st.tuples(CHANGES, st.none() | NUMBERS, NUMBERS, NUMBERS).ma
 
 
 def text_of(timer: Timer, entries: int, history: list[HistoryEntry]) -> bytes:
-    """The record as the scripts write it."""
+    """The record's text, as the scripts write it."""
     head = ["1", codec.LETTERS[timer.status], timer.version, timer.token, timer.attempt, timer.failures]
     head += [timer.occurrence, timer.due_ms, timer.created_ms, entries]
     lines = [

@@ -1,4 +1,4 @@
-"""Compact JSON: what a record keeps is read back as it was, on one line, and a payload that is no JSON is refused."""
+"""Compact JSON: values are kept on one line and read back unchanged; a payload that is not JSON is refused."""
 
 import json
 import math

@@ -1,6 +1,6 @@
-"""Cron against a plain oracle: every minute in turn, shown on the zone's clock by the standard library.
+"""Cron against a simple oracle: it tries every minute on the zone's clock, by the standard library.
 
-The oracle knows the fields as sets of numbers, not as text, and the zone only through `zoneinfo`.
+The oracle gets the fields as sets of numbers, not as text, and knows the zone only through `zoneinfo`.
 """
 
 import calendar
@@ -21,9 +21,9 @@ steady = settings(max_examples=150)
 
 MINUTE = timedelta(minutes=1)
 MATCHES = Callable[[datetime], bool]
-# Names of a machine, and a stand-in for none.
+# Without the names for the machine's own zone, and the placeholder for none.
 ZONES = sorted(available_timezones() - {"localtime", "posixrules", "Factory"})
-# Half an hour, at midnight, back over midnight, two hours, twice a year for Ramadan, a whole day in 2011, none.
+# Changes of half an hour, at midnight, back over midnight, of two hours, for Ramadan, of a whole day (2011), none.
 ODD_ZONES = (
     *("America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "America/Havana", "America/Santiago"),
     *("Antarctica/Troll", "Africa/Casablanca", "Africa/Cairo", "Pacific/Apia", "Asia/Kathmandu", "UTC"),
@@ -36,7 +36,7 @@ def clock(at_ms: int, zone: ZoneInfo) -> datetime:
 
 @cache
 def turns(zone: str, year: int) -> tuple[tuple[int, timedelta, timedelta], ...]:
-    """The changes of offset in a year: the epoch ms of the first minute after it, the offset before and after."""
+    """The changes of offset in a year: the epoch ms of the first minute afterwards, the offset before and after."""
     info, start_ms = ZoneInfo(zone), parse_time(f"{year}-01-01T00:00:00Z")
     offsets = [clock(start_ms + day * DAY_MS, info).utcoffset() for day in range(367)]
     days = [day for day in range(366) if offsets[day] != offsets[day + 1]]
@@ -59,7 +59,7 @@ def runs(cron: Cron, after_ms: int, until_ms: int) -> Iterator[int]:
 
 
 def expected_runs(matches: MATCHES, zone: str, after_ms: int, until_ms: int, *, interval: bool) -> list[int]:
-    """An interval runs whenever the clock matches; a fixed time when it is first shown or has just been left out."""
+    """An interval runs whenever the clock matches, a fixed time when the clock first shows it or just skipped it."""
     info, found = ZoneInfo(zone), []
     first_ms = (after_ms // MINUTE_MS + 1) * MINUTE_MS
     shown = clock(first_ms - MINUTE_MS, info)
@@ -77,7 +77,7 @@ def expected_runs(matches: MATCHES, zone: str, after_ms: int, until_ms: int, *, 
 
 
 def numbers(low: int, high: int) -> st.SearchStrategy[tuple[str, frozenset[int]]]:
-    """A field as text and as the numbers that it stands for."""
+    """A field as text, and as the numbers that it means."""
     number = st.integers(low, high)
     ends = st.tuples(st.integers(low, high - 1), number).filter(lambda pair: pair[0] < pair[1])
     return st.one_of(
@@ -92,7 +92,7 @@ def numbers(low: int, high: int) -> st.SearchStrategy[tuple[str, frozenset[int]]
 
 @st.composite
 def crons(draw: st.DrawFn) -> tuple[str, MATCHES]:
-    """An expression of all months, as some others have dates that never come, with its meaning."""
+    """An expression for all months, with its meaning. With single months, some dates would never come."""
     (minute, minutes), (hour, hours) = draw(numbers(0, 59)), draw(numbers(0, 23))
     (day, days), (weekday, weekdays) = draw(numbers(1, 31)), draw(numbers(0, 6))
     both = day.startswith("*") or weekday.startswith("*")
@@ -107,7 +107,7 @@ def crons(draw: st.DrawFn) -> tuple[str, MATCHES]:
 
 @st.composite
 def windows(draw: st.DrawFn) -> tuple[str, int, int]:
-    """A zone with two days of it, most often around a change of its offset; the start is no whole minute."""
+    """Two days in a zone, mostly around a change of its offset. They do not start at a whole minute."""
     zone, year = draw(st.sampled_from(ODD_ZONES)), draw(st.integers(1980, 2060))
     near = [at_ms for at_ms, _, _ in turns(zone, year)] or [parse_time(f"{year}-05-31T12:00:00Z")]
     start_ms = draw(st.sampled_from(near)) - draw(st.integers(-4 * HOUR_MS, 30 * HOUR_MS))
@@ -162,8 +162,8 @@ def test_any_text_is_a_zone_of_the_list_or_refused(text: str) -> None:
     assert parse_timezone(name) == name
 
 
-# What follows goes through all zones. Many change their clocks alike, so what is expected is worked out once for each
-# change, and a whole year once for each behaviour.
+# The following tests cover all zones. Many change their clocks alike, so expectations are computed once for each
+# change, and those for a whole year once for each behaviour.
 
 YEAR = 2026
 YEAR_MS = (parse_time(f"{YEAR}-01-01T00:00:00Z"), parse_time(f"{YEAR + 1}-01-01T00:00:00Z"))
@@ -201,7 +201,7 @@ def test_every_zone_misses_no_day_of_a_year() -> None:
 
 
 def check_year(expression: str, zone: str) -> None:
-    """One run for each day of the calendar that has one, at the time asked for or, left out, at the end of the gap."""
+    """Check one run per calendar day, at the time asked for, or at the end of the gap if the clock skips that."""
     info, (hour, minute) = ZoneInfo(zone), map(int, expression.split()[1::-1])
     found = [clock(at_ms, info) for at_ms in runs(Cron.parse(expression, zone), *YEAR_MS)]
     days = [found[0].date() + timedelta(days=n) for n in range((found[-1].date() - found[0].date()).days + 1)]

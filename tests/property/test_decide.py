@@ -1,4 +1,4 @@
-"""Lives of timers: whatever runs end in, what follows is allowed, bounded and on the planned grid."""
+"""Lives of timers: whatever the outcomes, the next step is allowed, bounded and on the planned grid."""
 
 from dataclasses import dataclass
 from random import Random
@@ -56,7 +56,7 @@ policies = retries.map(RetryPolicy.parse)
 
 @st.composite
 def new_timers(draw: st.DrawFn) -> NewTimer:
-    """Any timer that a caller can ask for, as far as it matters for what follows a run."""
+    """Any timer that a caller can ask for, with the fields that matter after a run."""
     fields: dict[str, Any] = {"prefix": "reminder"}
     if draw(st.booleans()):
         fields["repeat"] = draw(repeats)
@@ -73,7 +73,7 @@ def new_timers(draw: st.DrawFn) -> NewTimer:
 
 
 def planned(new: NewTimer) -> Timer:
-    """The timer in its first run."""
+    """A timer in its first run."""
     cron = new.repeat is not None and new.repeat.cron is not None and new.delay is None
     due_ms = first_slot(new.repeat, START_MS) if cron and new.repeat is not None else START_MS
     progress = Progress() if new.repeat is None else start(due_ms)
@@ -97,7 +97,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a life: the timer that ran, what it ended in and when, and what follows."""
+    """One run of a life: the timer, the outcome, its time, and what follows."""
 
     timer: Timer
     outcome: Outcome
@@ -107,7 +107,7 @@ class Step:
 
 @st.composite
 def lives(draw: st.DrawFn, what: st.SearchStrategy[Outcome] = outcomes) -> tuple[RetryPolicy, list[Step]]:
-    """The runs of one timer from its first to its last, or to the twentieth; time never goes back."""
+    """The runs of one timer, up to its last or its twentieth. Time never goes back."""
     policy, timer, rng = draw(policies), planned(draw(new_timers())), Random(draw(st.integers(0, 2**32)))
     steps: list[Step] = []
     now_ms = timer.due_ms
@@ -123,7 +123,7 @@ def lives(draw: st.DrawFn, what: st.SearchStrategy[Outcome] = outcomes) -> tuple
 
 
 def most_failures(timer: Timer, policy: RetryPolicy) -> int:
-    """How many runs of one occurrence may fail, said anew: a ladder's steps, one more with a due time of its own."""
+    """How many runs of an occurrence may fail, computed anew: a ladder's steps, plus one if it has a due time."""
     chosen = timer.retry or policy
     if chosen.ladder_ms is None:
         return chosen.max_attempts
@@ -217,7 +217,7 @@ def test_the_next_occurrence_of_a_repeat_was_not_missed_unless_each_missed_one_i
 @steady
 @given(lives(outcomes.filter(lambda outcome: not isinstance(outcome, Rearm))))
 def test_a_fixed_rate_never_leaves_its_grid(life: tuple[RetryPolicy, list[Step]]) -> None:
-    """The oracle counts from the first slot in one go: no run, retry or outage in between can have moved it."""
+    """The oracle computes from the first slot directly, so runs, retries and outages in between cannot move it."""
     first_ms = life[1][0].timer.progress.slot_ms
     for step in life[1]:
         repeat, after = step.timer.repeat, step.decided

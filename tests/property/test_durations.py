@@ -26,7 +26,7 @@ from timers.errors import InvalidInput
 
 steady = settings(max_examples=200)
 
-# Changes of offset in both directions: of an hour, of half an hour, at midnight, of a whole day.
+# Zones with changes of offset of an hour, of half an hour, at midnight, of a whole day.
 TURNS = (
     ("UTC", "2026-01-01T00:00:00Z"),
     ("Europe/Berlin", "2026-03-29T01:00:00Z"),
@@ -135,7 +135,7 @@ def test_rfc_3339_is_rounded_up_to_the_next_millisecond(wall: datetime, offset_m
 
 
 def exact_or_refused(value: object) -> int:
-    """Milliseconds, months counted by their mean, or -1 when `value` was refused."""
+    """Milliseconds, with mean months, or -1 if `value` was refused."""
     try:
         duration = Duration.parse(value, "delay")
     except InvalidInput:
@@ -148,7 +148,7 @@ def offset_text(minutes: int) -> str:
 
 
 def added(at_ms: int, duration: Duration, zone: ZoneInfo) -> int:
-    """The same with `zoneinfo`, whose first fold means: in a gap the offset before it, of two equal times the first."""
+    """The same with `zoneinfo`. Fold 0 means: in a gap the offset before it, of two equal times the first."""
     if duration.months == duration.days == 0:
         return at_ms + duration.ms
     wall = to_datetime(at_ms).astimezone(zone)

@@ -1,6 +1,6 @@
 """Random operations on the real scripts of a real server, compared step by step with the oracle.
 
-No step waits for time to pass: due times lie seconds back or an hour ahead; a lease or a bare key is made to expire.
+No step waits: due times are seconds ago or an hour ahead, and leases and bare keys are made to expire.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from timers.core.model import Status
 from timers.core.outcome import Done, Failed, Snooze
 from timers.store.store import Arming
 
-# Hypothesis repeats the same examples where it finds CI set; further rounds would then show nothing new.
+# If CI is set, Hypothesis repeats the same examples, so further rounds would show nothing new.
 ROUND: Final = settings(
     deadline=None,
     max_examples=12,
@@ -72,11 +72,11 @@ VERBS: Final = frozenset(
 
 
 class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
-    """One db from its first timer on."""
+    """One db, from its first timer on."""
 
     @initialize()
     def live_a_little(self) -> None:
-        """Something of everything, so that each verb finds what it acts on."""
+        """Start with some timers of every kind, so that each verb finds something to act on."""
         self.arm_all([Arming(prefix, timer_id, f"@{self.at(-3000)}", {}) for prefix, timer_id in IDENTITIES[2:]])
         self.claim_of_all_shards("a", "push", 4, None)
         self.claim_of_all_shards("b", "mail", 1, None)
@@ -90,26 +90,26 @@ class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
 
     @rule(step=st.deferred(lambda: st.one_of(STEPS)))
     def step(self, step: tuple[str, dict[str, Any]]) -> None:
-        """Any verb, each as likely as the other: a choice of rules would leave out some in most runs."""
+        """Any verb, each equally likely: with one rule per verb, most runs would leave some out."""
         name, arguments = step
         if not self.stands_still:
             getattr(self, name)(**arguments)
 
     @invariant()
     def the_db_holds_what_the_oracle_holds(self) -> None:
-        """Records and conservation: indexes, counters and keys are those of the timers that are there, and no more."""
+        """Records and conservation: indexes, counters and keys are exactly those of the existing timers."""
         assert self.do(stored_content(self.redis)) == expected_content(self.oracle, self.store, self.base_ms)
 
 
-@pytest.mark.timeout(600)  # a failure is made small before it is shown
+@pytest.mark.timeout(600)  # Hypothesis shrinks a failure before it shows it
 def test_lives_agree_with_the_oracle(tmp_path: Path) -> None:
-    """Until every verb has succeeded, on servers of both families."""
+    """Run until every verb has succeeded, on Redis and on Valkey."""
     seen: Counter[str] = Counter()
     with asyncio.Runner() as runner:
         servers = [runner.run(start_server(family, tmp_path / family)) for family in FAMILIES]
         try:
             for rounds, server in enumerate(islice(cycle(servers), ROUNDS_LIMIT), 1):
-                machine: Any = partial(LifeMachine, runner, server.url, seen)  # wanted as a class, used as a callable
+                machine: Any = partial(LifeMachine, runner, server.url, seen)  # typed as a class, used as a callable
                 run_state_machine_as_test(machine, settings=ROUND)
                 if rounds >= ROUNDS and set(+seen) >= VERBS:
                     break

@@ -1,4 +1,4 @@
-"""What the store's tests do to timers, in the fewest words: arm one, have it running, end its run."""
+"""Short helpers for the store's tests: arm a timer, have it running, end its run."""
 
 import hashlib
 from typing import Any, Final
@@ -16,7 +16,7 @@ DAY_MS: Final = 24 * 3600 * 1000
 
 
 def arming(timer_id: str = "a", *, due: str = "+0", spec: dict[str, Any] | None = None, **more: Any) -> Arming:
-    """An order to arm `reminder:<id>`, due now."""
+    """The arming of `reminder:<id>`, due now."""
     return Arming(more.pop("prefix", PREFIX), timer_id, due, spec or {}, **more)
 
 
@@ -27,7 +27,7 @@ async def put(store: Store, timer_id: str = "a", **more: Any) -> Reply:
 
 
 async def armed(store: Store, timer_id: str = "a", **more: Any) -> Timer:
-    """A timer that is now scheduled."""
+    """Arm a timer; it is scheduled."""
     answer = await put(store, timer_id, **more)
     assert answer.code in ("created", "replaced")
     assert answer.timer is not None
@@ -37,19 +37,19 @@ async def armed(store: Store, timer_id: str = "a", **more: Any) -> Timer:
 async def claim(
     store: Store, most: int = 100, *, prefix: str = PREFIX, pod: str = POD, lease_ms: int = LEASE_MS, shard: int = 0
 ) -> list[Timer]:
-    """Claim what is due of one queue."""
+    """Claim the due timers of one queue."""
     return (await store.claim(shard, [(prefix, most)], pod=pod, lease_ms=lease_ms, cause="sweep")).timers
 
 
 async def running(store: Store, timer_id: str = "a", *, lease_ms: int = LEASE_MS, **more: Any) -> Timer:
-    """A timer that is now running on `pod-1`."""
+    """Arm and claim a timer; it runs on `pod-1`."""
     timer = await armed(store, timer_id, **more)
     (claimed,) = await claim(store, prefix=timer.prefix, lease_ms=lease_ms)
     return claimed
 
 
 def an_end(timer: Timer, status: Status = Status.COMPLETED, note: str = "", **changes: Any) -> Settlement:
-    """The end of a run: as the timer is, but in that status, with that note and those changes."""
+    """The end of a run: the timer unchanged but for this status, note and these changes."""
     kept = Transition(
         status,
         timer.due_ms,
@@ -63,12 +63,12 @@ def an_end(timer: Timer, status: Status = Status.COMPLETED, note: str = "", **ch
 
 
 async def settle(store: Store, *ends: Settlement, pod: str = POD, retention_ms: int = DAY_MS) -> list[str]:
-    """Write ends; answers their codes."""
+    """Write ends and return their codes."""
     return await store.settle(0, ends, pod=pod, retention_ms=retention_ms)
 
 
 async def finished(store: Store, timer_id: str = "a", status: Status = Status.COMPLETED, **more: Any) -> Timer:
-    """A timer that has run and is now in that status."""
+    """A timer that has run and ended with this status."""
     ended = an_end(await running(store, timer_id, **more), status)
     assert await settle(store, ended) == ["settled"]
     return await read(store, timer_id, ended.timer.prefix)
@@ -83,14 +83,14 @@ async def cancelled(store: Store, timer_id: str = "a", **more: Any) -> Timer:
 
 
 async def read(store: Store, timer_id: str = "a", prefix: str = PREFIX) -> Timer:
-    """The timer as it is now."""
+    """Read a timer."""
     (timer,) = await store.get([(prefix, timer_id)])
     assert timer is not None
     return timer
 
 
 async def in_status(store: Store, status: Status, timer_id: str = "a") -> Timer:
-    """A timer in the given status; a scheduled one is due in an hour."""
+    """A timer in this status; a scheduled one is due in an hour."""
     match status:
         case Status.SCHEDULED:
             return await armed(store, timer_id, due="+3600000")
@@ -103,7 +103,7 @@ async def in_status(store: Store, status: Status, timer_id: str = "a") -> Timer:
 
 
 async def key_gone(store: Store, key: str) -> None:
-    """Waits until a key has expired; looking is what makes the server delete it."""
+    """Wait until a key has expired. Each look makes the server delete it if it is due."""
 
     async def gone() -> bool:
         return not await store.connections.commands.exists(key)
@@ -112,8 +112,8 @@ async def key_gone(store: Store, key: str) -> None:
 
 
 async def lease_ended(store: Store, timer: Timer) -> None:
-    """Waits until the timer's lease has run out: its key, and its end in the index. A server, the fake one above all,
-    may read its clock anew between the two."""
+    """Wait until the timer's lease has ended, both its key and its score in the index. A server, and above all the fake
+    one, may read its clock again between the two."""
     await key_gone(store, lease_key(timer))
     end_ms = await store.connections.commands.zscore("timers:{0}:leases", timer.key)
 
@@ -124,7 +124,7 @@ async def lease_ended(store: Store, timer: Timer) -> None:
 
 
 async def put_in_place_of_lease(store: Store, timer: Timer, kind: str) -> None:
-    """A stranger's key, a `string` or a `list`, without a TTL."""
+    """Replace the lease by a stranger's key, a `string` or a `list`, without a TTL."""
     redis, key = store.connections.commands, lease_key(timer)
     await redis.delete(key)
     if kind == "string":
@@ -142,5 +142,5 @@ def trigger_key(timer: Timer) -> str:
 
 
 def bucket_of(member: str) -> str:
-    """The hash that holds the record, by the protocol's rule and not by the script's."""
+    """The hash that holds the record, computed by the protocol's rule and not by the scripts."""
     return f"timers:{{0}}:rec:{hashlib.sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"

@@ -1,4 +1,4 @@
-"""The back ends of the store's suite: fakeredis, which runs the scripts on a clock that tests set, and real servers."""
+"""The store suite's backends: fakeredis, which runs the scripts on a clock that tests set, and real servers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
 
 @asynccontextmanager
 async def real_connections(servers: SharedServers, kind: Kind) -> AsyncIterator[Connections]:
-    """The shared server of that kind with its db emptied."""
+    """Connections to the shared server of this kind, with its db emptied."""
     connections = connect((await servers.of(kind)).url, answer_timeout_seconds=DEADLINE_SECONDS)
     try:
         await connections.commands.flushdb()
@@ -29,7 +29,7 @@ async def real_connections(servers: SharedServers, kind: Kind) -> AsyncIterator[
 
 @asynccontextmanager
 async def open_store(servers: SharedServers, backend: Backend, *, shards: int = 1) -> AsyncIterator[Store]:
-    """An empty store; what the test leaves in it must be conserved."""
+    """An empty store. After the test, its content must be conserved."""
     if backend == "fake":
         store = Store(fake_connections(), shards=shards)
         yield store

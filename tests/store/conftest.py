@@ -1,4 +1,4 @@
-"""Fixtures of the store's suite: `store` over every back end, `real` over real servers, `frozen` on a set clock."""
+"""The store suite's fixtures: `store` on every backend, `real` on real servers, `frozen` on a clock that tests set."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -25,14 +25,14 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 async def store(servers: SharedServers, backend: Backend) -> AsyncIterator[Store]:
-    """An empty store of one shard, over each back end."""
+    """An empty store of one shard, on each backend."""
     async with open_store(servers, backend) as opened:
         yield opened
 
 
 @pytest.fixture
 async def real(servers: SharedServers, kind: Kind) -> AsyncIterator[Store]:
-    """An empty store of one shard, over each real server."""
+    """An empty store of one shard, on each real server."""
     async with open_store(servers, kind) as opened:
         yield opened
 
@@ -46,6 +46,6 @@ def clock() -> Iterator[time_machine.Traveller]:
 
 @pytest.fixture
 async def frozen(servers: SharedServers, clock: time_machine.Traveller) -> AsyncIterator[Store]:
-    """An empty store on the fake server, whose time is the set clock's."""
+    """An empty store on the fake server, whose time is that of `clock`."""
     async with open_store(servers, "fake") as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""A subscriber for tests: what it has heard, in order, and waiting for more of it."""
+"""A subscriber for tests: it records what it hears, in order, and can wait for more."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +12,7 @@ from timers.store.notifications import SUBSCRIBED, Notification, hear
 
 
 class Heard:
-    """A sink that keeps what it is given."""
+    """A sink that records what it gets."""
 
     def __init__(self) -> None:
         self.all: list[Notification] = []
@@ -23,7 +23,7 @@ class Heard:
         self._more.set()
 
     async def until(self, wanted: Callable[[Notification], bool], what: str) -> None:
-        """Until something wanted has been heard."""
+        """Wait until something wanted has been heard."""
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 while not any(map(wanted, self.all)):
@@ -33,14 +33,14 @@ class Heard:
             raise AssertionError(f"{what} was not heard among {self.all}") from None
 
     async def expect(self, *wanted: Notification) -> None:
-        """Until each of these has been heard."""
+        """Wait until each of these has been heard."""
         for one in wanted:
             await self.until(partial(eq, one), str(one))
 
 
 @asynccontextmanager
 async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyncio.Task[None]]]:
-    """A subscription that is confirmed; its stream ends with the context, or as the test makes it end."""
+    """A confirmed subscription. Its stream ends with the context, unless the test ends it earlier."""
     heard = Heard()
     stream = asyncio.create_task(hear(connections, heard))
     try:

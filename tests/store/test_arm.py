@@ -1,4 +1,4 @@
-"""arm: what is created, what an existing timer makes of it, and that nothing is half done."""
+"""arm: what it creates, what it does if the timer exists, and that nothing is half done."""
 
 import pytest
 
@@ -70,7 +70,7 @@ async def test_a_due_time_in_the_past_is_due_at_once(store: Store) -> None:
 
 
 async def test_a_trigger_never_gets_a_deadline_in_the_past(frozen: Store) -> None:
-    """Redis answers those with `del` or nothing at all, depending on the version."""
+    """For such a key Redis publishes `del` or nothing at all, depending on the version."""
     now_ms = await frozen.now_ms()
     for timer_id, due in (("past", "@1000"), ("now", "+0"), ("next", "+1")):
         timer = await armed(frozen, timer_id, due=due)
@@ -126,7 +126,7 @@ async def test_replace_before_the_first_run_keeps_the_occurrence(store: Store) -
 
 
 async def test_replace_after_a_run_is_the_next_occurrence(store: Store) -> None:
-    """Or one idempotency key would stand for two different runs."""
+    """Otherwise two different runs would have the same idempotency key."""
     await finished(store, status=Status.FAILED)
     assert (await armed(store, if_exists="replace")).occurrence == 2
 

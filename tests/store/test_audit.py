@@ -1,4 +1,4 @@
-"""The audit: whatever was deleted of a shard's indexes and counts comes back, and what nobody can read is put aside."""
+"""The audit: it rebuilds deleted indexes and counts of a shard, and moves unreadable records to quarantine."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ HOUR = "+3600000"
 
 
 async def mended(store: Store) -> Counter[str]:
-    """What the audit found. Afterwards it finds nothing, and the books balance."""
+    """Run the audit and return what it found. A second run must find nothing, and the books must balance."""
     total: Counter[str] = Counter()
     async for found in audit(store, 0):
         total.update(found)
@@ -27,7 +27,7 @@ async def mended(store: Store) -> Counter[str]:
 
 
 async def many_of_all(store: Store) -> None:
-    """Timers in every status, in several prefixes."""
+    """Arm timers in every status, in several prefixes."""
     await finished(store, "finished")
     await store.arm([arming(f"later-{n}", due=HOUR) for n in range(150)])
     await store.arm([arming(f"other-{n}", prefix="other", due=HOUR) for n in range(5)])
@@ -43,7 +43,7 @@ async def test_an_intact_db_is_left_alone(store: Store) -> None:
     before = await state_of(store)
     assert await mended(store) == {}
     before.now_ms = (after := await state_of(store)).now_ms
-    for state in (before, after):  # a trigger that has come due goes by itself
+    for state in (before, after):  # a due trigger may expire by itself
         state.triggers = {name for name in state.triggers if state.due.get(name, FAR_MS) > after.now_ms}
     assert after == before
 
@@ -167,7 +167,7 @@ async def test_a_quick_look_reports_it_and_changes_nothing(store: Store, key: st
     before = await state_of(store)
     assert [found async for found in compare(store, 0) if found] != []
     before.now_ms = (after := await state_of(store)).now_ms
-    for state in (before, after):  # a trigger that has come due goes by itself
+    for state in (before, after):  # a due trigger may expire by itself
         state.triggers = {name for name in state.triggers if state.due.get(name, FAR_MS) > after.now_ms}
     assert after == before
     await mended(store)

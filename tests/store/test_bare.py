@@ -1,4 +1,4 @@
-"""Bare keys, as any client may SET them: adopting them, what becomes of them, and expiries that are heard."""
+"""Bare keys, as any client may SET them: adopting, resolving, and announcing their expiries."""
 
 import pytest
 
@@ -24,17 +24,17 @@ async def look(store: Store) -> Look:
 
 
 async def known(store: Store) -> int | None:
-    """The key's deadline as the shard knows it."""
+    """The key's deadline that the shard knows."""
     return (await look(store)).known_ms
 
 
 async def adopt(store: Store) -> str:
-    """Adopt the key as it is."""
+    """Adopt the key as it is now."""
     return (await BareKeys(store).tell("adopted", {A: await look(store)}))[A]
 
 
 async def resolve(store: Store, what: str, *, known_ms: int | None = None) -> str:
-    """Say what became of the key that the shard knows."""
+    """Tell the shard what happened to a key that it knows."""
     seen = Look(known_ms or await known(store), GONE)
     return (await BareKeys(store).tell(what, {A: seen}))[A]
 
@@ -50,7 +50,7 @@ async def adopted(store: Store) -> Timer:
 
 
 async def adopted_and_expired(store: Store) -> None:
-    """A timer whose key was adopted in time and has expired since."""
+    """A timer whose key was adopted in time and then expired."""
     code, ms = "", 10
     while code != "adopted":
         ms *= 2
@@ -136,7 +136,7 @@ async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
 
 
 async def test_an_expired_key_makes_its_timer_due_once(store: Store) -> None:
-    """The shard knows the key, so the pod looks at it first; then all others that heard the expiry are late."""
+    """The shard knows the key, so a pod looks at it first. Then all others that heard the expiry come too late."""
     await adopted_and_expired(store)
     assert await announce(store) == "look"
     assert await resolve(store, "expired") == "due"
@@ -149,7 +149,7 @@ async def test_an_expired_key_makes_its_timer_due_once(store: Store) -> None:
 
 
 async def test_an_expiry_whose_run_is_under_way_is_known(store: Store) -> None:
-    """Kept until after the run it would be told again where that lasts longer than the lock of the key."""
+    """If a pod held the report back until the run ended, the key's lock might be gone and the expiry fire twice."""
     assert await announce(store) == "due"
     (timer,) = await claim(store)
     assert await announce(store) == "known"
@@ -177,7 +177,7 @@ async def test_a_key_that_expired_before_it_was_seen_fires_with_its_name_alone(s
 
 
 async def answered(store: Store, *, ago_ms: int) -> int:
-    """A key that expired and fired so long ago; answers when that was."""
+    """A key that expired and fired this long ago. Returns when that was."""
     assert await announce(store) == "due"
     (timer,) = await claim(store)
     await settle(store, an_end(timer))
@@ -204,7 +204,7 @@ async def test_the_second_of_two_expiries_is_due_even_for_a_pod_that_answered_ne
 
 
 async def expired(store: Store, how: str) -> None:
-    """A key that expired so: unseen; unseen, over a finished timer; adopted; adopted, but set again to end sooner."""
+    """A key that expired unseen; unseen, over a finished timer; adopted; or adopted and set again to end earlier."""
     if how == "over another":
         await finished(store)
     elif how == "set again":
@@ -219,7 +219,7 @@ async def expired(store: Store, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["unseen", "over another", "adopted", "set again"])
 async def test_an_expiry_reported_again_after_its_lock_is_known_from_the_record(store: Store, how: str) -> None:
-    """By a pod that stood still for more than a minute."""
+    """A pod that was frozen for more than a minute reports it."""
     before_ms = await store.now_ms() - 1
     await expired(store, how)
     (timer,) = await claim(store)
@@ -240,7 +240,7 @@ async def test_a_key_over_a_finished_timer_is_a_new_life(store: Store) -> None:
 
 @pytest.mark.parametrize("purge", [False, True])
 async def test_the_key_of_a_cancelled_timer_is_spare_until_it_is_gone(store: Store, purge: bool) -> None:
-    """So the next scan neither adopts it again nor leaves it there."""
+    """So the next scan deletes it instead of adopting it again."""
     timer = await adopted(store)
     assert (await store.cancel(*A, purge=purge)).code == ("purged" if purge else "cancelled")
     assert await known(store) == timer.due_ms
@@ -252,7 +252,7 @@ async def test_the_key_of_a_cancelled_timer_is_spare_until_it_is_gone(store: Sto
 
 @pytest.mark.parametrize("due", ["", "+7200000"])
 async def test_a_changed_timer_no_longer_follows_its_key(store: Store, due: str) -> None:
-    """Else the next scan would undo the change."""
+    """Otherwise the next scan would undo the change."""
     await adopted(store)
     assert (await store.reschedule(*A, due=due, spec={"payload": 2})).code == "changed"
     changed = await read(store)
@@ -307,7 +307,7 @@ async def test_an_expiry_that_was_heard_before_the_look_that_found_it_is_known(s
 
 
 async def passing(store: Store) -> str:
-    """A key that is there for a millisecond, so that one has passed when it is gone."""
+    """A key that lives for 1 ms, so that at least 1 ms has passed when it is gone."""
     await store.connections.commands.set("passing", "1", px=1)
     return "passing"
 

@@ -1,4 +1,4 @@
-"""What Redis remembers of callers: a rate for each key, requests that were seen, keys that are valid or no more."""
+"""What Redis remembers of callers: each key's rate, requests that were seen, and valid and revoked keys."""
 
 import time_machine
 

@@ -1,4 +1,4 @@
-"""cancel, purge, reschedule and rearm: what callers change, and when they may not."""
+"""cancel, purge, reschedule and rearm: what callers may change, and when."""
 
 from collections.abc import Awaitable, Callable
 
@@ -42,7 +42,7 @@ async def test_a_cancelled_timer_never_runs(store: Store) -> None:
 
 
 async def test_cancelling_twice_answers_the_same(store: Store) -> None:
-    """The first answer may have been lost."""
+    """Because the first answer may have been lost."""
     first = await cancelled(store)
     again = await store.cancel(PREFIX, "a")
     assert (again.code, again.timer) == ("cancelled", first)
@@ -239,7 +239,7 @@ async def test_what_cannot_be_revived(store: Store, status: Status, code: str) -
 
 
 async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(store: Store) -> None:
-    """Its idempotency key must not be that of the run that completed."""
+    """Its idempotency key must differ from that of the completed run."""
     before = await finished(store)
     due_ms = await store.now_ms() + 60_000
     answer = await store.rearm(PREFIX, "a", due=f"@{due_ms}", completed=True, cause="replayed")

@@ -1,4 +1,4 @@
-"""claim: never early, earliest first, one winner, and what a claim changes."""
+"""claim: never early, earliest first, one winner, and what it changes."""
 
 import pytest
 import time_machine
@@ -63,7 +63,7 @@ async def test_a_timer_due_in_the_next_millisecond_is_not_due(frozen: Store, clo
 async def test_the_last_of_many_in_one_millisecond_is_due_with_the_first(
     frozen: Store, clock: time_machine.Traveller
 ) -> None:
-    """Their order is kept in fractions of the score, which must not make them later."""
+    """Fractions of the score keep their order, and must not make them later."""
     await frozen.arm([arming(f"{i:04}", due="+1") for i in range(1100)])
     assert await claim(frozen, 1100) == []
     clock.shift(0.001)
@@ -124,7 +124,7 @@ async def test_one_winner(store: Store) -> None:
 
 
 async def test_a_timer_with_a_lease_is_left_until_the_lease_ends(store: Store) -> None:
-    """Somebody's lease, whosever, says that a run may be under way."""
+    """A lease of any pod means that a run may be in progress."""
     timer = await armed(store)
     await store.connections.commands.set(lease_key(timer), "stranger 1", px=3_600_000)
     await armed(store, "b")
@@ -146,7 +146,7 @@ async def test_a_key_without_a_ttl_in_the_place_of_a_lease_holds_up_no_timer(sto
 
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.COMPLETED, Status.CANCELLED])
 async def test_an_entry_without_a_scheduled_timer_is_dropped(store: Store, status: Status) -> None:
-    """Left by a script that was cut short, or a stranger's."""
+    """An interrupted script left it, or a stranger."""
     timer = await in_status(store, status)
     await store.connections.commands.zadd(f"timers:{{0}}:due:{PREFIX}", {"a": 1000})
     await armed(store, "b")

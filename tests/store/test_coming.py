@@ -1,4 +1,4 @@
-"""What is about to be due, and what was fired: counted over shards and queues, within bounds."""
+"""Counts of timers that will soon be due and of those that fired, over shards and queues, within bounds."""
 
 import random
 from typing import Any

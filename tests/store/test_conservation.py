@@ -1,4 +1,4 @@
-"""The conservation check itself: each planted contradiction is found, and a store in order has none."""
+"""The conservation check itself: it finds each planted contradiction, and none in an intact store."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ PLANTS: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 async def in_order() -> Store:
-    """A store with a timer in each kind of place."""
+    """A store with a timer in every possible place."""
     store = Store(fake_connections())
     await running(store, "runs")
     await finished(store, "done")

@@ -1,4 +1,4 @@
-"""History: every transition, bounded to the newest fifty with a marker in the oldest place."""
+"""History: every transition, at most the newest fifty, with a marker in place of older ones."""
 
 from tests.store.acts import POD, PREFIX, an_end, armed, claim, read, running, settle
 from timers.core.model import Status

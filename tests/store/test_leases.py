@@ -108,7 +108,7 @@ async def test_a_rescue_counts_as_claim_and_as_failure(store: Store) -> None:
 
 
 async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(store: Store) -> None:
-    """With all that a rescue does but the attempt: a new token for its pod, should it live, and one more failure."""
+    """As at a rescue, there is a new token, which fences the old pod, and one more failure, but no attempt."""
     lost = await running(store, lease_ms=1, spec={"payload": 1})
     await lease_ended(store, lost)
     assert await abandon(store, "a") == ["a"]
@@ -238,7 +238,7 @@ async def test_a_reader_sees_who_runs_the_timer_and_until_when(frozen: Store, cl
     lease = (await read(frozen)).lease
     assert lease is not None
     assert lease.pod == POD
-    # The reader's estimate of the server's clock is as good as the answer was quick.
+    # The reader's estimate of the server's clock is only as precise as the answer was fast.
     assert abs(lease.expires_ms - (await frozen.now_ms() + LEASE_MS - 10_000)) < 5000
 
 

@@ -1,4 +1,4 @@
-"""A connection for one caller: it opens again by itself, and no answer reaches another command than its own."""
+"""A connection for one caller: it reconnects by itself, and each answer reaches its own command only."""
 
 import asyncio
 from contextlib import suppress
@@ -55,15 +55,17 @@ async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, line: Line)
 
 async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, line: Line) -> None:
     await echoed(line, "a")
-    await redis.client_kill_filter(skipme=True, _type="normal")  # as a server that closes what was idle for long
+    await redis.client_kill_filter(
+        skipme=True, _type="normal"
+    )  # as a server does with connections that were idle for long
     await eventually(line._connection.can_read, "the end has arrived here")
     assert await echoed(line, "b") == "b"
 
 
 async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, line: Line) -> None:
-    """What the server still says to them is never taken for the answer to the next command."""
+    """The late answer is never taken for the answer to the next command."""
     await echoed(line, "a")
-    await redis.client_pause(60_000, all=False)  # scripts wait, as all that may write
+    await redis.client_pause(60_000, all=False)  # scripts wait, as all writes do
     try:
         given_up = asyncio.create_task(echoed(line, "given up"))
 
@@ -79,7 +81,7 @@ async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, line: Line
 
 
 async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis: Redis) -> None:
-    await real.arm([arming("first")])  # else the shard would be founded over another connection
+    await real.arm([arming("first")])  # otherwise another connection would create the shard's identity
     line = Line(real.connections.dial(), answer_s=0.05)
     await redis.client_pause(60_000, all=False)
     try:
@@ -89,7 +91,7 @@ async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis
         await redis.client_unpause()
 
     async def answers() -> bool:
-        with suppress(TimeoutError):  # so short a time may be too short
+        with suppress(TimeoutError):  # 1 ms may be too short
             return await echoed(line, "next") == "next"
         return False
 

@@ -1,4 +1,4 @@
-"""Pages that stay bounded: in bytes, and in round trips whatever the number of prefixes and shards."""
+"""Pages of lists are bounded: in bytes, and in round trips for any number of prefixes and shards."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ async def all_pages(store: Store, wanted: Filter) -> list[list[Timer]]:
 async def test_a_page_of_large_timers_ends_at_two_mebibytes_and_continues(
     sharded: Store, status: Status, prefixes: int
 ) -> None:
-    """A thousand timers with the largest payloads made an answer of 64 MiB."""
+    """A thousand timers with payloads of maximum size made an answer of 64 MiB."""
     due = "+0" if status is Status.RUNNING else "+3600000"
     armings = [arming(f"t{n}", due=due, prefix=f"p{n % prefixes}", spec=LARGE) for n in range(2 * FITTING)]
     await sharded.arm(armings)
@@ -55,7 +55,7 @@ async def test_a_page_of_large_timers_ends_at_two_mebibytes_and_continues(
 async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
     sharded: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call for each prefix, shard and status took ten seconds, and then it was 503."""
+    """A call for each prefix, shard and status took ten seconds, and the API answered 503."""
     await sharded.arm([arming("a", prefix=f"p{n}", due="+3600000") for n in range(PREFIXES)])
     await armed(sharded, "b", prefix="p7", due="+3600000", spec={"tags": ["vip"]})
     sent = count_sent(sharded, monkeypatch)

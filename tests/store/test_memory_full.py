@@ -1,4 +1,4 @@
-"""maxmemory with noeviction: new timers are refused whole, and everything that ends or moves a timer goes on."""
+"""maxmemory with noeviction: new timers are refused entirely, and everything that ends or moves a timer still works."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,7 +33,7 @@ from timers.store.store import Store
 
 @asynccontextmanager
 async def full(store: Store) -> AsyncIterator[None]:
-    """The server has reached its limit for as long as the context lasts."""
+    """Keeps the server at its memory limit."""
     redis: Any = store.connections.commands
     await redis.config_set("maxmemory", 1)
     try:

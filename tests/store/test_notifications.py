@@ -1,4 +1,4 @@
-"""Notifications from real servers: what is announced, what a broken subscription says, what strangers cannot fake."""
+"""Notifications from real servers: what is announced, how a subscription breaks, and what strangers cannot fake."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ from timers.store.store import Store
 
 
 async def touched(store: Store, key: str) -> None:
-    """Nudges until a due key is gone, as the sweeper does."""
+    """Touch a due key until it is gone, as the sweeper does."""
 
     async def gone() -> bool:
         await store.touch(0)
@@ -68,7 +68,7 @@ async def test_a_canary_is_heard(real: Store) -> None:
 
 
 async def test_taking_extending_and_giving_up_a_lease_or_trigger_announces_nothing(real: Store) -> None:
-    """Else every lock of every pod would be taken for a timer."""
+    """Otherwise every lease of every pod would be taken for a timer."""
     async with listening(real.connections) as (heard, _):
         timer = await running(real)
         await real.extend(0, [timer], pod="pod-1", lease_ms=1000)
@@ -77,7 +77,7 @@ async def test_taking_extending_and_giving_up_a_lease_or_trigger_announces_nothi
         await real.cancel(PREFIX, "b", purge=True)
         await real.connections.commands.publish("timers:wake:0", "{9} 9")
         await heard.expect(Wake(9, 9))
-        # The trigger of the timer that runs was due: the server may have been quicker than the claim.
+        # The running timer's trigger was due: it may have expired before the claim.
         expected = (SUBSCRIBED, Wake(0, timer.due_ms), TriggerExpired(0, PREFIX, "a"), Wake(9, 9))
         assert [one for one in heard.all if one not in expected] == []
 
@@ -175,7 +175,7 @@ async def test_a_silent_connection_is_asked_for_a_sign_of_life(real: Store) -> N
 
 
 async def pinged_again(store: Store, times: int) -> None:
-    """Until the server has answered that many PINGs more."""
+    """Wait until the server has answered this many more PINGs."""
     before = await pings(store)
 
     async def enough() -> bool:
@@ -190,7 +190,7 @@ async def pings(store: Store) -> int:
 
 
 async def test_a_connection_without_a_sign_of_life_ends(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A half-open connection: what is sent vanishes and nothing comes back."""
+    """A half-open connection: what is sent gets lost and nothing comes back."""
     path = tmp_path_factory.mktemp("hole") / "s"
 
     async def black_hole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

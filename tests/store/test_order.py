@@ -1,4 +1,4 @@
-"""Order: by due time, then by arming, also within one millisecond."""
+"""Order: by due time, then by arming, even within one millisecond."""
 
 from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, armed, arming, claim, settle
@@ -36,7 +36,7 @@ async def test_beyond_1024_in_one_millisecond_the_rest_is_in_the_order_of_ids(st
 
 
 async def test_the_order_holds_far_in_the_future(store: Store) -> None:
-    """Ten years ahead a score still has room for the fractions."""
+    """The score of a time in ten years still has enough bits for the fractions."""
     due_ms = await store.now_ms() + 10 * 366 * 24 * 3_600_000
     for name in ("z", "a", "m"):
         await armed(store, name, due=f"@{due_ms}")

@@ -1,4 +1,4 @@
-"""What is put into the outbox, and what that costs where nobody asked."""
+"""What is put into the outbox, and what that costs if nobody asked for it."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ async def arm(store: Store, prefix: str, count: int = 20) -> None:
 
 
 async def commands(store: Store, *names: str) -> list[int]:
-    """How often each was called, also by scripts, since the last time."""
+    """How often each command was called since the last time, including calls by scripts."""
     redis: Any = store.connections.commands
     stats = await redis.info("commandstats")
     await redis.config_resetstat()

@@ -1,4 +1,4 @@
-"""Permits: what a limited prefix may start in the whole fleet, by concurrency and by rate, and in which order."""
+"""Permits: what a limited prefix may start in the whole fleet, by concurrency, by rate and in order."""
 
 import pytest
 import time_machine
@@ -144,7 +144,7 @@ async def test_the_earliest_over_all_shards_comes_next(servers: SharedServers, b
 
 
 async def test_a_run_without_a_permit_holds_up_a_queue_that_runs_one_at_a_time(store: Store) -> None:
-    """It is that of a dead pod, or of one that stands still: it is rescued first."""
+    """It belongs to a dead or frozen pod, and is rescued first."""
     permits = Permits(store)
     await store.arm([arming("a"), arming("b")])
     (timer,) = await claim(store, 1)

@@ -1,4 +1,4 @@
-"""Membership: who is alive, as pods tell each other, and what was ever declared."""
+"""Membership: which pods are alive, what they tell each other, and what was ever declared."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -83,7 +83,7 @@ async def test_reading_writes_nothing(real: Store) -> None:
 
 
 async def test_what_a_pod_is_and_what_is_declared_is_not_sent_at_every_beat(real: Store) -> None:
-    """A thousand declared prefixes cost the first beat, and nothing from then on."""
+    """A thousand declared prefixes cost something at the first beat only."""
     prefixes = [f"prefix-{number}" for number in range(1000)]
     ours, other = Membership(real), Membership(real)
     await ours.beat(worker("a", *prefixes))
@@ -93,14 +93,14 @@ async def test_what_a_pod_is_and_what_is_declared_is_not_sent_at_every_beat(real
     for _ in range(10):
         roster = await ours.beat(worker("a", *prefixes))
         assert len((await other.beat(worker("b"))).declared) == len(roster.declared) == 1000
-    # Twenty beats, each of less than the names alone would be.
+    # Twenty beats, each with fewer bytes than the names alone.
     assert await _traffic(real) - before < 20 * 2_000
     assert roster.owner("prefix-999.x") == "prefix-999"
     assert [member.pod for member in roster.serving("prefix-999.x")] == ["a"]
 
 
 async def _traffic(store: Store) -> int:
-    """Bytes that the server has read and written."""
+    """The bytes that the server has read and written."""
     stats: Any = await store.connections.commands.info("stats")
     return int(stats["total_net_input_bytes"] + stats["total_net_output_bytes"])
 
@@ -115,7 +115,7 @@ async def test_declarations_are_read_again_only_when_they_have_changed(real: Sto
 
 
 async def test_a_create_just_after_data_was_lost_is_not_refused(real: Store) -> None:
-    """A reader goes on with what it knew until the pods have declared their prefixes again."""
+    """A reader keeps what it knew until the pods have declared their prefixes again."""
     pod, reader = Membership(real), Membership(real)
     await pod.beat(worker("a", "note"))
     known = await reader.declared(Roster())
@@ -126,7 +126,7 @@ async def test_a_create_just_after_data_was_lost_is_not_refused(real: Store) -> 
 
 
 async def test_a_pod_declares_again_what_was_lost(store: Store) -> None:
-    """As by FLUSHDB, or by a forget that came between its start and its first sign."""
+    """Lost for example by FLUSHDB, or by a forget between its start and its first sign of life."""
     membership, me = Membership(store), worker("a", "note")
     await membership.beat(me)
     await store.connections.commands.delete(f"{ROOT}seen", f"{ROOT}cards", f"{ROOT}declared", f"{ROOT}version")

@@ -1,4 +1,4 @@
-"""PROTOCOL.md is true and complete: a client that was written from it alone, and every script and code named in it."""
+"""PROTOCOL.md is correct and complete: a client written from it alone works, and it names every script and code."""
 
 import hashlib
 import json
@@ -27,13 +27,13 @@ SHARDS = 4
 
 
 class Foreign:
-    """A client that shares nothing with the service but the document and the scripts."""
+    """A client that shares only the document and the scripts with the service."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis: Any = redis
 
     def where(self, member: str) -> tuple[str, str]:
-        """Root and bucket of a member."""
+        """A member's root and bucket."""
         root = f"timers:{{{zlib.crc32(member.encode()) % SHARDS}}}:"
         return root, f"{root}rec:{hashlib.sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
 
@@ -45,13 +45,13 @@ class Foreign:
         return answer[1:]
 
     async def found(self, root: str, epoch: str) -> None:
-        """As the document says of the code `foreign`."""
+        """Do what the document says about the code `foreign`."""
         await self.call("meta", "timers:meta", "make", "1", str(SHARDS), "1", epoch)
         await self.call("meta", "timers:meta", "arm", epoch)
         await self._redis.set(f"{root}epoch", epoch)
 
     async def record(self, member: str) -> list[str]:
-        """The lines of a record, without a script."""
+        """The lines of a record, read without a script."""
         raw: bytes = await self._redis.hget(self.where(member)[1], member)
         return raw.decode().split("\n")
 
@@ -158,7 +158,7 @@ def test_every_script_is_in_the_document(script: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_code_of_a_script_is_in_the_document(script: str) -> None:
-    """Codes are the words in quotes that a script returns."""
+    """Codes are the quoted words that a script returns."""
     source = PATHS[script].read_text()
     returned = re.findall(r"return (?:\{text\(now\), )?'([a-z]+)'", source)
     assert all(f"`{code}`" in PROTOCOL for code in returned), returned

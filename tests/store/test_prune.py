@@ -1,4 +1,4 @@
-"""prune: finished records go when their retention is over, in bounded batches; nothing else does."""
+"""prune: it removes finished records after their retention, in bounded batches, and nothing else."""
 
 import pytest
 import time_machine

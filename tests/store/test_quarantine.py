@@ -1,4 +1,4 @@
-"""Records that cannot be read: each ends with a reason, and none of them stops another timer."""
+"""Unreadable records: each ends with a reason, and none stops another timer."""
 
 import pytest
 
@@ -51,7 +51,7 @@ A_BAD_BODY = {
 
 
 async def damage(store: Store, record: bytes | None, timer_id: str = "bad") -> None:
-    """Put something else in the place of a record; None removes it."""
+    """Replace a record's text; None removes it."""
     redis, member = store.connections.commands, f"{PREFIX}:{timer_id}"
     if record is None:
         await redis.hdel(bucket_of(member), member)
@@ -60,7 +60,7 @@ async def damage(store: Store, record: bytes | None, timer_id: str = "bad") -> N
 
 
 async def spoil(store: Store, body: tuple[bytes, bytes], timer_id: str = "bad") -> None:
-    """Put other spec and progress into a record."""
+    """Replace a record's spec and progress."""
     member = f"{PREFIX}:{timer_id}"
     raw = await store.connections.commands.hget(bucket_of(member), member)
     assert isinstance(raw, bytes)

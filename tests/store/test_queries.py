@@ -1,4 +1,4 @@
-"""Lists, counts and the stream of changes: everything once, in order, whatever the size of a page."""
+"""Lists, counts and the stream of changes: everything once and in order, for any page size."""
 
 import asyncio
 import random
@@ -190,7 +190,7 @@ async def subscribed(heard: list[Change | None]) -> bool:
 
 
 async def test_prefixes_that_were_used_once_leave_no_count_behind(store: Store) -> None:
-    """Callers choose prefixes: thousands of them would make every look at the counts slow for ever."""
+    """Callers choose prefixes: thousands of them would make all reads of counts slow for ever."""
     names = [f"once-{n}" for n in range(50)]
     await store.arm([arming("a", prefix=name, due="+3600000") for name in names])
     for name in names:

@@ -1,4 +1,4 @@
-"""The quota of scheduled timers: exact under any number of callers, over shards and prefixes."""
+"""The quota of scheduled timers: exact for any number of callers, over shards and prefixes."""
 
 import asyncio
 from collections import Counter
@@ -107,7 +107,7 @@ async def test_creates_at_the_same_time_share_a_booking(store: Store) -> None:
     client, quota, ran = TimerClient.over(store), Quota(1000, ("a",), 100), Counter[str]()
     store.called = lambda script, _seconds: ran.update([script])
     await asyncio.gather(*(client.arm(timer("a", f"{n}"), quota=quota) for n in range(100)))
-    assert ran["book"] <= 10  # two, unless the machine is so slow that declarations are read again meanwhile
+    assert ran["book"] <= 10  # two, unless a slow machine makes the client read declarations again
     ran.clear()
     await client.arm(timer("a", "free"))
     assert ran == {"arm": 1}

@@ -1,4 +1,4 @@
-"""A batch is one round trip, however many scripts it takes, and its order is kept whatever the server has forgotten."""
+"""A batch of many scripts is one round trip, and keeps its order even if the server has forgotten scripts."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def sent(real: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def count_sent(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the store's connections send from now on, one entry each time."""
+    """Record what the store's connections send from now on, one entry per send."""
     kind = store.connections.commands.connection_pool.connection_class
     send, sent = kind.send_packed_command, list[str]()
 

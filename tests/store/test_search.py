@@ -1,4 +1,4 @@
-"""Looking as people do: several statuses, any condition, newest first; each timer once, whatever the page."""
+"""Searches by several statuses and any condition, newest first: each timer once, for any page size."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ Turn = Callable[[str | None], Awaitable[Page]]
 
 
 async def all_of(turn: Turn) -> list[Timer]:
-    """Every page."""
+    """The timers of all pages."""
     found: list[Timer] = []
     cursor: str | None = None
     while True:

@@ -1,4 +1,4 @@
-"""What the service needs of the server: notification flags, the fixed number of shards, its clock, the canary."""
+"""What the service needs from the server: notification flags, the fixed number of shards, its clock, the canary."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ async def redis(real: Store) -> AsyncIterator[Redis]:
 
 
 async def flags(redis: Redis) -> set[str]:
-    """The flags in force, with those that `A` stands for."""
+    """The flags in force, including those that `A` stands for."""
     answer: Any = await redis.config_get(FLAGS)
     found = set(answer[FLAGS])
     return found | set("g$lshzxetd") if "A" in found else found
@@ -87,7 +87,7 @@ async def test_a_user_without_config_learns_what_to_set(
 
 @asynccontextmanager
 async def limited_user(store: Store, rules: list[str]) -> AsyncIterator[Redis]:
-    """A client that may do everything but what the rules forbid."""
+    """A client that may do everything except what the rules forbid."""
     redis: Any = store.connections.commands
     await redis.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
     path = redis.connection_pool.connection_kwargs["path"]
@@ -116,7 +116,7 @@ async def test_a_server_that_forgot_the_scripts_is_given_them_again(real: Store)
 
 
 async def test_every_script_is_known_by_its_own_digest(real: Store) -> None:
-    """What is loaded under EVAL answers to EVALSHA afterwards."""
+    """After EVAL, EVALSHA finds the script by that digest."""
     await real.connections.commands.script_flush()
     await claim(real)
     assert await real.connections.commands.script_exists(digest("claim")) == [True]
@@ -133,7 +133,7 @@ async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 async def test_a_busy_server_is_unavailable(real: Store) -> None:
-    """A replica, one that loads, one whose disk is full: the same command may succeed later."""
+    """For example a replica, a server that loads, or one whose disk is full: the command may succeed later."""
     redis: Any = real.connections.commands
     await redis.execute_command("REPLICAOF", "127.0.0.1", "1")
     try:

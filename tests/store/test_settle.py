@@ -1,4 +1,4 @@
-"""settle: the one door out of `running`. The token is compared first; a result counts once."""
+"""settle: the only way out of `running`. It compares the token first; a result counts once."""
 
 import pytest
 
@@ -85,7 +85,7 @@ async def test_the_attempt_of_an_entry_is_that_of_the_run(store: Store) -> None:
 
 
 async def test_a_result_that_is_sent_twice_counts_once(store: Store) -> None:
-    """The first answer may have been lost."""
+    """Because the first answer may have been lost."""
     timer = await running(store)
     end = an_end(timer)
     assert await settle(store, end) == ["settled"]
@@ -178,7 +178,7 @@ async def test_the_lease_of_a_refused_result_stays(store: Store) -> None:
 
 
 async def test_the_processors_words_cannot_break_a_record(store: Store) -> None:
-    """Line breaks, control characters, and half characters that UTF-8 cannot encode."""
+    """Line breaks, control characters, and lone surrogates, which UTF-8 cannot encode."""
     timer = await running(store)
     said = "a\nb\r\x00c \udcff\u2028" + "x" * 5000
     progress = Progress(last_error={"type": "E", "reason": said, "detail": said})

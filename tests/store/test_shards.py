@@ -1,4 +1,4 @@
-"""Shards: a timer's place follows from its name, batches over shards keep their order, each shard stands alone."""
+"""Shards: a timer's name decides its shard, batches over shards keep their order, each shard is independent."""
 
 import zlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Every script stays within the hash slot of its key: the cluster-enabled node refuses it a second one."""
+"""Every script stays within the hash slot of its key: the cluster-enabled node refuses a second slot."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A stranger's values in the place of our keys: every script goes on, the other timers run, and readers answer."""
+"""Strangers' values in the service's keys: every script still works, other timers run, and readers answer."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -36,7 +36,7 @@ _KEPT: Final = (b"timers:meta", f"{ROOT}epoch".encode(), f"{ROOT}mark".encode())
 
 
 class World:
-    """A shard with a timer in each state, and one due in another queue."""
+    """A shard with a timer in each state, and a due one in another queue."""
 
     def __init__(self, store: Store, run: Timer, lost: Timer) -> None:
         self.store, self.run, self.lost = store, run, lost
@@ -90,7 +90,7 @@ ACTS: Final[dict[str, Act]] = {
 
 
 async def read_all(store: Store) -> None:
-    """Whatever shows the db as a whole."""
+    """Read everything that shows the whole db."""
     queries = Queries(store)
     await queries.counts()
     await queries.due_queues()
@@ -141,7 +141,7 @@ async def test_a_value_of_another_type_stopped_every_service(
 
 
 async def put_scores(redis: Any, score: str) -> None:
-    """Entries with a score that no time has, of timers that are there and of none."""
+    """Put entries with impossible scores, for existing timers and for none."""
     strange = {b"\xff\xfe": score, "no member": score, "": score}
     await redis.zadd(f"{ROOT}due:{PREFIX}", {"later": score, "due": score, "gone": score, **strange})
     await redis.zadd(f"{ROOT}heads", {PREFIX: score, "gone": score, **strange})

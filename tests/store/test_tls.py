@@ -1,4 +1,4 @@
-"""`rediss://`: all connections of a store are encrypted, the subscriber's too; a server must prove its name."""
+"""`rediss://`: all connections of a store are encrypted, including the subscriber's; a server must prove its name."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfi
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A folder with an authority `ca` and a `server` for localhost that it has signed; `other` has signed nothing."""
+    """An authority `ca`, a `server` certificate for localhost that it signed, and an unrelated `other`."""
     program = openssl()
     folder = tmp_path / "certificates"
     folder.mkdir()
@@ -38,7 +38,7 @@ def certificates(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def port(certificates: Path, tmp_path: Path) -> AsyncIterator[int]:
-    """Where a server listens with TLS alone."""
+    """The port of a server that listens with TLS only."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number: int = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Fencing tokens: for an identity they only ever rise, whatever happens to the timer or to the data."""
+"""Fencing tokens: an identity's tokens only rise, whatever happens to the timer or the data."""
 
 import pytest
 
@@ -62,7 +62,7 @@ async def test_after_the_loss_of_the_counter_alone_they_jump_up(store: Store) ->
 
 
 async def test_no_token_is_given_twice_after_the_server_lost_its_last_second(store: Store) -> None:
-    """The counter goes back with the data: a run that the server no longer knows must not look like its successor."""
+    """The counter goes back with the data. A run that the server has forgotten must not look like its successor."""
     redis = store.connections.commands
     await store.arm([arming(str(i)) for i in range(100)])
     await claim(store, 50)
@@ -89,7 +89,7 @@ async def test_a_counter_of_another_type_stops_no_claim(store: Store) -> None:
 
 
 async def test_a_counter_ahead_of_the_clock_counts_on(store: Store) -> None:
-    """As after the server's clock was set back."""
+    """For example after the server's clock was set back."""
     ahead = (await store.now_ms() + 3_600_000) * 1000
     await store.connections.commands.set(TOKEN, ahead)
     assert (await running(store)).token == ahead + 1

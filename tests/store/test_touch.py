@@ -1,4 +1,4 @@
-"""touch: touches what is due, moves nothing, and says when to look again; and what wakes a sweeper earlier."""
+"""touch: it touches what is due, moves nothing, and says when to look again. Also what wakes a sweeper earlier."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -98,9 +98,9 @@ async def test_touching_removes_due_triggers_and_expired_leases(real: Store) -> 
 
 
 async def test_no_more_triggers_than_the_limit_are_touched_at_once(real: Store) -> None:
-    """A script that published many more could get a fast subscriber cut off."""
+    """If a script published many more, the server could disconnect even a fast subscriber."""
     redis: Any = real.connections.commands
-    # Only what is touched may expire while this looks.
+    # Meanwhile only touched keys may expire.
     await redis.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", "0")
     try:
         await real.arm([arming(str(i), due="@1000") for i in range(TOUCH_LIMIT + 50)])
@@ -135,7 +135,7 @@ async def test_a_lost_run_of_a_paused_queue_is_no_orphan_until_the_queue_resumes
 
 
 async def test_looks_that_continue_where_the_last_ended_reach_all_orphans(real: Store) -> None:
-    """However many of them nobody takes."""
+    """No matter how many nobody takes."""
     ids = {str(number) for number in range(TOUCH_LIMIT + 1)}
     await real.arm([arming(timer_id) for timer_id in ids])
     lost: list[Timer] = []
@@ -159,7 +159,7 @@ async def test_an_extended_lease_is_looked_at_later(frozen: Store, clock: time_m
 
 @asynccontextmanager
 async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
-    """What is published on the wake channel: a call answers the messages so far."""
+    """Returns a function that returns the messages published so far on the wake channel."""
     async with store.connections.commands.pubsub() as listener:
 
         async def next_message() -> Any:
@@ -230,7 +230,7 @@ async def test_claims_cancels_and_leases_wake_nobody(store: Store) -> None:
 
 
 async def test_one_look_at_a_thousand_queues_with_many_due_each_blocked_the_server(frozen: Store) -> None:
-    """One budget for all queues: called again with the rank it answers a look comes by all of them."""
+    """All queues share one budget; called again with the returned rank, the looks reach all queues."""
     news = [arming(str(n), prefix=f"p{i}") for i in range(50) for n in range(TOUCH_LIMIT // 10)]
     await frozen.arm(news)
     looks = [await frozen.touch(0)]
@@ -249,7 +249,7 @@ async def test_more_queues_than_a_look_takes_are_named_by_the_next(store: Store)
 
 
 async def test_queues_that_became_due_last_come_first(store: Store) -> None:
-    """A thousand queues that are late hid a timer that was due just now."""
+    """A thousand overdue queues hid a timer that had just become due."""
     now_ms = await store.now_ms()
     await store.arm([arming("a", prefix=f"late{i}", due=f"@{now_ms - 60_000}") for i in range(TOUCH_LIMIT)])
     await store.arm([arming("a", prefix="punctual", due=f"@{now_ms - 1}")])

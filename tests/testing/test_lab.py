@@ -1,4 +1,4 @@
-"""The lab that authors of processors test with: what ran, what was armed again, what failures and timeouts lead to."""
+"""The lab with which authors test processors: runs, re-arming, failures and timeouts."""
 
 import asyncio
 import sys
@@ -102,7 +102,7 @@ async def test_a_processor_arms_and_cancels_others(timer_lab: TimerLab) -> None:
 
 
 async def test_a_test_of_a_plain_function_never_ended() -> None:
-    """Its thread waited for more work, and Python waits for its threads at the end."""
+    """The function's thread waited for more work, and at its end Python waits for all threads."""
     before = set(threading.enumerate())
 
     @processor("plain")

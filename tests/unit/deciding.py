@@ -1,4 +1,4 @@
-"""Deciding what follows a run, as the tests ask for it."""
+"""Helpers for tests of what follows a run."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -23,7 +23,7 @@ def after(timer: Timer, outcome: Outcome, now_ms: int = ENDED_MS, policy: RetryP
 
 
 def claimed(timer: Timer, transition: Transition) -> Timer:
-    """The timer in the run after a transition."""
+    """The timer in the next run after a transition."""
     assert transition.status is Status.SCHEDULED
     return timer._replace(
         due_ms=transition.due_ms,
@@ -37,7 +37,7 @@ def claimed(timer: Timer, transition: Transition) -> Timer:
 
 
 def failing(timer: Timer, policy: RetryPolicy = STEADY, most: int = 100) -> list[Transition]:
-    """The transitions of a timer whose every run fails on the spot, until it has failed."""
+    """The transitions of a timer whose runs all fail at once, until it has failed."""
     found: list[Transition] = []
     while len(found) < most:
         found.append(after(timer, BROKEN, timer.due_ms, policy))
@@ -48,12 +48,12 @@ def failing(timer: Timer, policy: RetryPolicy = STEADY, most: int = 100) -> list
 
 
 def waits(timer: Timer, policy: RetryPolicy = STEADY) -> list[int]:
-    """The waits between the tries of a timer whose every run fails on the spot, in ms."""
+    """The waits in ms between the tries of a timer whose runs all fail at once."""
     due = [timer.due_ms, *(t.due_ms for t in failing(timer, policy) if t.status is Status.SCHEDULED)]
     return [later - earlier for earlier, later in pairwise(due)]
 
 
 def armed(fields: Mapping[str, Any], due_ms: int = START_MS) -> Timer:
-    """The first run of a timer as a caller asked for it."""
+    """The first run of a timer that a caller armed."""
     new = NewTimer.parse({"prefix": "reminder", "id": "user-42", **fields})
     return a_timer(due_ms=due_ms, spec=new.spec(), **({"progress": start(due_ms)} if new.repeat else {}))

@@ -1,4 +1,4 @@
-"""Settings from an environment that a test makes up."""
+"""Loads settings from an environment that a test makes up."""
 
 from base64 import b64encode
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Owns the sample timer and the sample context that unit tests start from."""
+"""The sample timer and the sample context of the unit tests."""
 
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ START_MS = at("10:00:00")
 
 
 def a_timer(*, due_ms: int = START_MS, spec: dict[str, Any] | None = None, **changes: Any) -> Timer:
-    """A timer in its first run: armed at 09:00, due and claimed at 10:00 unless told otherwise."""
+    """A timer in its first run: armed at 09:00, due and claimed at 10:00, unless the arguments differ."""
     armed_ms = at("09:00:00")
     timer = Timer(
         prefix="reminder",
@@ -40,7 +40,7 @@ def a_timer(*, due_ms: int = START_MS, spec: dict[str, Any] | None = None, **cha
 
 
 class NoTimers(Timers):
-    """The client of a processor that must not touch other timers."""
+    """The client for a processor that must not touch other timers."""
 
     async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         raise AssertionError("not to be called")
@@ -53,7 +53,7 @@ class NoTimers(Timers):
 
 
 def a_context(timer: Timer, state: Any = None) -> Context[Any]:
-    """What the engine gives a processor with `timer`, logging to structlog's own configuration."""
+    """The context that the engine gives a processor with `timer`. It logs with structlog's own configuration."""
     return Context(
         token=timer.token,
         idempotency_key=f"{timer.key}:{timer.occurrence}",
@@ -65,6 +65,6 @@ def a_context(timer: Timer, state: Any = None) -> Context[Any]:
 
 
 async def run(processor: Processor, timer: Timer, state: Any = None) -> Result:
-    """What the processor returns for the timer, with `state` as its lifespan's."""
+    """Run the processor for the timer, with `state` from its lifespan, and return its result."""
     result = processor(timer, a_context(timer, state))
     return await result if isinstance(result, Awaitable) else result

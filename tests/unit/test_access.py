@@ -1,4 +1,4 @@
-"""API keys: what is kept of them, what they cover, and that nothing but the right key is found."""
+"""API keys: what is stored, what they cover, and that only the right key opens."""
 
 import hashlib
 import hmac
@@ -18,7 +18,7 @@ def test_a_key_is_kept_without_its_secret_and_read_back_the_same() -> None:
         Scope.parse(["orders", "send-*"]), READ, rate="100/s", pending=5, name="x", made="2026-11-21"
     )
     assert secret.startswith(f"tmk_{kept.id}_")
-    assert len(secret.split("_")[2]) * 5.95 > 250  # bits, 62 characters to choose from
+    assert len(secret.split("_")[2]) * 5.95 > 250  # bits, with 62 possible characters
     assert secret.split("_")[2] not in kept.entry + repr(kept)
     assert kept.digest.hex() not in repr(kept)
     assert ApiKey.parse(kept.entry) == kept
@@ -98,7 +98,7 @@ def test_only_the_whole_key_is_found() -> None:
 
 
 def test_a_known_id_and_an_unknown_one_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparison goes through compare_digest on bytes of equal length, whether there is such an id or not."""
+    """Both compare bytes of equal length with compare_digest."""
     seen: list[tuple[object, object]] = []
     real = hmac.compare_digest
 

@@ -1,4 +1,4 @@
-"""When a repeating timer runs next: rate and delay, calendar months, cron, its end, and what an outage leaves to do."""
+"""When a repeating timer runs next: rate and delay, calendar months, cron, its end, and after an outage."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def following(timer: Timer, now_ms: int) -> Planned | None:
 
 
 def then(timer: Timer, now_ms: int | None = None) -> Timer | None:
-    """The timer in its next run, this one having ended at `now_ms` or 1 s after its slot; None after the last."""
+    """The timer in its next run, if this one ended at `now_ms` or else 1 s after its slot; None after the last."""
     slot_ms = timer.progress.slot_ms
     assert slot_ms is not None
     planned = following(timer, slot_ms + SECOND_MS if now_ms is None else now_ms)
@@ -36,7 +36,7 @@ def then(timer: Timer, now_ms: int | None = None) -> Timer | None:
 
 
 def times(timer: Timer | None, most: int) -> list[str]:
-    """The due times of the next runs, each ending a second after it was due."""
+    """The due times of the next runs, if each run ends a second after its due time."""
     found: list[str] = []
     while timer is not None and (timer := then(timer)) is not None and len(found) < most:
         found.append(format_time(timer.due_ms))
@@ -93,7 +93,7 @@ class TestInterval:
         ("missed", "allowed_ms"), [("fire", 1000), ("latest", 1000), ("skip", 1000), (GRACE, 600_000)]
     )
     def test_a_slot_that_passed_in_time_is_run(self, missed: object, allowed_ms: int) -> None:
-        """A run, or its retries, took longer than the interval: what followed meanwhile was not missed yet."""
+        """If a run or its retries took longer than the interval, the next slot is late but not missed yet."""
         timer = repeating(every="1h", missed=missed)
         assert following(timer, START_MS + HOUR_MS + allowed_ms) == Planned(
             START_MS + HOUR_MS,

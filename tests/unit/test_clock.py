@@ -1,4 +1,4 @@
-"""The server's clock as a pod sees it: the most precise recent reading counts, and a step at once."""
+"""The server's clock as a pod estimates it: the most precise recent reading counts, and a step counts at once."""
 
 import pytest
 
@@ -8,7 +8,7 @@ SERVER_MS = 1_795_000_000_000
 
 
 class Pod:
-    """A pod's monotonic clock that the test moves, in seconds."""
+    """A pod's monotonic clock in seconds, which the test moves."""
 
     def __init__(self) -> None:
         self.at = 100.0
@@ -65,7 +65,7 @@ def test_a_step_of_the_servers_clock_is_followed_at_once(pod: Pod, clock: Server
 
 
 def test_an_aged_reading_gives_way_to_a_less_precise_one(pod: Pod, clock: ServerClock) -> None:
-    """Else a single lucky reading would let the clocks drift apart for ever."""
+    """Otherwise one very precise reading would be kept for ever while the clocks drift apart."""
     clock.observe(SERVER_MS, sent=99.999, received=100.001)
     drift_ms = 20
     for seconds, followed in ((SAMPLE_AGE_SECONDS - 0.1, False), (SAMPLE_AGE_SECONDS + 0.1, True)):

@@ -1,4 +1,4 @@
-"""Cron expressions and zones as tables: what is taken and refused, and the runs around changes of the clocks."""
+"""Tables of cron expressions and zones: what is accepted and refused, and the runs around changes of the clocks."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -14,7 +14,7 @@ from timers.errors import FieldError, InvalidInput, shown
 
 
 def refusal(read: Callable[[], object]) -> FieldError:
-    """The one error that `read` raises."""
+    """The single error that `read` raises."""
     with pytest.raises(InvalidInput) as caught:
         read()
     (error,) = caught.value.errors
@@ -22,7 +22,7 @@ def refusal(read: Callable[[], object]) -> FieldError:
 
 
 def runs(expression: str, zone: str, after: str, count: int) -> list[str]:
-    """The next `count` runs after `after`, as `dd hh:mm±offset` on the zone's clock."""
+    """The next `count` runs after `after`, as `dd hh:mm±offset` in the zone."""
     cron, at_ms, found = Cron.parse(expression, zone), parse_time(after), []
     for _ in range(count):
         at_ms = cron.next_after(at_ms)
@@ -50,7 +50,7 @@ def runs(expression: str, zone: str, after: str, count: int) -> list[str]:
         ("0 0 LW * *", "2026-11-30T00:00:00"),
         ("0 0 * * MON#1", "2026-12-07T00:00:00"),
         ("0 0 * * 5L", "2026-11-27T00:00:00"),
-        # Both days given: either will do. One of them with a star: both must hold.
+        # If both day fields are restricted, one must match. If one of them has a star, both must.
         ("0 0 13 * FRI", "2026-11-27T00:00:00"),
         ("0 0 */13 * FRI", "2026-11-27T00:00:00"),
         ("0 0 */14 * FRI", "2027-01-01T00:00:00"),
@@ -145,20 +145,20 @@ def test_an_invalid_zone_is_refused_by_name(value: object) -> None:
 @pytest.mark.parametrize(
     ("expression", "zone", "after", "expected"),
     [
-        # Clocks go forward: a fixed time that is left out runs right after the gap, once, however many were left out.
+        # Clocks go forward: a fixed time in the gap runs right after it, once, even if the gap skips several.
         ("30 2 * * *", "America/New_York", "2026-03-07T12:00:00Z", ["08 03:00-04:00", "09 02:30-04:00"]),
         ("0,20,40 2 * * *", "America/New_York", "2026-03-08T05:00:00Z", ["08 03:00-04:00", "09 02:00-04:00"]),
         ("0 2,3 * * *", "America/New_York", "2026-03-08T05:00:00Z", ["08 03:00-04:00", "09 02:00-04:00"]),
         ("15 2 * * *", "Australia/Lord_Howe", "2026-10-03T00:00:00Z", ["04 02:30+11:00", "05 02:15+11:00"]),
         ("@daily", "America/Havana", "2026-03-07T12:00:00Z", ["08 01:00-04:00", "09 00:00-04:00"]),
         ("30 2 * * *", "Pacific/Apia", "2011-12-29T13:00:00Z", ["31 00:00+14:00", "31 02:30+14:00", "01 02:30+14:00"]),
-        # An interval has no run in the gap.
+        # An interval does not run in the gap.
         ("*/30 * * * *", "America/New_York", "2026-03-08T06:00:00Z", ["08 01:30-05:00", "08 03:00-04:00"]),
         ("30 * * * *", "America/New_York", "2026-03-08T06:00:00Z", ["08 01:30-05:00", "08 03:30-04:00"]),
         ("0 */2 * * *", "America/New_York", "2026-03-08T04:00:00Z", ["08 00:00-05:00", "08 04:00-04:00"]),
         ("*/20 2 * * *", "America/New_York", "2026-03-08T04:00:00Z", ["09 02:00-04:00", "09 02:20-04:00"]),
         ("*/30 * 8 3 *", "America/Havana", "2026-03-07T12:00:00Z", ["08 01:00-04:00", "08 01:30-04:00"]),
-        # Clocks go back: a fixed time runs at the first of the two, an interval at both.
+        # Clocks go back: a fixed time runs at the first of its two times, an interval at both.
         ("30 1 * * *", "America/New_York", "2026-10-31T12:00:00Z", ["01 01:30-04:00", "02 01:30-05:00"]),
         ("30 23 * * *", "America/Santiago", "2026-04-04T12:00:00Z", ["04 23:30-03:00", "05 23:30-04:00"]),
         (
@@ -167,7 +167,7 @@ def test_an_invalid_zone_is_refused_by_name(value: object) -> None:
         ),
         ("45 * * * *", "Australia/Lord_Howe", "2026-04-04T14:00:00Z", ["05 01:45+11:00", "05 01:45+10:30"]),
         ("0 */2 * * *", "Australia/Lord_Howe", "2026-04-04T14:50:00Z", ["05 02:00+10:30", "05 04:00+10:30"]),
-        # A zone whose clocks go back for Ramadan, and one that goes two hours forward.
+        # A zone whose clocks go back for Ramadan, and one whose clocks go forward by two hours.
         ("30 2 * * *", "Africa/Casablanca", "2026-02-14T12:00:00Z", ["15 02:30+01:00", "16 02:30+00:00"]),
         ("30 1 * * *", "Antarctica/Troll", "2026-03-28T12:00:00Z", ["29 03:00+02:00", "30 01:30+02:00"]),
     ],

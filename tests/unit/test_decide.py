@@ -1,4 +1,4 @@
-"""What follows a run: every outcome, and the promises about tries, waits, repeats and what was missed."""
+"""What follows a run: every outcome, and the rules for tries, waits, repeats and missed timers."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -207,7 +207,7 @@ class TestMissed:
         assert missed(timer, START_MS + HOUR_MS + 5) is None
 
     def test_a_run_that_died_with_its_pod_is_not_missed_when_it_is_rescued(self) -> None:
-        """Else a crash would end a timer as skipped, although its run had started in time."""
+        """Otherwise a crash would end a timer as skipped although its run started in time."""
         started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "event", lateness_ms=5)
         rescued = HistoryEntry(START_MS + 30_000, Status.RUNNING, 2, "pod-2", "rescue", lateness_ms=30_000)
         timer = armed({"delay": 0, "missed": "skip"})

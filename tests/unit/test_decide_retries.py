@@ -1,4 +1,4 @@
-"""What follows a failed attempt: how often and when a timer is tried again."""
+"""After a failed attempt: how often and when the timer is tried again."""
 
 from random import Random
 
@@ -37,7 +37,7 @@ class TestFailed:
 
     @pytest.mark.parametrize("most", [1, 2, 5, 17])
     def test_max_attempts_is_the_number_of_runs_that_may_fail(self, most: int) -> None:
-        """One meaning everywhere: not `>` here and `>=` there."""
+        """It means the same everywhere: not `>` here and `>=` there."""
         runs = failing(a_timer(), RetryPolicy(max_attempts=most, jitter=False))
         assert [t.status for t in runs] == [Status.SCHEDULED] * (most - 1) + [Status.FAILED]
         assert [t.failures for t in runs] == list(range(1, most + 1))
@@ -66,7 +66,7 @@ class TestFailed:
         error = after(a_timer(), Failed("ValueError", long, long)).progress.last_error
         assert error is not None
         assert error["reason"] == long[:DETAIL_LIMIT_CHARACTERS]
-        assert error["detail"] == long[-DETAIL_LIMIT_CHARACTERS:]  # where a traceback names its error
+        assert error["detail"] == long[-DETAIL_LIMIT_CHARACTERS:]  # the line in which a traceback names its error
 
     def test_a_repeat_continues_with_its_next_occurrence_and_keeps_the_reason(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}, "retry": {"max_attempts": 1}})._replace(attempt=1)
@@ -106,7 +106,7 @@ class TestBackoff:
         assert waits(a_timer(), RetryPolicy(backoff="fixed", base="90s")) == [90_000] * 4
 
     def test_jitter_draws_from_the_upper_half_and_reaches_both_ends(self) -> None:
-        """A herd spreads, and yet nobody retries at once."""
+        """Many failing timers spread out, but none retries at once."""
         rng = Random(7)
         policy = RetryPolicy(base="10ms")
         drawn = {decide(a_timer(), BROKEN, ENDED_MS, policy, rng).due_ms - ENDED_MS for _ in range(1000)}
@@ -127,7 +127,7 @@ LADDER_MS = [5_000, 30_000, 60_000, 600_000, 1_800_000, 3_600_000, 21_600_000, 8
 
 class TestLadder:
     def test_armed_at_10_00_00_runs_at_05_35_and_10_01_35_and_ends_at_level_3(self) -> None:
-        """The worked example of the published design, to the second."""
+        """The published design's example, to the second."""
         timer = armed({"retry": {"backoff": LADDER}}, due_ms=at("10:00:00") + LADDER_MS[0])
         started = [timer.due_ms]
         for _ in range(2):
@@ -161,7 +161,7 @@ class TestLadder:
 
     @pytest.mark.parametrize("outcome", [Done(), Rearm(after="1h"), BROKEN])
     def test_starts_at_its_first_step_in_the_next_occurrence(self, outcome: Outcome) -> None:
-        """That has a due time of its own: skipping the first step there would lose one try and wait too long."""
+        """It has a due time of its own. Skipping the first step would lose a try and wait too long."""
         timer = armed({"retry": {"backoff": ["5s", "30s"]}, "repeat": {"every": "1h"}})
         second = claimed(timer, after(timer._replace(failures=1), outcome))
         assert (second.occurrence, second.repeat) == (2, timer.repeat)
@@ -172,7 +172,7 @@ class TestLadder:
 
 
 class TestExhausted:
-    """Crashes count as failures at the rescue; when they alone have used up every try, no run may start."""
+    """Crashes count as failures at the rescue. If they have used up every try, no run may start."""
 
     @pytest.mark.parametrize(("failures", "used_up"), [(0, False), (4, False), (5, True), (6, True)])
     def test_is_the_same_limit_as_that_of_failed_runs(self, failures: int, used_up: bool) -> None:

@@ -1,4 +1,4 @@
-"""Every form of a duration and of a time that is taken or refused, as tables."""
+"""Tables of durations and times, in every form that is accepted or refused."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from timers.errors import FieldError, InvalidInput, shown
 
 
 def refusal(read: Callable[[], object]) -> FieldError:
-    """The one error that `read` raises."""
+    """The single error that `read` raises."""
     with pytest.raises(InvalidInput) as caught:
         read()
     (error,) = caught.value.errors
@@ -129,21 +129,21 @@ def test_only_nothing_is_zero() -> None:
         ("2028-02-29T12:00:00Z", "P1Y", "UTC", "2029-02-28T12:00:00.000Z"),
         ("2026-01-30T12:00:00Z", "P1M1D", "UTC", "2026-03-01T12:00:00.000Z"),
         ("2026-12-31T23:59:59.999Z", "P2M", "UTC", "2027-02-28T23:59:59.999Z"),
-        # A day keeps the wall time, 24 hours do not.
+        # A day keeps the wall-clock time, 24 hours do not.
         ("2026-03-28T09:00:00+01:00", "1d", "Europe/Berlin", "2026-03-29T07:00:00.000Z"),
         ("2026-03-28T09:00:00+01:00", "24h", "Europe/Berlin", "2026-03-29T08:00:00.000Z"),
         ("2026-10-24T09:00:00+02:00", "1d", "Europe/Berlin", "2026-10-25T08:00:00.000Z"),
         ("2026-10-24T09:00:00+02:00", "24h", "Europe/Berlin", "2026-10-25T07:00:00.000Z"),
-        # 02:30 is left out: 03:30. 02:30 comes twice: the first.
+        # If 02:30 is skipped, it is 03:30. If 02:30 comes twice, it is the first.
         ("2026-03-28T02:30:00+01:00", "1d", "Europe/Berlin", "2026-03-29T01:30:00.000Z"),
         ("2026-10-24T02:30:00+02:00", "1d", "Europe/Berlin", "2026-10-25T00:30:00.000Z"),
         ("2026-01-25T02:30:00+01:00", "P9M", "Europe/Berlin", "2026-10-25T00:30:00.000Z"),
-        # From the second 02:30; nothing of a calendar in it, so it stays the second.
+        # From the second 02:30: without a calendar part it stays the second.
         ("2026-10-25T02:30:00+01:00", "1d", "Europe/Berlin", "2026-10-26T01:30:00.000Z"),
         ("2026-10-25T02:30:00+01:00", "1ms", "Europe/Berlin", "2026-10-25T01:30:00.001Z"),
-        # The month in the calendar first, then the exact hour: over the change it is 04:30 on the clock.
+        # First the calendar month, then the exact hour: after the change the clock shows 04:30.
         ("2026-02-28T01:30:00+01:00", "P1M1DT1H", "Europe/Berlin", "2026-03-29T01:30:00.000Z"),
-        # Samoa left out a whole day.
+        # Samoa skipped a whole day.
         ("2011-12-29T09:00:00-10:00", "1d", "Pacific/Apia", "2011-12-30T19:00:00.000Z"),
     ],
 )

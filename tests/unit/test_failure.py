@@ -1,4 +1,4 @@
-"""The text of a failed run: what it shows, and that neither its length nor the exception's own code can do harm."""
+"""The text of a failed run: what it shows, and that neither a long text nor the exception's own code does harm."""
 
 import tracemalloc
 
@@ -14,19 +14,19 @@ HUGE = "line\n" * 2_000_000
 
 
 def raised(error: BaseException) -> BaseException:
-    """The exception with a traceback."""
+    """The exception, raised and caught, so that it has a traceback."""
     with pytest.raises(type(error)) as caught:
         raise error
     return caught.value
 
 
 def failed(error: BaseException) -> Failed:
-    """What is kept of an exception that was raised."""
+    """The text that is kept of a raised exception."""
     return failure(raised(error))
 
 
 def peak_bytes_of(error: BaseException) -> int:
-    """The memory that it takes at once to make and to clean the text of a failure."""
+    """The peak memory for making and cleaning the text of a failure."""
     tracemalloc.start()
     try:
         made = failed(error)
@@ -56,7 +56,7 @@ def chained(text: str) -> Exception:
     ids=["a message", "a group", "a chain", "a name"],
 )
 def test_a_message_of_10_mb_stopped_the_pod_for_seconds(error: BaseException) -> None:
-    """What is copied is counted, not timed: a group and a name copy their own text once."""
+    """This counts copied bytes, not time. A group and a name copy their own text once."""
     made = failed(error)
     assert max(map(len, (made.error, made.reason, made.detail))) <= DETAIL_LIMIT_CHARACTERS
     assert peak_bytes_of(error) < 2 * len(HUGE)

@@ -1,4 +1,4 @@
-"""Loading processors: by name, by entry point, and what is wrong with a module."""
+"""Loading processors: by name, by entry point, and errors in modules."""
 
 import sys
 from collections.abc import Callable
@@ -24,13 +24,13 @@ async def serve(timer, context):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteModule:
-    """Writes an importable module and gives its name; forgotten again after the test."""
+    """Writes an importable module and returns its name. After the test the module is unloaded."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(name: str, source: str) -> str:
         assert name not in sys.modules
         (tmp_path / f"{name}.py").write_text(source)
-        # So that the undoing of the fixture removes what the import adds.
+        # So that the fixture's undo removes what the import adds.
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
         return name
@@ -163,7 +163,7 @@ class TestLoad:
 
 
 def install(folder: Path, entry_point: str) -> None:
-    """What an installer leaves behind for a distribution with one entry point."""
+    """Write the metadata that an installer writes for a distribution with one entry point."""
     info = folder / "plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")

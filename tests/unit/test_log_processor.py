@@ -1,4 +1,4 @@
-"""The processor `log`: a line with the timer and its payload, and nothing else."""
+"""The processor `log`: it logs one line with the timer and its payload."""
 
 from structlog.testing import capture_logs
 

@@ -1,4 +1,4 @@
-"""One line per event whatever is in it, the same for structlog and the standard library, and no secrets from frames."""
+"""Logs: one line per event, the same for structlog and the standard library, and no secrets from stack frames."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Names: a public class has one meaning in the whole project."""
+"""No two public classes in the project have the same name."""
 
 import ast
 from collections import defaultdict

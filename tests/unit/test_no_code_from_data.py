@@ -1,4 +1,4 @@
-"""Nothing that is read can become code: no pickle, no eval, no import by a name from data."""
+"""Data cannot become code: no pickle, no eval, no import by a name from data."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""When a new timer becomes due, at the edges of what is accepted."""
+"""When a new timer becomes due, at the limits of what is accepted."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from timers.core.durations import MAX_MS
 from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
 
-NOW_MS = 1_795_000_000_000  # 2026-11-18: the ten years from there have three leap days
+NOW_MS = 1_795_000_000_000  # 2026-11-18: the next ten years have three leap days
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.6])

@@ -1,4 +1,4 @@
-"""How a timer is tried again and repeats."""
+"""Policies for retries and repeats."""
 
 from datetime import UTC, datetime
 

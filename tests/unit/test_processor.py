@@ -62,7 +62,7 @@ class TestDecorator:
     def test_refuses_a_function_that_cannot_be_called_with_timer_and_context(
         self, function: Callable[..., None], signature: str
     ) -> None:
-        """At each run it would fail."""
+        """Otherwise every run would fail."""
         with pytest.raises(InvalidInput) as caught:
             processor("a")(function)
         named = f"function: {__name__}:TestDecorator.<lambda>{signature} is not accepted; expected "
@@ -176,7 +176,7 @@ class TestLimits:
 
 
 class Name(str):
-    """A prefix of which one can tell whether anybody remembers it."""
+    """A prefix that can be weakly referenced, to see if anything keeps it."""
 
     __slots__ = ("__weakref__",)
 
@@ -205,7 +205,7 @@ class TestMatch:
         assert registry.match("send.r") is found[0]
 
     def test_a_hyphen_in_a_prefix_splits_nothing(self) -> None:
-        """The published design cut keys at `-`, so that a prefix or id containing one reached no processor."""
+        """The published design split keys at `-`, so a prefix or id containing one reached no processor."""
         found = serving("a-b"), serving("a")
         registry = Registry(found)
         assert registry.match("a-b-c") is found[0]

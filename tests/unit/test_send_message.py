@@ -1,4 +1,4 @@
-"""The processor `send-message`: who is reached, what is rendered, what is skipped, and what lands in the outbox."""
+"""The processor `send-message`: who gets a message, its text, what is skipped, and what is in the outbox."""
 
 import json
 import os
@@ -27,12 +27,12 @@ from timers_processors.transport import Message, file_name, masked, write_to_out
 
 @pytest.fixture
 def outbox(tmp_path: Path) -> Path:
-    """The folder that messages go to where nothing else is set up."""
+    """The folder for messages if nothing else is set up."""
     return tmp_path / "outbox"
 
 
 async def send(outbox: Path, timer: Timer, **given: Any) -> Result:
-    """What the processor returns for the timer on a pod with these settings."""
+    """Run the processor for the timer on a pod with these settings, and return its result."""
     async with Sending.opened(Settings(outbox=outbox, **given)) as sending:
         return await run(send_message, timer, sending)
 
@@ -255,7 +255,7 @@ class TestOutbox:
         assert [writer is threading.main_thread() for writer in writers] == [False]
 
     async def test_a_reader_never_sees_half_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The file gets its name only when it is whole and on the disk: whoever looks before that sees the old one."""
+        """The file gets its name only when it is complete and on disk; until then readers see the old one."""
         await write_to_outbox(tmp_path, a_message(text="first"))
         seen: list[str] = []
         monkeypatch.setattr(os, "fsync", lambda _: seen.extend(m["text"] for m in sent(tmp_path)))
@@ -292,7 +292,7 @@ class TestFileName:
     def test_is_safe_for_every_key(self) -> None:
         for key in ("a:../../etc/passwd:1", f"{'p' * 64}:{'i' * 200}:{10**15}", "a:x~=+@:1", "a:b\\c\0:1"):
             name = file_name(key)
-            assert len(name) <= 143  # the least that a common file system allows, ecryptfs
+            assert len(name) <= 143  # the lowest limit of a common file system, ecryptfs
             assert all(character.isalnum() or character in "._-" for character in name)
             assert not name.startswith(".")
 
@@ -311,7 +311,7 @@ class TestSettings:
         """`timers serve --roles worker` starts with it, and the outbox is in the data folder."""
         for name in [name for name in os.environ if name.startswith("TIMERS_")]:
             monkeypatch.delenv(name)
-        monkeypatch.chdir(tmp_path)  # where no .env is
+        monkeypatch.chdir(tmp_path)  # a folder without .env
         monkeypatch.setenv("TIMERS_HTTP_HOST", "0.0.0.0")
         monkeypatch.setenv("TIMERS_DATA_DIR", str(tmp_path / "data"))
         async with opened() as sending:

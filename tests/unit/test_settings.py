@@ -1,4 +1,4 @@
-"""Every setting: its default, what it accepts, and the one line that refuses the rest without showing a secret."""
+"""Every setting: its default, what it accepts, and the one-line error for all else, which shows no secret."""
 
 from pathlib import Path
 
@@ -338,7 +338,7 @@ LINKS = {
     "TIMERS_API_SERVICE_PORT": "53",
     "TIMERS_API_PORT": "udp://[fd00::7]:53",
     "TIMERS_API_PORT_53_UDP_ADDR": "fd00::7",
-    # Of a Service `timers-http`: the name of a setting.
+    # A Service `timers-http` sets this, which is the name of a setting.
     "TIMERS_HTTP_PORT": "tcp://10.96.0.8:80",
 }
 

@@ -1,4 +1,4 @@
-"""Settings in a file: which of them count, and what is wrong with one."""
+"""Settings in a file: which of them count, and errors in the file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Settings of what a pod sends: web hooks, hooks, alarms and messages."""
+"""Settings for what a pod sends: web hooks, hooks, alarms and messages."""
 
 from base64 import b64encode
 

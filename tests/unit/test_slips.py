@@ -1,4 +1,4 @@
-"""What an author of a processor or a caller mistypes is found by a type checker, before anything runs."""
+"""A type checker finds the typing errors of processor authors and callers before anything runs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a caller may ask for: good and bad values of each field, and errors that name field, value and what would do."""
+"""What a caller may ask for: good and bad values of each field, and errors that say what would be accepted."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ LADDER = "'exponential', 'fixed' or a list of 1 to 50 durations"
 TAGS = "up to 16 strings of 1 to 64 printable characters"
 METADATA = "up to 32 pairs of strings, with names of 1 to 64 and values of up to 512 characters"
 MISSED = "'fire', 'skip', 'latest', 'all' or {\"grace\": duration}"
-HALF = "\ud800"  # what JSON can name and UTF-8 cannot hold
+HALF = "\ud800"  # JSON can express it, UTF-8 cannot
 
 
 def complaints(value: object, model: type[NewTimer | TimerChange] = NewTimer) -> list[tuple[str, str, str]]:
@@ -266,7 +266,7 @@ def test_the_attributes_of_a_timer_are_the_values_of_its_json(given: dict[str, A
 
 
 def as_attributes(thing: Any, shown: dict[str, Any]) -> dict[str, Any]:
-    """What the names of the JSON are as attributes; of what is no plain value, its own attributes."""
+    """An object's attributes by the JSON's names, with nested objects as dicts of theirs."""
     return {name: as_json(getattr(thing, name), value) for name, value in shown.items()}
 
 
@@ -282,7 +282,7 @@ def as_json(given: Any, shown: Any) -> Any:
 
 
 def as_new(timer: Timer) -> dict[str, Any]:
-    """What the API shows of a timer, as far as it can be asked for."""
+    """The fields of a timer in an answer that a caller can also ask for."""
     shown = timer.to_json()
     return {name: shown[name] for name in ("payload", "repeat", "retry", "missed", "timeout", "tags", "metadata")}
 

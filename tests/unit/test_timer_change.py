@@ -1,4 +1,4 @@
-"""What may be changed of a timer, and what a change makes of it."""
+"""What may be changed of a timer, and the result."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class TestChange:
 
     @pytest.mark.parametrize("missed", ["latest", "all"])
     def test_without_repeat_nothing_is_missed_but_one_run(self, missed: str) -> None:
-        """What a new timer would be refused must not come about by a change."""
+        """A change must not make a timer that could not be created."""
         current = NewTimer.parse({**LEAST, "missed": missed, "repeat": {"every": "1d"}}).spec()
         assert TimerChange.parse({"repeat": None}).changed_spec(current) == {}
         assert TimerChange.parse({"repeat": {"every": "2d"}}).changed_spec(current)["missed"] == missed
@@ -51,7 +51,7 @@ class TestChange:
 
     @pytest.mark.parametrize("given", [{"delay": "1h"}, {"due_at": 5}, {"retry": {"backoff": ["1m"]}}, {"retry": None}])
     def test_of_due_time_or_retry_makes_the_ladder_start_at_its_first_step(self, given: dict[str, Any]) -> None:
-        """The timer has a due time of its own then: without this its first step would be neither waited nor tried."""
+        """The timer then has a due time of its own. Otherwise it would skip the first step's wait and its try."""
         current = NewTimer.parse({"prefix": "a", "retry": {"backoff": ["5s"]}}).spec()
         assert "ladder_first" not in TimerChange.parse(given).changed_spec(current)
         assert "ladder_first" in TimerChange.parse({"payload": 1}).changed_spec(current)

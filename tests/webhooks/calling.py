@@ -1,4 +1,4 @@
-"""Web hooks as the tests call them."""
+"""Makes the calls of the web hook tests."""
 
 from base64 import b64encode
 from typing import Any
@@ -25,7 +25,7 @@ def asking(payload: Any, **changes: Any) -> Timer:
 
 
 async def sent(payload: dict[str, Any], given: Settings | None = None, **changes: Any) -> Received:
-    """What a receiver gets of a timer with this payload and the receiver's URL."""
+    """Run the processor with this payload and the receiver's URL, and return what the receiver got."""
     processor = hook(given)
     async with receiving() as receiver, opened(processor) as state:
         await run(processor, asking({"url": receiver.url, **payload}, **changes), state)

@@ -1,4 +1,4 @@
-"""Owns the other side of webhooks: receivers on loopback that answer as they are told, or do not."""
+"""Receivers of web hooks on loopback, which answer as the test says, or not at all."""
 
 import asyncio
 import ssl
@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.0/8"
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request that arrived whole."""
+    """A request that arrived completely."""
 
     method: str
     path: str
@@ -28,7 +28,7 @@ class Received:
 
 @dataclass(slots=True)
 class Receiver:
-    """An HTTP server. `answers` are given in their order, the last one for good; without any, 200 and no body."""
+    """An HTTP server. It gives `answers` in order, and repeats the last one; without any, 200 and no body."""
 
     url: str = ""
     answers: list[web.Response] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Receiver:
         body = await request.read()
         self.received.append(Received(request.method, request.path_qs, request.headers, body))
         given = self.answers.pop(0) if len(self.answers) > 1 else next(iter(self.answers), web.Response())
-        # A response object can be sent once.
+        # A response object can be sent only once.
         return web.Response(status=given.status, reason=given.reason, body=given.body, headers=given.headers)
 
     @property
@@ -50,7 +50,7 @@ class Receiver:
 async def receiving(
     *answers: web.Response, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Receiver]:
-    """A receiver for as long as the context lasts."""
+    """Run a receiver."""
     receiver = Receiver(answers=list(answers))
     runner = web.ServerRunner(web.Server(receiver.handle))  # type: ignore[arg-type]
     await runner.setup()
@@ -68,7 +68,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def speaking(handler: Handler) -> AsyncIterator[str]:
-    """The URL of a server that says what it likes after a request's head. It ends when its connection does."""
+    """The URL of a server that calls `handler` after each request's head."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -87,18 +87,18 @@ async def speaking(handler: Handler) -> AsyncIterator[str]:
 
 
 def settings(**given: Any) -> Settings:
-    """Settings with which loopback may be called."""
+    """Settings that allow calls to loopback."""
     return Settings(**{"webhook_allow": LOOPBACK, **given})
 
 
 @asynccontextmanager
 async def opened(processor: Processor) -> AsyncIterator[Any]:
-    """What the processor's lifespan gives."""
+    """The state from the processor's lifespan."""
     assert processor.lifespan is not None
     async with processor.lifespan() as state:
         yield state
 
 
 async def hang(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Answers nothing until the other side has had enough."""
+    """Answers nothing until the client gives up."""
     await reader.read()

@@ -1,4 +1,4 @@
-"""Where webhooks may go: addresses behind every disguise, names, and what settings open and close."""
+"""Where web hooks may go: addresses in every notation, names, and what settings allow and deny."""
 
 import socket
 from ipaddress import ip_address
@@ -108,7 +108,7 @@ def test_a_name_is_no_literal(host: str) -> None:
 
 
 def answering(*addresses: str) -> Any:
-    """A look-up that knows one name."""
+    """A name lookup that knows one name."""
 
     def lookup(host: str, port: int, *_: Any) -> list[tuple[Any, ...]]:
         family = {True: socket.AF_INET6, False: socket.AF_INET}

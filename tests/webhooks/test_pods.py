@@ -1,4 +1,4 @@
-"""Webhooks of real pods: retries, a receiver or a pod that dies in between, and one target that starves no other."""
+"""Web hooks of real pods: retries, a receiver or a pod that dies in between, and a target that slows no other."""
 
 import asyncio
 from typing import Any

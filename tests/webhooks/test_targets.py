@@ -1,4 +1,4 @@
-"""How much a target is asked: room, waiting in turn, coming back later, and pauses for one that does not answer."""
+"""How often a target is called: its room, waiting in turn, retrying later, and pauses if it does not answer."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 
 def after(sent_away: pytest.ExceptionInfo[Retry]) -> float:
-    """The seconds after which a call may come back."""
+    """The seconds after which a call may be retried."""
     assert isinstance(sent_away.value.after, float | int)
     return float(sent_away.value.after)
 

@@ -1,4 +1,4 @@
-"""Web hooks that get no answer, and those that are not called at all."""
+"""Web hooks that get no answer, and those that are never called."""
 
 import asyncio
 from pathlib import Path

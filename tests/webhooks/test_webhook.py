@@ -1,4 +1,4 @@
-"""The processor `webhook` against real receivers: what arrives there, and what each answer means."""
+"""The processor `webhook` with real receivers: what arrives, and what each answer means."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What becomes of bare keys, as steps of the machine: clients set, delete, let expire; pods adopt, announce, look."""
+"""Bare keys, as steps of the machine: clients set, delete and let expire; pods adopt, announce and look."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,7 +14,7 @@ LAST_MOMENT_MS: Final = 8
 
 
 class BareVerbs(World):
-    """Clients' verbs, and pods' upon them."""
+    """The verbs for bare keys, of clients and pods."""
 
     @verb(
         identity=identities,
@@ -23,7 +23,7 @@ class BareVerbs(World):
         again=st.booleans(),
     )
     def set_bare(self, *, identity: Identity, value: bytes, offset: int | None, again: bool) -> None:
-        """A new key, or rather one that is adopted."""
+        """Set a key: a new one, or preferably one that is adopted."""
         adopted = [i for i, life in self.oracle.lives.items() if life.adopted and again]
         self.put_bare(adopted[0] if adopted else identity, value, offset)
 
@@ -40,7 +40,7 @@ class BareVerbs(World):
 
     @verb(which=st.integers(0), told=st.booleans())
     def expire_bare(self, *, which: int, told: bool) -> None:
-        """Its event comes at once, or another time."""
+        """Let a key expire. Its event comes now or later."""
         if identity := self._some_bare(which):
             self.do(self.redis.pexpire(":".join(identity), 1))
             self._until_gone(identity)
@@ -59,7 +59,7 @@ class BareVerbs(World):
 
     @verb(stale=st.booleans())
     def adopt(self, *, stale: bool) -> None:
-        """With `stale` the shard has learned something else since the keys were looked at."""
+        """With `stale`, the shard has changed since the pod looked at the keys."""
         self.take_in(IDENTITIES, stale=stale)
 
     def take_in(self, some: Sequence[Identity], *, stale: bool = False) -> None:
@@ -83,7 +83,7 @@ class BareVerbs(World):
 
     @verb(which=st.integers(0), late=st.integers(0, 1))
     def announce(self, *, which: int, late: int) -> None:
-        """Two pods have heard all expiries of a key, or are late by one."""
+        """Two pods report expiries of a key: all that happened, or one less."""
         heard = sorted(self.heard)
         for identity in heard[which % len(heard) :][:1] * 2 if heard else ():
             self._announce(identity, late)
@@ -102,7 +102,7 @@ class BareVerbs(World):
 
     @verb(identity=identities)
     def adopt_in_the_last_moment(self, *, identity: Identity) -> None:
-        """A key that is adopted and gone at its due time; or gone before, where the machine is slow."""
+        """Adopt a key that is gone at its due time, or earlier on a slow machine."""
         due_ms = self.do(self.store.now_ms()) + LAST_MOMENT_MS
         value = str(due_ms).encode()
         self.do(self.redis.set(":".join(identity), value, pxat=due_ms))
@@ -114,7 +114,7 @@ class BareVerbs(World):
 
     @verb(which=st.integers(0), soon=st.sampled_from([False, False, True]), expired=st.booleans())
     def look(self, *, which: int, soon: bool, expired: bool) -> None:
-        """Look at a known key. One that is gone is taken for expired, as if that had been heard, or for deleted."""
+        """Look at a known key. A key that is gone counts as expired, as if its event had been heard, or as deleted."""
         known = sorted(self.oracle.known)
         if not known:
             return

@@ -1,4 +1,4 @@
-"""What callers do, as steps of the machine: arm, cancel, change, fire, retry, pause."""
+"""Callers, as steps of the machine: arm, cancel, change, fire, retry, pause."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +41,7 @@ class CallerVerbs(World):
         if_exists: str,
         edit_lock_ms: int,
     ) -> None:
-        """Without an offset it is due when it is armed."""
+        """Without an offset the timer is due when it is armed."""
         due = {"delay": 0} if offset is None else {"due_at": self.at(offset)}
         new = {"prefix": identity[0], "id": identity[1], "if_exists": if_exists, **due, **wanted}
         self.arm_all([plan(NewTimer.parse(new), self.now_ms)], edit_lock_ms)

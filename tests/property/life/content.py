@@ -1,4 +1,4 @@
-"""All that a db holds, as the server has it and as it follows from the oracle: records, indexes, counters and keys."""
+"""Everything in a db, as the server has it and as the oracle expects it: records, indexes, counters and keys."""
 
 import re
 from collections import Counter
@@ -23,7 +23,7 @@ _TRIGGER: Final = re.compile(r"[^:]*:\{\d+\}:.*")
 
 
 class Record(NamedTuple):
-    """What a record says, with the spec as JSON."""
+    """A record's content, with the spec as JSON."""
 
     status: Status
     due_ms: int
@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, timer: Timer | Life) -> Self:
-        """From either side."""
+        """Made from the server's timer or from the oracle's."""
         history = (
             timer.shown if isinstance(timer, Life) else [(e.status, e.attempt, e.pod, e.note) for e in timer.history]
         )
@@ -58,7 +58,7 @@ class Record(NamedTuple):
 
 @dataclass
 class Content:
-    """By key name; the members of a due index in order, those of others sorted. `strange` is what no one knows."""
+    """By key name. The members of a due index are in order, all others sorted. `strange` are unknown keys."""
 
     records: dict[str, Record] = field(default_factory=dict)
     queues: dict[str, list[str]] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class Content:
     strange: list[str] = field(default_factory=list)
 
     def add(self, name: str, member: str) -> None:
-        """A member of an index other than a queue."""
+        """Add a member of an index other than a queue."""
         _take_members(self, name, [member.encode()])
 
 
 async def stored_content(redis: Redis) -> Content:
-    """All keys of the db, read in two round trips."""
+    """Everything in the db, read in two round trips."""
     found_keys: Any = await redis.keys("*")
     names = sorted(key.decode() for key in found_keys)
     readers = [(name, reader) for name in names if (reader := _reader(name)) is not None]
@@ -92,7 +92,7 @@ async def stored_content(redis: Redis) -> Content:
 
 @dataclass(frozen=True)
 class _Reader:
-    """How a kind of key is asked for, and what its answer adds."""
+    """How to read a kind of key, and what to add from the answer."""
 
     ask: Callable[[Any, str], object]
     take: Callable[[Content, str, Any], None]
@@ -104,7 +104,7 @@ def _take_trigger(found: Content, name: str, left_ms: int) -> None:
 
 
 def _take_heads(found: Content, name: str, scored: list[tuple[bytes, float]]) -> None:
-    """Those of blocked queues lie elsewhere; tests/conservation.py knows which are blocked."""
+    """Heads of blocked queues are elsewhere; tests/conservation.py checks which queues are blocked."""
     name = name.replace(":held", ":heads")
     found.heads.update({f"{name} {member.decode()}": int(score) for member, score in scored})
 
@@ -160,7 +160,7 @@ def _reader(name: str) -> _Reader | None:
 
 
 def expected_content(oracle: Oracle, store: Store, now_ms: int) -> Content:
-    """The same from the oracle's timers."""
+    """The same content, as the oracle's timers require it."""
     wanted = Content(bare={":".join(identity) for identity in oracle.bare})
     for prefix in oracle.paused:
         for shard in range(store.shards):

@@ -1,4 +1,4 @@
-"""What pods do, as steps of the machine: claim, end runs in time or late, rescue, extend, abandon, prune, list."""
+"""Pods, as steps of the machine: claim, end runs in time or late, rescue, extend, abandon, prune, list."""
 
 from collections import Counter
 from random import Random
@@ -65,14 +65,14 @@ class PodVerbs(World):
         self._tell_claim(due, got, room, most, paused=paused)
 
     def _is_next(self, shard: int, prefix: str) -> bool:
-        """Whether the holder of the only permit of the prefix is sent to this shard; to none while one runs."""
+        """True if the holder of the only permit is sent to this shard. False for all shards while one timer runs."""
         next_shard = self.do(Permits(self.store).next_shard(prefix))
         assert next_shard is None or not self._running(prefix)
         return next_shard == shard
 
     def _allowed(self, due: list[Identity], room: int, *, one_at_a_time: bool) -> list[list[Identity]]:
-        """What a claim may give of a shard's due timers. A queue that runs one at a time is one over all shards: the
-        earliest comes first, and of the same millisecond either."""
+        """The timers that a claim may return from a shard. A queue that runs one at a time spans all shards: the
+        earliest comes first, and of several in the same millisecond any."""
         first = due[: max(room, 0)]
         if not one_at_a_time or not first:
             return [first]
@@ -96,7 +96,7 @@ class PodVerbs(World):
         return sum(i[0] == prefix for i in self.oracle.of_status(Status.RUNNING))
 
     def _take(self, shard: int, timer: Timer, pod: str) -> None:
-        """A token is above all that were ever given in the shard."""
+        """Take a claimed timer. Its token must be greater than all that the shard ever gave."""
         assert timer.token > self.top_token[shard]
         self.top_token[shard] = timer.token
         assert timer.lease is not None
@@ -111,7 +111,7 @@ class PodVerbs(World):
 
     @verb(pod=pods, which=st.integers(0), outcome=outcomes)
     def settle_late(self, *, pod: str, which: int, outcome: Outcome) -> None:
-        """A pod that has lost its run, or has ended it before and did not hear the answer: it must change nothing."""
+        """Settle a run that its pod has lost, or has ended without getting the answer. Nothing may change."""
         late = [timer for timer in self.held if not self._runs(timer)]
         if late:
             self.end(late[which % len(late)], pod, outcome, keeps=True)
@@ -132,7 +132,7 @@ class PodVerbs(World):
 
     @verb(which=st.integers(0))
     def expire(self, *, which: int) -> None:
-        """A lease runs out."""
+        """Let a lease end."""
         leased = [i for i in self.oracle.of_status(Status.RUNNING) if self.oracle.lives[i].leased]
         if leased:
             self.let_expire(leased[which % len(leased)])
@@ -146,7 +146,7 @@ class PodVerbs(World):
 
     @verb(pod=pods, some=st.lists(identities, min_size=1, max_size=4, unique=True))
     def rescue(self, *, pod: str, some: list[Identity]) -> None:
-        """Some are orphans; the others must be left alone."""
+        """Rescue runs of which some are orphans. The others must not change."""
         for shard in range(SHARDS):
             asked = [i for i in some if self.store.shard_of(*i) == shard]
             rescued = self.do(self.store.rescue(shard, asked, pod=pod, lease_ms=LEASE_MS)).timers
@@ -186,7 +186,7 @@ class PodVerbs(World):
 
     @verb(most=st.integers(0, 2))
     def prune(self, *, most: int) -> None:
-        """Everything finished is past a retention that ends now."""
+        """Prune with a retention that ends now, which removes everything finished."""
         before = {i for i, life in self.oracle.lives.items() if life.status.finished}
         removed = sum(self.do(self.store.prune(shard, retention_ms=-1, most=most)) for shard in range(SHARDS))
         left = {i for i, t in zip(before, self.do(self.store.get(list(before))), strict=True) if t is not None}
@@ -211,7 +211,7 @@ class PodVerbs(World):
 
     @verb(prefix=st.one_of(st.none(), prefixes), status=st.one_of(st.none(), st.sampled_from(Status)))
     def page(self, *, prefix: str | None, status: Status | None) -> None:
-        """Page after page, each timer once, the running first."""
+        """List page after page: each timer once, running ones first."""
         listed: list[Timer] = []
         cursor: str | None = None
         while cursor is not None or not listed:

@@ -1,4 +1,4 @@
-"""The machine's world: a real server and the oracle side by side, what a step is, and what is drawn for it."""
+"""The machine's world: a real server and the oracle side by side, the steps, and the values drawn for them."""
 
 import asyncio
 import time
@@ -65,7 +65,7 @@ STEPS: Final[list[st.SearchStrategy[tuple[str, dict[str, Any]]]]] = []
 
 
 def verb(**arguments: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
-    """A method that a step may call with arguments drawn so."""
+    """Marks a method that a step may call, with the strategies for its arguments."""
 
     def note(method: Step) -> Step:
         STEPS.append(st.tuples(st.just(method.__name__), st.fixed_dictionaries(arguments)))
@@ -75,7 +75,7 @@ def verb(**arguments: st.SearchStrategy[Any]) -> Callable[[Step], Step]:
 
 
 class World(RuleBasedStateMachine):
-    """`seen` counts what has happened, over all runs of the machine."""
+    """`seen` counts what happened in all runs of the machine."""
 
     def __init__(self, runner: asyncio.Runner, url: str, seen: Counter[str]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class World(RuleBasedStateMachine):
         self.seen[what] += 1
 
     def at(self, offset_ms: int) -> int:
-        """Seconds back, always of the same few times, so that several are due at once; or far ahead."""
+        """A due time seconds ago, one of a few so that several timers share it, or far ahead."""
         return self.base_ms + offset_ms
 
     def the(self, choice: Choice) -> Identity:
@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
         return {None: None, "right": here, "wrong": here + 1}[wanted]
 
     def changed_ms(self, timer: Timer | None) -> int:
-        """When the server made a change, by its own clock, which never goes back."""
+        """The server's time of a change, which must never go back."""
         assert timer is not None
         assert self.now_ms <= timer.updated_ms <= self.do(self.store.now_ms())
         self.now_ms = timer.updated_ms
