@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.fleet import until
 from tests.waiting import DEADLINE_SECONDS
-from timers.engine.canary import Canary, Hearing
+from timers.engine.canary import Canary
 from timers.errors import Unavailable
 from timers.store.connect import Connections
 from timers.store.keys import canary_key
@@ -81,7 +81,7 @@ async def test_what_is_announced_after_a_canary_that_expired_untouched_does_not_
 
 async def test_an_event_in_time_is_ok(rig: _Rig) -> None:
     await rounds(rig)
-    assert rig.canary.hearing is Hearing.OK
+    assert rig.canary.hearing == "ok"
     assert not rig.canary.is_deaf()
 
 
@@ -89,20 +89,20 @@ async def test_the_key_is_touched_until_it_is_gone(rig: _Rig) -> None:
     """Redis expires strictly after the deadline, so a first touch may come too soon."""
     rig.touches_until_gone = 5
     await rounds(rig)
-    assert rig.canary.hearing is Hearing.OK
+    assert rig.canary.hearing == "ok"
 
 
 async def test_a_pod_without_events_is_deaf_until_one_arrives(rig: _Rig) -> None:
     rig.announces = False
     await until(rig.canary.is_deaf, "it is deaf")
     rig.announces = True
-    await until(lambda: rig.canary.hearing is Hearing.OK, "it hears again")
+    await until(lambda: rig.canary.hearing == "ok", "it hears again")
 
 
 async def test_an_event_that_takes_its_time_is_late() -> None:
     async with running_canary(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as rig:
         rig.announce_after = 0.02
-        await until(lambda: rig.canary.hearing is Hearing.LATE, "it is late")
+        await until(lambda: rig.canary.hearing == "late", "it is late")
         assert not rig.canary.is_deaf()
 
 
@@ -153,7 +153,7 @@ async def test_whoever_waits_for_silence_is_told_of_the_next(rig: _Rig) -> None:
     rig.announces = False
     await rig.canary.next_silence()
     rig.announces = True
-    await until(lambda: rig.canary.hearing is Hearing.OK, "the next is heard again")
+    await until(lambda: rig.canary.hearing == "ok", "the next is heard again")
 
 
 async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
@@ -161,4 +161,4 @@ async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
     rig.trouble = Unavailable("away")
     with pytest.raises(Unavailable):
         await rig.canary.run()
-    assert rig.canary.hearing is Hearing.OK
+    assert rig.canary.hearing == "ok"

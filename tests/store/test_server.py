@@ -50,11 +50,11 @@ async def flags(redis: Redis) -> set[str]:
 async def test_missing_flags_are_added_and_none_is_turned_off(redis: Redis, before: str, added: str) -> None:
     await redis.config_set(FLAGS, before)
     had = await flags(redis)
-    check = await server.ensure_notifications(redis)
-    assert check.ok
+    is_on, said = await server.ensure_notifications(redis)
+    assert is_on
     assert await flags(redis) == had | set(added)
-    assert (f"added {added!r}" in check.said) == bool(added)
-    assert (await server.ensure_notifications(redis)).said.startswith(f"{FLAGS} is ")
+    assert (f"added {added!r}" in said) == bool(added)
+    assert (await server.ensure_notifications(redis))[1].startswith(f"{FLAGS} is ")
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,22 @@ def test_flags_are_recognised_in_any_order(current: str, missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "ok"),
+    ("rules", "known"),
     [
-        (["-config"], None),
+        (["-config"], False),
         (["-config", "+config|get"], True),
         (["-config|set"], True),
     ],
 )
 async def test_a_user_without_config_learns_what_to_set(
-    real: Store, redis: Redis, rules: list[str], ok: bool | None
+    real: Store, redis: Redis, rules: list[str], known: bool
 ) -> None:
     async with limited_user(real, rules) as limited:
-        assert (await server.ensure_notifications(limited)).ok is ok
+        assert (await server.ensure_notifications(limited))[0] is known
         await redis.config_set(FLAGS, "")
-        check = await server.ensure_notifications(limited)
-        assert check.ok is None
-        assert "set notify-keyspace-events to at least Ex" in check.said
+        is_on, said = await server.ensure_notifications(limited)
+        assert not is_on
+        assert "set notify-keyspace-events to at least Ex" in said
         assert await flags(redis) == set()
 
 

@@ -3,8 +3,7 @@
 import asyncio
 import math
 import time
-from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from timers.store import server
 from timers.store.store import Store
@@ -14,14 +13,6 @@ EVERY_SECONDS: Final = 2.0
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5
 DEAF_SECONDS: Final = 3.0
-
-
-class Hearing(StrEnum):
-    """How notifications arrive at this pod."""
-
-    OK = "ok"
-    LATE = "late"
-    DEAF = "deaf"
 
 
 class Canary:
@@ -45,7 +36,8 @@ class Canary:
         self._heard = asyncio.Event()
         self._resubscribe = asyncio.Event()
         self._silent = asyncio.Event()
-        self.hearing = Hearing.OK
+        self.hearing: Literal["ok", "late", "deaf"] = "ok"
+        """How notifications arrive at this pod."""
         self.lag_seconds = math.nan
         """From touching the newest canary to its event; infinite if the event never came."""
         self._subscribed = False
@@ -77,7 +69,7 @@ class Canary:
 
     def is_deaf(self) -> bool:
         """Whether notifications fail to arrive."""
-        return self.hearing is Hearing.DEAF
+        return self.hearing == "deaf"
 
     def can_hear(self) -> bool:
         """Whether it makes sense to wait for an event."""
@@ -101,12 +93,12 @@ class Canary:
             await asyncio.sleep(0.001)
             touched = time.monotonic()
         if not await set_within(self._heard, self._deaf_seconds):
-            self.hearing, self.lag_seconds = Hearing.DEAF, math.inf
+            self.hearing, self.lag_seconds = "deaf", math.inf
             self._silent.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
-        self.hearing = Hearing.LATE if self.lag_seconds > self._late_seconds else Hearing.OK
+        self.hearing = "late" if self.lag_seconds > self._late_seconds else "ok"
 
     async def _pause(self) -> None:
         """Wait for the next round; a new subscription ends the wait early."""

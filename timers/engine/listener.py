@@ -51,7 +51,8 @@ class Listener:
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
         self._peers, self._canary, self._hooks, self._expired_keys = peers, canary, hooks, expired_keys
-        self.flags = server.FlagCheck(None, "not checked yet")
+        self.flags = "not checked yet"
+        """What is known of the server's notification flags."""
         self._confirmed = False
 
     async def run(self) -> None:
@@ -72,9 +73,9 @@ class Listener:
 
     async def _subscribe(self) -> None:
         """Hold one subscription. Check the flags first: a restarted server has forgotten a CONFIG SET."""
-        self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
-        if not self.flags.ok:
-            _log.warning("notification flags unknown", said=self.flags.said)
+        is_on, self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
+        if not is_on:
+            _log.warning("notification flags unknown", said=self.flags)
         await self._hear_until_deaf()
 
     async def _hear_until_deaf(self) -> None:

@@ -261,7 +261,7 @@ class Worker:
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if self._canary.is_deaf():
-            problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags.said}")
+            problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags}")
         if self.runner.abandoned >= self._options.concurrency:
             problems.append(
                 f"no room: {self.runner.abandoned} functions keep running after their runs timed out or were lost"
@@ -270,7 +270,7 @@ class Worker:
             problems.append("draining")
         return PodHealth(
             ready=not problems,
-            notifications=self._canary.hearing.value,
+            notifications=self._canary.hearing,
             lag_seconds=self._canary.lag_seconds,
             services=states,
             running=self.runner.executing,
@@ -291,7 +291,7 @@ class Worker:
         """This pod's state, for its signs of life."""
         return {
             "running": self.runner.executing,
-            "notifications": self._canary.hearing.value,
+            "notifications": self._canary.hearing,
             "lateness": self._pod.observer.lateness.counts(),
             **self._watch.said(),
         }

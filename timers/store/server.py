@@ -1,7 +1,6 @@
 """Owns what the service needs from the server itself: notification flags, its memory, and the canary key."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -16,36 +15,26 @@ _ALL_EVENTS: Final = frozenset("g$lshzxetd")
 """What the flag `A` stands for."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlagCheck:
-    """Whether the server announces expired keys. `ok` is None if it would not say."""
-
-    ok: bool | None
-    said: str
-
-
 def missing_flags(current: str) -> str:
     """The flags of `Ex` that are missing from CONFIG GET's answer (in any order; `A` stands for many)."""
     have = set(current) | (_ALL_EVENTS if "A" in current else set())
     return "".join(sorted(NEEDED_FLAGS - have))
 
 
-async def ensure_notifications(redis: Redis) -> FlagCheck:
-    """Turn `expired` events on and keep all other flags. A server that denies CONFIG is no error: the canary tells
-    whether events arrive, and the sweep works without them."""
+async def ensure_notifications(redis: Redis) -> tuple[bool, str]:
+    """Turn `expired` events on and keep all other flags. Returns whether they are on for sure, and a sentence. A server
+    that denies CONFIG is no error: the canary tells whether events arrive, and the sweep works without them."""
     with reachable():
         try:
             answer = {_text(name): _text(value) for name, value in (await redis.config_get(FLAGS)).items()}
             current = answer.get(FLAGS, "")
             missing = missing_flags(current)
             if not missing:
-                return FlagCheck(True, f"notify-keyspace-events is {current!r}")
+                return True, f"notify-keyspace-events is {current!r}"
             await redis.config_set(FLAGS, current + missing)
         except ResponseError as error:
-            return FlagCheck(
-                None, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"
-            )
-    return FlagCheck(True, f"added {missing!r} to notify-keyspace-events {current!r}")
+            return False, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"
+    return True, f"added {missing!r} to notify-keyspace-events {current!r}"
 
 
 def memory_used(info: Mapping[str, Any]) -> int:
