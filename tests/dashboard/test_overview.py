@@ -11,8 +11,7 @@ from tests.members import announce
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.site import Fresh
-from timers.store import keys
-from timers.store.alarms import Alarms
+from timers.store import alarms, keys
 
 
 @pytest.fixture
@@ -103,10 +102,10 @@ async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(vis
 
 async def test_alarms_that_ring_are_shown_to_whoever_sees_all(guest: Visitor) -> None:
     """The alarm, since when, its text and its timers, on the first page and beside the hooks."""
-    alarms, hostile = Alarms(guest.api.store), "</li><script>alert(1)</script>"
+    store, hostile = guest.api.store, "</li><script>alert(1)</script>"
     for _ in range(2):
-        await alarms.note("failed", [{"prefix": "mine", "id": "one", "note": hostile}], {"mine": 6})
-    await alarms.note("deaf", [{"note": "pod a"}], {})
+        await alarms.note(store, "failed", [{"prefix": "mine", "id": "one", "note": hostile}], {"mine": 6})
+    await alarms.note(store, "deaf", [{"note": "pod a"}], {})
     await guest.api.store.connections.commands.hset(f"{keys.ALARMS_ROOT}lost", mapping={"since": 1, "newest": "[1]"})
     await guest.sign_in(EVERYTHING)
     for path in ("/", "/ui/server"):

@@ -7,8 +7,8 @@ from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce, sign_off
 from tests.waiting import eventually
 from timers.core.hooks import Hook
+from timers.store import outbox
 from timers.store.membership import Membership
-from timers.store.outbox import Outbox
 
 
 async def test_a_prefix_is_paused_and_resumed(visitor: Visitor) -> None:
@@ -65,7 +65,7 @@ async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> No
 async def test_the_server_page_shows_hooks_and_alarms_without_their_urls(visitor: Visitor) -> None:
     assert "No pod has set TIMERS_HOOKS" in (await visitor.get("/ui/server")).text
     hook = Hook.of("failed+completed@mine*", "https://user:secret@example.org/x")
-    await Outbox(visitor.api.store).tell(0, [str(hook)], [])
+    await outbox.tell(visitor.api.store, 0, [str(hook)], [])
     text = (await visitor.get("/ui/server")).text
     assert hook.prefix in text
     assert "completed, failed" in text

@@ -20,8 +20,7 @@ from timers.core.model import Timer
 from timers.engine.alarms import AlarmTimes
 from timers.processor import Context
 from timers.settings import Settings
-from timers.store import keys
-from timers.store.alarms import Alarms
+from timers.store import alarms, keys
 from timers_processors.hooks import processors
 from timers_processors.webhook import WebHooks
 
@@ -54,7 +53,7 @@ async def counted(fleet: Fleet, count: int) -> None:
     """True if the fleet has counted this many failures."""
 
     async def look() -> bool:
-        alarm = await Alarms(fleet.store).look("failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)
+        alarm = await alarms.look(fleet.store, "failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)
         return alarm is not None and alarm.count == count
 
     await eventually(look, f"{count} failures are counted")
@@ -104,7 +103,7 @@ async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
     async with receiving() as receiver:
         given = settings(alarms=receiver.url)
         with monkeypatch.context() as patched:
-            patched.setattr(Alarms, "told", hang_forever)
+            patched.setattr(alarms, "told", hang_forever)
             dying = await pod_of(fleet, given, Calls(act=give_up), name="dying")
             await fleet.client.create("note", "a", delay=0)
             await armed.wait()
@@ -112,7 +111,7 @@ async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
         await pod_of(fleet, given, name="heir")
 
         async def known() -> bool:
-            alarm = await Alarms(fleet.store).look("failed", gather_ms=0, again_ms=DAY_MS, calm_ms=DAY_MS)
+            alarm = await alarms.look(fleet.store, "failed", gather_ms=0, again_ms=DAY_MS, calm_ms=DAY_MS)
             return alarm is not None and alarm.number == 1
 
         await eventually(known, "the message is known to be armed")
@@ -225,25 +224,24 @@ async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
 
 
 async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Fleet) -> None:
-    alarms = Alarms(fleet.store)
     at_once = {"gather_ms": 0, "again_ms": 0, "calm_ms": 0}
-    await alarms.note("failed", [{"note": "a"}], {"note": 2})
-    began = await alarms.look("failed", **at_once)
+    await alarms.note(fleet.store, "failed", [{"note": "a"}], {"note": 2})
+    began = await alarms.look(fleet.store, "failed", **at_once)
     assert began is not None
     assert (began.what, began.number, began.count) == ("began", 0, 2)
-    await alarms.told(began, "began")
-    ended = await alarms.look("failed", **at_once)
+    await alarms.told(fleet.store, began, "began")
+    ended = await alarms.look(fleet.store, "failed", **at_once)
     assert ended is not None
     assert (ended.what, ended.number) == ("ended", 1)
 
     async def noted_later() -> bool:
-        await alarms.note("failed", [{"note": "b"}], {"note": 1})
-        now = await alarms.look("failed", **at_once)
+        await alarms.note(fleet.store, "failed", [{"note": "b"}], {"note": 1})
+        now = await alarms.look(fleet.store, "failed", **at_once)
         return now is not None and now.noted_ms > ended.noted_ms
 
     await eventually(noted_later, "a failure of a later millisecond")
-    await alarms.told(ended, "ended")
-    following = await alarms.look("failed", **at_once)
+    await alarms.told(fleet.store, ended, "ended")
+    following = await alarms.look(fleet.store, "failed", **at_once)
     assert following is not None
     assert (following.what, following.number) == ("began", 0)
     assert following.since_ms > ended.since_ms

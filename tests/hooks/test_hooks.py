@@ -21,9 +21,8 @@ from timers.core.hooks import EVENTS, NAMES, letter_of
 from timers.core.model import Timer
 from timers.processor import Context, find
 from timers.settings import Settings, load_settings
-from timers.store import keys
+from timers.store import keys, outbox
 from timers.store.membership import Membership
-from timers.store.outbox import Outbox
 from timers_processors.hooks import processors
 from timers_processors.webhook import WebHooks
 
@@ -58,7 +57,7 @@ async def all_calls_made(fleet: Fleet) -> None:
     """True if the outbox is empty and no call is waiting."""
 
     async def look() -> bool:
-        if await Outbox(fleet.store).first(0, 1):
+        if await outbox.first(fleet.store, 0, 1):
             return False
         pending = [t async for t in fleet.client.iterate(status="scheduled") if t.prefix.startswith("timers.")]
         return not pending and not [t async for t in fleet.client.iterate(status="running")]
@@ -135,7 +134,7 @@ async def test_changes_posted_without_live_pods_are_called_by_the_next_pod(fleet
         for number in range(20):
             await fleet.client.create("note", f"n-{number}", delay="1h")
             await fleet.client.cancel("note", f"n-{number}")
-        assert len(await Outbox(fleet.store).first(0, 100)) == 40
+        assert len(await outbox.first(fleet.store, 0, 100)) == 40
         await pod_of(fleet, given, name="heir")
         await until(lambda: len(receiver.received) == 40, "all is told")
         await all_calls_made(fleet)
@@ -149,12 +148,12 @@ async def test_a_pod_killed_between_arming_the_calls_and_emptying_the_outbox_dou
         await posting(fleet, given)
         await fleet.client.create("note", "a", delay="1h")
         await fleet.client.cancel("note", "a")
-        outbox = f"{keys.root(0)}outbox"
-        entries: Any = await fleet.redis.xrange(outbox)
+        stream = f"{keys.root(0)}outbox"
+        entries: Any = await fleet.redis.xrange(stream)
         await pod_of(fleet, given, name="heir")
         await all_calls_made(fleet)
         for _, fields in entries:  # as they stay there until a pod takes them
-            await fleet.redis.xadd(outbox, fields)
+            await fleet.redis.xadd(stream, fields)
         await all_calls_made(fleet)
     assert told(receiver.received) == ["timer.armed", "timer.cancelled"]
 
@@ -229,7 +228,7 @@ async def test_a_hook_outlives_its_pods_until_it_is_removed(fleet: Fleet) -> Non
 
         await eventually(taken_back, "the hook is taken back")
         await fleet.client.create("note", "b", delay="1h")
-        assert await Outbox(fleet.store).first(0, 1) == []
+        assert await outbox.first(fleet.store, 0, 1) == []
         declared = [view.prefix for view in await fleet.client.prefixes() if view.declaration is not None]
         assert declared == ["note"]
 

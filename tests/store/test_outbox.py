@@ -8,8 +8,7 @@ from tests.conftest import SharedServers
 from tests.store.acts import an_end
 from tests.store.backends import open_store
 from timers.core.model import Status
-from timers.store import keys
-from timers.store.outbox import Outbox
+from timers.store import keys, outbox
 from timers.store.store import Arming, Store
 
 ROOT = keys.root(0)
@@ -38,14 +37,14 @@ async def test_a_script_looks_once_where_nobody_asked_and_writes_nothing(real: S
 
 
 async def test_only_requested_changes_are_posted(store: Store) -> None:
-    await Outbox(store).tell(0, ["ac send* timers.hook-1", "x note timers.hook-1"], ())
+    await outbox.tell(store, 0, ["ac send* timers.hook-1", "x note timers.hook-1"], ())
     for prefix in ("send", "send-mail", "sen", "note", "noted", "timers.hook-1"):
         await arm(store, prefix, 1)
         await store.cancel(prefix, "a0")
     await arm(store, "send-run", 1)
     (timer,) = (await store.claim(0, [("send-run", 1)], pod="p", lease_ms=9000, cause="event")).timers
     await store.settle(0, [an_end(timer)], pod="p", retention_ms=0)
-    entries = await Outbox(store).first(0, 100)
+    entries = await outbox.first(store, 0, 100)
     found = [(entry.timer.prefix, entry.letter, entry.timer.status) for entry in entries if entry.timer is not None]
     assert found == [
         ("send", "a", Status.SCHEDULED),
@@ -54,22 +53,22 @@ async def test_only_requested_changes_are_posted(store: Store) -> None:
         ("send-run", "a", Status.SCHEDULED),
         ("send-run", "c", Status.COMPLETED),
     ]
-    await Outbox(store).drop(0, entries)
+    await outbox.drop(store, 0, entries)
 
 
 async def test_a_full_outbox_takes_no_more_and_counts_what_it_drops(servers: SharedServers) -> None:
     async with open_store(servers, "redis") as store:
-        outbox, redis = Outbox(store), store.connections.commands
-        await outbox.tell(0, ["a note timers.hook-1"], ())
+        redis = store.connections.commands
+        await outbox.tell(store, 0, ["a note timers.hook-1"], ())
         fill = "for _ = 1, 50000 do redis.call('XADD', KEYS[1], '*', 'a', 'b') end"
         for _ in range(20):
             await redis.eval(fill, 1, f"{ROOT}outbox")
         await arm(store, "note", 3)
         assert await redis.xlen(f"{ROOT}outbox") == 1_000_000
-        entries = await outbox.first(0, 10)
+        entries = await outbox.first(store, 0, 10)
         assert {entry.timer for entry in entries} == {None}
-        assert await outbox.drop(0, entries) == 3
-        assert await outbox.drop(0, entries) == 0
+        assert await outbox.drop(store, 0, entries) == 3
+        assert await outbox.drop(store, 0, entries) == 0
 
 
 async def test_a_strangers_values_in_the_place_of_its_keys_stop_nothing(real: Store) -> None:
@@ -78,15 +77,14 @@ async def test_a_strangers_values_in_the_place_of_its_keys_stop_nothing(real: St
         await redis.set(f"{ROOT}{key}", "a stranger's")
     await redis.set(keys.HOOKS, "a stranger's")
     line = "a note timers.hook-1"
-    outbox = Outbox(real)
-    assert await outbox.ask([line], forget_ms=1000) == {line}
-    assert await outbox.look([0]) == [(frozenset(), 0)]
+    assert await outbox.ask(real, [line], forget_ms=1000) == {line}
+    assert await outbox.look(real, [0]) == [(frozenset(), 0)]
     await arm(real, "note", 1)
-    await outbox.tell(0, [line], ())
+    await outbox.tell(real, 0, [line], ())
     await arm(real, "note-not-asked-for", 1)
     await real.cancel("note", "a0")
     await real.rearm("note", "a0", cause="retried")
-    entries = await outbox.first(0, 10)
+    entries = await outbox.first(real, 0, 10)
     assert [entry.letter for entry in entries] == ["a"]
     await redis.delete(keys.HOOKS)
 

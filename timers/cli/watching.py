@@ -31,7 +31,7 @@ from timers.dashboard.overview import health
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
 from timers.store.search import Ending, endings
-from timers.store.starts import FiredRing, Slot, next_timers, total
+from timers.store.starts import Slot, next_timers, past_starts, total
 
 LOOK_SECONDS: Final = 1.0
 ROWS: Final = 8
@@ -171,7 +171,7 @@ async def _look(session: Session, prefix: str | None) -> _Snapshot:
         now_ms=await store.now_ms(),
         stats=stats,
         uncovered=await client.uncovered(),
-        fired=await FiredRing(store).read(),
+        fired=await past_starts(store),
         coming=await next_timers(store, ROWS, visible),
         failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
     )

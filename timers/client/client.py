@@ -20,12 +20,12 @@ from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import running_url
 from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.settings import Settings, load_worker_settings
+from timers.store import outbox
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Listing, Page, PageRequest
 from timers.store.membership import Member
-from timers.store.outbox import Outbox
 from timers.store.queries import Change, Queries
 from timers.store.quotas import Quota
 from timers.store.store import Arming, Reply, Store
@@ -282,7 +282,7 @@ class TimerClient(Timers):
 
     async def posted(self) -> tuple[int, int]:
         """How many changes wait for a pod to arm the calls of hooks and alarms, and for how many ms the oldest has."""
-        return await Outbox(await self._open()).waiting()
+        return await outbox.waiting(await self._open())
 
     async def uncovered(self) -> Uncovered:
         """The shards and due prefixes that no live pod takes."""

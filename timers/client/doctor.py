@@ -8,12 +8,12 @@ from typing import Final
 from timers.client.coverage import NAMES_SHOWN, Uncovered, shortened, uncovered
 from timers.core.fields import OWN_PREFIXES
 from timers.errors import ConfigurationError, Unavailable
+from timers.store import outbox
 from timers.store.audit import STEP, audit, compare, uncounted
 from timers.store.checkup import Check, Level, judged
 from timers.store.filters import Filter
 from timers.store.listing import Listing
 from timers.store.membership import Member, Membership, Roster
-from timers.store.outbox import Outbox
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.queries import Queries
 from timers.store.scripts import FULL
@@ -182,7 +182,7 @@ def _settings(members: Sequence[Member]) -> Check:
 
 
 async def _hooks(store: Store) -> Check:
-    waiting, oldest_ms = await Outbox(store).waiting()
+    waiting, oldest_ms = await outbox.waiting(store)
     calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed"})
     page = await Listing(store).page(calls.where(lambda timer: timer.last_error is not None), limit=1)
     failing = [f"{timer.key}: {(timer.last_error or {}).get('reason')}" for timer in page.items]

@@ -19,8 +19,8 @@ from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Fresh, Parts, show
-from timers.store.alarms import Alarms
-from timers.store.starts import FiredRing, Load, Slot, due_load, next_timers, total
+from timers.store import alarms
+from timers.store.starts import Slot, due_load, next_timers, past_starts, total
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000
@@ -95,8 +95,8 @@ class OverviewPage:
         self._parts = parts
         self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), stats_seconds)
         self._uncovered = Fresh(parts.client.uncovered, stats_seconds)
-        self._fired = Fresh(FiredRing(parts.store).read, stats_seconds)
-        self._alarms = Fresh(Alarms(parts.store).ringing, stats_seconds)
+        self._fired = Fresh(lambda: past_starts(parts.store), stats_seconds)
+        self._alarms = Fresh(lambda: alarms.ringing(parts.store), stats_seconds)
         self._load = lru_cache(SCOPES)(lambda scope: Fresh(lambda: self._loaded(scope), load_seconds))
         self._load_patience_seconds = load_patience_seconds
 
@@ -114,7 +114,7 @@ class OverviewPage:
             for status, n in counts.items():
                 by_status[status] += n
         fired = await self._fired.get()
-        uncovered, alarms = await self._uncovered.get(), await self._alarms.get()
+        uncovered, ringing = await self._uncovered.get(), await self._alarms.get()
         coming = await next_timers(self._parts.store, NEXT, visible)
         # Last, because counting keeps the server busy.
         load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
@@ -125,17 +125,17 @@ class OverviewPage:
             section="overview",
             now_ms=now_ms,
             health=health(stats, uncovered, by_status, names_all=visible is None),
-            alarms=alarms if visible is None else [],
+            alarms=ringing if visible is None else [],
             by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
             rings=[_ring("hour", "a minute", fired["hour"]), _ring("day", "half an hour", fired["day"])],
-            load=load and _load_chart(load, now_ms),
-            load_is_whole=load is None or load.is_whole,
+            load=load and _load_chart(load[0], now_ms),
+            load_is_whole=load is None or load[1],
             next=coming,
         )
 
-    async def _loaded(self, scope: Scope) -> Load:
+    async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:
         visible = None if scope.is_everything else scope.covers
         return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, visible=visible)
 
@@ -163,11 +163,11 @@ def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:
     }
 
 
-def _load_chart(load: Load, now_ms: int) -> charts.Chart:
-    hours = [now_ms + hour * HOUR_MS for hour in range(len(load.counts))]
-    said = [f"{_clock(at)} to {_clock(at + HOUR_MS)}: {n} due" for at, n in zip(hours, load.counts, strict=True)]
-    summary = f"{sum(load.counts)} timers are due in the next 24 hours, at most {max(load.counts)} in an hour"
-    return charts.bars(load.counts, said, ["now", "in 12 h", "in 24 h"], summary)
+def _load_chart(counts: Sequence[int], now_ms: int) -> charts.Chart:
+    hours = [now_ms + hour * HOUR_MS for hour in range(len(counts))]
+    said = [f"{_clock(at)} to {_clock(at + HOUR_MS)}: {n} due" for at, n in zip(hours, counts, strict=True)]
+    summary = f"{sum(counts)} timers are due in the next 24 hours, at most {max(counts)} in an hour"
+    return charts.bars(counts, said, ["now", "in 12 h", "in 24 h"], summary)
 
 
 def _clock(ms: int) -> str:

@@ -15,10 +15,9 @@ from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
-from timers.store.alarms import Alarms
+from timers.store import alarms, outbox
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
-from timers.store.outbox import Outbox
 from timers.store.queries import Queries
 
 PREFIXES_A_PAGE: Final = 100
@@ -112,7 +111,7 @@ class ServicePages:
             checks=sorted(checks, key=lambda check: order.get(check.level, 0)),
             info=await server_facts(self._parts.store),
             **await self._hooks(),
-            alarms=await Alarms(self._parts.store).ringing(),
+            alarms=await alarms.ringing(self._parts.store),
             shards=self._parts.store.shards,
             losses=self._client.losses,
         )
@@ -120,7 +119,7 @@ class ServicePages:
     async def _hooks(self) -> Mapping[str, Any]:
         """What the shards are asked to post, and how much of it waits."""
         store = self._parts.store
-        looks = await Outbox(store).look(range(store.shards))
+        looks = await outbox.look(store, range(store.shards))
         lines = sorted({line for known, _ in looks for line in known})
         return {
             "hooks": [hook for line in lines if (hook := Hook.parse(line)) is not None],

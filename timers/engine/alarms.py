@@ -10,7 +10,8 @@ from timers.core.durations import format_time
 from timers.core.hooks import page_of
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.store.alarms import TEXTS, Alarm, Alarms
+from timers.store import alarms
+from timers.store.alarms import TEXTS, Alarm
 from timers.store.outbox import Entry
 from timers.store.store import Arming
 
@@ -45,7 +46,6 @@ class FleetAlarms:
 
     def __init__(self, pod: Pod, peers: Peers, times: AlarmTimes, *, public_url: str | None) -> None:
         self._pod, self._peers, self._times, self._public_url = pod, peers, times, public_url
-        self._alarms = Alarms(pod.store)
         self.targets: Sequence[str] = ()
         """The prefixes of the timers that send messages, one for each target that any pod names."""
 
@@ -63,7 +63,7 @@ class FleetAlarms:
                     }
                     for timer in timers[-NEWEST:]
                 ]
-                await self._alarms.note(kind, newest, Counter(timer.prefix for timer in timers))
+                await alarms.note(self._pod.store, kind, newest, Counter(timer.prefix for timer in timers))
 
     async def run(self) -> None:
         """Look regularly while there are targets."""
@@ -74,12 +74,12 @@ class FleetAlarms:
 
     async def _look(self) -> None:
         """Note what is wrong now, and arm the messages that are due."""
-        seen, times = await self._seen(), self._times
+        seen, times, store = await self._seen(), self._times, self._pod.store
         for kind in TEXTS:
             if kind in seen:
-                await self._alarms.note(kind, [{"note": note} for note in seen[kind][:NEWEST]], {})
+                await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]], {})
             calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
-            alarm = await self._alarms.look(kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
+            alarm = await alarms.look(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
             if alarm is not None:
                 await self._tell(alarm, is_seen=kind in seen)
 
@@ -87,10 +87,10 @@ class FleetAlarms:
         """Arm the message that is due. A state that is over before its first message gets no message, and a state that
         is still seen is not reported as over."""
         if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
-            await self._alarms.told(alarm, "ended")
+            await alarms.told(self._pod.store, alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
             await self._pod.store.arm([self._message(alarm, target) for target in self.targets])
-            await self._alarms.told(alarm, alarm.what)
+            await alarms.told(self._pod.store, alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:
         """What is wrong now: for each alarm, the notes about it."""

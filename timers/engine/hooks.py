@@ -15,7 +15,8 @@ from timers.engine.alarms import FleetAlarms
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
-from timers.store.outbox import Asked, Entry, Outbox, prefixes_of
+from timers.store import outbox
+from timers.store.outbox import Asked, Entry, prefixes_of
 from timers.store.store import Arming
 
 FORGET_MS: Final = 600_000
@@ -51,7 +52,6 @@ class Hooks:
         self._pod, self._peers, self._public_url, self._forget_ms = pod, peers, public_url, forget_ms
         self._alarms = alarms
         self._mine = frozenset(map(str, hooks))
-        self._outbox = Outbox(pod.store)
         self._asked: Asked = frozenset()
         self._doubtful: dict[int, Asked] = {}
         self._posted: set[int] = set()
@@ -62,7 +62,7 @@ class Hooks:
         if self._mine:
             await self._ask()
             for shard in range(self._pod.store.shards):
-                await self._outbox.tell(shard, self._mine, ())
+                await outbox.tell(self._pod.store, shard, self._mine, ())
 
     async def run(self) -> None:
         """Look at all shards regularly, and at a shard as soon as its outbox is no longer empty."""
@@ -81,7 +81,7 @@ class Hooks:
         self._something.set()
 
     async def _ask(self) -> None:
-        self._asked = await self._outbox.ask(self._mine, forget_ms=self._forget_ms)
+        self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._forget_ms)
         self._alarms.targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
 
     async def _something_before(self, look_at: float) -> bool:
@@ -95,7 +95,7 @@ class Hooks:
     async def _look(self, all_shards: Sequence[int]) -> None:
         """Look at the shards where this pod has rank 0."""
         shards = list(self._peers.led(all_shards))
-        for shard, (known, waiting) in zip(shards, await self._outbox.look(shards), strict=True):
+        for shard, (known, waiting) in zip(shards, await outbox.look(self._pod.store, shards), strict=True):
             await self._set_hooks(shard, known)
             if waiting:
                 await self._drain(shard, known | self._asked)
@@ -108,18 +108,18 @@ class Hooks:
         taken_back = too_much & self._doubtful.get(shard, frozenset())
         self._doubtful[shard] = too_much
         if self._asked - known or taken_back:
-            await self._outbox.tell(shard, self._asked - known, taken_back)
+            await outbox.tell(self._pod.store, shard, self._asked - known, taken_back)
 
     async def _drain(self, shard: int, asked: Asked) -> None:
         """Arm the calls of all entries, batch after batch. Calls about one timer are armed one after the other, because
         each looks for the one before it."""
         hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
-        while entries := await self._outbox.first(shard, BATCH):
+        while entries := await outbox.first(self._pod.store, shard, BATCH):
             for armings in self._steps(entries, hooks):
                 await self._pod.store.arm(armings)
             if any(hook.prefix.startswith(ALARM) for hook in hooks):
                 await self._alarms.note(entries)
-            unposted = await self._outbox.drop(shard, entries)
+            unposted = await outbox.drop(self._pod.store, shard, entries)
             if unposted:
                 self._pod.observer.unposted(unposted)
                 _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from timers.engine.observer import Observer
 from timers.errors import Unavailable
-from timers.store.starts import FiredRing
 
 REPORT_SECONDS: Final = 5.0
 """One call reports all starts of this time. What a pod starts after its last call is not counted."""
@@ -17,13 +17,14 @@ class Reporter:
 
     name = "reporter"
 
-    def __init__(self, ring: FiredRing, observer: Observer, *, every_seconds: float = REPORT_SECONDS) -> None:
-        self._ring, self._observer, self._every_seconds = ring, observer, every_seconds
+    def __init__(self, add: Callable[[Mapping[int, int]], Awaitable[None]], observer: Observer) -> None:
+        """`add` adds starts, by lateness bucket, to those of the fleet."""
+        self._add, self._observer = add, observer
 
     async def run(self) -> None:
         """Report every few seconds."""
         while True:
-            await asyncio.sleep(self._every_seconds)
+            await asyncio.sleep(REPORT_SECONDS)
             await self.report()
 
     async def report(self) -> None:
@@ -32,7 +33,7 @@ class Reporter:
         if not counts:
             return
         try:
-            await self._ring.add(counts)
+            await self._add(counts)
         except Unavailable:
             self._observer.unreported.update(counts)
             raise

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from timers.bare.expired import ExpiredKeys
@@ -38,7 +39,7 @@ from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
 from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member, Membership
-from timers.store.starts import FiredRing
+from timers.store.starts import add_starts
 from timers.store.store import Store
 
 HAND_BACK_SECONDS: Final = 1.0
@@ -146,7 +147,7 @@ class Worker:
         self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
         self._lifespans = Lifespans(pod.registry.processors)
         self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
-        reporter = Reporter(FiredRing(pod.store), pod.observer)
+        reporter = Reporter(partial(add_starts, pod.store), pod.observer)
         self._ending = Supervisor(
             [Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs, pod.observer), reporter]
         )

@@ -1,4 +1,7 @@
-"""Owns the fleet's alarms in Redis: any pod notes what is wrong, and each message is sent once."""
+"""Owns the fleet's alarms in Redis: any pod notes what is wrong, and each message is sent once.
+
+The functions raise Unavailable.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,55 +44,52 @@ class Alarm:
         return TEXTS[self.kind][self.what == "ended"].format(timers=timers)
 
 
-class Alarms:
-    """The alarms of one db. Methods raise Unavailable."""
+async def note(store: Store, kind: str, newest: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> None:
+    """Note that something is wrong now; `counts` adds timers for each prefix."""
+    pairs = [part for prefix, count in counts.items() for part in (prefix, count)]
+    await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest), *pairs])
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    async def note(self, kind: str, newest: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> None:
-        """Note that something is wrong now; `counts` adds timers for each prefix."""
-        pairs = [part for prefix, count in counts.items() for part in (prefix, count)]
-        await self._store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest), *pairs])
+async def ringing(store: Store) -> list[Alarm]:
+    """All alarms that are not over, without those that cannot be read. Changes nothing."""
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        for kind in TEXTS:
+            asked.hgetall(f"{keys.ALARMS_ROOT}{kind}")
+        kept = await read(asked, {})
+    found: list[Alarm] = []
+    for kind, fields in zip(TEXTS, kept, strict=True):
+        with suppress(ValueError):
+            named = {keys.text(name): keys.text(value) for name, value in fields.items()}
+            found += [_alarm(kind, "", named)] if named else []
+    return found
 
-    async def ringing(self) -> list[Alarm]:
-        """All alarms that are not over, without those that cannot be read. Changes nothing."""
-        async with self._store.connections.commands.pipeline(transaction=False) as asked:
-            for kind in TEXTS:
-                asked.hgetall(f"{keys.ALARMS_ROOT}{kind}")
-            kept = await read(asked, {})
-        found: list[Alarm] = []
-        for kind, fields in zip(TEXTS, kept, strict=True):
-            with suppress(ValueError):
-                told = {keys.text(name): keys.text(value) for name, value in fields.items()}
-                found += [_alarm(kind, "", told)] if told else []
-        return found
 
-    async def look(self, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
-        """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
-        there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
-        arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
-        what, flat = await self._store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
-        fields = {keys.text(flat[i]): keys.text(flat[i + 1]) for i in range(0, len(flat), 2)}
-        try:
-            return _alarm(kind, keys.text(what), fields) if fields else None
-        except ValueError:
-            with reachable():
-                await self._store.connections.commands.delete(f"{keys.ALARMS_ROOT}{kind}")
-            return None
+async def look(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
+    """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
+    there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
+    arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
+    what, flat = await store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
+    fields = {keys.text(flat[i]): keys.text(flat[i + 1]) for i in range(0, len(flat), 2)}
+    try:
+        return _alarm(kind, keys.text(what), fields) if fields else None
+    except ValueError:
+        with reachable():
+            await store.connections.commands.delete(f"{keys.ALARMS_ROOT}{kind}")
+        return None
 
-    async def told(self, alarm: Alarm, what: str) -> None:
-        """The message was armed."""
-        arguments: list[Argument] = [
-            alarm.kind,
-            "told",
-            alarm.since_ms,
-            alarm.number,
-            what,
-            alarm.noted_ms,
-            alarm.count,
-        ]
-        await self._store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
+
+async def told(store: Store, alarm: Alarm, what: str) -> None:
+    """The message was armed."""
+    arguments: list[Argument] = [
+        alarm.kind,
+        "told",
+        alarm.since_ms,
+        alarm.number,
+        what,
+        alarm.noted_ms,
+        alarm.count,
+    ]
+    await store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
 
 
 def _alarm(kind: str, what: str, fields: Mapping[str, str]) -> Alarm:

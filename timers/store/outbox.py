@@ -1,4 +1,7 @@
-"""Owns the outbox: which changes pods ask for, in the fleet and in each shard, and the entries that wait for a pod."""
+"""Owns the outbox: which changes pods ask for, in the fleet and in each shard, and the entries that wait for a pod.
+
+The functions raise Unavailable.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -22,75 +25,73 @@ class Entry(NamedTuple):
     timer: Timer | None
 
 
-class Outbox:
-    """The outboxes of one db. Methods raise Unavailable."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._redis = store, store.connections.commands
-
-    async def ask(self, mine: Collection[str], *, forget_ms: int) -> Asked:
-        """Register what this pod asks for, and return what all pods ask for. Removes hooks that no pod has asked for in
-        `forget_ms`, and with a target's last hook the declaration of its calls."""
-        now_ms = round(self._store.clock.now_ms())
-        async with self._redis.pipeline(transaction=False) as asked:
-            if mine:
-                asked.hset(keys.HOOKS, mapping=dict.fromkeys(mine, now_ms))
-            asked.hgetall(keys.HOOKS)
-            *_, said = await read(asked, {})
-        old = {line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms}
-        lines = frozenset(map(keys.text, said.keys() - old)) | frozenset(mine)
-        if old:
-            with reachable():
-                await self._redis.hdel(keys.HOOKS, *old)
-            for prefix in prefixes_of(map(keys.text, old)) - prefixes_of(lines):
-                await Membership(self._store).forget(prefix)
-        return lines
-
-    async def look(self, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
-        """The hooks that each shard knows, and how many entries wait there."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            for shard in shards:
-                asked.hkeys(_hooks(shard))
-                asked.xlen(_outbox(shard))
-            answers = await read(asked, [], 0)
-        return [
-            (frozenset(map(keys.text, lines)), waiting)
-            for lines, waiting in zip(answers[::2], answers[1::2], strict=True)
-        ]
-
-    async def waiting(self) -> tuple[int, int]:
-        """How many entries wait in all shards, and for how many ms the oldest has waited."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            for shard in range(self._store.shards):
-                asked.xlen(_outbox(shard))
-                asked.xrange(_outbox(shard), count=1)
-            answers = await read(asked, 0, [])
-        posted_ms = [int(entry_id.partition(b"-")[0]) for first in answers[1::2] for entry_id, _ in first]
-        now_ms = round(self._store.clock.now_ms())
-        return sum(answers[::2]), max(0, now_ms - min(posted_ms, default=now_ms))
-
-    async def tell(self, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
-        """Add hooks to those that a shard knows, and remove others."""
+async def ask(store: Store, mine: Collection[str], *, forget_ms: int) -> Asked:
+    """Register what this pod asks for, and return what all pods ask for. Removes hooks that no pod has asked for in
+    `forget_ms`, and with a target's last hook the declaration of its calls."""
+    now_ms = round(store.clock.now_ms())
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        if mine:
+            asked.hset(keys.HOOKS, mapping=dict.fromkeys(mine, now_ms))
+        asked.hgetall(keys.HOOKS)
+        *_, said = await read(asked, {})
+    old = {line for line, at in said.items() if not at.isdigit() or now_ms - int(at) > forget_ms}
+    lines = frozenset(map(keys.text, said.keys() - old)) | frozenset(mine)
+    if old:
         with reachable():
-            if new:
-                await self._redis.hset(_hooks(shard), mapping=dict.fromkeys(new, 1))
-            if taken_back:
-                await self._redis.hdel(_hooks(shard), *taken_back)
+            await store.connections.commands.hdel(keys.HOOKS, *old)
+        for prefix in prefixes_of(map(keys.text, old)) - prefixes_of(lines):
+            await Membership(store).forget(prefix)
+    return lines
 
-    async def first(self, shard: int, most: int) -> Sequence[Entry]:
-        """The oldest entries, at most `most`."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            asked.xrange(_outbox(shard), count=most)
-            (entries,) = await read(asked, [])
-        return [_entry(entry_id, fields) for entry_id, fields in entries]
 
-    async def drop(self, shard: int, entries: Collection[Entry]) -> int:
-        """Remove entries. Returns how many changes the outbox has refused since the last call, because it was full."""
-        async with self._redis.pipeline(transaction=False) as asked:
-            asked.xdel(_outbox(shard), *(entry.id for entry in entries))
-            asked.getdel(f"{keys.root(shard)}unposted")
-            _, unposted = await read(asked, 0, b"0")
-        return int(unposted or 0)
+async def look(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
+    """The hooks that each shard knows, and how many entries wait there."""
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        for shard in shards:
+            asked.hkeys(_hooks(shard))
+            asked.xlen(_outbox(shard))
+        answers = await read(asked, [], 0)
+    return [
+        (frozenset(map(keys.text, lines)), length) for lines, length in zip(answers[::2], answers[1::2], strict=True)
+    ]
+
+
+async def waiting(store: Store) -> tuple[int, int]:
+    """How many entries wait in all shards, and for how many ms the oldest has waited."""
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        for shard in range(store.shards):
+            asked.xlen(_outbox(shard))
+            asked.xrange(_outbox(shard), count=1)
+        answers = await read(asked, 0, [])
+    posted_ms = [int(entry_id.partition(b"-")[0]) for oldest in answers[1::2] for entry_id, _ in oldest]
+    now_ms = round(store.clock.now_ms())
+    return sum(answers[::2]), max(0, now_ms - min(posted_ms, default=now_ms))
+
+
+async def tell(store: Store, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
+    """Add hooks to those that a shard knows, and remove others."""
+    with reachable():
+        if new:
+            await store.connections.commands.hset(_hooks(shard), mapping=dict.fromkeys(new, 1))
+        if taken_back:
+            await store.connections.commands.hdel(_hooks(shard), *taken_back)
+
+
+async def first(store: Store, shard: int, most: int) -> Sequence[Entry]:
+    """The oldest entries, at most `most`."""
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        asked.xrange(_outbox(shard), count=most)
+        (entries,) = await read(asked, [])
+    return [_entry(entry_id, fields) for entry_id, fields in entries]
+
+
+async def drop(store: Store, shard: int, entries: Collection[Entry]) -> int:
+    """Remove entries. Returns how many changes the outbox has refused since the last call, because it was full."""
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        asked.xdel(_outbox(shard), *(entry.id for entry in entries))
+        asked.getdel(f"{keys.root(shard)}unposted")
+        _, unposted = await read(asked, 0, b"0")
+    return int(unposted or 0)
 
 
 def prefixes_of(lines: Iterable[str]) -> set[str]:

@@ -31,17 +31,9 @@ Visible = Callable[[str], bool] | None
 """Whether a prefix may be seen; None allows all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Timers due in each step from now on; `is_whole` is false if there were too many queues to count."""
-
-    counts: Sequence[int]
-    is_whole: bool
-
-
-async def due_load(store: Store, *, step_ms: int, steps: int, visible: Visible = None) -> Load:
-    """How many timers are due in each step from now on. Bare keys that were not adopted are not counted. Raises
-    Unavailable."""
+async def due_load(store: Store, *, step_ms: int, steps: int, visible: Visible = None) -> tuple[Sequence[int], bool]:
+    """How many timers are due in each step from now on, and whether that is all of them: false if there were too many
+    queues to count. Bare keys that were not adopted are not counted. Raises Unavailable."""
     now_ms = await store.now_ms()
     heads = await _heads(store, now_ms + step_ms * steps, visible)
     counts = [0] * steps
@@ -52,7 +44,7 @@ async def due_load(store: Store, *, step_ms: int, steps: int, visible: Visible =
             calls = [ScriptCall("coming", keys.root(shard), [step_ms, steps, *prefixes]) for prefixes in some]
             for _, found in await store.run_all(calls):
                 counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
-    return Load(counts, all(len(queues) <= QUEUES_LIMIT for queues in heads))
+    return counts, all(len(queues) <= QUEUES_LIMIT for queues in heads)
 
 
 async def next_timers(store: Store, most: int, visible: Visible = None) -> list[Timer]:
@@ -100,25 +92,20 @@ class Slot:
     counts: Mapping[int, int]
 
 
-class FiredRing:
-    """The rings of one db. Methods raise Unavailable."""
+async def add_starts(store: Store, counts: Mapping[int, int]) -> None:
+    """Add the newest starts, by bucket, to the rings. Raises Unavailable."""
+    flat = [part for bucket, n in counts.items() for part in (bucket, n)]
+    await store.run_at(keys.FIRED_ROOT, "fired", flat)
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    async def add(self, counts: Mapping[int, int]) -> None:
-        """Add the newest starts, by bucket."""
-        flat = [part for bucket, n in counts.items() for part in (bucket, n)]
-        await self._store.run_at(keys.FIRED_ROOT, "fired", flat)
-
-    async def read(self) -> dict[str, list[Slot]]:
-        """The rings by name, oldest slot first. The newest slot is the current one."""
-        now_ms = await self._store.now_ms()
-        async with self._store.connections.commands.pipeline(transaction=False) as asked:
-            for ring in RINGS:
-                asked.hgetall(f"{keys.FIRED_ROOT}{ring}")
-            held: list[dict[bytes, bytes]] = await read(asked, {})
-        return {name: _slots(now_ms, *RINGS[name], list(ring.values())) for name, ring in zip(RINGS, held, strict=True)}
+async def past_starts(store: Store) -> dict[str, list[Slot]]:
+    """The rings by name, oldest slot first. The newest slot is the current one. Raises Unavailable."""
+    now_ms = await store.now_ms()
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        for ring in RINGS:
+            asked.hgetall(f"{keys.FIRED_ROOT}{ring}")
+        held: list[dict[bytes, bytes]] = await read(asked, {})
+    return {name: _slots(now_ms, *RINGS[name], list(ring.values())) for name, ring in zip(RINGS, held, strict=True)}
 
 
 def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> list[Slot]:
