@@ -18,6 +18,11 @@ from timers.core.hooks import Hook
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+
+REDIS_URL: Final = (
+    f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
+    f"({', '.join(f'{scheme}://' for scheme in REDIS_SCHEMES)})"
+)
 STARTTLS: Final = ("require", "if-offered", "never")
 PLACES_RULE: Final = "networks (10.0.0.0/8), host names or *.suffix, comma-separated"
 HOOKS_LIMIT: Final = 100
@@ -96,14 +101,14 @@ def check_redis_url(url: str) -> str:
     it."""
     parts = urlsplit(url)
     if parts.scheme not in REDIS_SCHEMES or parts.fragment:
-        raise ValueError(parts.scheme)
+        raise ValueError(f"expected {REDIS_URL}")
     if parts.scheme == "unix":
         usable = len(parts.path) > 1
     else:
-        path = r"/[^/@]+(/\d+)?" if parts.scheme == "redis+sentinel" else r"/?|/\d+"
+        path = r"/[^/@]+(/\d+)?" if parts.scheme == "redis+sentinel" else r"/?|/[0-9]+"
         usable = _check_addresses(parts) and re.fullmatch(path, parts.path) is not None
     if not usable:
-        raise ValueError("no server")
+        raise ValueError(f"expected {REDIS_URL}")
     return url
 
 

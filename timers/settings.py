@@ -98,8 +98,7 @@ class Settings(BaseSettings):
     redis_url: Annotated[str, AfterValidator(values.check_redis_url)] | None = Field(
         default=None,
         repr=False,
-        description=f"a URL with a server and at most a db number, as in redis://127.0.0.1:6379/5 "
-        f"({', '.join(f'{scheme}://' for scheme in values.REDIS_SCHEMES)})",
+        description=values.REDIS_URL,
     )
     """None: start an embedded server. Confidential; show `redacted_redis_url` instead."""
     roles: Annotated[frozenset[Role], BeforeValidator(values.listed), Field(min_length=1)] = Field(

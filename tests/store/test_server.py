@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.servers import FAMILIES
+from tests.conftest import SharedServers
+from tests.servers import FAMILIES, Kind
 from tests.store.acts import PREFIX, armed, claim
+from tests.waiting import DEADLINE_SECONDS
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import server
 from timers.store.connect import connect
@@ -144,9 +146,31 @@ async def test_a_busy_server_is_unavailable(real: Store) -> None:
     await armed(real, due="+3600000")
 
 
-def test_a_url_of_another_kind_is_refused() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "http://127.0.0.1", "redis://", "redis://127.0.0.1/abc", "redis://127.0.0.1/3/4", "redis://127.0.0.1/٣"),
+        *("redis://127.0.0.1/3?db=abc", "redis://127.0.0.1/3?no_such_option=1"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_before_the_first_call(url: str) -> None:
+    """redis-py would use db 0 for `/abc`, and db 34 for `/3/4`."""
     with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
-        connect("http://127.0.0.1")
+        connect(url)
+
+
+@pytest.mark.parametrize("option", ["decode_responses=true", "protocol=3"])
+@pytest.mark.parametrize("kind", FAMILIES)
+async def test_an_option_of_the_url_changes_no_answer(
+    real: Store, servers: SharedServers, kind: Kind, option: str
+) -> None:
+    await real.identity.make()
+    url = (await servers.of(kind)).url
+    connections = connect(f"{url}{'&' if '?' in url else '?'}{option}", answer_timeout_seconds=DEADLINE_SECONDS)
+    store = Store(connections)
+    await store.identity.look()
+    await connections.close()
+    assert store.identity.epoch == real.identity.epoch
 
 
 async def test_every_answer_sets_the_clock(store: Store) -> None:

@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 from redis.typing import EncodableT
 
 from timers.errors import ConfigurationError
+from timers.setting_values import check_redis_url
 
 ANSWER_TIMEOUT_SECONDS: Final = 5.0
 CONNECT_SHARE: Final = 0.4
@@ -101,10 +102,13 @@ class Connections:
 def connect(url: str, *, pool_size: int = 32, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
     """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
     try:
+        check_redis_url(url)
         commands, reserved = (_client(url, size, answer_timeout_seconds) for size in (pool_size, 1))
-    except ValueError as error:
+        connections = Connections(commands, reserved, commands.connection_pool.connection_kwargs.get("db", 0))
+        connections.dial()  # an unknown option of the URL is refused only here
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
-    return Connections(commands, reserved, commands.connection_pool.connection_kwargs.get("db", 0))
+    return connections
 
 
 def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
@@ -115,8 +119,8 @@ def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
         socket_timeout=answer_timeout_seconds,
         socket_connect_timeout=CONNECT_SHARE * answer_timeout_seconds,
         retry=_NEVER,
-        protocol=2,
     )
+    pool.connection_kwargs.update(protocol=2, decode_responses=False)  # whatever the URL asks for
     pool.connection_class = _improved(pool.connection_class)
     return Redis.from_pool(pool)
 
