@@ -7,6 +7,7 @@ import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
 from tests.store.test_round_trips import count_sent
+from tests.waiting import eventually
 from timers.client.coverage import Declared
 from timers.client.doctor import examine
 from timers.core.explain import explain
@@ -163,6 +164,26 @@ async def test_a_run_in_progress_continues_when_a_longer_prefix_is_declared(flee
     await fleet.client.fire("send-message-vip", "second")
     assert (await fleet.completed("second", "send-message-vip")).history[-2].processor == "send-message-vip"
     assert (held.ids, longer.ids) == (["first"], ["second"])
+
+
+async def test_just_after_a_flush_a_shorter_prefix_ran_what_another_pod_had_not_declared_again(fleet: Fleet) -> None:
+    shorter, longer = Calls("send-message"), Calls("send-message-vip")
+    one = await fleet.pod(shorter, name="one", forget_after_ms=3_600_000)
+    two = await fleet.pod(longer, name="two")
+    await knows(one, "send-message-vip")
+    await two.freeze()
+    await fleet.redis.flushdb()
+
+    async def declared() -> bool:
+        return bool(await fleet.redis.hexists("timers:{pods}:declared", "send-message"))
+
+    await eventually(declared, "the other pod has declared its prefix again")
+    for prefix in ("send-message-vip", "send-message"):
+        await fleet.client.create(prefix, "x", delay=0)
+    await fleet.completed("x", "send-message")
+    two.thaw()
+    await fleet.completed("x", "send-message-vip")
+    assert ran([shorter, longer]) == {"send-message": {"send-message"}, "send-message-vip": {"send-message-vip"}}
 
 
 async def test_forget_gives_a_prefix_to_the_shorter_one(fleet: Fleet) -> None:

@@ -136,6 +136,21 @@ async def test_a_pod_declares_again_what_was_lost(store: Store) -> None:
     assert list((await membership.beat(me)).declared) == ["note"]
 
 
+async def test_just_after_data_was_lost_a_prefix_belongs_to_no_shorter_one(real: Store) -> None:
+    """Not before its own pod has had the time to declare it again."""
+    one, brief, two = (Membership(real, forget_after_ms=ms) for ms in (3_600_000, 0, 3_600_000))
+    await two.beat(worker("two", "log-check"))
+    for membership in (one, brief):
+        await membership.beat(worker("one", "log"))
+    await real.connections.commands.flushdb()
+    owners = [(await membership.beat(worker("one", "log"))).owner("log-check") for membership in (one, one, brief)]
+    assert owners == ["log-check", "log-check", "log"]
+    await two.beat(worker("two", "log-check"))
+    roster = await one.beat(worker("one", "log"))
+    assert [member.pod for member in roster.serving("log-check")] == ["two"]
+    assert roster.version == (await two.beat(worker("two", "log-check"))).version
+
+
 async def test_a_declaration_is_taken_back(store: Store) -> None:
     gone, watching = Membership(store), Membership(store)
     await gone.beat(worker("gone", "log", "log-check"))

@@ -6,6 +6,7 @@ no beat long. Declarations outlive their pods, because no other processor may ta
 
 import json
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -141,10 +142,25 @@ class Membership:
         self._said = ""
         self._cards: dict[bytes, Member] = {}
         self._roster = Roster()
+        self._lost_at = float("-inf")
 
     async def beat(self, me: Member) -> Roster:
-        """Give a sign of life, declare the member's processors, and learn who is alive. What the registry already knows
-        of the member is sent again only after it was lost or somebody took a declaration back."""
+        """Give a sign of life, declare the member's processors, and learn who is alive. If the declarations were lost,
+        those known until then count until every live pod has had the time to declare its own again: otherwise a pod
+        with a shorter prefix would run the timers of others meanwhile."""
+        known, roster = self._roster, await self._introduce(me)
+        if known.declared and not known.declared.items() & roster.declared.items():
+            self._lost_at = time.monotonic()
+        if known.declared.keys() <= roster.declared.keys():
+            return roster
+        if time.monotonic() - self._lost_at < self._forget_after_ms / 1000:
+            declared = {**known.declared, **roster.declared}
+            self._roster = replace(roster, version=b"lost " + roster.version, declared=declared)
+        return self._roster
+
+    async def _introduce(self, me: Member) -> Roster:
+        """Give a sign of life. What the registry already knows of the member is sent again only after it was lost or
+        somebody took a declaration back."""
         card = _json(me, *_CARD)
         if card == self._said:
             roster = await self._beat(me, "", *sorted(me.processors)[:1])
