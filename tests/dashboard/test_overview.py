@@ -9,8 +9,8 @@ from tests.api.harness import Api, Instead
 from tests.dashboard.conftest import EVERYTHING, READS, Visitor
 from tests.members import announce
 from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.api.fresh import Fresh
 from timers.dashboard.overview import OverviewPage
-from timers.dashboard.site import Fresh
 from timers.store import alarms, keys
 
 

@@ -137,11 +137,11 @@ class Auth:
 
     async def owner_of(self, key: str) -> Caller | None:
         """The owner of this key, or None for any other text. Raises Unavailable."""
-        return (await self._keys.current()).find(key.encode("utf-8", "replace"))
+        return (await self._keys.ring.get()).find(key.encode("utf-8", "replace"))
 
     async def asks_for_keys(self) -> bool:
         """Whether callers need a key here. Raises Unavailable."""
-        await self._keys.current()
+        await self._keys.ring.get()
         return self._closed or self._keys.closed
 
     def _optional_caller(self, request: web.Request) -> Caller:
@@ -151,13 +151,14 @@ class Auth:
         return ANYBODY
 
     async def _ring(self, operation: Operation) -> KeyRing:
-        if operation.id not in _WITHOUT_REDIS or not self._keys.known:
-            return await self._keys.current()
+        last = self._keys.ring.last
+        if operation.id not in _WITHOUT_REDIS or last is None:
+            return await self._keys.ring.get()
         try:
             async with asyncio.timeout(READER_SECONDS):
-                return await self._keys.current()
+                return await self._keys.ring.get()
         except (Unavailable, TimeoutError):
-            return self._keys.last
+            return last
 
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
         proof = signing.Proof(request.headers, self._signing_keys, time.time())

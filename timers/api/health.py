@@ -1,13 +1,13 @@
 """Owns the answers to probes: whether the process lives, and whether it can do its work now."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from timers.api.answer import answer
+from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.problem_types import HTTP_KINDS
 from timers.api.problems import problem
@@ -40,14 +40,9 @@ class HealthRoutes:
         fresh_seconds: float = FRESH_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        self._store, self._worker = store, worker
-        self._fresh_seconds, self._answer_seconds = fresh_seconds, answer_seconds
+        self._store, self._worker, self._answer_seconds = store, worker, answer_seconds
+        self._seen = Fresh(self._look, fresh_seconds)
         self._draining = False
-        self._looking: asyncio.Task[None] | None = None
-        self._looked_at = float("-inf")
-        self._trouble: str | None = None
-        self._full: Sequence[str] = ()
-        self._uncovered = Uncovered((), ())
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
@@ -63,35 +58,26 @@ class HealthRoutes:
 
     async def readyz(self, request: web.Request) -> web.Response:
         """Answers 200 if Redis answers and every part works, else 503 with the reasons. Strangers see no names."""
-        await self._refresh()
+        trouble, is_full, uncovered = await self._seen.get()
         visible = visible_to(request)
         state: dict[str, Any] = {
-            "redis": self._trouble or ("full" if self._full else "ok"),
+            "redis": trouble or ("full" if is_full else "ok"),
             **self._worker_state(visible),
-            "warnings": [*self._full, *unacknowledged(self._store), *self._uncovered.warnings(visible)],
+            "warnings": [*is_full, *unacknowledged(self._store), *uncovered.warnings(visible)],
         }
-        troubles = [self._trouble] if self._trouble else []
+        troubles = [trouble] if trouble else []
         problems = [*troubles, *state.pop("problems", []), *(["draining"] if self._draining else [])]
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
         if problems:
             return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
         return answer(state)
 
-    async def _refresh(self) -> None:
-        """Look again if the last look is too old. All who wait share one look."""
-        if time.monotonic() - self._looked_at > self._fresh_seconds:
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.create_task(self._look())
-            await asyncio.shield(self._looking)
-
-    async def _look(self) -> None:
-        """Look at Redis. Whatever it answers, there is something to tell the probes."""
-        began = time.monotonic()
-        is_full: Sequence[str] = ()
-        found, trouble = Uncovered((), ()), None
+    async def _look(self) -> tuple[str, Sequence[str], Uncovered]:
+        """Look at Redis: what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,
+        there is something to tell the probes."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                is_full, found = await full(self._store), await read_uncovered(self._store)
+                return "", await full(self._store), await read_uncovered(self._store)
         except TimeoutError:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
@@ -99,7 +85,7 @@ class HealthRoutes:
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
-        self._trouble, self._full, self._uncovered, self._looked_at = trouble, is_full, found, began
+        return trouble, (), Uncovered((), ())
 
     def _worker_state(self, visible: Visible | None) -> dict[str, Any]:
         if self._worker is None:

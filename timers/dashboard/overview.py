@@ -10,6 +10,7 @@ from aiohttp import web
 
 from timers.access import Scope
 from timers.api.body import refuse_query
+from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.scope import scope_of, visible_to
 from timers.client.coverage import Uncovered
@@ -18,7 +19,7 @@ from timers.core.durations import in_units
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts
-from timers.dashboard.site import Fresh, Parts, show
+from timers.dashboard.site import Parts, show
 from timers.store import alarms
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
 

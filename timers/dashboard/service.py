@@ -7,13 +7,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
+from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.scope import caller_of, require_visible, visible_to
 from timers.client.doctor import examine
 from timers.core.durations import MINUTE_MS
 from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
-from timers.dashboard.site import Fresh, Parts, form_of, is_admin, pairs_of, show
+from timers.dashboard.site import Parts, form_of, is_admin, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox
 from timers.store.callers import REVOKED

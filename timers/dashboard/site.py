@@ -1,12 +1,11 @@
 """Owns what surrounds every page: who may see it, which page may send its forms, errors in words, the last state while
 Redis is down, and signing in."""
 
-import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
 from aiohttp import web
@@ -36,8 +35,6 @@ FIELDS_LIMIT: Final = 2000
 
 STATE: Final = "<!--state-->"
 """The place in a page for the note of its age."""
-
-Value = TypeVar("Value")
 
 _log = get_logger("timers.dashboard")
 
@@ -232,32 +229,3 @@ class SignIn:
 def _own(where: str) -> str:
     """The address if it belongs to the dashboard, else the first page. This sends nobody to another site."""
     return where if where.startswith(("/ui/", "/?")) and where.isprintable() else "/"
-
-
-class Fresh(Generic[Value]):
-    """A value that is read at most once in `seconds`, however many ask for it. Raises what the reading raises."""
-
-    def __init__(self, read: Callable[[], Awaitable[Value]], seconds: float) -> None:
-        self._read, self._seconds = read, seconds
-        self._value: Value | None = None
-        self._read_at = float("-inf")
-        self._reading = asyncio.Lock()
-        self._ahead: asyncio.Task[Value] | None = None
-
-    async def get(self) -> Value:
-        """The value."""
-        async with self._reading:
-            if self._value is None or time.monotonic() - self._read_at > self._seconds:
-                asked_at = time.monotonic()
-                self._value, self._read_at = await self._read(), asked_at
-        return self._value
-
-    async def soon(self, patience_seconds: float) -> Value | None:
-        """The value without waiting for a new one, which is read meanwhile if it is time. Waits this long for the first
-        value; None if it takes longer."""
-        if self._ahead is None or self._ahead.done():
-            self._ahead = asyncio.create_task(self.get())
-            self._ahead.add_done_callback(lambda read: read.cancelled() or read.exception())
-        if self._value is None:
-            await asyncio.wait([self._ahead], timeout=patience_seconds)
-        return self._value
