@@ -12,7 +12,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.waiting import eventually
-from timers.api.livekeys import FRESH_SECONDS
+from timers.api.auth import FRESH_SECONDS
 from timers.embedded import EmbeddedServer
 from timers.processor import Rate
 from timers.store.callers import Callers

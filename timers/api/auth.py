@@ -3,25 +3,25 @@ use."""
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from aiohttp import web
 from structlog.contextvars import bound_contextvars
 
-from timers.access import ANYBODY, Caller, KeyRing, Scope, read_entries
+from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
 from timers.api import scope, signing
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
-from timers.api.livekeys import FRESH_SECONDS, LiveKeys
+from timers.api.fresh import Fresh
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
 from timers.api.session import Sessions, is_read_only
 from timers.api.tracing import Handler
 from timers.core.fields import check_id, is_prefix
-from timers.errors import Denied, Forbidden, NotFound, RateLimited, Unauthorized, Unavailable
+from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable
 from timers.logs import get_logger
-from timers.store.callers import Callers
+from timers.store.callers import REVOKED, Callers
 
 _log = get_logger("timers.api")
 
@@ -30,6 +30,9 @@ _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 
 _STRANGER: Final = Caller("", Scope(()), frozenset())
 """A caller that sees no prefix and may do only what anybody may do."""
+
+FRESH_SECONDS: Final = 2.0
+"""How long the keys read from Redis count. Every pod learns of a new or a revoked key within this time."""
 
 READER_SECONDS: Final = 0.3
 """How long a probe or a scrape waits to find out whose key it carries."""
@@ -72,7 +75,9 @@ class Auth:
         self._insecure = insecure
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
-        self._keys = LiveKeys(callers, read_entries(api_keys or ""), fresh_seconds=fresh_seconds)
+        self._configured = read_entries(api_keys or "")
+        self._keys = Fresh(self._read_keys, fresh_seconds)
+        self._kept = self._ever_kept = False
         self._signing_keys = signing.keys_of(secrets)
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signing_keys)
@@ -114,7 +119,7 @@ class Auth:
         if "Authorization" not in request.headers and self._signing_keys and signing.is_signed(request.headers):
             return await self._signer(request, operation)
         ring = await self._ring(operation)
-        if not self._closed and not self._keys.closed:
+        if not self._closed and not self._ever_kept:
             return self._optional_caller(request)
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
             key_id = await self.sessions.key_id(request)
@@ -137,12 +142,12 @@ class Auth:
 
     async def owner_of(self, key: str) -> Caller | None:
         """The owner of this key, or None for any other text. Raises Unavailable."""
-        return (await self._keys.ring.get()).find(key.encode("utf-8", "replace"))
+        return (await self._keys.get()).find(key.encode("utf-8", "replace"))
 
     async def asks_for_keys(self) -> bool:
         """Whether callers need a key here. Raises Unavailable."""
-        await self._keys.ring.get()
-        return self._closed or self._keys.closed
+        await self._keys.get()
+        return self._closed or self._ever_kept
 
     def _optional_caller(self, request: web.Request) -> Caller:
         check_origin(request)
@@ -151,14 +156,24 @@ class Auth:
         return ANYBODY
 
     async def _ring(self, operation: Operation) -> KeyRing:
-        last = self._keys.ring.last
+        last = self._keys.last
         if operation.id not in _WITHOUT_REDIS or last is None:
-            return await self._keys.ring.get()
+            return await self._keys.get()
         try:
             async with asyncio.timeout(READER_SECONDS):
-                return await self._keys.ring.get()
+                return await self._keys.get()
         except (Unavailable, TimeoutError):
             return last
+
+    async def _read_keys(self) -> KeyRing:
+        """The keys that are valid now: those in the settings and those in Redis, without the revoked ones. Raises
+        Unavailable: without Redis nobody knows whether a key is revoked."""
+        kept = await self._callers.entries()
+        configured = [key for key in self._configured if kept.get(key.id) != REVOKED]
+        if self._kept and not kept:
+            _log.error("the API keys are gone from Redis; the API stays closed", to_do="timers keys make")
+        self._kept, self._ever_kept = bool(kept), await self._callers.closed()
+        return KeyRing([*_parsed(kept), *configured])
 
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
         proof = signing.Proof(request.headers, self._signing_keys, time.time())
@@ -177,6 +192,18 @@ class Auth:
         wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
             raise RateLimited(f"key {caller.id} exceeds its rate of calls; try again in {wait_ms} ms", wait_ms)
+
+
+def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:
+    """Parse the keys. An entry that cannot be read opens nothing and does not affect the others."""
+    found: list[ApiKey] = []
+    for key_id, entry in kept.items():
+        try:
+            if entry != REVOKED:
+                found.append(ApiKey.parse(entry))
+        except InvalidInput as error:
+            _log.warning("a stored API key cannot be read", key=key_id, reason=str(error))
+    return [key for key in found if key.id in kept]
 
 
 def _log_refusal(request: web.Request, error: Exception) -> None:
