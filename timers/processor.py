@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple
+from typing import Any, Final, Generic
 
 from structlog.typing import FilteringBoundLogger
 from typing_extensions import TypeVar
@@ -298,39 +298,33 @@ def _overlap(one: str, other: str) -> bool:
     return owner(one, (other,)) is not None or owner(other, (one,)) is not None
 
 
-class Found(NamedTuple):
-    """A processor, and where it was found."""
-
-    processor: Processor
-    source: str
-
-
 def load(paths: Iterable[str] = (), *, only: Iterable[str] = (), builtin: Collection[str] | None = None) -> Registry:
     """The processors that `find` finds. Two of your own with the same prefix raise ConfigurationError too."""
-    return Registry([found.processor for found in find(paths, builtin)], only)
+    return Registry([found for found, _ in find(paths, builtin)], only)
 
 
-def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> list[Found]:
+def find(paths: Iterable[str] = (), builtin: Collection[str] | None = None) -> list[tuple[Processor, str]]:
     """The processors of the installed entry points and those at `paths` (`package.module` or `package.module:object`;
-    the working directory is searched too). Of the built-in ones, only those that `builtin` names (None: all). The
-    object is a processor, or a function without parameters that returns several. Your own processor replaces a built-in
-    one with the same prefix. Raises ConfigurationError, which names what cannot be loaded."""
+    the working directory is searched too), each with where it was found. Of the built-in ones, only those that
+    `builtin` names (None: all). The object is a processor, or a function without parameters that returns several. Your
+    own processor replaces a built-in one with the same prefix. Raises ConfigurationError, which names what cannot be
+    loaded."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    own: dict[int, Found] = {}
+    own: dict[int, tuple[Processor, str]] = {}
     for path in paths:
-        own |= {id(p): Found(p, f"TIMERS_PROCESSORS={path}") for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
+        own |= {id(p): (p, f"TIMERS_PROCESSORS={path}") for p in _at(path, f"TIMERS_PROCESSORS names {path!r}")}
     built_in: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.dist is not None and point.dist.name == DISTRIBUTION:
             built_in[point.name] = point
         else:
             source = f"entry point of {point.dist.name} {point.dist.version}" if point.dist else "entry point"
-            own |= {id(p): Found(p, source) for p in _of_point(point)}
-    replaced = {found.processor.prefix for found in own.values()}
+            own |= {id(p): (p, source) for p in _of_point(point)}
+    replaced = {found.prefix for found, _ in own.values()}
     chosen = [p for point in _chosen(built_in, builtin) for p in _of_point(point) if p.prefix not in replaced]
-    return [*own.values(), *(Found(p, "built in") for p in chosen)]
+    return [*own.values(), *((p, "built in") for p in chosen)]
 
 
 def _chosen(built_in: Mapping[str, EntryPoint], names: Collection[str] | None) -> list[EntryPoint]:

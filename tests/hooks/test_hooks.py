@@ -328,7 +328,7 @@ async def test_without_retention_the_end_is_still_called(fleet: Fleet) -> None:
 def test_targets_are_shown_without_possible_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIMERS_HOOKS", "failed@*=https://user:secret@ops.example:444/secret?token=secret")
     monkeypatch.setenv("TIMERS_ALARMS", "mailto:someone@example.org,exec:/bin/sh")
-    shown = {found.processor.origin.partition(":")[2] for found in find(builtin=load_settings().loaded)}
+    shown = {found.origin.partition(":")[2] for found, _ in find(builtin=load_settings().loaded)}
     assert {"ops.example:444", "s***@example.org", "/bin/sh"} <= shown
 
 

@@ -40,9 +40,9 @@ def config(context: typer.Context, output: Output = Format.TABLE) -> None:
 
 def _processors(settings: Settings) -> list[dict[str, Any]]:
     found = find(settings.processors, settings.loaded)
-    registry = Registry([each.processor for each in found], settings.served)
+    registry = Registry([each for each, _ in found], settings.served)
     registry.check_only()
-    sources = {each.processor.prefix: each.source for each in found}
+    sources = {each.prefix: source for each, source in found}
     return [
         {"prefix": each.prefix, "function": each.origin, "from": sources[each.prefix]} for each in registry.processors
     ]

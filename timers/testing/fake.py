@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -22,22 +23,13 @@ _CLOCKS: Final = (
 """The places where fakeredis asks for the time."""
 
 
-class _Time:
-    """The module `time`, with another time of day."""
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self.time = now_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-
 @contextmanager
 def on_clock(now_s: Callable[[], float]) -> Iterator[None]:
     """Give every fake server this clock, in seconds since the epoch."""
+    module = SimpleNamespace(**{**vars(time), "time": now_s})
     with ExitStack() as patches:
         for name in _CLOCKS:
-            patches.enter_context(patch(name, _Time(now_s)))
+            patches.enter_context(patch(name, module))
         yield
 
 
