@@ -77,7 +77,7 @@ async def test_a_bad_patch_names_its_fields_and_changes_nothing(api: Api, body: 
     assert (await api.call("GET", ONE)).body == before.body
 
 
-async def test_a_cancelled_timer_is_shown_and_never_rings(api: Api, redis: Redis) -> None:
+async def test_cancelling_returns_the_timer_and_deletes_its_trigger_key(api: Api, redis: Redis) -> None:
     await api.create()
     reply = await api.call("DELETE", ONE)
     assert (reply.status, reply.body["status"]) == (200, "cancelled")

@@ -303,7 +303,7 @@ async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed
     await feed.close()
 
 
-async def test_a_closed_feed_ends_its_listeners(client: TimerClient) -> None:
+async def test_closing_a_feed_ends_its_listeners(client: TimerClient) -> None:
     feed = await client.feed()
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):

@@ -101,7 +101,7 @@ def test_no_call_of_the_api_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("operation", sorted(_HTTP))
-async def test_both_do_the_same(api: Api, operation: str) -> None:
+async def test_a_call_over_http_and_in_python_has_the_same_outcome(api: Api, operation: str) -> None:
     over_http = await _outcome(api, lambda: _over_http(api, operation))
     in_python = await _outcome(api, lambda: _in_python(api, operation))
     assert in_python == over_http

@@ -29,7 +29,7 @@ async def test_an_armed_timer_has_its_record_and_its_trigger_key(api: Api, redis
     assert 3_590_000 < await redis.pttl("test:{0}:one") <= 3_600_000
 
 
-async def test_every_member_of_a_timer_is_there(api: Api) -> None:
+async def test_an_answer_has_every_field_of_a_timer(api: Api) -> None:
     reply = await api.create()
     assert list(reply.body) == [
         *("prefix", "id", "status", "due_at", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata"),
@@ -140,7 +140,7 @@ HOUR = {"prefix": "test", "id": "one", "delay": "1h"}
         (3, [""]),
     ],
 )
-async def test_bad_values_are_named(api: Api, redis: Redis, body: Any, fields: list[str]) -> None:
+async def test_an_error_names_each_field_with_a_bad_value(api: Api, redis: Redis, body: Any, fields: list[str]) -> None:
     reply = await api.call("POST", "/v1/timers", body)
     assert reply.bad_fields() == fields
     assert await redis.keys("test:*") == []

@@ -36,7 +36,7 @@ async def test_a_request_that_takes_too_long_is_cancelled(deadlines: Deadlines) 
     assert await waiting(deadlines, asyncio.Event()) == "too late"
 
 
-async def test_each_has_its_own(deadlines: Deadlines) -> None:
+async def test_each_request_has_its_own_deadline(deadlines: Deadlines) -> None:
     done, never = asyncio.Event(), asyncio.Event()
     done.set()
     first = [asyncio.create_task(waiting(deadlines, event)) for event in (never, done, never)]
@@ -82,7 +82,7 @@ async def test_an_error_of_the_task_itself_is_kept(deadlines: Deadlines) -> None
     assert this_task().cancelling() == 0
 
 
-async def test_an_answer_after_all_is_kept(deadlines: Deadlines) -> None:
+async def test_an_answer_that_comes_despite_the_cancellation_is_kept(deadlines: Deadlines) -> None:
     with Deadline(deadlines, this_task()), suppress(asyncio.CancelledError):
         await asyncio.Event().wait()
     assert this_task().cancelling() == 0

@@ -61,7 +61,9 @@ async def listed(api: Api, query: str, headers: dict[str, str] = ALL) -> list[st
         ("tag=a&tag=b", ["soon", "dotted"]),
     ],
 )
-async def test_a_list_takes_them(api: Api, query: str, ids: list[str]) -> None:
+async def test_a_list_takes_relative_times_prefix_patterns_and_several_values(
+    api: Api, query: str, ids: list[str]
+) -> None:
     assert await listed(api, query) == ids
 
 
@@ -87,7 +89,7 @@ async def test_a_key_sees_no_others_through_a_glob(api: Api) -> None:
     assert await listed(api, "prefix=l*") == ["exact", "dotted"]
 
 
-async def test_an_action_takes_them(api: Api) -> None:
+async def test_an_action_takes_relative_times_prefix_patterns_and_several_values(api: Api) -> None:
     async def matched(**wanted: object) -> int:
         spec = {"action": "purge", "filter": wanted, "dry_run": True}
         number: int = (await api.call("POST", "/v1/timers/actions", spec, headers=ALL)).body["matched"]
@@ -107,7 +109,7 @@ async def test_an_action_takes_no_status_that_it_does_not_act_on(api: Api) -> No
     assert reply.body["errors"][0]["accepted"] == "failed or unhandled or cancelled for retry"
 
 
-async def test_python_takes_them(api: Api) -> None:
+async def test_the_client_takes_relative_times_prefix_patterns_and_several_values(api: Api) -> None:
     page = await api.client.list(prefix="login-*", status=["scheduled", "cancelled"], due_before="2h")
     assert [timer.id for timer in page.items] == ["soon"]
     assert [timer.id async for timer in api.client.iterate(tag=["a", "c"])] == ["dotted"]

@@ -13,7 +13,7 @@ SHORT = ("--generation-deterministic", "--phases", "examples,coverage,fuzzing", 
 
 
 @pytest.mark.timeout(600)
-async def test_nothing_is_found(tmp_path: Path) -> None:
+async def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     ran = await fuzz(tmp_path, [*SHORT, "--report", "junit", "--report-junit-path", str(report)])
     assert ran.code == 0, ran.output

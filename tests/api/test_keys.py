@@ -96,7 +96,7 @@ async def test_no_key_opens_by_the_address(guarded: Api) -> None:
         (await guarded.call("GET", f"/v1/stats{query}")).problem(401, "unauthorized")
 
 
-async def test_a_key_made_or_revoked_is_so_on_every_pod(server: EmbeddedServer, redis: Redis) -> None:
+async def test_making_and_revoking_a_key_takes_effect_on_every_pod(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
     headers, kept = new_key()
     async with (

@@ -46,7 +46,9 @@ def test_no_two_calls_share_a_name() -> None:
 
 
 @pytest.mark.parametrize(("path", "method", "call"), calls(), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_call_says_all_that_there_is_to_say(path: str, method: str, call: dict[str, Any]) -> None:
+def test_every_operation_has_a_summary_described_parameters_and_all_its_answers(
+    path: str, method: str, call: dict[str, Any]
+) -> None:
     assert call["summary"]
     assert {given["name"] for given in call["parameters"] if given["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
     assert all(given["description"] and "example" in given for given in call["parameters"])

@@ -23,7 +23,7 @@ async def test_a_page_of_another_site_changes_nothing(api: Api, origin: str, met
     assert (await api.call("GET", ONE)).body == before
 
 
-async def test_its_own_page_and_programs_do(api: Api) -> None:
+async def test_the_services_own_page_and_programs_change_timers(api: Api) -> None:
     await api.create()
     assert (await api.call("POST", ONE + "/fire", headers={"Origin": api.server.url})).status == 200
     assert (await api.call("DELETE", ONE)).status == 200
@@ -33,7 +33,7 @@ STRANGE = ["evil.example", "evil.example:8080", "localhost.evil.example", "127.1
 
 
 @pytest.mark.parametrize("host", STRANGE)
-async def test_a_strange_name_for_this_machine_opens_nothing(api: Api, host: str) -> None:
+async def test_a_request_with_a_foreign_host_header_is_refused(api: Api, host: str) -> None:
     reply = await api.call("GET", "/v1/timers", headers={"Host": host})
     assert reply.status in (400, 403)
 
@@ -41,7 +41,7 @@ async def test_a_strange_name_for_this_machine_opens_nothing(api: Api, host: str
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:8080", "127.0.0.1:1", "[::1]:8080", "app.localhost", "timers:8080"]
 )
-async def test_its_own_names_open_it(api: Api, host: str) -> None:
+async def test_a_request_with_a_host_header_of_this_machine_is_answered(api: Api, host: str) -> None:
     assert (await api.call("GET", "/v1/timers", headers={"Host": host})).status == 200
 
 

@@ -41,7 +41,7 @@ def test_an_error_that_is_not_in_the_table_is_of_its_base() -> None:
     assert kind_of(Odd("x")) is KINDS[errors.Refused]
 
 
-def test_away_says_when_to_come_back() -> None:
+def test_a_503_while_redis_is_away_has_retry_after() -> None:
     response = of_error(errors.Unavailable("gone"))
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
 

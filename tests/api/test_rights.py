@@ -106,7 +106,7 @@ async def test_a_call_on_an_own_prefix_needs_its_right(guarded: Api, operation: 
 
 
 @pytest.mark.parametrize("operation", CALLS, ids=lambda operation: operation.id)
-async def test_a_key_for_everything_may_everything(guarded: Api, operation: Operation) -> None:
+async def test_a_key_with_all_rights_may_make_every_call(guarded: Api, operation: Operation) -> None:
     reply = await send(guarded, operation, OTHER, bearer(ALL_SECRET))
     assert reply.status == 409 if operation.id == "retryTimer" else reply.status in (200, 201, 204), reply
 

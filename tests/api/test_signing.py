@@ -130,7 +130,7 @@ async def test_a_request_sent_again_is_refused_on_every_pod(server: EmbeddedServ
         (await post(other, BODY, sent, "/v1/timers/test/other", "PUT")).problem(401, "unauthorized")
 
 
-async def test_an_id_is_remembered_for_longer_than_its_signature_is_good(signed: Api, redis: Redis) -> None:
+async def test_an_id_is_remembered_for_longer_than_its_signature_is_valid(signed: Api, redis: Redis) -> None:
     assert (await post(signed, BODY, headers(BODY))).status == 201
     (seen,) = await redis.keys("timers:{access}:seen:*")
     assert await redis.pttl(seen) > 2 * 300 * 1000

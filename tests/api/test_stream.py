@@ -236,7 +236,7 @@ async def test_a_listener_that_comes_back_hears_what_it_missed(api: Api) -> None
         assert [(await next_event(later))[1]["id"] for _ in range(3)] == told[1:]
 
 
-async def test_a_place_that_is_not_remembered_is_a_gap(api: Api, redis: Redis) -> None:
+async def test_an_unknown_last_event_id_is_answered_with_a_gap(api: Api, redis: Redis) -> None:
     async with back(api, "nobody's") as response:
         place, name, _ = await next_numbered(response)
         assert name == "gap"
@@ -251,7 +251,7 @@ async def test_a_place_that_is_not_remembered_is_a_gap(api: Api, redis: Redis) -
         assert await next_event(response) == ("open", {})
 
 
-async def test_a_place_means_the_same_on_another_pod_or_is_a_gap(api: Api, server: EmbeddedServer) -> None:
+async def test_a_last_event_id_of_another_pod_is_known_or_answered_with_a_gap(api: Api, server: EmbeddedServer) -> None:
     async with running_api(server.url, [done]) as listens, running_api(server.url, [done]) as deaf:
         async with listening(api) as response, listening(listens) as other:
             await api.create("heard")

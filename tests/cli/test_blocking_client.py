@@ -49,7 +49,7 @@ def test_threads_share_one_client(client: BlockingTimerClient) -> None:
     assert client.stats().counts["log"] == {Status.SCHEDULED: 160}
 
 
-def test_events_come_one_after_the_other(client: BlockingTimerClient) -> None:
+def test_events_can_be_iterated(client: BlockingTimerClient) -> None:
     events = client.events("log")
     assert next(events) == Open()
     client.create("log", "a", delay="1h")

@@ -38,7 +38,7 @@ def imported_by(*command: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(ended.stdout.splitlines()[-1])}
 
 
-def test_as_a_module_it_speaks_to_no_server_either() -> None:
+def test_run_as_a_module_it_imports_no_client_or_server_either() -> None:
     imported = imported_by("sys.argv[1:] = ['--version']", "runpy.run_module('timers', run_name='__main__')")
     assert imported.isdisjoint({"aiohttp", "redis", "typer"})
 

@@ -281,7 +281,7 @@ async def test_a_key_for_everything_makes_a_key_and_revokes_it(guarded: Api, wat
     watched.assert_quiet(guarded.server.url)
 
 
-async def test_a_browser_is_made_read_only_and_back(api: Api, watched: Watched) -> None:
+async def test_read_only_is_switched_on_and_off(api: Api, watched: Watched) -> None:
     page = watched.page
     await page.goto(f"{api.server.url}/ui/timers")
     for text, offered in [("Read-only: off", False), ("Read-only", True)]:

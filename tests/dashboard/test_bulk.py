@@ -108,7 +108,7 @@ async def test_timers_that_changed_meanwhile_are_left_alone(visitor: Visitor) ->
 @pytest.mark.parametrize(
     "query", ["action=cancel", "action=drop&prefix=test", "action=reschedule&prefix=test", "prefix=test"]
 )
-async def test_an_order_that_says_too_little_is_refused(visitor: Visitor, query: str) -> None:
+async def test_an_action_without_a_valid_action_or_filter_is_refused(visitor: Visitor, query: str) -> None:
     assert (await visitor.get(f"/ui/bulk?{query}")).status == 422
 
 

@@ -24,7 +24,7 @@ def test_bars_stay_within_the_picture(values: list[int]) -> None:
         assert (bar.height > 0) is (value > 0)
 
 
-def test_a_line_has_a_hole_where_there_is_nothing() -> None:
+def test_a_line_is_interrupted_where_values_are_missing() -> None:
     chart = charts.lines([("p50", [1, None, 2, 2]), ("p99", [None, None, 10, None])], ["now"], "all")
     assert [(line.name, len(line.points.split())) for line in chart.marks if isinstance(line, Polyline)] == [
         ("p50", 2),

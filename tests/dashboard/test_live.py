@@ -64,7 +64,7 @@ async def test_a_page_is_refreshed_now_and_then_without_changes(api: Api) -> Non
             await word(stream)
 
 
-async def test_a_key_hears_only_of_its_prefixes(guest: Visitor) -> None:
+async def test_a_page_hears_only_of_the_prefixes_of_its_key(guest: Visitor) -> None:
     assert (await guest.get("/ui/live")).where.startswith("/ui/sign-in")
     await guest.sign_in(READS)
     async with listening(guest.api, guest.cookies) as stream:
@@ -74,7 +74,7 @@ async def test_a_key_hears_only_of_its_prefixes(guest: Visitor) -> None:
         assert stream.content.total_bytes == 3 * len(WORD)
 
 
-async def test_a_burst_is_one_word_and_the_end_of_the_feed_ends_the_stream(api: Api) -> None:
+async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stream(api: Api) -> None:
     queries = MadeUp()
     feed = Feed(queries)
     routes = LivePages(replace(api.parts, client=OwnFeed(feed)), least_seconds=0.01, most_seconds=3600.0).routes()

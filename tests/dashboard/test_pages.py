@@ -52,7 +52,7 @@ async def test_a_page_opens_with_its_right_alone(guest: Visitor, page: Operation
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.right and "{prefix}" in p.path], ids=lambda page: page.id)
-async def test_anothers_prefix_is_like_nothing(guest: Visitor, page: Operation) -> None:
+async def test_pages_about_other_keys_prefixes_are_404(guest: Visitor, page: Operation) -> None:
     await guest.api.client.create("test", "one", delay="1h")
     for key in (READS, WRITES, OPERATES):
         await guest.sign_in(key)
@@ -61,7 +61,7 @@ async def test_anothers_prefix_is_like_nothing(guest: Visitor, page: Operation) 
 
 
 @pytest.mark.parametrize("page", READABLE, ids=lambda page: page.id)
-async def test_a_read_only_browser_changes_nothing(guest: Visitor, page: Operation) -> None:
+async def test_a_read_only_session_changes_nothing(guest: Visitor, page: Operation) -> None:
     await guest.api.client.create("mine", "one", delay="1h")
     await guest.sign_in(EVERYTHING, read_only="on")
     expected = 403 if page.right != "read" else 303 if page.method == "POST" else 200
@@ -116,7 +116,7 @@ async def test_what_a_key_may_not_do_is_not_offered(guest: Visitor) -> None:
         ("q=none", set()),
     ],
 )
-async def test_conditions_of_the_address(visitor: Visitor, query: str, found: set[str]) -> None:
+async def test_a_list_is_filtered_by_its_address(visitor: Visitor, query: str, found: set[str]) -> None:
     client = visitor.api.client
     await client.create("test", "a", due_at="2030-01-01T00:00:00Z")
     await client.create("test", "b", due_at="2032-01-01T00:00:00Z", tags=["vip"])

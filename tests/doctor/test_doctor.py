@@ -148,7 +148,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_the_doctor_names_what_is_broken(name: str, tmp_path: Path) -> None:
+async def test_the_doctor_reports_exactly_the_fault_that_was_planted(name: str, tmp_path: Path) -> None:
     options, spoil, expected = BROKEN[name]
     async with await start_server("redis", tmp_path, *options) as server, opened(server.url) as store:
         await made(store)

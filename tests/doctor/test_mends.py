@@ -85,7 +85,7 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...], Break | None]]] = {
 
 @NEEDS_CLIENT
 @pytest.mark.parametrize("name", CASES)
-async def test_the_mend_cures(name: str, tmp_path: Path) -> None:
+async def test_typing_in_the_mend_of_a_finding_fixes_it(name: str, tmp_path: Path) -> None:
     check, options, spoil = CASES[name]
     async with await start_server("redis", tmp_path, *options) as server, opened(server.url) as store:
         await made(store)

@@ -85,7 +85,7 @@ async def test_timers_wait_for_events_that_cannot_come_while_the_subscription_is
     assert await rig.marks_after_a_look()
 
 
-async def test_a_gap_was_forgotten_that_came_during_a_look_that_failed() -> None:
+async def test_a_gap_during_a_look_that_failed_was_forgotten() -> None:
     rig = _Rig()
     await _after_a_gap_was_swept(rig)
 

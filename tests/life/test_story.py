@@ -65,7 +65,7 @@ class TestCause:
         assert [(entry.pod, entry.note) for entry in timer.history[2:]] == [("b", "rescue"), ("b", "completed")]
         assert f"started again, attempt 2: {LOST}" in await answers(fleet)
 
-    async def test_of_a_hand(self, fleet: Fleet) -> None:
+    async def test_of_a_manual_action(self, fleet: Fleet) -> None:
         await fleet.client.create("note", "x", delay="1h")
         await fleet.client.fire("note", "x")
         await fleet.client.cancel("note", "x")

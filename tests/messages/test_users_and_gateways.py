@@ -43,7 +43,7 @@ class TestUser:
         assert (outbox(tmp_path)["to"], outbox(tmp_path)["text"]) == ("new@example.org", "Hello Ann")
 
     @pytest.mark.parametrize("status", [404, 410])
-    async def test_one_that_has_left_is_skipped(self, tmp_path: Path, status: int) -> None:
+    async def test_a_user_who_has_left_is_skipped(self, tmp_path: Path, status: int) -> None:
         result, _ = await looked_up(web.Response(status=status), tmp_path, email="old@example.org")
         assert result == Done("skipped: the user has left")
         assert list(tmp_path.iterdir()) == []
@@ -74,7 +74,7 @@ class TestUser:
         assert result == Done("skipped: the user is paid")
 
     @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-    async def test_nobody_is_taken_for_gone_because_the_endpoint_is(self, tmp_path: Path, status: int) -> None:
+    async def test_a_missing_endpoint_is_not_taken_for_a_missing_user(self, tmp_path: Path, status: int) -> None:
         with pytest.raises(Retry, match=f"answered {status}"):
             await looked_up(web.Response(status=status), tmp_path, email="old@example.org")
         assert list(tmp_path.iterdir()) == []

@@ -231,7 +231,7 @@ async def test_an_expiry_reported_again_after_its_lock_is_known_from_the_record(
     assert await announce(store, until_ms=await store.now_ms()) == "due"
 
 
-async def test_a_key_over_a_finished_timer_is_a_new_life(store: Store) -> None:
+async def test_a_key_named_like_a_finished_timer_starts_its_next_occurrence(store: Store) -> None:
     await finished(store, status=Status.FAILED)
     assert await announce(store) == "due"
     (timer,) = await claim(store)

@@ -117,7 +117,7 @@ async def test_several_queues_in_one_claim(store: Store) -> None:
     assert set((await state_of(store)).heads) == {"x", "z"}
 
 
-async def test_one_winner(store: Store) -> None:
+async def test_a_timer_is_claimed_by_one_pod_only(store: Store) -> None:
     await armed(store)
     assert len(await claim(store, pod=POD)) == 1
     assert await claim(store, pod=OTHER) == []

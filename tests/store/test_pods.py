@@ -217,7 +217,7 @@ async def put_list(redis: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("put", [put_nothing, put_list])
-async def test_a_key_of_the_registry_that_a_stranger_had_taken_never_came_back(
+async def test_a_registry_key_that_a_stranger_overwrote_was_lost_for_good(
     real: Store, put: Callable[[Any, str], Awaitable[None]]
 ) -> None:
     for name in ("seen", "states", "cards", "declared", "version"):

@@ -46,7 +46,7 @@ async def test_several_statuses_are_one_list(store: Store, limit: int) -> None:
     assert len(everything) == 6
 
 
-async def test_a_condition_that_no_index_knows(store: Store) -> None:
+async def test_a_condition_without_an_index_is_searched_in_bounded_pages(store: Store) -> None:
     await store.arm([Arming(PREFIX, f"user-{i}", f"+{60_000 + i}", {}) for i in range(30)])
     wanted = Filter(status=(Status.SCHEDULED,)).where(lambda timer: timer.id.endswith("7"))
     found = await all_of(lambda at: Listing(store).page(wanted, limit=2, cursor=at))
@@ -88,7 +88,7 @@ async def test_scores_that_nobody_of_ours_wrote_stop_nothing(real: Store) -> Non
     await redis.zrem(f"timers:{{0}}:finished:f:{PREFIX}", "odd")
 
 
-async def test_a_stranger_in_the_place_of_a_ring_is_moved_aside(real: Store) -> None:
+async def test_a_strangers_value_in_place_of_a_ring_is_moved_aside(real: Store) -> None:
     redis = real.connections.commands
     await redis.set("timers:{fired}:hour", "a stranger's")
     await past_starts(real)

@@ -98,7 +98,7 @@ async def limited_user(store: Store, rules: list[str]) -> AsyncIterator[Redis]:
     await redis.acl_deluser("limited")
 
 
-async def test_a_canary_is_there_until_it_is_due(real: Store) -> None:
+async def test_a_canary_key_exists_until_it_is_due(real: Store) -> None:
     redis = real.connections.commands
     await server.set_canary(redis, "pod-1", 60_000)
     assert await server.touch_canary(redis, "pod-1")

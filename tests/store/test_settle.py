@@ -69,9 +69,7 @@ async def test_a_new_occurrence_brings_its_own_spec(store: Store) -> None:
 
 
 @pytest.mark.parametrize("status", [*ENDS, Status.SCHEDULED])
-async def test_an_attempt_that_was_claimed_and_not_started_is_not_in_the_entry_either(
-    store: Store, status: Status
-) -> None:
+async def test_a_claimed_attempt_that_never_started_is_counted_nowhere(store: Store, status: Status) -> None:
     timer = await running(store)
     await settle(store, an_end(timer, status, attempt=0))
     after = await read(store)

@@ -28,7 +28,7 @@ def test_the_shard_is_the_crc_32_of_the_name() -> None:
     assert keys.shard_of("reminder", "user-42", 1) == 0
 
 
-def test_the_keys() -> None:
+def test_names_of_keys_and_channels() -> None:
     assert keys.root(7) == "timers:{7}:"
     assert keys.expired_channel(5) == "__keyevent@5__:expired"
     assert keys.wake_channel(5) == "timers:wake:5"

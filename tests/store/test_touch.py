@@ -15,7 +15,7 @@ from timers.store.queries import Queries
 from timers.store.store import TOUCH_LIMIT, Store
 
 
-async def test_nothing_planned(store: Store) -> None:
+async def test_an_empty_shard_has_nothing_due_and_nothing_planned(store: Store) -> None:
     touched = await store.touch(0)
     assert (touched.next_ms, touched.due, touched.lost) == (None, {}, False)
 

@@ -144,7 +144,7 @@ async def test_one_at_a_time_in_the_order_of_due_times(timer_lab: TimerLab) -> N
     assert order == ["a begins", "a ends", "b begins", "b ends"]
 
 
-async def test_real_waiting_is_waited_for(timer_lab: TimerLab) -> None:
+async def test_the_lab_waits_for_work_in_real_time(timer_lab: TimerLab) -> None:
     @processor("io", timeout="10s")
     async def io(timer: Timer, context: Context) -> None:
         await asyncio.to_thread(time.sleep, 0.05)

@@ -116,7 +116,7 @@ def test_without_a_date_a_day_has_24_hours_a_month_30_days_and_a_year_365() -> N
     assert parse_ms("P10Y") == 3650 * DAY_MS
 
 
-def test_only_nothing_is_zero() -> None:
+def test_only_an_empty_duration_is_zero() -> None:
     assert Duration().is_zero
     assert not any(d.is_zero for d in (Duration(months=1), Duration(days=1), Duration(ms=1)))
 

@@ -106,7 +106,7 @@ def test_a_deep_traceback_keeps_its_innermost_frames() -> None:
     assert detail.count("in dive") <= FRAMES
 
 
-def test_a_chain_that_ends_in_itself_ends() -> None:
+def test_an_exception_whose_causes_form_a_circle_is_shown() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__context__, other.__context__ = other, one
     assert failure(one).detail.endswith("ValueError: one")

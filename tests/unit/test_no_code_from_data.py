@@ -62,5 +62,5 @@ def test_no_script_makes_code_of_data(path: Path) -> None:
         "importlib.import_module(n)",
     ],
 )
-def test_the_check_finds_what_it_looks_for(bad: str) -> None:
+def test_the_check_finds_each_forbidden_call_and_import(bad: str) -> None:
     assert list(findings(bad, "other.py"))

@@ -36,7 +36,7 @@ class TestRepeat:
         assert Repeat(every="1d", until=at("10:00:00")).until_ms == at("10:00:00")
         assert Repeat(every="1d").until_ms is None
 
-    def test_a_moment_is_kept_as_a_whole_number(self) -> None:
+    def test_an_end_time_is_kept_as_whole_milliseconds(self) -> None:
         for until in (float(at("10:00:00")), datetime(2026, 11, 21, 10, tzinfo=UTC)):
             kept = Repeat.parse({"every": "1d", "until": until}).until
             assert (type(kept), kept) == (int, at("10:00:00"))

@@ -125,7 +125,7 @@ class TestSend:
         with pytest.raises(FileExistsError):
             await send(outbox, signup({"email": "ann@example.org"}))
 
-    def test_has_half_a_minute(self) -> None:
+    def test_its_timeout_is_half_a_minute(self) -> None:
         assert (send_message.prefix, send_message.timeout_ms) == ("send-message", 30_000)
 
 

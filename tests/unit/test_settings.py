@@ -319,7 +319,7 @@ def test_a_subset_must_lie_within_the_shards() -> None:
     assert line == "TIMERS_SHARD_SUBSET: 4 is not accepted; expected numbers below 4, which is TIMERS_SHARDS"
 
 
-def test_an_entry_that_is_no_key_is_refused_unshown() -> None:
+def test_an_entry_that_is_no_key_is_refused_without_showing_it() -> None:
     line = refusal(API_KEYS="tmk_abc_thesecretitself")
     assert line.startswith("TIMERS_API_KEYS: the given value is not accepted; expected entries as `timers keys make`")
     assert "thesecretitself" not in line

@@ -115,7 +115,7 @@ def test_what_we_sign_with_must_not_open_our_own_api() -> None:
         *(f"smtp://h?starttls={mode}" for mode in ("require", "if-offered", "never")),
     ],
 )
-def test_a_mail_server_is_taken(url: str) -> None:
+def test_a_url_of_a_mail_server_is_accepted_and_not_shown(url: str) -> None:
     settings = load(SMTP_URL=url, MAIL_FROM="Shop <shop@example.org>")
     assert settings.smtp_url is not None
     assert settings.smtp_url.get_secret_value() == url

@@ -103,7 +103,7 @@ def test_an_address_in_an_unusual_form_is_refused_before_anybody_reads_it(host: 
 
 
 @pytest.mark.parametrize("host", ["example.org", "0x7f.1", "a1", "xn--bcher-kva.example"])
-def test_a_name_is_no_literal(host: str) -> None:
+def test_a_host_name_passes_the_check_of_literal_addresses(host: str) -> None:
     guard().check_literal(host)
 
 

@@ -41,7 +41,7 @@ async def unanswered(targets: Targets, times: int = 1) -> None:
             await call(targets, answered=False)
 
 
-async def test_a_full_target_says_when_to_come_back_and_others_have_room(clock: Clock) -> None:
+async def test_a_call_to_a_full_target_is_postponed_and_others_have_room(clock: Clock) -> None:
     targets = Targets(TargetLimits(at_once=2, waiting=0), clock)
     async with targets.turn("a"), targets.turn("a"):
         waits = []
@@ -70,7 +70,7 @@ async def test_a_target_that_is_slow_is_come_back_to_no_faster_than_it_answers(c
     assert after(second) - after(first) == pytest.approx(30, rel=0.05)
 
 
-async def test_nobody_is_sent_away_for_longer_than_the_longest() -> None:
+async def test_no_call_is_postponed_for_longer_than_the_longest_wait() -> None:
     targets = Targets(TargetLimits(at_once=1, waiting=0, wait_seconds=1000, longest_busy_seconds=7))
     async with targets.turn("a"):
         with pytest.raises(Retry, match="already makes as many calls") as busy:
@@ -78,7 +78,7 @@ async def test_nobody_is_sent_away_for_longer_than_the_longest() -> None:
     assert after(busy) == 7
 
 
-async def test_some_wait_and_go_on_when_there_is_room() -> None:
+async def test_calls_wait_for_room_and_continue() -> None:
     targets = Targets(TargetLimits(at_once=1, waiting=1, wait_seconds=30))
     async with AsyncExitStack() as held:
         await held.enter_async_context(targets.turn("a"))
@@ -164,7 +164,7 @@ async def test_a_cancelled_call_says_nothing_of_the_target() -> None:
     assert targets.known == {}
 
 
-async def test_only_so_many_targets_are_remembered(clock: Clock) -> None:
+async def test_the_number_of_remembered_targets_is_bounded(clock: Clock) -> None:
     targets = Targets(TargetLimits(failures=1), clock)
     async with targets.turn("held"):
         for number in range(TARGETS_KEPT + 10):
