@@ -124,13 +124,13 @@ async def lease_ended(store: Store, timer: Timer) -> None:
 
 
 async def put_in_place_of_lease(store: Store, timer: Timer, kind: str) -> None:
-    """Replace the lease by a stranger's key, a `string` or a `list`, without a TTL."""
+    """Replace the lease by a stranger's key: a `string`, a `string with a TTL` or a `list`."""
     redis, key = store.connections.commands, lease_key(timer)
     await redis.delete(key)
-    if kind == "string":
-        await redis.set(key, b"\xff stranger")
-    else:
+    if kind == "list":
         await redis.rpush(key, "stranger")
+    else:
+        await redis.set(key, b"\xff stranger", px=3_600_000 if "TTL" in kind else None)
 
 
 def lease_key(timer: Timer) -> str:

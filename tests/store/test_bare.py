@@ -128,6 +128,17 @@ async def test_a_key_that_is_set_during_the_run_waits_for_its_end(store: Store) 
     assert (await read(store)).occurrence == 2
 
 
+async def test_a_key_that_is_set_during_the_run_of_its_adopted_timer_is_adopted_after_it(store: Store) -> None:
+    await adopted_and_expired(store)
+    assert await resolve(store, "ending") == "due"
+    (timer,) = await claim(store)
+    await put(store)
+    assert await adopt(store) == "running"
+    assert await known(store) is None
+    await settle(store, an_end(timer))
+    assert await adopt(store) == "adopted"
+
+
 async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
     await armed(store, due="+7200000", spec={"payload": "old"})
     await adopted(store)

@@ -135,8 +135,8 @@ async def test_a_timer_with_a_lease_is_left_until_the_lease_ends(store: Store) -
     assert [claimed.id for claimed in await claim(store)] == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["string", "list"])
-async def test_a_key_without_a_ttl_in_the_place_of_a_lease_holds_up_no_timer(store: Store, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["string", "string with a TTL", "list"])
+async def test_a_strangers_key_in_place_of_a_lease_holds_up_no_timer(store: Store, kind: str) -> None:
     timer = await armed(store)
     await put_in_place_of_lease(store, timer, kind)
     (claimed,) = await claim(store)

@@ -164,7 +164,7 @@ async def test_a_live_lease_is_not_rescued(store: Store) -> None:
     assert (await read(store)).token == timer.token
 
 
-@pytest.mark.parametrize("kind", ["string", "list"])
+@pytest.mark.parametrize("kind", ["string", "string with a TTL", "list"])
 async def test_a_run_whose_lease_a_stranger_has_replaced_is_seen_without_one_and_rescued(
     store: Store, kind: str
 ) -> None:
@@ -182,6 +182,15 @@ async def test_a_run_is_rescued_once(store: Store) -> None:
     await lease_ended(store, await running(store, lease_ms=1))
     assert len(await rescue(store, "a", pod=OTHER)) == 1
     assert await rescue(store, "a", pod="pod-3") == []
+
+
+async def test_a_rescued_run_is_looked_at_again_when_its_new_lease_ends(
+    frozen: Store, clock: time_machine.Traveller
+) -> None:
+    await running(frozen, lease_ms=1)
+    clock.shift(1)
+    assert len(await rescue(frozen, "a")) == 1
+    assert (await state_of(frozen)).leases == {A: await frozen.now_ms() + LEASE_MS}
 
 
 async def test_a_rescued_run_can_be_lost_and_rescued_again(store: Store) -> None:

@@ -121,7 +121,19 @@ async def test_a_paused_queue_is_not_touched(store: Store) -> None:
     assert (await store.touch(0)).due.keys() == {PREFIX}
 
 
-async def test_a_lease_that_lives_is_no_orphan(store: Store) -> None:
+async def test_a_short_block_of_a_queue_does_not_shorten_a_longer_one(
+    frozen: Store, clock: time_machine.Traveller
+) -> None:
+    await armed(frozen)
+    await frozen.block(0, PREFIX, 10_000)
+    await frozen.block(0, PREFIX, 1_000)
+    clock.shift(5)
+    assert (await frozen.touch(0)).due == {}
+    clock.shift(6)
+    assert (await frozen.touch(0)).due.keys() == {PREFIX}
+
+
+async def test_a_run_with_a_live_lease_is_no_orphan(store: Store) -> None:
     await running(store)
     assert (await store.orphans(0))[0] == []
 
