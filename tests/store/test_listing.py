@@ -13,7 +13,7 @@ from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
 from timers.store.connect import Line
 from timers.store.filters import Filter
-from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Listing
+from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, read_pages
 from timers.store.queries import Queries
 from timers.store.scripts import ScriptCall
 from timers.store.store import Store
@@ -30,7 +30,7 @@ async def sharded(servers: SharedServers, kind: Kind) -> AsyncIterator[Store]:
 
 
 async def all_pages(store: Store, wanted: Filter) -> list[list[Timer]]:
-    return [timers async for timers in Listing(store).pages(wanted)]
+    return [timers async for timers in read_pages(store, wanted)]
 
 
 @pytest.mark.parametrize("status", [Status.SCHEDULED, Status.RUNNING])

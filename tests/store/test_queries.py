@@ -11,7 +11,7 @@ from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput, Unavailable
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_page, read_pages
 from timers.store.queries import Change, Queries
 from timers.store.store import Store
 
@@ -19,7 +19,7 @@ from timers.store.store import Store
 async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
     """All pages, one after the other."""
     found: list[Timer] = []
-    async for timers in Listing(store).pages(wanted, limit=limit):
+    async for timers in read_pages(store, wanted, limit=limit):
         assert len(timers) <= limit
         found += timers
     return found
@@ -75,9 +75,8 @@ async def test_a_short_page_is_filled_however_few_pass(store: Store) -> None:
     await store.arm([arming(f"{i:03}", due=f"+{3_600_000 + i}") for i in range(300)])
     for timer_id, due in (("early", "+3600150"), ("late", "+7200000")):
         await armed(store, timer_id, due=due, spec={"tags": ["vip"]})
-    listing = Listing(store)
-    first = await listing.page(Filter(tag=("vip",)), limit=1)
-    second = await listing.page(Filter(tag=("vip",)), limit=1, cursor=first.next_cursor)
+    first = await read_page(store, Filter(tag=("vip",)), limit=1)
+    second = await read_page(store, Filter(tag=("vip",)), limit=1, cursor=first.next_cursor)
     assert [timer.id for timer in (*first.items, *second.items)] == ["early", "late"]
 
 
@@ -99,11 +98,10 @@ async def test_due_times_bound_a_list(store: Store) -> None:
 
 async def test_a_removal_between_two_pages_leaves_the_rest_in_place(store: Store) -> None:
     await store.arm([arming(str(i), due=f"+{3_600_000 + i}") for i in range(6)])
-    listing = Listing(store)
-    first = await listing.page(Filter(), limit=3)
+    first = await read_page(store, Filter(), limit=3)
     await store.cancel(PREFIX, "2", purge=True)
     await store.cancel(PREFIX, "0", purge=True)
-    second = await listing.page(Filter(), limit=3, cursor=first.next_cursor)
+    second = await read_page(store, Filter(), limit=3, cursor=first.next_cursor)
     assert [timer.id for timer in (*first.items, *second.items)] == ["0", "1", "2", "3", "4", "5"]
 
 
@@ -119,7 +117,7 @@ async def test_an_unreadable_record_ends_no_list(store: Store, record: bytes | N
 @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "W10", "WzEsMiwzXQ", "bnVsbA"])
 async def test_a_cursor_that_no_list_has_answered_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
-        await Listing(store).page(Filter(), cursor=cursor)
+        await read_page(store, Filter(), cursor=cursor)
 
 
 async def test_counts_oldest_due_and_paused(store: Store) -> None:

@@ -11,7 +11,7 @@ from tests.store.backends import open_store
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store.filters import Filter
-from timers.store.listing import Listing, Page
+from timers.store.listing import Page, read_page
 from timers.store.search import endings, newest_first
 from timers.store.starts import add_starts, due_load, past_starts, total
 from timers.store.store import Arming, Store
@@ -40,16 +40,16 @@ async def test_several_statuses_are_one_list(store: Store, limit: int) -> None:
     await finished(store, "done")
     await cancelled(store, "off")
     wanted = Filter(status=(Status.CANCELLED, Status.FAILED, Status.RUNNING))
-    found = await all_of(lambda at: Listing(store).page(wanted, limit=limit, cursor=at))
+    found = await all_of(lambda at: read_page(store, wanted, limit=limit, cursor=at))
     assert [timer.id for timer in found] == ["runs", "broke", "broke2", "off"]
-    everything = await all_of(lambda at: Listing(store).page(Filter(), limit=limit, cursor=at))
+    everything = await all_of(lambda at: read_page(store, Filter(), limit=limit, cursor=at))
     assert len(everything) == 6
 
 
 async def test_a_condition_without_an_index_is_searched_in_bounded_pages(store: Store) -> None:
     await store.arm([Arming(PREFIX, f"user-{i}", f"+{60_000 + i}", {}) for i in range(30)])
     wanted = Filter(status=(Status.SCHEDULED,)).where(lambda timer: timer.id.endswith("7"))
-    found = await all_of(lambda at: Listing(store).page(wanted, limit=2, cursor=at))
+    found = await all_of(lambda at: read_page(store, wanted, limit=2, cursor=at))
     assert [timer.id for timer in found] == ["user-7", "user-17", "user-27"]
 
 
@@ -59,7 +59,7 @@ async def test_newest_first_is_the_list_turned_round_over_all_shards(servers: Sh
     async with open_store(servers, "redis", shards=4) as store:
         await store.arm([Arming(PREFIX, f"t{i}", f"@{1_900_000_000_000 + rng.randrange(20)}", {}) for i in range(60)])
         search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
-        forward = await all_of(lambda at: Listing(store).page(search, limit=50, cursor=at))
+        forward = await all_of(lambda at: read_page(store, search, limit=50, cursor=at))
         turned = await all_of(lambda at: newest_first(store, search, limit=limit, cursor=at))
         assert [timer.id for timer in turned] == [timer.id for timer in reversed(forward)]
 
@@ -103,4 +103,4 @@ async def test_a_made_up_cursor_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidInput):
         await newest_first(store, search, limit=5, cursor=cursor)
     with pytest.raises(InvalidInput):
-        await Listing(store).page(search, limit=5, cursor=cursor)
+        await read_page(store, search, limit=5, cursor=cursor)

@@ -11,7 +11,7 @@ from tests.store.acts import PREFIX, an_end, arming, claim
 from tests.store.backends import Backend, open_store
 from timers.store import keys
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_page, read_pages
 from timers.store.store import Store
 
 SHARDS = 4
@@ -49,7 +49,7 @@ async def test_a_list_is_in_the_order_of_due_times_over_all_shards(four: Store, 
     names = [f"user-{i}" for i in range(50)]
     now_ms = await four.now_ms()
     await four.arm([arming(name, due=f"@{now_ms + 3_600_000 - 1000 * i}") for i, name in enumerate(names)])
-    found = [[timer.id for timer in page] async for page in Listing(four).pages(Filter(), limit=limit)]
+    found = [[timer.id for timer in page] async for page in read_pages(four, Filter(), limit=limit)]
     assert all(len(page) <= limit for page in found)
     assert [timer_id for page in found for timer_id in page] == names[::-1]
 
@@ -57,11 +57,11 @@ async def test_a_list_is_in_the_order_of_due_times_over_all_shards(four: Store, 
 async def test_what_comes_and_goes_between_two_pages_leaves_the_rest_in_place_over_all_shards(four: Store) -> None:
     names = [f"user-{i:02}" for i in range(40)]
     await four.arm([arming(name, due=f"+{3_600_000 + 1000 * i}") for i, name in enumerate(names)])
-    first = await Listing(four).page(Filter(), limit=20)
+    first = await read_page(four, Filter(), limit=20)
     await four.cancel(PREFIX, names[19], purge=True)
     await four.cancel(PREFIX, names[25], purge=True)
     await four.arm([arming("before", due="+60000"), arming("behind", due=f"+{3_600_000 + 30_500}")])
-    second = await Listing(four).page(Filter(), limit=50, cursor=first.next_cursor)
+    second = await read_page(four, Filter(), limit=50, cursor=first.next_cursor)
     rest = [*names[20:25], *names[26:31], "behind", *names[31:]]
     assert [timer.id for timer in second.items] == rest
 

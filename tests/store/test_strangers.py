@@ -23,7 +23,7 @@ from timers.processor import Limits, Rate
 from timers.store import keys
 from timers.store.callers import Callers
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_page
 from timers.store.permits import Permits
 from timers.store.queries import Queries
 from timers.store.store import Store
@@ -58,7 +58,7 @@ class World:
 
     async def others_go_on(self) -> None:
         """The other queue's timer is found, listed, run and settled."""
-        assert [timer.id for timer in (await Listing(self.store).page(Filter(prefix=ELSEWHERE))).items] in (["x"], [])
+        assert [timer.id for timer in (await read_page(self.store, Filter(prefix=ELSEWHERE))).items] in (["x"], [])
         (claimed,) = await claim(self.store, prefix=ELSEWHERE)
         assert await settle(self.store, an_end(claimed)) == ["settled"]
         assert (await self.store.get([(ELSEWHERE, "x")]))[0] is not None
@@ -69,7 +69,7 @@ Act = Callable[[World], Awaitable[object]]
 ACTS: Final[dict[str, Act]] = {
     "arm": lambda w: w.store.arm([arming("new"), arming("later", if_exists="replace", due="+1000")]),
     "get": lambda w: w.store.get([(PREFIX, timer_id) for timer_id in ("run", "due", "done")]),
-    "list": lambda w: Listing(w.store).page(Filter()),
+    "list": lambda w: read_page(w.store, Filter()),
     "cancel": lambda w: w.store.cancel(PREFIX, "later", purge=True),
     "reschedule": lambda w: w.store.reschedule(PREFIX, "later", due="+1000", cause="changed"),
     "rearm": lambda w: w.store.rearm(PREFIX, "done", cause="retried", completed=True),

@@ -9,7 +9,7 @@ import typer
 from timers.cli.session import Session, run
 from timers.core.model import Status
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_page
 
 SECONDS: Final = 2.0
 MOST: Final = 100
@@ -36,7 +36,7 @@ def ids(context: typer.Context, incomplete: str) -> Sequence[str]:
 
     async def read(session: Session) -> Sequence[str]:
         wanted = Filter.parse({"prefix": prefix}).where(lambda timer: timer.id.startswith(incomplete))
-        return [timer.id for timer in (await Listing(session.store).page(wanted, limit=MOST)).items]
+        return [timer.id for timer in (await read_page(session.store, wanted, limit=MOST)).items]
 
     return _read(read) if prefix else []
 

@@ -30,7 +30,8 @@ from timers.errors import (
     shown,
 )
 from timers.store.filters import Filter
-from timers.store.listing import Listing, check_cursor
+from timers.store.listing import check_cursor, read_page
+from timers.store.store import Store
 
 PAGE: Final = 100
 """Timers held in memory at a time. After each page the action checks whether to stop."""
@@ -162,14 +163,12 @@ def check_action(action: object) -> Action:
     raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
 
 
-async def act_on_all(
-    listing: Listing, wanted: Filter, begun: Begun, *, skip: Skip, act: Act | None, stop: Stop
-) -> Counts:
+async def act_on_all(store: Store, wanted: Filter, begun: Begun, *, skip: Skip, act: Act | None, stop: Stop) -> Counts:
     """Continue until the end or until told to stop; without `act` only count. Raises what `act` raises, except
     Refused."""
     counts = Counts()
     while True:
-        page = await listing.page(wanted, limit=PAGE, cursor=begun.page)
+        page = await read_page(store, wanted, limit=PAGE, cursor=begun.page)
         await _act_on_some([timer for timer in page.items if not skip(timer)], act, counts)
         if page.next_cursor is None:
             return counts

@@ -24,7 +24,7 @@ from timers.store import outbox
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter
 from timers.store.identity import Loss
-from timers.store.listing import LIST_LIMIT, Listing, Page, PageRequest
+from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.queries import Change, Queries
 from timers.store.quotas import Quota
@@ -216,11 +216,11 @@ class TimerClient(Timers):
 
     async def page(self, asked: PageRequest) -> Page:
         """As `list`, for a checked request."""
-        return await Listing(await self._open()).page(asked, limit=asked.limit, cursor=asked.cursor)
+        return await read_page(await self._open(), asked, limit=asked.limit, cursor=asked.cursor)
 
     async def iterate(self, **wanted: Unpack[FilterFields]) -> AsyncIterator[Timer]:
         """All timers that pass, read page by page."""
-        async for timers in Listing(await self._open()).pages(Filter.parse(wanted)):
+        async for timers in read_pages(await self._open(), Filter.parse(wanted)):
             for timer in timers:
                 yield timer
 
@@ -249,7 +249,7 @@ class TimerClient(Timers):
         due = {name: value for name in ("delay", "due_at") if (value := getattr(asked, name)) is not None}
         due_ms = due_of_change(TimerChange.parse(due), begun.since_ms)
         return await act_on_all(
-            Listing(store),
+            store,
             asked.narrowed.at(begun.since_ms),
             begun,
             skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,

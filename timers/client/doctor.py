@@ -12,7 +12,7 @@ from timers.store import outbox
 from timers.store.audit import STEP, audit, compare, uncounted
 from timers.store.checkup import Check, Level, judged
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.queries import Queries
@@ -184,7 +184,7 @@ def _settings(members: Sequence[Member]) -> Check:
 async def _hooks(store: Store) -> Check:
     waiting, oldest_ms = await outbox.waiting(store)
     calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed"})
-    page = await Listing(store).page(calls.where(lambda timer: timer.last_error is not None), limit=1)
+    page = await read_page(store, calls.where(lambda timer: timer.last_error is not None), limit=1)
     failing = [f"{timer.key}: {(timer.last_error or {}).get('reason')}" for timer in page.items]
     return judged(
         "hooks",

@@ -15,7 +15,7 @@ from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.processor import Rate
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_pages
 from timers.store.store import Store
 
 REPLAY_LIMIT: Final = 100_000
@@ -57,7 +57,7 @@ async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) 
     when it would run again; with `completed` also completed ones. Scheduled and running timers are left out because
     they run anyway, and so are cancelled ones. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
     found: list[Replayed] = []
-    async for timer in _finished(Listing(store), window):
+    async for timer in _finished(store, window):
         if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
             continue
         found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.due_ms))
@@ -78,8 +78,8 @@ async def arm_again(
     return results
 
 
-async def _finished(listing: Listing, window: Filter) -> AsyncIterator[Timer]:
-    async for timers in listing.pages(window.model_copy(update={"status": _STATUSES})):
+async def _finished(store: Store, window: Filter) -> AsyncIterator[Timer]:
+    async for timers in read_pages(store, window.model_copy(update={"status": _STATUSES})):
         for timer in timers:
             yield timer
 

@@ -23,7 +23,7 @@ from timers.dashboard.wanted import Wanted
 from timers.errors import InvalidInput, NotFound, Refused
 from timers.store.filters import Filter
 from timers.store.keys import identity_of
-from timers.store.listing import Listing
+from timers.store.listing import read_page
 
 SLICE: Final = 200
 SLICE_SECONDS: Final = 1.0
@@ -99,7 +99,6 @@ class BulkPages:
     def __init__(self, parts: Parts, *, slice_limit: int = SLICE, slice_seconds: float = SLICE_SECONDS) -> None:
         self._parts, self._client = parts, parts.client
         self._slice_limit, self._slice_seconds = slice_limit, slice_seconds
-        self._listing = Listing(parts.store)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
@@ -161,7 +160,7 @@ class BulkPages:
             counts = await self._client.counts()
             numbers = [n for prefix, of in counts.items() for status, n in of.items() if found.covers(prefix, status)]
             return sum(numbers), True
-        page = await self._listing.page(found, limit=1000)
+        page = await read_page(self._parts.store, found, limit=1000)
         return len(page.items), page.next_cursor is None
 
     async def _slice(self, request: web.Request, order: Order, progress: BulkProgress) -> None:
@@ -185,9 +184,8 @@ class BulkPages:
         if not order.statuses:
             progress.ended = True
             return []
-        page = await self._listing.page(
-            order.filter.at(progress.since_ms), limit=self._slice_limit, cursor=progress.cursor
-        )
+        wanted = order.filter.at(progress.since_ms)
+        page = await read_page(self._parts.store, wanted, limit=self._slice_limit, cursor=progress.cursor)
         progress.cursor, progress.ended = page.next_cursor, page.next_cursor is None
         return page.items
 

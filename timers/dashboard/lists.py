@@ -14,7 +14,7 @@ from timers.dashboard.site import Parts, show
 from timers.dashboard.wanted import Wanted, error_group
 from timers.errors import InvalidInput
 from timers.store.filters import Filter
-from timers.store.listing import ORDER, Listing, Page
+from timers.store.listing import ORDER, Page, read_page
 from timers.store.search import endings, newest_first
 
 PAGE: Final = 50
@@ -87,7 +87,7 @@ class ListPages:
     async def _found(self, wanted: Wanted, cursor: str | None, *, newest: bool) -> Page:
         if newest:
             return await newest_first(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor)
-        return await Listing(self._parts.store).page(wanted.filter, limit=PAGE, cursor=cursor)
+        return await read_page(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor)
 
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""

@@ -140,113 +140,112 @@ class _Filling:
         return PAGE_BYTES // max(average, 1)
 
 
-class Listing:
-    """The timers of one db, page by page."""
+async def read_page(store: Store, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
+    """The next timers that pass: by status (running first), then prefix, then due time or end time. Every page
+    costs the same however many timers there are. Raises InvalidInput for a cursor that this function did not
+    return."""
+    filling = _Filling(wanted.at(store.clock.now_ms()), limit)
+    async with aclosing(_items(store, filling, None if cursor is None else _read_cursor(cursor))) as parts:
+        async for part in parts:
+            for item in part:
+                if filling.take(item):
+                    return Page(filling.items, _write_cursor(item.place))
+    return Page(filling.items, None)
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._queries = Queries(store)
 
-    async def page(self, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
-        """The next timers that pass: by status (running first), then prefix, then due time or end time. Every page
-        costs the same however many timers there are. Raises InvalidInput for a cursor that this method did not
-        return."""
-        filling = _Filling(wanted.at(self._store.clock.now_ms()), limit)
-        async with aclosing(self._items(filling, None if cursor is None else _read_cursor(cursor))) as parts:
-            async for part in parts:
-                for item in part:
-                    if filling.take(item):
-                        return Page(filling.items, _write_cursor(item.place))
-        return Page(filling.items, None)
-
-    async def pages(self, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
-        """All timers that pass, a page at a time, in the order of `page`."""
-        page = await self.page(wanted, limit=limit)
+async def read_pages(store: Store, wanted: Filter, *, limit: int = PAGE_LIMIT) -> AsyncIterator[list[Timer]]:
+    """All timers that pass, a page at a time, in the order of `read_page`."""
+    page = await read_page(store, wanted, limit=limit)
+    yield page.items
+    while page.next_cursor is not None:
+        page = await read_page(store, wanted, limit=limit, cursor=page.next_cursor)
         yield page.items
-        while page.next_cursor is not None:
-            page = await self.page(wanted, limit=limit, cursor=page.next_cursor)
-            yield page.items
 
-    async def _items(self, filling: _Filling, after: _Place | None) -> AsyncGenerator[Sequence[_Item]]:
-        """All records after a place, index by index, in parts."""
-        sources = await self._sources(filling.wanted, after)
-        running = [source.shard for source in sources if source.listing == _RUNNING.listing]
-        async for part in self._running(running, filling, after):
-            yield part
-        indexes = deque(list(index) for _, index in groupby(sources[len(running) :], key=lambda source: source.listing))
-        while indexes:
-            together = _take_first(indexes, filling.wanting, filling.room)
-            read = await self._read({source: _start(source, after) for index in together for source in index}, filling)
-            for index in together:
-                async for part in self._merged({source: read[source] for source in index}, filling):
-                    yield part
 
-    async def _sources(self, wanted: Filter, after: _Place | None) -> list[_Source]:
-        """The indexes that may hold wanted timers, in listing order, starting with that of the place."""
-        found: set[_Source] = set()
-        async for shard, prefix, status, n in self._queries.counted(wanted.only_prefix):
-            if not wanted.covers(prefix, status):
-                continue
-            place = _PLACES[status]
-            if status is Status.RUNNING:
-                found.add(_RUNNING._replace(shard=shard))
-            elif status is Status.SCHEDULED:
-                found.add(_Source(place, prefix, "due", shard, n))
-            else:
-                found.add(_Source(place, prefix, codec.LETTERS[status], shard, n))
-        return sorted(source for source in found if after is None or source.listing >= after.source.listing)
+async def _items(store: Store, filling: _Filling, after: _Place | None) -> AsyncGenerator[Sequence[_Item]]:
+    """All records after a place, index by index, in parts."""
+    sources = await _sources(store, filling.wanted, after)
+    running = [source.shard for source in sources if source.listing == _RUNNING.listing]
+    async for part in _running(store, running, filling, after):
+        yield part
+    indexes = deque(list(index) for _, index in groupby(sources[len(running) :], key=lambda source: source.listing))
+    while indexes:
+        together = _take_first(indexes, filling.wanting, filling.room)
+        read = await _read(store, {source: _start(source, after) for index in together for source in index}, filling)
+        for index in together:
+            async for part in _merged(store, {source: read[source] for source in index}, filling):
+                yield part
 
-    async def _merged(self, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[Sequence[_Item]]:
-        """The records of one index over all shards in one order, beginning with those in `read`."""
-        held: list[_Item] = []
-        read_to: dict[_Source, _Place] = {}
-        while read:
-            for source, (items, more) in read.items():
-                held += items
-                if more:
-                    read_to[source] = items[-1].place
-            held.sort(key=_order)
-            # Records after the end of another shard's part must wait for the rest of that part.
-            reached = min((place.order for place in read_to.values()), default=None)
-            ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
-            yield held[:ready]
-            del held[:ready]
-            behind = {source: read_to.pop(source) for source in [*read_to] if read_to[source].order == reached}
-            read = await self._read(behind, filling) if behind else {}
 
-    async def _read(self, asked: Mapping[_Source, _Place | None], filling: _Filling) -> dict[_Source, _Read]:
-        """The next records of each source after its place, in one round trip; together about a page."""
-        sharing = Counter(source.listing for source in asked)
-        calls = [
-            ScriptCall(
-                "list",
-                keys.root(source.shard),
-                [
-                    *_bounds(source, filling.wanted, after),
-                    -(-filling.wanting // sharing[source.listing]),
-                    PAGE_BYTES // len(asked),
-                ],
-            )
-            for source, after in asked.items()
+async def _sources(store: Store, wanted: Filter, after: _Place | None) -> list[_Source]:
+    """The indexes that may hold wanted timers, in listing order, starting with that of the place."""
+    found: set[_Source] = set()
+    async for shard, prefix, status, n in Queries(store).counted(wanted.only_prefix):
+        if not wanted.covers(prefix, status):
+            continue
+        place = _PLACES[status]
+        if status is Status.RUNNING:
+            found.add(_RUNNING._replace(shard=shard))
+        elif status is Status.SCHEDULED:
+            found.add(_Source(place, prefix, "due", shard, n))
+        else:
+            found.add(_Source(place, prefix, codec.LETTERS[status], shard, n))
+    return sorted(source for source in found if after is None or source.listing >= after.source.listing)
+
+
+async def _merged(store: Store, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[Sequence[_Item]]:
+    """The records of one index over all shards in one order, beginning with those in `read`."""
+    held: list[_Item] = []
+    read_to: dict[_Source, _Place] = {}
+    while read:
+        for source, (items, more) in read.items():
+            held += items
+            if more:
+                read_to[source] = items[-1].place
+        held.sort(key=_order)
+        # Records after the end of another shard's part must wait for the rest of that part.
+        reached = min((place.order for place in read_to.values()), default=None)
+        ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
+        yield held[:ready]
+        del held[:ready]
+        behind = {source: read_to.pop(source) for source in [*read_to] if read_to[source].order == reached}
+        read = await _read(store, behind, filling) if behind else {}
+
+
+async def _read(store: Store, asked: Mapping[_Source, _Place | None], filling: _Filling) -> dict[_Source, _Read]:
+    """The next records of each source after its place, in one round trip; together about a page."""
+    sharing = Counter(source.listing for source in asked)
+    calls = [
+        ScriptCall(
+            "list",
+            keys.root(source.shard),
+            [
+                *_bounds(source, filling.wanted, after),
+                -(-filling.wanting // sharing[source.listing]),
+                PAGE_BYTES // len(asked),
+            ],
+        )
+        for source, after in asked.items()
+    ]
+    replies = await store.run_all(calls)
+    return {
+        source: ([item async for item in in_turns(_items_of(source, found))], more > 0)
+        for source, (_, found, more) in zip(asked, replies, strict=True)
+    }
+
+
+async def _running(
+    store: Store, shards: Sequence[int], filling: _Filling, after: _Place | None
+) -> AsyncGenerator[Sequence[_Item]]:
+    """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
+    at = after.member if after and after.source.listing == _RUNNING.listing else ""
+    names = iter([name for name in await Queries(store).running(shards) if name > at])
+    while some := list(islice(names, min(filling.wanting, filling.room))):
+        timers = await store.get([keys.identity_of(name) for name in some])
+        yield [
+            _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
+            for name, timer in zip(some, timers, strict=True)
         ]
-        replies = await self._store.run_all(calls)
-        return {
-            source: ([item async for item in in_turns(_items_of(source, found))], more > 0)
-            for source, (_, found, more) in zip(asked, replies, strict=True)
-        }
-
-    async def _running(
-        self, shards: Sequence[int], filling: _Filling, after: _Place | None
-    ) -> AsyncGenerator[Sequence[_Item]]:
-        """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
-        at = after.member if after and after.source.listing == _RUNNING.listing else ""
-        names = iter([name for name in await self._queries.running(shards) if name > at])
-        while some := list(islice(names, min(filling.wanting, filling.room))):
-            timers = await self._store.get([keys.identity_of(name) for name in some])
-            yield [
-                _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
-                for name, timer in zip(some, timers, strict=True)
-            ]
 
 
 def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> list[list[_Source]]:

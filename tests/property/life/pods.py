@@ -14,7 +14,7 @@ from timers.core.outcome import Outcome
 from timers.core.policies import RetryPolicy
 from timers.store import keys
 from timers.store.filters import Filter
-from timers.store.listing import Listing
+from timers.store.listing import read_page
 from timers.store.permits import Permits
 from timers.store.store import Identity, Settlement
 
@@ -216,8 +216,11 @@ class PodVerbs(World):
         cursor: str | None = None
         while cursor is not None or not listed:
             page = self.do(
-                Listing(self.store).page(
-                    Filter(prefix=prefix, status=None if status is None else (status,)), limit=3, cursor=cursor
+                read_page(
+                    self.store,
+                    Filter(prefix=prefix, status=None if status is None else (status,)),
+                    limit=3,
+                    cursor=cursor,
                 )
             )
             listed, cursor = [*listed, *page.items], page.next_cursor
