@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from timers.core.lateness import bucket_of
-from timers.engine.observer import Observer
-from timers.engine.reporter import Reporter
+from timers.engine.observer import Observer, Reporter
 from timers.errors import Unavailable
 
 

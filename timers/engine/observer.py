@@ -1,11 +1,14 @@
-"""Owns what can be observed of a pod: the events that the engine reports, and the lateness of the last minutes."""
+"""Owns what can be observed of a pod: the events that the engine reports, the lateness of the last minutes, and the
+starts that the dashboard shows of the whole fleet."""
 
+import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from timers.core.lateness import bucket_of
+from timers.errors import Unavailable
 
 WINDOW_SECONDS: Final = 300
 SLICE_SECONDS: Final = 30
@@ -14,13 +17,12 @@ SLICE_SECONDS: Final = 30
 class LatenessWindow:
     """How late the runs of the last five minutes started, as counts by bucket. Adding is O(1), memory bounded."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self) -> None:
         self._slices: deque[tuple[float, Counter[int]]] = deque()
 
     def add(self, bucket: int) -> None:
         """Count one start in its lateness bucket."""
-        now = self._monotonic()
+        now = time.monotonic()
         if not self._slices or now - self._slices[-1][0] >= SLICE_SECONDS:
             self._slices.append((now, Counter()))
             self._forget(now)
@@ -28,7 +30,7 @@ class LatenessWindow:
 
     def counts(self) -> dict[int, int]:
         """Starts by bucket."""
-        self._forget(self._monotonic())
+        self._forget(time.monotonic())
         total: Counter[int] = Counter()
         for _, counted in self._slices:
             total.update(counted)
@@ -83,3 +85,34 @@ class Observer:
 
     def resubscribed(self) -> None:
         """A subscription was confirmed."""
+
+
+REPORT_SECONDS: Final = 5.0
+"""One call reports all starts of this time. What a pod starts after its last call is not counted."""
+
+
+class Reporter:
+    """Adds this pod's starts to those of the fleet, at intervals. While Redis is down it keeps counting."""
+
+    name = "reporter"
+
+    def __init__(self, add: Callable[[Mapping[int, int]], Awaitable[None]], observer: Observer) -> None:
+        """`add` adds starts, by lateness bucket, to those of the fleet."""
+        self._add, self._observer = add, observer
+
+    async def run(self) -> None:
+        """Report every few seconds."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            await self.report()
+
+    async def report(self) -> None:
+        """Report all starts since the last time, if there were any. Raises Unavailable and then loses nothing."""
+        counts, self._observer.unreported = self._observer.unreported, Counter()
+        if not counts:
+            return
+        try:
+            await self._add(counts)
+        except Unavailable:
+            self._observer.unreported.update(counts)
+            raise

@@ -24,10 +24,9 @@ from timers.engine.janitor import Janitor
 from timers.engine.lifespans import Lifespans
 from timers.engine.listener import Listener
 from timers.engine.loop_watchdog import LoopWatchdog
-from timers.engine.observer import Observer
+from timers.engine.observer import Observer, Reporter
 from timers.engine.peers import BEAT_MS, IdentityWatch, Peers
 from timers.engine.pod import Pod
-from timers.engine.reporter import Reporter
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
