@@ -85,7 +85,7 @@ async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis
     line = Line(real.connections.dial(), answer_s=0.05)
     await redis.client_pause(60_000, all=False)
     try:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="did not answer in time"):
             await real.arm([arming("slow")], line=line)
     finally:
         await redis.client_unpause()

@@ -91,7 +91,7 @@ def reachable() -> Iterator[None]:
     except OutOfMemoryError as error:
         raise Full(FULL) from error
     except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as error:
-        raise Unavailable(f"Redis is not available: {error}") from error
+        raise Unavailable(f"Redis is not available: {str(error) or 'it did not answer in time'}") from error
     except ResponseError as error:
         if str(error).startswith(PASSING_TROUBLES):
             raise Unavailable(f"Redis cannot do this now: {error}") from error
