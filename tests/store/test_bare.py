@@ -1,6 +1,7 @@
 """Bare keys, as any client may SET them: adopting, resolving, and announcing their expiries."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, armed, bucket_of, claim, finished, key_gone, read, running, settle
@@ -378,4 +379,7 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
     ],
 )
 def test_what_a_value_becomes(value: bytes, payload: object) -> None:
-    assert spec_of(value).get("payload") == payload
+    with capture_logs() as logs:
+        assert spec_of(KEY, value).get("payload") == payload
+    said = [(line["timer"], line["bytes"], line["log_level"]) for line in logs]
+    assert said == [(KEY, len(value), "warning")] * (len(value) > 65_536)

@@ -43,7 +43,7 @@ class Look(NamedTuple):
     value: bytes | None = None
 
 
-def spec_of(value: bytes) -> dict[str, Any]:
+def spec_of(name: str, value: bytes) -> dict[str, Any]:
     """The spec of a key's timer. A JSON value is parsed, anything else becomes a string (undecodable bytes as U+FFFD).
     A value above the size limit of a payload is dropped, as if the key had expired unseen."""
     for read in (json.loads, str):
@@ -51,6 +51,7 @@ def spec_of(value: bytes) -> dict[str, Any]:
             payload = read(value.decode(errors="replace"))
             encode_payload(payload)
             return {} if payload is None else {"payload": payload}
+    _log.warning("a bare key's value is too large for a payload and was dropped", timer=name, bytes=len(value))
     return {}
 
 
@@ -126,7 +127,7 @@ class BareKeys:
         waits, due, cancelled, spare, forgotten, stale."""
         told: dict[Identity, tuple[object, ...]] = {}
         for identity, (known_ms, deadline_ms, value) in looks.items():
-            spec = "" if value is None else codec.encode_spec(spec_of(value))
+            spec = "" if value is None else codec.encode_spec(spec_of(":".join(identity), value))
             told[identity] = (known_ms or "", deadline_ms if what == "adopted" else what, spec)
         return await self._run("adopt" if what == "adopted" else "resolve", told)
 
