@@ -91,7 +91,7 @@ class Peers:
             self._soon.clear()
             await self.beat()
             if await set_within(self._soon, self._beat_ms / 1000):
-                await asyncio.sleep(SOON_SECONDS)
+                await asyncio.sleep(min(SOON_SECONDS, self._beat_ms / 1000))
 
     def beat_soon(self) -> None:
         """Give the next sign of life at once: this may be another server, or the same without its newest data."""
