@@ -1,7 +1,10 @@
 """Shared by the API tests: one server per file, emptied before each test, and an API on top of it."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -26,6 +29,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
     started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
     yield started
     asyncio.run(started.stop())
+
+
+@pytest.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    """A server that one test may freeze with SIGSTOP."""
+    server = await start_server("redis", tmp_path)
+    yield server
+    os.kill(server.pid, signal.SIGCONT)
+    await server.stop()
 
 
 @pytest.fixture

@@ -27,14 +27,6 @@ HEADERS, KEY = new_key()
 TIMER = {"prefix": "test", "id": "one", "delay": "1h", "payload": 1}
 
 
-@pytest.fixture
-async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    server = await start_server("redis", tmp_path)
-    yield server
-    os.kill(server.pid, signal.SIGCONT)
-    await server.stop()
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -1,6 +1,5 @@
 """Shared by the command line's tests: one server per file, emptied before each test, and a clean environment."""
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,16 +7,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from tests.api.conftest import server
 from tests.cli.commands import CommandLine, Process
-from tests.servers import start_server
 from timers.embedded import EmbeddedServer
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    started = asyncio.run(start_server("redis", tmp_path_factory.mktemp("server")))
-    yield started
-    asyncio.run(started.stop())
+__all__ = ["server"]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tests.api.conftest import done, redis, server
+from tests.api.conftest import done, own_server, redis, server
 from tests.api.harness import Api, Instead, running_api
 from tests.browser import Watched, watched
 from tests.rights import as_user, grant, refused
@@ -17,7 +17,7 @@ from timers.core.outcome import Fail
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
 
-__all__ = ["Watched", "redis", "server", "watched"]
+__all__ = ["Watched", "own_server", "redis", "server", "watched"]
 
 
 @processor("mine")

@@ -2,28 +2,18 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from aiohttp import web
 
 from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
-from tests.servers import start_server
 from tests.waiting import eventually
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import ServicePages
 from timers.dashboard.site import Parts
 from timers.embedded import EmbeddedServer
-
-
-@pytest.fixture
-async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    server = await start_server("redis", tmp_path)
-    yield server
-    os.kill(server.pid, signal.SIGCONT)
-    await server.stop()
 
 
 def reading_each_time(parts: Parts) -> Sequence[web.RouteDef]:

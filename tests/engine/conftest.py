@@ -57,6 +57,14 @@ async def fleet(server: ServerHandle) -> AsyncIterator[Fleet]:
 
 
 @pytest.fixture
+async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
+    """A fleet on a db with four shards."""
+    made = await Fleet.over(server.url, shards=4, pods_url=as_user(server.url))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
 async def own(family: Family, tmp_path: Path) -> AsyncIterator[OwnServer]:
     """A server that the test may crash."""
     server = OwnServer(family, tmp_path)

@@ -1,14 +1,11 @@
 """Several pods: each timer runs once, pods share the work, and no timer waits for a dead, full or unfit pod."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
 from tests.members import declare
-from tests.rights import as_user
-from tests.servers import ServerHandle
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 
@@ -111,14 +108,6 @@ async def test_timers_of_a_prefix_that_no_pod_serves_wait_for_one_that_does(flee
     await fleet.pod(pushes, name="b")
     await fleet.completed("x", "push")
     assert pushes.ids == ["x"]
-
-
-@pytest.fixture
-async def sharded(server: ServerHandle) -> AsyncIterator[Fleet]:
-    """A fleet on a db with four shards."""
-    made = await Fleet.over(server.url, shards=4, pods_url=as_user(server.url))
-    yield made
-    await made.close()
 
 
 async def test_the_timers_of_all_shards_fire(sharded: Fleet) -> None:

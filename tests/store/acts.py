@@ -123,12 +123,17 @@ async def lease_ended(store: Store, timer: Timer) -> None:
     await eventually(passed, f"the end of the lease of {timer.key}")
 
 
+async def put_list(redis: Any, key: str) -> None:
+    """Replace a key by a stranger's list."""
+    await redis.delete(key)
+    await redis.rpush(key, "a stranger's")
+
+
 async def put_in_place_of_lease(store: Store, timer: Timer, kind: str) -> None:
     """Replace the lease by a stranger's key: a `string`, a `string with a TTL` or a `list`."""
     redis, key = store.connections.commands, lease_key(timer)
-    await redis.delete(key)
     if kind == "list":
-        await redis.rpush(key, "stranger")
+        await put_list(redis, key)
     else:
         await redis.set(key, b"\xff stranger", px=3_600_000 if "TTL" in kind else None)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import time_machine
 
+from tests.store.acts import put_list
 from timers.store.membership import FORGET_AFTER_MS, Member, Membership, Roster
 from timers.store.store import Store
 
@@ -209,11 +210,6 @@ async def test_a_pod_with_an_empty_sign_is_still_alive(store: Store) -> None:
 
 async def put_nothing(redis: Any, key: str) -> None:
     await redis.delete(key)
-
-
-async def put_list(redis: Any, key: str) -> None:
-    await redis.delete(key)
-    await redis.rpush(key, "a stranger's")
 
 
 @pytest.mark.parametrize("put", [put_nothing, put_list])

@@ -16,6 +16,7 @@ from tests.store.acts import (
     bucket_of,
     claim,
     lease_ended,
+    put_list,
     settle,
 )
 from timers.core.model import Status, Timer
@@ -108,11 +109,6 @@ KEYS: Final = (
     *(f"{ROOT}{name}" for name in (f"finished:c:{PREFIX}", "adopted", "quarantine")),
     *(f"{PREFIX}:{{0}}:{timer_id}" for timer_id in ("due", "later")),
 )
-
-
-async def put_list(redis: Any, key: str) -> None:
-    await redis.delete(key)
-    await redis.rpush(key, "a stranger's")
 
 
 async def put_text(redis: Any, key: str) -> None:

@@ -1,6 +1,5 @@
 """Tables of cron expressions and zones: what is accepted and refused, and the runs around changes of the clocks."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -8,17 +7,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from cronsim import CronSim
 
+from tests.unit.refusals import refusal
 from timers.core.cron import CRON_FORMS, TIMEZONE_FORMS, Cron, parse_timezone
 from timers.core.durations import format_time, parse_time, to_datetime
 from timers.errors import FieldError, InvalidInput, shown
-
-
-def refusal(read: Callable[[], object]) -> FieldError:
-    """The single error that `read` raises."""
-    with pytest.raises(InvalidInput) as caught:
-        read()
-    (error,) = caught.value.errors
-    return error
 
 
 def runs(expression: str, zone: str, after: str, count: int) -> list[str]:

@@ -1,13 +1,13 @@
 """Tables of durations and times, in every form that is accepted or refused."""
 
 import math
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.unit.refusals import refusal
 from timers.core.durations import (
     DAY_MS,
     DURATION_FORMS,
@@ -24,14 +24,6 @@ from timers.core.durations import (
     to_datetime,
 )
 from timers.errors import FieldError, InvalidInput, shown
-
-
-def refusal(read: Callable[[], object]) -> FieldError:
-    """The single error that `read` raises."""
-    with pytest.raises(InvalidInput) as caught:
-        read()
-    (error,) = caught.value.errors
-    return error
 
 
 @pytest.mark.parametrize(
