@@ -25,7 +25,7 @@ async def block(timer: Timer, _context: Context) -> None:
 
 
 def taken_from_itself(timer: Timer) -> list[tuple[HistoryEntry, HistoryEntry]]:
-    """The timers of which a pod rescued its own run."""
+    """Pairs of starts of a timer that followed each other on the same pod."""
     starts = [entry for entry in timer.history if entry.status is Status.RUNNING]
     return [(one, next_) for one, next_ in pairwise(starts) if next_.pod == one.pod]
 
@@ -118,5 +118,5 @@ async def test_a_second_pod_alone_takes_over_what_the_first_held(fleet: Fleet) -
 
 
 def of(calls: Calls, timer: Timer) -> list[Context]:
-    """The timers that its runs got."""
+    """The contexts that the timer's runs got."""
     return [context for run, context in zip(calls.timers, calls.contexts, strict=True) if run.id == timer.id]

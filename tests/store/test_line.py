@@ -55,9 +55,8 @@ async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, line: Line)
 
 async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, line: Line) -> None:
     await echoed(line, "a")
-    await redis.client_kill_filter(
-        skipme=True, _type="normal"
-    )  # as a server does with connections that were idle for long
+    # As a server does with connections that were idle for long.
+    await redis.client_kill_filter(skipme=True, _type="normal")
     await eventually(line._connection.can_read, "the end has arrived here")
     assert await echoed(line, "b") == "b"
 
@@ -91,7 +90,7 @@ async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis
         await redis.client_unpause()
 
     async def answers() -> bool:
-        with suppress(TimeoutError):  # 1 ms may be too short
+        with suppress(TimeoutError):  # 50 ms may be too short
             return await echoed(line, "next") == "next"
         return False
 
