@@ -24,7 +24,7 @@ def in_status(timers: CommandLine, status: str) -> list[str]:
     return [timer["id"] for timer in timers("ls", "--status", status, "-o", "json").json["items"]]
 
 
-def test_all_that_pass_are_done_page_after_page(timers: CommandLine) -> None:
+def test_an_action_is_done_on_all_matching_timers_page_by_page(timers: CommandLine) -> None:
     number = 2 * PAGE + 5
     timers_of_a_file(timers, [{"prefix": "log", "id": f"t{i}", "delay": "1h"} for i in range(number)])
     done = timers("cancel", "--prefix", "log", "--yes", "-o", "json")

@@ -162,7 +162,7 @@ def instead() -> Instead:
     return lambda parts: BulkPages(parts, slice_limit=10, slice_seconds=0.0).routes()
 
 
-async def test_all_that_pass_are_done_slice_by_slice_without_a_click(api: Api, watched: Watched) -> None:
+async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watched: Watched) -> None:
     await api.client.batch([{"prefix": "test", "id": f"t{i}", "delay": "1h"} for i in range(35)])
     page = watched.page
     await page.goto(f"{api.server.url}/ui/timers?prefix=test")

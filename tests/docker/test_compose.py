@@ -137,7 +137,7 @@ def test_the_users_rights_are_the_documented_ones(tmp_path: Path) -> None:
     assert {word for word in line if word[0] in "+-&"} == {word for word in documented() if word[0] in "+-&"}
 
 
-def test_the_board_and_the_alerts_ask_only_for_metrics_that_there_are() -> None:
+def test_the_board_and_the_alerts_use_only_existing_metrics() -> None:
     board = json.loads((FOLDER / "grafana" / "boards" / "timers.json").read_text())
     rules = yaml.safe_load((FOLDER / "prometheus" / "rules.yml").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -159,7 +159,7 @@ def test_the_board_shows_each_metric() -> None:
     assert len(places) == len(set(places))
 
 
-def test_queries_ask_for_outcomes_and_statuses_that_there_are() -> None:
+def test_queries_use_existing_outcomes_and_statuses() -> None:
     text = (FOLDER / "grafana" / "boards" / "timers.json").read_text().replace('\\"', '"')
     text += (FOLDER / "prometheus" / "rules.yml").read_text()
     told = documented_metrics()["timers_runs_total"]

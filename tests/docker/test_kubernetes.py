@@ -86,7 +86,7 @@ def test_no_pod_may_more_than_it_needs(overlay: str) -> None:
 
 
 @BOTH
-def test_the_user_is_the_images(overlay: str) -> None:
+def test_pods_run_as_the_user_of_the_image(overlay: str) -> None:
     (user,) = [each.rest for each in stages()[-1] if each.name == "USER"]
     for name in ("timers-api", "timers-worker"):
         context = pods(overlay)[name]["securityContext"]
@@ -131,7 +131,7 @@ def test_secrets_are_named_and_not_contained(overlay: str) -> None:
 
 
 @BOTH
-def test_budgets_services_and_the_autoscaler_select_pods_that_there_are(overlay: str) -> None:
+def test_budgets_services_and_the_autoscaler_select_existing_pods(overlay: str) -> None:
     labels = {
         name: each["spec"]["template"]["metadata"]["labels"]
         for name, each in of_kind(overlay, "Deployment", "StatefulSet").items()
@@ -156,7 +156,7 @@ def test_budgets_services_and_the_autoscaler_select_pods_that_there_are(overlay:
 
 
 @BOTH
-def test_the_way_to_redis_is_open_and_the_rest_is_listed(overlay: str) -> None:
+def test_the_network_policy_opens_redis_and_names_every_destination(overlay: str) -> None:
     policy = of_kind(overlay, "NetworkPolicy")["timers"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     ports = [port["port"] for rule in policy["egress"] for port in rule["ports"]]

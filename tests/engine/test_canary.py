@@ -72,7 +72,7 @@ async def rounds(rig: _Rig, more: int = 2) -> None:
     await until(lambda: rig.rounds >= wanted, "a few rounds")
 
 
-async def test_what_is_announced_after_a_canary_that_expired_untouched_does_not_count_as_heard(rig: _Rig) -> None:
+async def test_events_after_a_canary_that_expired_untouched_do_not_count_as_heard(rig: _Rig) -> None:
     """If the pod hangs between arming and touching, the events of that time are still unread."""
     rig.touches_until_gone = 5
     await rounds(rig)
@@ -148,7 +148,7 @@ async def test_a_fresh_subscription_ends_the_pause() -> None:
             await until(judged, "another round")
 
 
-async def test_whoever_waits_for_silence_is_told_of_the_next(rig: _Rig) -> None:
+async def test_next_silence_returns_once_a_canary_is_not_heard(rig: _Rig) -> None:
     await until(lambda: rig.rounds > 1, "a canary is heard")
     rig.announces = False
     await rig.canary.next_silence()

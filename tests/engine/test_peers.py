@@ -140,7 +140,7 @@ async def test_a_pod_limited_to_some_shards_has_a_share_only_of_those() -> None:
     assert (views["a"].rank(0), {views["a"].rank(1), views["b"].rank(1)}) == (0, {0, 1})
 
 
-async def test_what_was_worked_out_for_old_peers_is_forgotten_with_the_next_beat() -> None:
+async def test_results_cached_for_old_peers_are_forgotten_with_the_next_beat() -> None:
     registry = _Registry(sign("a"), sign("b"))
     view = peers_of(registry, sign("a"))
     await view.beat()

@@ -96,7 +96,7 @@ async def test_keys_signatures_and_rates_are_kept(fleet: Fleet, store: Store) ->
     assert await refused(fleet.redis) == set()
 
 
-async def test_strangers_are_out_of_reach(fleet: Fleet, store: Store) -> None:
+async def test_the_pods_user_cannot_reach_the_keys_and_channels_of_others(fleet: Fleet, store: Store) -> None:
     await fleet.redis.set("others", "kept")
     for reach in (store.connections.commands.get, store.connections.commands.delete):
         with pytest.raises(NoPermissionError):

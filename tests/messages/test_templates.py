@@ -79,7 +79,7 @@ def test_an_impossible_name_is_refused(tmp_path: Path, name: Any) -> None:
         filled(tmp_path, {"template": name})
 
 
-def test_a_template_that_there_is_not_is_named(tmp_path: Path) -> None:
+def test_a_missing_template_is_named(tmp_path: Path) -> None:
     with pytest.raises(Fail, match=r"^template: there is no gone\.txt in TIMERS_TEMPLATES$"):
         filled(tmp_path, {"template": "gone"})
 

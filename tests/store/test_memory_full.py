@@ -65,7 +65,7 @@ async def test_the_canary_is_armed_and_the_state_is_reported(real: Store) -> Non
     await redis.delete(keys.canary_key(POD))
 
 
-async def test_what_is_there_can_be_read(real: Store) -> None:
+async def test_existing_timers_can_be_read_at_maxmemory(real: Store) -> None:
     await armed(real, due="+3600000")
     async with full(real):
         assert (await real.get([(PREFIX, "a")]))[0] is not None

@@ -159,7 +159,7 @@ async def test_a_forged_event_claims_nothing_that_is_not_due(real: Store) -> Non
         (b"reminder:{0}:a\n", None),
     ],
 )
-def test_what_an_expired_key_means(key: bytes, meaning: object) -> None:
+def test_the_name_of_an_expired_key_is_parsed(key: bytes, meaning: object) -> None:
     assert parse_expired(key) == meaning
 
 

@@ -54,7 +54,7 @@ async def test_a_condition_without_an_index_is_searched_in_bounded_pages(store: 
 
 
 @pytest.mark.parametrize("limit", [1, 7, 50])
-async def test_newest_first_is_the_list_turned_round_over_all_shards(servers: SharedServers, limit: int) -> None:
+async def test_newest_first_is_the_reversed_list_over_all_shards(servers: SharedServers, limit: int) -> None:
     rng = random.Random(limit)
     async with open_store(servers, "redis", shards=4) as store:
         await store.arm([Arming(PREFIX, f"t{i}", f"@{1_900_000_000_000 + rng.randrange(20)}", {}) for i in range(60)])

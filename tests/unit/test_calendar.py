@@ -92,7 +92,7 @@ class TestInterval:
     @pytest.mark.parametrize(
         ("missed", "allowed_ms"), [("fire", 1000), ("latest", 1000), ("skip", 1000), (GRACE, 600_000)]
     )
-    def test_a_slot_that_passed_in_time_is_run(self, missed: object, allowed_ms: int) -> None:
+    def test_a_slot_that_passed_during_the_last_run_is_run(self, missed: object, allowed_ms: int) -> None:
         """If a run or its retries took longer than the interval, the next slot is late but not missed yet."""
         timer = repeating(every="1h", missed=missed)
         assert following(timer, START_MS + HOUR_MS + allowed_ms) == Planned(

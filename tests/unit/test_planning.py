@@ -18,6 +18,6 @@ def test_the_longest_delay_is_accepted_in_every_part_of_a_millisecond(delay: str
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.4, 0.6])
-def test_a_time_a_millisecond_further_is_not(fraction: float) -> None:
+def test_a_time_one_millisecond_beyond_the_longest_delay_is_refused(fraction: float) -> None:
     with pytest.raises(InvalidInput, match="at most 10 years ahead"):
         plan(NewTimer(prefix="note", due_at=round(NOW_MS + fraction) + MAX_MS + 1), NOW_MS + fraction)

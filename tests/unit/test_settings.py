@@ -280,7 +280,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch,
     assert (settings.concurrency, settings.pod) == (3, "from-file")
 
 
-def test_only_the_loader_reads_the_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_settings_loader_reads_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIMERS_CONCURRENCY", "3")
     (tmp_path / ".env").write_text("TIMERS_HTTP_PORT=1")
@@ -309,7 +309,7 @@ def test_an_open_api_may_not_listen_elsewhere(host: str) -> None:
 @pytest.mark.parametrize(
     "also", [{"API_KEYS": "stored"}, {"SIGNING_SECRETS": SECRET}, {"INSECURE": "1"}, {"ROLES": "worker"}]
 )
-def test_what_lets_the_api_listen_elsewhere(also: dict[str, str]) -> None:
+def test_keys_secrets_insecure_or_no_api_role_allow_another_host(also: dict[str, str]) -> None:
     assert load(HTTP_HOST="0.0.0.0", **also).http_host == "0.0.0.0"
 
 

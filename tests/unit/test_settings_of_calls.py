@@ -140,7 +140,7 @@ def test_a_bad_setting_of_messages_is_named_without_its_secrets(name: str, value
         assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
 
 
-def test_mail_needs_somebody_it_is_from() -> None:
+def test_mail_needs_a_sender_address() -> None:
     assert refusal(SMTP_URL="smtp://u:hidden@h").startswith(
         "TIMERS_MAIL_FROM: None is not accepted; expected an address"
     )

@@ -48,13 +48,13 @@ def test_a_public_address_is_open_over_https_and_only_so(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", [each for each in DISGUISED if not each.startswith("64:ff9b:1:")])
-def test_what_is_inside_is_what_allow_and_deny_compare(address: str) -> None:
+def test_allow_and_deny_apply_to_the_address_inside_another(address: str) -> None:
     inner = unwrapped(ip_address(address))
     guard(allow=f"{inner}/32").check("some.name", ip_address(address))
     assert "TIMERS_WEBHOOK_DENY" in refused(guard(allow="0.0.0.0/0 ::/0", deny=f"{inner}/32"), "some.name", address)
 
 
-def test_teredo_hides_its_client() -> None:
+def test_the_client_inside_a_teredo_address_is_checked() -> None:
     assert str(unwrapped(ip_address("2001:0:4136:e378:8000:63bf:3fff:fdd2"))) == "192.0.2.45"
     assert not is_public(ip_address("2001:0:4136:e378:8000:63bf:5601:5601"))
 

@@ -55,7 +55,7 @@ async def test_a_call_to_a_full_target_is_postponed_and_others_have_room(clock: 
     await call(targets)
 
 
-async def test_a_target_that_is_slow_is_come_back_to_no_faster_than_it_answers(clock: Clock) -> None:
+async def test_a_slow_target_is_called_again_no_sooner_than_its_calls_take(clock: Clock) -> None:
     targets = Targets(TargetLimits(at_once=1, waiting=0), clock)
     for _ in range(50):
         async with targets.turn("a"):
