@@ -141,13 +141,17 @@ async def test_an_entry_without_a_record_is_quarantined(store: Store) -> None:
     assert (await state_of(store)).quarantine.keys() == {(PREFIX, "ghost")}
 
 
-async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("key", "found"), [("due:reminder", "due"), ("heads", "heads"), ("held", ""), ("counts", "counts")]
+)
+async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Store, key: str, found: str) -> None:
     await armed(store, due=HOUR)
-    redis = store.connections.commands
-    await redis.delete("timers:{0}:due:reminder")
-    await redis.set("timers:{0}:due:reminder", "a stranger's")
-    assert (await mended(store))["due"] == 1
-    assert await redis.get("timers:{0}:displaced:timers:{0}:due:reminder") == b"a stranger's"
+    redis, name = store.connections.commands, f"timers:{{0}}:{key}"
+    await redis.set(name, "a stranger's")
+    looked = [seen async for seen in compare(store, 0) if seen]
+    assert looked or key == "held"
+    assert (await mended(store))[found] == bool(found)
+    assert await redis.get(f"timers:{{0}}:displaced:{name}") == b"a stranger's"
 
 
 async def test_records_of_a_prefix_that_lost_counts_heads_and_indexes_are_uncounted(store: Store) -> None:

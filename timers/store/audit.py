@@ -1,10 +1,11 @@
 """Owns auditing a shard: compares records, indexes, heads, leases and counts, and mends them step by step."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 from timers.store import keys
-from timers.store.scripts import Argument, reachable
+from timers.store.scripts import Argument, read
 from timers.store.store import Store
 
 STEP: Final = 100
@@ -55,11 +56,13 @@ async def uncounted(store: Store, shard: int) -> Found:
 
 async def _prefixes(store: Store, shard: int) -> set[str]:
     """The prefixes with a count or a head."""
-    redis, root = store.connections.commands, keys.root(shard)
-    with reachable():
-        counted: Any = await redis.hkeys(f"{root}counts")
-        heads: Any = [*await redis.zrange(f"{root}heads", 0, -1), *await redis.zrange(f"{root}held", 0, -1)]
-    return {name.decode().partition(" ")[2] for name in counted} | {name.decode() for name in heads}
+    root = keys.root(shard)
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        asked.hkeys(f"{root}counts")
+        for name in ("heads", "held"):
+            asked.zrange(f"{root}{name}", 0, -1)
+        counted, *heads = await read(asked, [])
+    return {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*heads)}
 
 
 def _indexes(prefix: str) -> Iterator[str]:
