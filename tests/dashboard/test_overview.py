@@ -103,9 +103,9 @@ async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(vis
 async def test_alarms_that_ring_are_shown_to_whoever_sees_all(guest: Visitor) -> None:
     """The alarm, since when, its text and its timers, on the first page and beside the hooks."""
     store, hostile = guest.api.store, "</li><script>alert(1)</script>"
-    for _ in range(2):
-        await alarms.note(store, "failed", [{"prefix": "mine", "id": "one", "note": hostile}], {"mine": 6})
-    await alarms.note(store, "deaf", [{"note": "pod a"}], {})
+    entries = [(f"{number}-0".encode(), "mine") for number in range(1, 13)]
+    await alarms.count(store, "failed", [{"prefix": "mine", "id": "one", "note": hostile}], 0, entries)
+    await alarms.note(store, "deaf", [{"note": "pod a"}])
     await guest.api.store.connections.commands.hset(f"{keys.ALARMS_ROOT}lost", mapping={"since": 1, "newest": "[1]"})
     await guest.sign_in(EVERYTHING)
     for path in ("/", "/ui/server"):

@@ -223,9 +223,24 @@ async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
     assert said(receiver.received, "deaf")[0] == "began"
 
 
+async def count(fleet: Fleet, first: int, last: int, shard: int = 0) -> None:
+    """A pod counts these entries of an outbox."""
+    entries = [(f"1700000000000-{number}".encode(), "note") for number in range(first, last + 1)]
+    await alarms.count(fleet.store, "failed", [{"note": "a"}], shard, entries)
+
+
+async def test_pods_that_drain_an_outbox_at_once_count_each_failure_once(fleet: Fleet) -> None:
+    """For a moment after a start, two pods may believe that they lead."""
+    for first, last in ((1, 10), (1, 12), (1, 8), (9, 12), (13, 13)):
+        await count(fleet, first, last)
+    await count(fleet, 1, 2, shard=1)
+    (alarm,) = await alarms.ringing(fleet.store)
+    assert (alarm.count, alarm.by_prefix) == (15, {"note": 15})
+
+
 async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Fleet) -> None:
     at_once = {"gather_ms": 0, "again_ms": 0, "calm_ms": 0}
-    await alarms.note(fleet.store, "failed", [{"note": "a"}], {"note": 2})
+    await count(fleet, 1, 2)
     began = await alarms.look(fleet.store, "failed", **at_once)
     assert began is not None
     assert (began.what, began.number, began.count) == ("began", 0, 2)
@@ -234,8 +249,11 @@ async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Flee
     assert ended is not None
     assert (ended.what, ended.number) == ("ended", 1)
 
+    numbers = iter(range(3, 1_000_000))
+
     async def noted_later() -> bool:
-        await alarms.note(fleet.store, "failed", [{"note": "b"}], {"note": 1})
+        number = next(numbers)
+        await count(fleet, number, number)
         now = await alarms.look(fleet.store, "failed", **at_once)
         return now is not None and now.noted_ms > ended.noted_ms
 

@@ -1,7 +1,6 @@
 """Owns alarms: tells people, once for the whole fleet, that timers fail, wait or were lost, and when that is over."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -49,11 +48,11 @@ class FleetAlarms:
         self.targets: Sequence[str] = ()
         """The prefixes of the timers that send messages, one for each target that any pod names."""
 
-    async def note(self, entries: Sequence[Entry]) -> None:
-        """Count the timers in the entries that failed or became unhandled."""
+    async def count(self, shard: int, entries: Sequence[Entry]) -> None:
+        """Count the timers in a shard's oldest entries that failed or became unhandled."""
         for letter, kind in COUNTED.items():
-            timers = [entry.timer for entry in entries if entry.timer is not None and entry.letter == letter]
-            if timers:
+            found = [(e.id, e.timer) for e in entries if e.timer is not None and e.letter == letter]
+            if found:
                 newest = [
                     {
                         "prefix": timer.prefix,
@@ -61,9 +60,10 @@ class FleetAlarms:
                         "note": timer.history[-1].note,
                         "url": page_of(timer, self._public_url),
                     }
-                    for timer in timers[-NEWEST:]
+                    for _, timer in found[-NEWEST:]
                 ]
-                await alarms.note(self._pod.store, kind, newest, Counter(timer.prefix for timer in timers))
+                places = [(entry_id, timer.prefix) for entry_id, timer in found]
+                await alarms.count(self._pod.store, kind, newest, shard, places)
 
     async def run(self) -> None:
         """Look regularly while there are targets."""
@@ -77,7 +77,7 @@ class FleetAlarms:
         seen, times, store = await self._seen(), self._times, self._pod.store
         for kind in TEXTS:
             if kind in seen:
-                await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]], {})
+                await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]])
             calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
             alarm = await alarms.look(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
             if alarm is not None:

@@ -118,7 +118,7 @@ class Hooks:
             for armings in self._steps(entries, hooks):
                 await self._pod.store.arm(armings)
             if any(hook.prefix.startswith(ALARM) for hook in hooks):
-                await self._alarms.note(entries)
+                await self._alarms.count(shard, entries)
             unposted = await outbox.drop(self._pod.store, shard, entries)
             if unposted:
                 self._pod.observer.unposted(unposted)

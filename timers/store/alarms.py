@@ -4,7 +4,7 @@ The functions raise Unavailable.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,10 +44,18 @@ class Alarm:
         return TEXTS[self.kind][self.what == "ended"].format(timers=timers)
 
 
-async def note(store: Store, kind: str, newest: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> None:
-    """Note that something is wrong now; `counts` adds timers for each prefix."""
-    pairs = [part for prefix, count in counts.items() for part in (prefix, count)]
-    await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest), *pairs])
+async def note(store: Store, kind: str, newest: Sequence[Mapping[str, Any]]) -> None:
+    """Note that something is wrong now."""
+    await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "note", json.dumps(newest)])
+
+
+async def count(
+    store: Store, kind: str, newest: Sequence[Mapping[str, Any]], shard: int, entries: Iterable[tuple[bytes, str]]
+) -> None:
+    """As `note`, and count a timer for each entry of the shard's outbox, given as (id, prefix), oldest first. Two pods
+    may count the same entries; each counts once."""
+    parts = [part for entry in entries for part in entry]
+    await store.run_at(keys.ALARMS_ROOT, "alarm", [kind, "count", json.dumps(newest), shard, *parts])
 
 
 async def ringing(store: Store) -> list[Alarm]:

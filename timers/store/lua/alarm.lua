@@ -3,7 +3,9 @@
 --
 -- ARGV[2]  kind
 -- ARGV[3]  what to do, then its arguments:
---          `note`  what is wrong now (JSON), then prefix and how many more timers, for each: begins the alarm, or keeps it up
+--          `note`  what is wrong now (JSON): begins the alarm, or keeps it up
+--          `count` as `note`, then a shard, then id and prefix of each entry of its outbox, oldest first: counts a timer for
+--                  each entry. Pods read an outbox from its beginning, so an entry up to the newest counted was counted before
 --          `look`  ms until the first message, ms between two, ms after the newest note until the alarm is over
 --          `told`  a message was armed: when the alarm began, the message's number and what it says, then the newest note and
 --                  the count of timers when it was decided. Changes nothing if the alarm or its next message is another by now
@@ -16,15 +18,34 @@ local function number(field) return tonumber(call('HGET', key, field) or 0) or 0
 
 local acts = {}
 
-function acts.note(newest, ...)
-  local counts = {...}
+function acts.note(newest)
   call('HSETNX', key, 'since', text(now))
   call('HSET', key, 'noted', text(now), 'newest', newest)
-  for i = 1, #counts, 2 do
-    local field = 'of ' .. counts[i]
-    call('HINCRBY', key, 'count', counts[i + 1])
-    if call('HEXISTS', key, field) == 1 or call('HLEN', key) < PREFIXES + 6 then
-      call('HINCRBY', key, field, counts[i + 1])
+  return ''
+end
+
+local function place(id)
+  local ms, number = string.match(id or '', '^(%d+)-(%d+)$')
+  return tonumber(ms or 0), tonumber(number or 0)
+end
+
+function acts.count(newest, shard, ...)
+  local entries, counted, field = {...}, root .. 'counted', ARGV[2] .. ' ' .. shard
+  local last_ms, last_number = place(call('HGET', counted, field))
+  local more = {}
+  for i = 1, #entries, 2 do
+    local ms, number = place(entries[i])
+    if ms > last_ms or ms == last_ms and number > last_number then
+      more[entries[i + 1]] = (more[entries[i + 1]] or 0) + 1
+    end
+  end
+  if not next(more) then return '' end
+  call('HSET', counted, field, entries[#entries - 1])
+  acts.note(newest)
+  for prefix, n in pairs(more) do
+    call('HINCRBY', key, 'count', n)
+    if call('HEXISTS', key, 'of ' .. prefix) == 1 or call('HLEN', key) < PREFIXES + 6 then
+      call('HINCRBY', key, 'of ' .. prefix, n)
     end
   end
   return ''
