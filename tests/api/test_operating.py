@@ -140,7 +140,7 @@ async def test_metrics_tell_how_long_the_oldest_due_timer_has_waited(api: Api) -
     await eventually(waits, "the due timer is seen to wait")
 
 
-async def test_metrics_answer_while_redis_is_away(server: EmbeddedServer, redis: Redis, api: Api) -> None:
+async def test_metrics_answer_while_redis_refuses_connections(server: EmbeddedServer, redis: Redis, api: Api) -> None:
     await api.text("/metrics")
     await redis.config_set("maxclients", 1)
     try:

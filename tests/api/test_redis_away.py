@@ -95,6 +95,7 @@ async def test_metrics_are_answered_while_redis_is_away(tmp_path: Path) -> None:
         await eventually(keys_are_stale, "Redis is known to be away")
         async with api.session.get(api.server.url + "/metrics", headers=HEADERS) as response:
             assert response.status == 200
+            assert "timers_overdue_seconds NaN" in await response.text()
         async with api.session.get(api.server.url + "/metrics") as response:
             assert response.status == 401
 

@@ -91,7 +91,7 @@ class Calls:
         await self._gone(key)
 
     async def _gone(self, key: str) -> None:
-        """True if the key is gone. Asked only after its end, because asking makes Redis expire a key that is due."""
+        """Waits until the key is gone. Asks only after its end, because asking makes Redis expire a key that is due."""
         while True:
             with suppress(RedisError):
                 if not await self._redis.exists(key):

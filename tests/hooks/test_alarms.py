@@ -50,7 +50,7 @@ def said(received: Sequence[Received], kind: str) -> list[str]:
 
 
 async def counted(fleet: Fleet, count: int) -> None:
-    """True if the fleet has counted this many failures."""
+    """Wait until the fleet has counted this many failures."""
 
     async def look() -> bool:
         alarm = await alarms.look(fleet.store, "failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)

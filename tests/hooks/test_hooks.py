@@ -54,7 +54,7 @@ def told(received: Sequence[Received], timer_id: str = "a") -> list[str]:
 
 
 async def all_calls_made(fleet: Fleet) -> None:
-    """True if the outbox is empty and no call is waiting."""
+    """Wait until the outbox is empty and no call is waiting."""
 
     async def look() -> bool:
         if await outbox.first(fleet.store, 0, 1):
@@ -219,6 +219,7 @@ async def test_a_hook_outlives_its_pods_until_it_is_removed(fleet: Fleet) -> Non
         await fleet.client.create("note", "a", delay="1h")
         asking = await pod_of(fleet, given, name="asking again")
         await until(lambda: receiver.received, "it is told")
+        assert set(told(receiver.received)) == {"timer.armed"}
         await fleet.drain(asking)
         await fleet.drain(other)
         await fleet.pod(name="forgetful", forget_hooks_ms=1)
@@ -244,6 +245,7 @@ async def test_lost_hooks_of_a_db_that_was_emptied_are_asked_for_again(fleet: Fl
         await eventually(asked_again, "the hook is asked for again")
         await fleet.client.create("note", "a", delay="1h")
         await until(lambda: receiver.received, "it is told")
+        assert set(told(receiver.received)) == {"timer.armed"}
 
 
 async def test_a_receiver_that_hangs_delays_no_other_and_no_timer(fleet: Fleet) -> None:
