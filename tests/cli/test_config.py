@@ -66,6 +66,12 @@ def test_every_command_takes_a_url(timers: CommandLine, server: EmbeddedServer, 
     assert (shown.code, shown.err) == (0, "")
 
 
+def test_an_empty_url_is_refused_instead_of_meaning_another_server(bare: CommandLine) -> None:
+    """For example `--url "$UNSET"`: it reached the server of a running `timers dev`."""
+    ended = bare("ls", "--url", "")
+    assert (ended.code, "it is empty" in ended.err) == (2, True)
+
+
 def test_a_bad_url_is_reported_without_its_password(bare: CommandLine) -> None:
     told = bare("ls", "--url", "http://shop:hidden@127.0.0.1/").refusal()
     assert "TIMERS_REDIS_URL" in told

@@ -23,6 +23,8 @@ URL_NAME: Final = "TIMERS_REDIS_URL"
 def _use_url(context: typer.Context, url: str | None) -> None:
     """Set the URL in the environment, where everything that reads settings finds it, in this process and in those it
     starts."""
+    if url == "":  # the settings take an empty value for none, so another server would be used
+        raise typer.BadParameter("it is empty; expected a URL such as redis://127.0.0.1:6379/5")
     if url is not None:
         os.environ[URL_NAME] = url
         context.meta[URL_NAME] = "--url"
