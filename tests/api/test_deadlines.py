@@ -1,4 +1,4 @@
-"""The deadlines of requests: each stands alone, whatever else ends meanwhile, and leaves nothing behind."""
+"""The deadlines of requests: each is independent of the others and leaves nothing behind."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What a queue may do at once: concurrency over the fleet and on a pod, rate, order, pause; it holds up nobody else."""
+"""Limits of a queue: concurrency in the fleet and on a pod, rate, order, pause. A limited queue delays no other."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from timers.store import scripts
 
 
 class Busy(Calls):
-    """A processor that takes a few turns of the loop and knows how many of its runs were ever under way at once."""
+    """A processor that takes a few turns of the loop and records how many runs were ever in progress at once."""
 
     def __init__(self, prefix: str = "note", **options: Any) -> None:
         super().__init__(prefix, self._work, **options)
@@ -41,14 +41,14 @@ def ids(count: int) -> list[str]:
 
 
 async def arm(fleet: Fleet, timer_ids: Iterable[str], prefix: str = "note", **fields: Any) -> list[Timer]:
-    """Arm many alike, due at once unless told otherwise."""
+    """Arm many similar timers, due at once unless the arguments differ."""
     due = fields if "due_at" in fields else {"delay": 0, **fields}
     results = await fleet.client.batch([NewTimer(prefix=prefix, id=timer_id, **due) for timer_id in timer_ids])
     return [result.timer for result in results if not isinstance(result, Exception)]
 
 
 async def ended(fleet: Fleet, timer_ids: Sequence[str], prefix: str = "note") -> list[Timer]:
-    """All of them, once each is completed."""
+    """All of these timers, once each is completed."""
     return [await fleet.completed(timer_id, prefix) for timer_id in timer_ids]
 
 
@@ -81,7 +81,7 @@ class TestConcurrency:
         assert Counter(timer.lease.pod for timer in held.timers[:6] if timer.lease) == {"a": 3, "b": 3}
 
     async def test_two_claims_under_way_do_not_exceed_the_limit_of_a_pod(self, fleet: Fleet) -> None:
-        """Each of them had asked for all the room that there was."""
+        """Each claim had asked for all the room there was."""
         held = Held(pod_concurrency=250)
         await fleet.pod(held, concurrency=1000)
         await arm(fleet, ids(600))
@@ -93,7 +93,7 @@ class TestConcurrency:
         await ended(fleet, ids(600))
 
     async def test_a_pod_at_the_limit_of_a_prefix_does_not_ask_for_it_again_and_again(self, fleet: Fleet) -> None:
-        """After a full batch the queue stayed marked, and the pod claimed nothing from it without a pause."""
+        """After a full batch the queue stayed marked, and the pod made empty claims without a pause."""
         held = Held(pod_concurrency=250)
         pod = await fleet.pod(held, concurrency=1000)
         await arm(fleet, ids(600))
@@ -134,7 +134,7 @@ class TestConcurrency:
         assert busy.most[""] == 1
 
     async def test_a_rescued_run_takes_a_permit(self, fleet: Fleet) -> None:
-        """The places of a dead pod were filled twice: by its lost runs and by new ones."""
+        """A dead pod's places were filled twice: by its lost runs and by new ones."""
         lost, held = Held(concurrency=2), Held(concurrency=2)
         first = await fleet.pod(lost, name="a", lease_ms=500)
         await arm(fleet, ids(2))
@@ -169,7 +169,7 @@ class TestConcurrency:
     async def test_a_prefix_without_limits_over_the_fleet_reserves_nothing(
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It pays no script and no round trip for the limits of others."""
+        """It pays no script and no round trip for other prefixes' limits."""
         ran: Counter[str] = Counter()
         evalsha = Redis.evalsha
 
@@ -201,7 +201,7 @@ class TestOrder:
         assert calls.most[""] == 1
 
     async def test_one_at_a_time_runs_by_due_time_over_all_shards(self, sharded: Fleet) -> None:
-        """Each shard had an order of its own."""
+        """Each shard had its own order."""
         calls = Busy(concurrency=1)
         for name in ("a", "b"):
             await sharded.pod(calls, name=name)
@@ -215,7 +215,7 @@ class TestOrder:
         assert calls.ids == [timer_id for _, timer_id in sorted(armed)]
 
     async def test_a_failed_timer_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
-        """Its next try is due later, so the queue goes on."""
+        """Its next try is due later, so the queue continues."""
 
         async def fail_once(timer: Timer, _context: Context) -> None:
             if timer.id == "n1" and timer.attempt == 1:
@@ -231,8 +231,8 @@ class TestOrder:
 class TestRate:
     @pytest.mark.parametrize("rate", ["100/s", "200/s"])
     async def test_over_all_pods_never_more_than_the_rate_and_its_burst(self, fleet: Fleet, rate: str) -> None:
-        """By the server's own times. A start is counted when it is reserved, and claimed later, much later on a
-        busy machine: so claims may come together, but at no time have there been more than the rate allows."""
+        """By the server's own times. The rate counts reservations. Claims follow, on a busy machine much later, so they
+        may come together, but there are never more than the rate allows."""
         calls, interval_ms = Calls(rate=rate), 1000 / int(rate[:-2])
         burst = BURST_US // round(interval_ms * 1000)
         for name in ("a", "b"):
@@ -271,7 +271,7 @@ class TestPause:
 
 
 async def block(fleet: Fleet, way: str) -> None:
-    """Fill the queue `slow` so that it cannot go on."""
+    """Fill the queue `slow` so that it cannot continue."""
     await arm(fleet, ids(300), "slow")
     if way == "paused":
         await fleet.store.pause("slow", paused=True)

@@ -1,4 +1,4 @@
-"""Data that Redis lost under running pods: every pod says so until somebody acknowledges it, and the fleet goes on."""
+"""Redis loses data under running pods: every pod reports it until somebody acknowledges it, and the fleet goes on."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ FSYNC_LATE = ("--appendfsync", "everysec")
 
 
 async def known(pods: list[Pod], timers: int) -> None:
-    """Once every pod knows how many timers there are."""
+    """Wait until every pod knows how many timers there are."""
 
     async def look() -> bool:
         return all(sum(mark.timers for mark in pod.store.identity.marks.values()) >= timers for pod in pods)
@@ -41,7 +41,7 @@ async def known(pods: list[Pod], timers: int) -> None:
 
 
 async def losses(pod: Pod) -> list[Loss]:
-    """What a pod tells of, once it does."""
+    """The losses that a pod reports, once it reports any."""
 
     async def look() -> list[Loss]:
         return list(pod.store.identity.losses.values())
@@ -110,7 +110,7 @@ async def test_a_shard_that_went_back_in_time_is_reported_with_its_window(fleet:
 
 
 async def test_a_single_emptied_shard_is_reported(fleet: Fleet) -> None:
-    """As where one node of a cluster comes back empty."""
+    """For example one node of a cluster returns empty."""
     pod = await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay="1h")
     await known([pod], 1)
@@ -131,14 +131,14 @@ async def crashing(family: Family, tmp_path: Path) -> AsyncIterator[OwnServer]:
 
 
 def tail_of(folder: Path) -> Path:
-    """The newest part of the append-only file."""
+    """The newest file of the append-only files."""
     return max(folder.rglob("*.incr.aof"), key=lambda path: int(path.name.split(".")[-3]))
 
 
 async def test_a_truncated_append_only_file_is_reported_and_gives_no_token_twice(
     crashing: OwnServer, tmp_path: Path
 ) -> None:
-    """As after a power loss: what the server had not written to the disk is gone."""
+    """As after a power loss: what the server had not yet written to disk is gone."""
     fleet = await Fleet.over(crashing.url)
     calls = Calls()
     pods = await three(fleet, calls)
@@ -164,7 +164,7 @@ async def test_a_truncated_append_only_file_is_reported_and_gives_no_token_twice
 
 
 class Failover:
-    """A master, and a replica of it that takes its place: what the pods call is a link to the socket of one of them."""
+    """A master and a replica that takes its place. The pods use a link to the socket of one of them."""
 
     def __init__(self, master: ServerHandle, replica: ServerHandle, folder: Path) -> None:
         self._master, self._replica, self._link = master, replica, folder / "current.sock"
@@ -175,7 +175,7 @@ class Failover:
         return f"unix://{self._link}?db=0"
 
     async def follow(self, port: int) -> None:
-        """The replica has all of the master's data when this returns."""
+        """Start the replica, and return once it has all of the master's data."""
         await self._tell_replica("127.0.0.1", str(port))
 
         async def in_sync() -> bool:
@@ -186,11 +186,11 @@ class Failover:
         await eventually(in_sync, "the replica follows")
 
     async def lag(self) -> None:
-        """From now on the replica hears nothing new."""
+        """Stop the replica from receiving anything new."""
         await self._tell_replica("NO", "ONE")
 
     async def promote(self) -> None:
-        """The master dies, and the replica takes its place."""
+        """Kill the master and put the replica in its place."""
         self._master.kill()
         self._link.unlink()
         self._link.symlink_to(socket_of(self._replica))
@@ -265,12 +265,12 @@ async def test_promoting_a_lagging_replica_is_reported_with_its_window(failover:
 
 
 async def replicated(fleet: Fleet) -> None:
-    """Once the replica has what was written until now."""
+    """Wait until the replica has everything written so far."""
     assert await fleet.redis.wait(1, 0) == 1
 
 
 async def later_mark(pods: list[Pod], at_ms: int) -> None:
-    """Once every pod knows a mark that was made after a time."""
+    """Wait until every pod knows a mark made after this time."""
 
     async def look() -> bool:
         return all(pod.store.identity.marks[0].ms > at_ms for pod in pods)
@@ -279,7 +279,7 @@ async def later_mark(pods: list[Pod], at_ms: int) -> None:
 
 
 async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(fleet: Fleet) -> None:
-    """They meet in a db that was emptied. Whoever is first decides; the other takes no timers, or does not start."""
+    """They meet in an emptied db. The first decides the number; the other takes no timers, or does not start."""
     calls = Calls()
     first = await fleet.pod(calls)
     await fleet.client.create("note", "before", delay="1h")

@@ -1,4 +1,4 @@
-"""Thousands of prefixes: what may not run hides nothing, and each queue has its turn."""
+"""Thousands of prefixes: queues that may not run hide no others, and each queue gets its turn."""
 
 from tests.engine.fleet import Calls, Fleet, until
 from tests.waiting import eventually
@@ -9,7 +9,7 @@ MINUTE_MS = 60_000
 
 
 async def arm_in_many(fleet: Fleet, count: int, due: str = "+0") -> None:
-    """A timer in each of so many prefixes."""
+    """Arm a timer in each of `count` prefixes."""
     news = [Arming(f"note-{number}", "x", due, {}) for number in range(count)]
     for start in range(0, count, 250):
         await fleet.store.arm(news[start : start + 250])
@@ -47,7 +47,7 @@ async def test_a_thousand_queues_at_their_rate_hid_all_later_ones(fleet: Fleet) 
 
 
 async def test_a_probe_ran_after_twenty_thousand_others_that_were_due_before_it(fleet: Fleet) -> None:
-    """Each queue had a claim of its own, in the order of the marks. Now about a hundred share one."""
+    """Each queue had its own claim, in the order of the marks. Now about a hundred share one."""
     calls = Calls()
     pod = await fleet.pod(calls, concurrency=200)
     claims: list[str] = []

@@ -1,4 +1,4 @@
-"""Timers that came due while no pod was alive: what each `missed` policy makes of them; repeats over pods' deaths."""
+"""Timers that became due while no pod was alive, under each `missed` policy, and repeats whose pods die."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ HOUR_MS = 60 * MINUTE_MS
 
 
 async def missed(fleet: Fleet, policy: Missed, *, ago_ms: int = HOUR_MS, **fields: Any) -> Timer:
-    """A timer armed half an hour before it was due, an hour ago, with no pod alive."""
+    """A timer that was due an hour ago, armed half an hour before that, with no pod alive."""
     await fleet.client.create("note", "x", delay="30m", missed=policy, **fields)
     await make_older(fleet, "note", "x", ago_ms + 30 * MINUTE_MS)
     return await fleet.client.get("note", "x")
 
 
 async def occurrence(fleet: Fleet, number: int, timer_id: str = "x") -> Timer:
-    """The timer, once it is scheduled for that occurrence."""
+    """The timer, once it is scheduled for this occurrence."""
 
     async def look() -> Timer | None:
         (timer,) = await fleet.store.get([("note", timer_id)])
@@ -61,7 +61,7 @@ class TestOnce:
 
 
 class TestRepeats:
-    """Due every 20 minutes since 65 minutes ago: four slots have passed, the newest 5 minutes ago."""
+    """Due every 20 minutes, first 65 minutes ago: four slots have passed, the newest 5 minutes ago."""
 
     EVERY_MS = 20 * MINUTE_MS
     AGO_MS = 65 * MINUTE_MS
@@ -103,7 +103,7 @@ class TestRepeats:
         assert (len(calls), timer.occurrence) == (2, 2)
 
     async def test_a_cron_continues_with_its_next_time(self, fleet: Fleet) -> None:
-        """Armed without a due time of its own; fired on request for the slot to come."""
+        """Armed without a due time of its own, then fired by hand for the coming slot."""
         armed = await fleet.client.create("note", "x", repeat={"cron": "*/20 * * * *", "timezone": "Europe/Berlin"})
         calls = Calls()
         await fleet.pod(calls)
@@ -112,7 +112,7 @@ class TestRepeats:
         assert (armed.due_ms % self.EVERY_MS, timer.due_ms) == (0, armed.due_ms + self.EVERY_MS)
 
     async def test_a_fixed_delay_counts_from_the_end_of_the_run(self, fleet: Fleet) -> None:
-        """At a fixed rate the next would be due at the fourth slot, in a quarter of an hour."""
+        """At a fixed rate the next run would be due in a quarter of an hour."""
         await missed(fleet, "fire", repeat={"every": "25m", "mode": "fixed_delay"})
         before_ms = await fleet.store.now_ms()
         await fleet.pod(Calls())
@@ -132,8 +132,8 @@ class TestRepeats:
 
 
 def hang_at_settle(pod: Pod, *, written: bool) -> asyncio.Event:
-    """The pod stops for ever between a run and the end of it, or right after the end was written and before it knows;
-    the event tells when. It claims nothing more either."""
+    """Stop the pod for ever between a run and the writing of its end, or right after that but before the pod knows.
+    The event tells when. The pod claims nothing more."""
     original, called = pod.store.settle, asyncio.Event()
 
     async def stand_still(*_: Any, **_options: Any) -> None:
@@ -152,17 +152,17 @@ def hang_at_settle(pod: Pod, *, written: bool) -> asyncio.Event:
 
 
 def slots(calls: Calls, armed: Timer) -> list[tuple[int, int, int]]:
-    """Of each call the occurrence, the attempt, and the milliseconds from the first slot to its own."""
+    """For each call, the occurrence, the attempt, and the milliseconds from the first slot to its own."""
     return [(run.occurrence, run.attempt, run.due_ms - armed.due_ms) for run in calls.timers]
 
 
 class TestDeath:
-    """Of the pod that runs a repeating timer, at each step of a run."""
+    """The pod that runs a repeating timer dies, at each step of a run."""
 
     FIVE: ClassVar[Mapping[str, Any]] = {"delay": "20ms", "repeat": {"every": "10ms", "count": 5}, "missed": "all"}
 
     async def test_after_the_claim_runs_the_slot_on_another_pod(self, fleet: Fleet) -> None:
-        """Its script had run, and nobody heard the answer."""
+        """The claim's script ran, but nobody got its answer."""
         armed = await fleet.client.create("note", "x", **self.FIVE)
 
         async def claimed() -> bool:
@@ -203,7 +203,7 @@ class TestDeath:
         assert notes(timer)[2] == "rescue"
 
     async def test_between_run_and_re_arm_does_not_end_the_cycle(self, fleet: Fleet) -> None:
-        """Of a processor that sets its own key again."""
+        """The processor re-arms itself."""
 
         async def act(timer: Timer, _context: object) -> Rearm | None:
             return Rearm(after="1ms") if timer.occurrence < 3 else None

@@ -1,4 +1,4 @@
-"""Who serves what: pods for some prefixes and some shards, and timers that end unhandled because nobody does."""
+"""Who serves what: pods for some prefixes and some shards, and timers that end unhandled because no pod serves them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +30,7 @@ def logged() -> Iterator[list[EventDict]]:
 
 
 async def _alarms(logged: list[EventDict]) -> list[EventDict]:
-    """The pod raises them when it hears the answer, which may be after the test has seen the record."""
+    """Waits for the alarms: the pod raises them when it gets the answer, maybe after the test has seen the record."""
 
     def raised() -> list[EventDict]:
         return [event for event in logged if event["event"].startswith("timers unhandled")]
@@ -98,14 +98,14 @@ class TestUnhandled:
             await fleet.client.create(prefix, timer_id, delay="1h" if prefix == "later" else 0)
         await fleet.pod(held, unhandled_after_ms=UNHANDLED_AFTER_MS)
         for timer_id in ("x", "y"):
-            # The second one is looked at after all that was there with the first.
+            # The pod looks at the second one after everything that was there with the first.
             await fleet.client.create("lost", timer_id, delay=0)
             await fleet.reached(Status.UNHANDLED, timer_id, "lost")
         assert {(await fleet.client.get(*timer)).status for timer in waiting} == {Status.SCHEDULED}
         held.release.set()
 
     async def test_a_rolling_deploy_does_not_trigger_it(self, fleet: Fleet) -> None:
-        """A pod goes and its successor comes: the patience starts anew with every pod that serves the prefix."""
+        """A pod goes and its successor comes. The wait restarts with every pod that serves the prefix."""
         watch = await fleet.pod(Calls("mail"), name="watch")
         old = await fleet.pod(Calls(), name="old")
         await until(lambda: watch.worker.peers.serve(0, "note"), "the watching pod sees who serves")
@@ -120,7 +120,7 @@ class TestUnhandled:
 
 
 class _Overdue(Store):
-    """A store with one timer that has been due, or lost by its pod, since time 0, and a clock that the test sets."""
+    """A store with one timer, which is due or was lost by its pod at time 0, and with a clock that the test sets."""
 
     def __init__(self, due: dict[str, int], orphans: list[Identity]) -> None:
         super().__init__(connect("redis://nowhere.invalid"))
@@ -142,7 +142,7 @@ class _Overdue(Store):
 
 
 class _Others(Peers):
-    """Peers of which the test says whether one of them serves the prefix."""
+    """Peers where the test says if one of them serves the prefix."""
 
     serving = False
 
@@ -154,7 +154,7 @@ class _Others(Peers):
 async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
     due: dict[str, int], orphans: list[Identity]
 ) -> None:
-    """However often a deploy takes the only pod away, as long as each time is shorter than the patience."""
+    """A deploy may stop the only pod any number of times, if each gap is shorter than the wait."""
     store = _Overdue(due, orphans)
     others = _Others(Membership(store), Member("a"))
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
@@ -166,7 +166,7 @@ async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
     others.serving = False
     for store.now_ms_is in range(600_000, 665_000, 5_000):
         await unserved.look(0)
-    # Unserved since the look at 545 s, for there was a pod at 540 s.
+    # Unserved since the look at 545 s, because there was a pod at 540 s.
     assert store.abandoned_before[0] == 605_000 - 60_000
 
 
@@ -184,7 +184,7 @@ class TestPrefixes:
 
 class TestShards:
     async def test_some_prefixes_on_some_shards(self, sharded: Fleet) -> None:
-        """By kind and by load together: every timer has one pod that takes it."""
+        """Limited by kind and by load at once: exactly one pod takes each timer."""
         pods = {}
         for only in ("mail", "push"):
             for shards in ((0, 1), (2, 3)):

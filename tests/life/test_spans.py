@@ -30,7 +30,7 @@ def spans(kept: InMemorySpanExporter) -> Spans:
 
 
 async def ended(kept: InMemorySpanExporter, number: int) -> tuple[ReadableSpan, ...]:
-    """The spans, in the order of their ends, once there are so many."""
+    """The spans, in the order of their ends, once there are this many."""
 
     async def look() -> bool:
         return len(kept.get_finished_spans()) >= number

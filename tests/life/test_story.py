@@ -1,4 +1,4 @@
-"""The record alone tells why a timer was late, ran twice or did not run: what `timers get --explain` says of it."""
+"""`timers get --explain`: the record alone tells why a timer was late, ran twice or did not run."""
 
 import re
 
@@ -22,19 +22,19 @@ LOST = "the previous run's lease had expired: its pod died, hung or could not re
 
 
 async def answers(fleet: Fleet, prefix: str = "note") -> list[str]:
-    """What is said of the timer beside its history."""
+    """What is said about the timer besides its history."""
     timer = await fleet.client.get(prefix, "x")
     return (await read_story(fleet.store, timer))[len(timer.history) :]
 
 
 async def only_attempt(fleet: Fleet) -> Attempt:
-    """The one start of the timer."""
+    """The only start of the timer."""
     (attempt,) = attempts((await fleet.client.get("note", "x")).history)
     return attempt
 
 
 async def rescued(fleet: Fleet) -> Timer:
-    """The timer `x`, once another pod has run it again after its first pod was killed in mid-run."""
+    """The timer `x`, once another pod has run it again because its first pod was killed during the run."""
     held = Held()
     dying = await fleet.pod(held)
     await fleet.client.create("note", "x", delay=0)
@@ -49,7 +49,7 @@ class TestCause:
     async def test_of_an_event(self, fleet: Fleet) -> None:
         await fleet.pod(Calls(), grace_ms=HOUR_MS)
         for timer_id in ("first", "x"):
-            # The second is armed when the sweep that follows the subscription is over.
+            # The second is armed after the sweep that follows the subscription.
             await fleet.client.create("note", timer_id, delay="50ms")
             await fleet.completed(timer_id)
         assert notes(await fleet.client.get("note", "x")) == ["created", "event", "completed"]
@@ -95,7 +95,7 @@ class TestLate:
         assert re.match(LATE + "its prefix was paused from 20", (await answers(fleet))[0])
 
     async def test_because_its_pod_was_busy(self, fleet: Fleet) -> None:
-        """Claimed in time, and then not called for long."""
+        """It was claimed in time, but called late."""
         start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", "event", lateness_ms=3)
         end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", claim_ms=1, queue_ms=5000, run_ms=7)
         timer = (await fleet.client.create("note", "x", delay="1h"))._replace(
@@ -128,7 +128,7 @@ class TestLate:
 
 
 class TestSplit:
-    """Of the lateness into event, claim and queue, and the run beside it."""
+    """How the lateness splits into event, claim and queue, and how long the run took."""
 
     async def test_of_a_timer_whose_event_was_heard(self, fleet: Fleet) -> None:
         await fleet.pod(Calls())
@@ -141,7 +141,7 @@ class TestSplit:
         assert ended.to_json()["queue_ms"] == attempt.queue_ms
 
     async def test_of_a_timer_that_a_sweep_found(self, fleet: Fleet) -> None:
-        """The event is what was missing, not the claim."""
+        """The event was missing, not the claim."""
         await fleet.client.create("note", "x", delay="30m")
         await make_older(fleet, "note", "x", HOUR_MS)
         await fleet.pod(Calls())
@@ -151,7 +151,7 @@ class TestSplit:
         assert attempt.event_ms > attempt.waited_ms / 2
 
     async def test_of_a_timer_that_waited_for_room(self) -> None:
-        """Its event was heard long before; all of the wait is the claim's."""
+        """Its event was heard long before, so the whole wait counts for the claim."""
         start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", "room", lateness_ms=900)
         end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", queue_ms=0, run_ms=7)
         (attempt,) = attempts([start, end])
@@ -171,7 +171,7 @@ class TestSplit:
         assert second.start.at_ms - second.waited_ms >= first.ended.at_ms
 
     async def test_of_a_rescue(self, fleet: Fleet) -> None:
-        """The first run has no end of its own; the second waited from the start of the first."""
+        """The first run has no end. The second waited from the start of the first."""
         lost, second = attempts((await rescued(fleet)).history)
         assert (lost.event_ms, lost.queue_ms, lost.ended) == (None, None, second.start)
         assert (second.event_ms, second.claim_ms) == (None, second.start.at_ms - lost.start.at_ms)
@@ -186,7 +186,7 @@ class TestSplit:
 
 
 def first_time(act: Act) -> Act:
-    """Does that at the first attempt, and nothing at the second."""
+    """Does `act` at the first attempt, and nothing at the second."""
 
     async def once(timer: Timer, context: Context) -> Result:
         return await act(timer, context) if timer.attempt == 1 else None
@@ -255,7 +255,7 @@ class TestNotRun:
         ],
     )
     async def test_because_something_keeps_it(self, fleet: Fleet, said: str, limits: str) -> None:
-        """What the record does not know is asked of the db."""
+        """What the record does not tell is read from the db."""
         await fleet.client.create("note", "x", delay=0)
         if "paused" in said:
             await fleet.client.pause("note")
@@ -263,7 +263,7 @@ class TestNotRun:
             await fleet.store.block(fleet.store.shard_of("note", "x"), "note", HOUR_MS)
 
         async def told() -> bool:
-            """The pod gives another sign each time, so that it counts as alive on a machine however slow."""
+            """The pod gives a new sign of life each time, so that it counts as alive on a slow machine too."""
             await announce(fleet.store, "a-pod", processors=["note"], settings={"limits of note": limits})
             if "no live pod" in said:
                 await sign_off(fleet.store, "a-pod")
@@ -284,7 +284,7 @@ class TestNotRun:
         assert await answers(fleet) == ["not run: it was cancelled"]
 
     async def test_because_it_would_have_been_too_late(self, fleet: Fleet) -> None:
-        """It was claimed, and its history shows that; but nothing was run."""
+        """It was claimed, which its history shows, but it did not run."""
         await fleet.client.create("note", "x", delay="30m", missed="skip")
         await make_older(fleet, "note", "x", HOUR_MS)
         calls = Calls()

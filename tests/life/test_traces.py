@@ -1,4 +1,4 @@
-"""The logs of a run, whoever writes them: each line names the timer, the attempt and the pod, and so can be traced."""
+"""Every log line of a run names the timer, the attempt and the pod, no matter which logger writes it."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from timers.processor import Context, processor
 
 
 class Log(io.StringIO):
-    """What pods write, line by line."""
+    """The lines that pods log."""
 
     def of(self, *events: str) -> list[dict[str, Any]]:
         """The lines with these events."""
@@ -30,7 +30,7 @@ class Log(io.StringIO):
 
 @pytest.fixture
 def log(_short_logs: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    """As a pod writes it; no logger is to keep writing there in other tests."""
+    """The log as a pod writes it. Loggers must not keep writing to it in other tests."""
     root, written = logging.getLogger(), Log()
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr(sys, "stderr", written)
@@ -47,7 +47,7 @@ def names(line: dict[str, Any]) -> tuple[Any, ...]:
 
 
 async def test_lines_of_processors_name_their_run(fleet: Fleet, log: Log) -> None:
-    """By the context's logger, another one, the standard library's, and in a thread; and each only its own run."""
+    """Lines of the context's logger, of others, of the standard library, and in a thread. Each names its own run."""
 
     async def write(_timer: Timer, context: Context) -> None:
         context.log.info("by the context")
@@ -73,7 +73,7 @@ async def test_lines_of_processors_name_their_run(fleet: Fleet, log: Log) -> Non
 async def test_a_failed_run_names_the_line_of_the_processors_code(
     fleet: Fleet, log: Log, error: Exception, kind: str
 ) -> None:
-    """Not that of the service, which calls it, nor that of a library, which it has called."""
+    """Not a line of the service, which calls it, nor of a library that it calls."""
 
     def fail(*_: Any) -> None:
         [*map(_raise, [error])]
@@ -98,7 +98,7 @@ def _raise(error: Exception) -> None:
 
 
 async def test_what_happens_to_a_run_names_it_too(fleet: Fleet, log: Log) -> None:
-    """It is frozen, rescued elsewhere, fails there, and its late result is refused."""
+    """A run is frozen, rescued by another pod, fails there, and its late result is refused."""
 
     async def fail(_timer: Timer, _context: Context) -> None:
         raise ValueError("broken")

@@ -146,7 +146,7 @@ class PodVerbs(World):
 
     @verb(pod=pods, some=st.lists(identities, min_size=1, max_size=4, unique=True))
     def rescue(self, *, pod: str, some: list[Identity]) -> None:
-        """Rescue runs of which some are orphans. The others must not change."""
+        """Rescue some runs. Those that are no orphans must not change."""
         for shard in range(SHARDS):
             asked = [i for i in some if self.store.shard_of(*i) == shard]
             rescued = self.do(self.store.rescue(shard, asked, pod=pod, lease_ms=LEASE_MS)).timers
