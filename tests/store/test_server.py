@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from tests.conftest import SharedServers
 from tests.servers import FAMILIES, Kind
 from tests.store.acts import PREFIX, armed, claim
-from tests.waiting import DEADLINE_SECONDS
+from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import server
 from timers.store.connect import connect
@@ -159,15 +159,19 @@ def test_a_url_that_cannot_be_used_is_refused_before_the_first_call(url: str) ->
         connect(url)
 
 
-@pytest.mark.parametrize("option", ["decode_responses=true", "protocol=3"])
+@pytest.mark.parametrize("option", ["", "decode_responses=true", "protocol=3"])
 @pytest.mark.parametrize("kind", FAMILIES)
-async def test_an_option_of_the_url_changes_no_answer(
+async def test_a_connection_that_the_server_has_closed_is_replaced_whatever_the_url_asks_for(
     real: Store, servers: SharedServers, kind: Kind, option: str
 ) -> None:
     await real.identity.make()
     url = (await servers.of(kind)).url
     connections = connect(f"{url}{'&' if '?' in url else '?'}{option}", answer_timeout_seconds=DEADLINE_SECONDS)
     store = Store(connections)
+    await store.identity.look()
+    (idle,) = connections.commands.connection_pool._available_connections
+    await real.connections.commands.client_kill_filter(_id=str(await connections.commands.client_id()))
+    await eventually(idle.can_read, "the end has arrived here")
     await store.identity.look()
     await connections.close()
     assert store.identity.epoch == real.identity.epoch

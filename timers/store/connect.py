@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
@@ -112,15 +112,16 @@ def connect(url: str, *, pool_size: int = 32, answer_timeout_seconds: float = AN
 
 
 def _client(url: str, size: int, answer_timeout_seconds: float) -> Redis:
-    pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=size,
-        timeout=answer_timeout_seconds,
-        socket_timeout=answer_timeout_seconds,
-        socket_connect_timeout=CONNECT_SHARE * answer_timeout_seconds,
-        retry=_NEVER,
-    )
-    pool.connection_kwargs.update(protocol=2, decode_responses=False)  # whatever the URL asks for
+    given: dict[str, Any] = {
+        "max_connections": size,
+        "timeout": answer_timeout_seconds,
+        "socket_timeout": answer_timeout_seconds,
+        "socket_connect_timeout": CONNECT_SHARE * answer_timeout_seconds,
+        **parse_url(url),
+    }
+    # With protocol 3, the pool would hand out connections that the server has closed.
+    fixed = {"retry": _NEVER, "protocol": 2, "decode_responses": False}
+    pool = BlockingConnectionPool(**{**given, **fixed})
     pool.connection_class = _improved(pool.connection_class)
     return Redis.from_pool(pool)
 
