@@ -78,8 +78,9 @@ class _Rig:
         self.canary.resubscribed()
         self.one = self.sweeper.sweeps[0]
 
-    async def look(self) -> float:
-        """Look once. Returns the ms until the next look."""
+    async def look(self, next_rank: int = 0) -> float:
+        """Look once, with the rank at which the answer says to continue. Returns the ms until the next look."""
+        self.store.next_rank = next_rank
         await self.one.look()
         return self.one.look_ms - self.store.clock.now_ms()
 
@@ -162,6 +163,26 @@ async def test_it_continues_at_once_if_there_are_more_orphans_than_one_look_take
     assert await rig.look() == ms(INTERVAL_MS)
     await rig.look()
     assert rig.store.looked_from == [0, 500, 0]
+
+
+async def test_a_look_continues_where_the_last_one_ended(rig: _Rig) -> None:
+    rig.store.ranks.clear()
+    for next_rank in (500, 0, 0):
+        await rig.look(next_rank)
+    assert rig.store.ranks == [0, 500, 0]
+
+
+@pytest.mark.parametrize(("answered", "continued"), [(500, 1_000), (1_500, 1_500)])
+async def test_a_look_at_a_due_time_skips_no_queues_behind_the_place_that_was_reached(
+    rig: _Rig, answered: int, continued: int
+) -> None:
+    rig.store.ranks.clear()
+    for next_rank in (500, 1_000):
+        await rig.look(next_rank)
+    rig.store.now_s += (INTERVAL_MS + 1) / 1000
+    for next_rank in (answered, 0):
+        await rig.look(next_rank)
+    assert rig.store.ranks == [0, 500, 0, continued]
 
 
 async def test_a_nearer_due_time_brings_the_look_forward_and_a_later_one_does_not(rig: _Rig) -> None:
