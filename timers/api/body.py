@@ -212,6 +212,8 @@ def _refuse_unknown(known: tuple[str, ...], given: Mapping[str, object]) -> None
 
 def parsed(request: web.Request, parse: Callable[[Any], Spec], body: Any) -> Spec:
     """Read a body with `parse`. InvalidInput names everything that is wrong with the query and the body."""
+    if not request.rel_url.raw_query_string:
+        return parse(body)
     checks = Checks()
     checks.of(refuse_query, request)
     spec = checks.of(parse, body)

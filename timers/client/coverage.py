@@ -80,8 +80,9 @@ class Declared:
         asked_at = time.monotonic()
         await self._read_since(asked_at - self._fresh_seconds)
         missing = self._missing(prefixes)
-        if missing:
-            await self._read_since(asked_at)
+        if not missing:
+            return {}
+        await self._read_since(asked_at)
         return {prefix: self._refusal(prefix) for prefix in self._missing(missing)}
 
     async def owner(self, prefix: str) -> str | None:
