@@ -223,7 +223,9 @@ class TestDeath:
         calls = Calls()
         first = await fleet.pod(calls, name="a")
         hangs = hang_at_settle(first, written=True)
-        armed = await fleet.client.create("note", "x", delay="20ms", repeat={"every": "100ms", "count": 3})
+        armed = await fleet.client.create(
+            "note", "x", delay="20ms", repeat={"every": "100ms", "count": 3}, missed="all"
+        )
         await hangs.wait()
         await fleet.kill(first)
         await fleet.pod(calls, name="b")
