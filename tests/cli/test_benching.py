@@ -60,7 +60,9 @@ async def test_a_bench_that_is_interrupted_cleans_up_as_well(
 
     await eventually(spread, "timers are armed over ten minutes")
     bench.signal(signal.SIGINT)
-    assert bench.end().code != 0
+    ended = bench.end()
+    assert ended.code != 0
+    assert "timers removed" in ended.err
     assert redis.hgetall("timers:{0}:counts") == {}
     assert not redis.keys("*bench-*")
     assert not redis.exists("timers:{0}:outbox")

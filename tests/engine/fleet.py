@@ -227,6 +227,8 @@ async def joined(
 ) -> Store:
     """Open a store as a pod does."""
     connections = connect(url, answer_timeout_seconds=answer_timeout_seconds)
+    for client in (connections.commands, connections.reserved):  # connecting takes long on a busy machine
+        client.connection_pool.connection_kwargs["socket_connect_timeout"] = DEADLINE_SECONDS
     try:
         store = await open_store(connections, shards=shards)
         await store.identity.join()

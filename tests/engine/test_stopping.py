@@ -70,6 +70,27 @@ async def test_a_redis_call_in_the_clean_up_after_a_cancellation_goes_through() 
     assert cleaned
 
 
+async def test_a_cancellation_in_the_midst_of_a_redis_call_arrives_once() -> None:
+    """Ctrl-C cancels the task of `asyncio.run` while it runs. Its clean-up was cancelled as well."""
+    cleaned = False
+
+    async def command() -> None:
+        nonlocal cleaned
+        try:
+            with reachable():
+                await asyncio.sleep(0)
+                running.cancel()
+            await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+            cleaned = True
+
+    running = asyncio.create_task(command())
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert cleaned
+
+
 async def test_a_redis_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="gone"), reachable():
         raise ConnectionError("gone")

@@ -97,7 +97,8 @@ def reachable() -> Iterator[None]:
             raise Unavailable(f"Redis cannot do this now: {error}") from error
         raise
     finally:
-        if current and current.cancelling() > before:
+        # Ctrl-C cancels in the midst of a step of the task: it still gets that cancellation at its next await.
+        if current and current.cancelling() > before and not getattr(current, "_must_cancel", False):
             raise asyncio.CancelledError
 
 
