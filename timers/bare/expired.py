@@ -55,8 +55,7 @@ class ExpiredKeys:
     def heard(self, identity: Identity, until_ms: int, *, mine: bool) -> None:
         """A key expired. This pod has heard everything until `until_ms`, and reports at once what is `mine`."""
         self._scanner.noticed()
-        times = self._count(identity, time.monotonic())
-        self._add(identity, (times, until_ms), 0.0 if mine else LATER_SECONDS)
+        self._add(identity, (self._count(identity), until_ms), 0.0 if mine else LATER_SECONDS)
 
     async def run(self) -> None:
         """Report expiries batch by batch."""
@@ -67,7 +66,8 @@ class ExpiredKeys:
             else:
                 await set_within(self._something, LATER_SECONDS if self.waiting else None)
 
-    def _count(self, identity: Identity, now: float) -> int:
+    def _count(self, identity: Identity) -> int:
+        now = time.monotonic()
         times, last = self.counted.pop(identity, (0, now))
         times = times + 1 if now - last < self._counted_seconds else 1
         self.counted[identity] = (times, now)

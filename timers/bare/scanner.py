@@ -57,8 +57,7 @@ class Scanner:
         self._every_ms, self._told = every_ms, told
         self._doubt_seconds, self._idle_longest_seconds = doubt_seconds, idle_longest_seconds
         self.rests = BUSY_RESTS
-        self._noticed = asyncio.Event()
-        self._nearer = asyncio.Event()
+        self._noticed, self._nearer = asyncio.Event(), asyncio.Event()
 
     def noticed(self) -> None:
         """Bare keys are in use: scan and look often."""
