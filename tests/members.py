@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from tests.patience import patient
 from timers.client import open_store
 from timers.store.connect import connect
 from timers.store.membership import Member, Membership
@@ -25,7 +26,7 @@ async def sign_off(store: Store, pod: str) -> None:
 
 async def declare_at(url: str, *prefixes: str) -> None:
     """As `declare`, for the db at a URL."""
-    store = await open_store(connect(url))
+    store = await open_store(connect(patient(url)))
     await declare(store, *prefixes)
     await store.connections.close()
 

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
+from tests.patience import patient
 from tests.servers import start_server
 from timers.client import open_store
 from timers.core.model import Timer
@@ -51,7 +52,7 @@ async def redis(server: EmbeddedServer) -> AsyncIterator[Redis]:
 async def store(server: EmbeddedServer, redis: Redis) -> AsyncIterator[Store]:
     """A store of the test's own."""
     await redis.ping()
-    opened = await open_store(connect(server.url))
+    opened = await open_store(connect(patient(server.url)))
     yield opened
     await opened.connections.close()
 

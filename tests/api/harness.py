@@ -11,6 +11,7 @@ from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
 from tests.members import declare
+from tests.patience import patient
 from timers.api.assembly import all_routes
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.body import UNVERIFIED_BYTES
@@ -114,7 +115,7 @@ async def running_api(
     """An API on a db in which the processors are declared. With `works` it also runs their timers. `keys` is as in
     TIMERS_API_KEYS. The routes in `instead` come before all others."""
     async with AsyncExitStack() as ends:
-        store = await open_store(connect(url))
+        store = await open_store(connect(patient(url)))
         ends.push_async_callback(store.connections.close)
         registry = Registry(processors)
         await declare(store, *registry.declared)

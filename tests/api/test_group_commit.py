@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.members import declare
+from tests.patience import patient
 from timers.client import TimerClient
 from timers.client.group_commit import LINES
 from timers.core.model import Timer
@@ -49,7 +50,7 @@ async def test_callers_that_create_again_share_calls_again(client: TimerClient, 
 
 async def test_creates_in_more_shards_than_there_are_lines(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
-    store = Store(connect(server.url), shards=4 * LINES)
+    store = Store(connect(patient(server.url)), shards=4 * LINES)
     await declare(store, "test")
     async with TimerClient.over(store) as client:
         names = [f"t{i}" for i in range(8 * LINES)]

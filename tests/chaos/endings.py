@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from tests.chaos.findings import Completion, Counts, EndState
 from tests.chaos.pods import until
 from tests.chaos.processors import PREFIX
+from tests.patience import patient
 from timers import Status, Timer
 from timers.client import open_store
 from timers.store.connect import connect
@@ -65,7 +66,7 @@ async def _may_stay(redis: Redis, key: str) -> bool:
 
 async def end_states(url: str, ids: Sequence[str]) -> dict[str, EndState]:
     """The records of the timers, by `prefix/id`, without timers that have none."""
-    connections = connect(url)
+    connections = connect(patient(url))
     try:
         store = await open_store(connections)
         found: dict[str, EndState] = {}

@@ -19,6 +19,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import EVERY_POD
 from tests.chaos.witness import Event, Kind, Witness, read_history
+from tests.patience import patient
 from timers import TimerClient
 from timers.embedded import Family
 from timers.store.connect import connect
@@ -103,7 +104,7 @@ async def stage(
         proxy = await ends.enter_async_context(Proxy(server.url)) if needs.proxy else None
         url = proxy.url if proxy else server.url
         client = await ends.enter_async_context(TimerClient(url))
-        plain = connect(url)
+        plain = connect(patient(url))
         ends.push_async_callback(plain.close)
         crew = await ends.enter_async_context(Pods(url, redis, lines, settings))
         await crew.start(pods)

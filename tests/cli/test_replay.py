@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import CommandLine
+from tests.patience import patient
 from tests.store.acts import an_end, armed, claim, finished, settle
 from timers.client import TimerClient, open_store
 from timers.core.decide import decide
@@ -70,7 +71,7 @@ class Past:
 
     def _in_store(self, live: Any) -> None:
         async def within() -> None:
-            connections = connect(self._url)
+            connections = connect(patient(self._url))
             try:
                 await live(await open_store(connections))
             finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.members import announce, declare
+from tests.patience import patient
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client.doctor import examine
@@ -28,7 +29,7 @@ Findings = Mapping[str, tuple[str, str]]
 
 @asynccontextmanager
 async def opened(url: str, shards: int | None = None) -> AsyncIterator[Store]:
-    store = Store(connect(url), shards=shards)
+    store = Store(connect(patient(url)), shards=shards)
     try:
         yield store
     finally:

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from tests.conservation import conserved
 from tests.engine.own_tasks import OwnTasks
 from tests.members import declare
+from tests.patience import patient
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
@@ -226,9 +227,7 @@ async def joined(
     url: str, *, shards: int | None = None, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS
 ) -> Store:
     """Open a store as a pod does."""
-    connections = connect(url, answer_timeout_seconds=answer_timeout_seconds)
-    for client in (connections.commands, connections.reserved):  # connecting takes long on a busy machine
-        client.connection_pool.connection_kwargs["socket_connect_timeout"] = DEADLINE_SECONDS
+    connections = connect(patient(url), answer_timeout_seconds=answer_timeout_seconds)
     try:
         store = await open_store(connections, shards=shards)
         await store.identity.join()

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.life.past import make_older
+from tests.patience import patient
 from tests.waiting import eventually
 from timers.engine.listener import Listener
 from timers.store import server as server_facts
@@ -236,7 +237,7 @@ async def test_an_event_heard_many_times_fires_its_timer_once(fleet: Fleet) -> N
 
 
 async def test_events_of_another_db_are_ignored(fleet: Fleet) -> None:
-    elsewhere = connect(fleet.url.replace("db=0", "db=1"))
+    elsewhere = connect(patient(fleet.url.replace("db=0", "db=1")))
     calls = Calls()
     await fleet.pod(calls)
     await fleet.client.create("note", "x", delay=DAY)

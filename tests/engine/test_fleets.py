@@ -22,16 +22,19 @@ def _of_another(pod: Pod, count: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [2, 3])
 async def test_each_timer_runs_once_and_every_pod_does_work(fleet: Fleet, size: int) -> None:
-    calls = [Calls() for _ in range(size)]
-    pods = [await fleet.pod(each, name=f"pod-{number}") for number, each in enumerate(calls)]
+    """No pod has room for all of them, and the runs last until each pod has one."""
+    calls = [Held() for _ in range(size)]
+    pods = [await fleet.pod(each, name=f"pod-{number}", concurrency=150) for number, each in enumerate(calls)]
     await _know_each_other(*pods)
     now_ms = await fleet.store.now_ms()
     news = [NewTimer(prefix="note", id=f"n{i}", due_at=now_ms + 100 + 2 * i) for i in range(200)]
     await fleet.client.batch(news)
+    await until(lambda: all(len(each) > 0 for each in calls), "every pod does work")
+    for each in calls:
+        each.release.set()
     for new in news:
         await fleet.completed(str(new.id))
     assert sorted(timer_id for each in calls for timer_id in each.ids) == sorted(str(new.id) for new in news)
-    assert all(len(each) > 0 for each in calls)
 
 
 async def test_a_backlog_is_run_once_by_whoever_has_room(fleet: Fleet) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
 from tests.servers import FAMILIES, start_server
 from tests.waiting import eventually
 from timers import Context, Timer
@@ -114,7 +115,7 @@ class _Subscriptions(Observer):
 @pytest.fixture(params=FAMILIES)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     async with await start_server(request.param, tmp_path) as server:
-        store = await open_store(connect(server.url))
+        store = await open_store(connect(patient(server.url)))
         yield store
         await store.connections.close()
 

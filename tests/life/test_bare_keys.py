@@ -28,6 +28,14 @@ async def adopted(fleet: Fleet, key: str, prefix: str = "note") -> Timer:
     return timer
 
 
+async def adopted_soon(fleet: Fleet, value: str = "1") -> Timer:
+    """The timer of `note:x`, a key of a few seconds. First another key is adopted: from then on the pod scans often."""
+    await fleet.redis.set("note:first", "1", px=HOUR_MS)
+    await adopted(fleet, "first")
+    await fleet.redis.set("note:x", value, px=5_000)
+    return await adopted(fleet, "x")
+
+
 class TestChanges:
     async def test_a_change_of_an_adopted_timer_is_not_undone_by_the_next_scan(self, fleet: Fleet) -> None:
         calls = Calls()
@@ -61,20 +69,18 @@ class TestChanges:
     async def test_an_adopted_timer_is_on_time_though_its_key_is_looked_at_first(self, fleet: Fleet) -> None:
         calls = Calls()
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
-        await fleet.redis.set("note:x", "1", px=3_000)
-        due_ms = (await adopted(fleet, "x")).due_ms
+        due_ms = (await adopted_soon(fleet)).due_ms
         timer = await fleet.completed("x")
         assert [entry.cause for entry in timer.history][:2] == ["created", "bare-due"]
         assert (timer.due_ms, calls.ids) == (due_ms, ["x"])
         assert not await fleet.redis.exists("note:x")
-        await until(lambda: pod.seen.bare_keys == ["adopted", "ending"], "both are told")
+        await until(lambda: pod.seen.bare_keys == ["adopted", "adopted", "ending"], "both are told")
 
     async def test_a_key_set_again_while_no_pod_was_there_does_not_fire_at_its_old_time(self, fleet: Fleet) -> None:
         """Its timer is overdue when pods start, and is not claimed before a pod has looked at the key."""
         calls = Calls()
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
-        await fleet.redis.set("note:x", "1", px=3_000)
-        due_ms = (await adopted(fleet, "x")).due_ms
+        due_ms = (await adopted_soon(fleet)).due_ms
         await fleet.kill(pod)
         await fleet.redis.set("note:x", "2", px=HOUR_MS)
         await fleet_past(fleet, due_ms)
@@ -90,8 +96,7 @@ class TestChanges:
     async def test_a_key_that_expired_while_no_pod_was_there_fires(self, fleet: Fleet) -> None:
         calls = Calls()
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
-        await fleet.redis.set("note:x", '"kept"', px=3_000)
-        due_ms = (await adopted(fleet, "x")).due_ms
+        due_ms = (await adopted_soon(fleet, '"kept"')).due_ms
         await fleet.kill(pod)
         await fleet_past(fleet, due_ms)
         await fleet.redis.exists("note:x")

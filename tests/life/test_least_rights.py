@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.patience import patient
 from tests.rights import as_user, grant, refused
 from timers.access import RIGHTS, Scope, make_key
 from timers.client import TimerClient, open_store
@@ -31,7 +32,7 @@ async def store(fleet: Fleet) -> AsyncIterator[Store]:
     """A store with the pods' rights, on a server with notifications switched on."""
     await grant(fleet.redis, 0, MINE)
     assert (await fleet.redis.config_get(FLAGS))[FLAGS] in ("Ex", "xE")
-    opened = await open_store(connect(as_user(fleet.url)))
+    opened = await open_store(connect(patient(as_user(fleet.url))))
     yield opened
     await opened.connections.close()
 

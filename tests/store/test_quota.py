@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.members import declare
+from tests.patience import patient
 from tests.servers import Kind, start_kind
 from timers.client import TimerClient, open_store
 from timers.core.spec import NewTimer
@@ -21,7 +22,7 @@ from timers.store.store import Store
 @pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
 async def store(request: pytest.FixtureRequest, kind: Kind, tmp_path: Path) -> AsyncIterator[Store]:
     server = await start_kind(kind, tmp_path)
-    store = await open_store(connect(server.url), shards=request.param)
+    store = await open_store(connect(patient(server.url)), shards=request.param)
     numbered = (f"{letter}{n}" for letter in "ap" for n in range(10))
     await declare(store, "a", "ab", "b", "bc", "other", *numbered)
     yield store

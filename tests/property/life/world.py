@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
 from tests.conservation import conserved
+from tests.patience import patient
 from tests.property.oracle import Oracle
 from timers.bare.keys import BareKeys
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS
@@ -80,7 +81,7 @@ class World(RuleBasedStateMachine):
     def __init__(self, runner: asyncio.Runner, url: str, seen: Counter[str]) -> None:
         super().__init__()
         self._runner, self.seen = runner, seen
-        connections = connect(url)
+        connections = connect(patient(url))
         self.redis = connections.commands
         self.do(self.redis.flushdb())
         self.store = Store(connections, shards=SHARDS)
