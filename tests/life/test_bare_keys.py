@@ -28,12 +28,12 @@ async def adopted(fleet: Fleet, key: str, prefix: str = "note") -> Timer:
     return timer
 
 
-async def adopted_soon(fleet: Fleet, value: str = "1") -> Timer:
-    """The timer of `note:x`, a key of a few seconds. First another key is adopted: from then on the pod scans often."""
+async def adopted_soon(fleet: Fleet, value: str = "1", key: str = "x") -> Timer:
+    """The timer of a key of a few seconds. First another key is adopted: from then on the pod scans often."""
     await fleet.redis.set("note:first", "1", px=HOUR_MS)
     await adopted(fleet, "first")
-    await fleet.redis.set("note:x", value, px=5_000)
-    return await adopted(fleet, "x")
+    await fleet.redis.set(f"note:{key}", value, px=4_000)
+    return await adopted(fleet, key)
 
 
 class TestChanges:
@@ -67,14 +67,20 @@ class TestChanges:
         await fleet.completed("odd")
 
     async def test_an_adopted_timer_is_on_time_though_its_key_is_looked_at_first(self, fleet: Fleet) -> None:
-        calls = Calls()
+        """The look comes up to 200 ms before. A pod that stands still then misses it; the next key counts."""
+        calls, causes = Calls(), ["created", "bare-expired"]
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
-        due_ms = (await adopted_soon(fleet)).due_ms
-        timer = await fleet.completed("x")
-        assert [entry.cause for entry in timer.history][:2] == ["created", "bare-due"]
-        assert (timer.due_ms, calls.ids) == (due_ms, ["x"])
-        assert not await fleet.redis.exists("note:x")
-        await until(lambda: pod.seen.bare_keys == ["adopted", "adopted", "ending"], "both are told")
+        keys = [f"x{number}" for number in range(10)]
+        while causes == ["created", "bare-expired"]:
+            key = keys[len(calls)]
+            due_ms = (await adopted_soon(fleet, key=key)).due_ms
+            timer = await fleet.completed(key)
+            causes = [entry.cause for entry in timer.history][:2]
+            assert (timer.due_ms, calls.ids[-1]) == (due_ms, key)
+            assert not await fleet.redis.exists(f"note:{key}")
+        assert causes == ["created", "bare-due"]
+        assert calls.ids == keys[: len(calls)]
+        await until(lambda: pod.seen.bare_keys[-2:] == ["adopted", "ending"], "both are told")
 
     async def test_a_key_set_again_while_no_pod_was_there_does_not_fire_at_its_old_time(self, fleet: Fleet) -> None:
         """Its timer is overdue when pods start, and is not claimed before a pod has looked at the key."""

@@ -213,7 +213,7 @@ async def test_a_bare_key_belongs_to_the_longest_prefix_too(fleet: Fleet) -> Non
     await fleet.redis.set("send-message-vip:here", "1", px=1_000)
     await until(lambda: longer.ids == ["here"], "the bare key fires")
     await fleet.drain(two)
-    await fleet.redis.set("send-message-vip:away", "1", px=5_000)
+    await fleet.redis.set("send-message-vip:away", "1", px=4_000)
     timer = await fleet.reached(Status.UNHANDLED, "away", "send-message-vip")
     assert (timer.payload, timer.attempt) == (1, 0)
     assert len(shorter) == 0
