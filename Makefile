@@ -4,7 +4,7 @@
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once.
-PYTEST_SPREAD = -n 2 --dist loadfile
+PYTEST_SPREAD = -n 3 --dist loadfile
 
 run: setup
 	@exec $(BIN)/timers dev
