@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from tests.patience import patient
+from tests.waiting import patient
 from timers.client import open_store
 from timers.store.connect import connect
 from timers.store.membership import Member, Membership

@@ -21,3 +21,8 @@ async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seco
     except TimeoutError:
         raise AssertionError(f"not within {seconds:g} seconds: {what}") from None
     return answer
+
+
+def patient(url: str) -> str:
+    """The URL of a server, with a whole test's time to connect. Beside other work both may stand still for seconds."""
+    return f"{url}{'&' if '?' in url else '?'}socket_connect_timeout={DEADLINE_SECONDS}"

@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
-from tests.patience import patient
 from tests.servers import start_server
+from tests.waiting import patient
 from timers.client import open_store
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer

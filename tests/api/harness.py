@@ -11,7 +11,7 @@ from multidict import CIMultiDictProxy
 
 from tests.api.conformance import check
 from tests.members import declare
-from tests.patience import patient
+from tests.waiting import patient
 from timers.api.assembly import all_routes
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.body import UNVERIFIED_BYTES

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.members import declare
-from tests.patience import patient
+from tests.waiting import patient
 from timers.client import TimerClient
 from timers.client.group_commit import LINES
 from timers.core.model import Timer

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from tests.chaos.findings import Completion, Counts, EndState
 from tests.chaos.pods import until
 from tests.chaos.processors import PREFIX
-from tests.patience import patient
+from tests.waiting import patient
 from timers import Status, Timer
 from timers.client import open_store
 from timers.store.connect import connect

@@ -19,7 +19,7 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import EVERY_POD
 from tests.chaos.witness import Event, Kind, Witness, read_history
-from tests.patience import patient
+from tests.waiting import patient
 from timers import TimerClient
 from timers.embedded import Family
 from timers.store.connect import connect

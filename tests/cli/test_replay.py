@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import CommandLine
-from tests.patience import patient
 from tests.store.acts import an_end, armed, claim, finished, settle
+from tests.waiting import patient
 from timers.client import TimerClient, open_store
 from timers.core.decide import decide
 from timers.core.durations import format_time, parse_time

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.members import announce, declare
-from tests.patience import patient
 from tests.store.acts import arming
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client.doctor import examine
 from timers.core.model import Progress
 from timers.store.checkup import Check

@@ -10,8 +10,7 @@ from redis.asyncio import Redis
 from tests.conservation import conserved
 from tests.engine.own_tasks import OwnTasks
 from tests.members import declare
-from tests.patience import patient
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
 from timers.engine.observer import Observer
@@ -155,8 +154,8 @@ class Fleet:
         """A fleet without pods, in which the prefix `note` was declared. `pods_url` is the pods' URL if the test itself
         has more rights."""
         # On a busy machine an answer may take longer than a pod's own limit.
-        patient = await joined(url, shards=shards, answer_timeout_seconds=DEADLINE_SECONDS)
-        fleet = cls(url, patient, pods_url or url)
+        store = await joined(url, shards=shards, answer_timeout_seconds=DEADLINE_SECONDS)
+        fleet = cls(url, store, pods_url or url)
         await declare(fleet.store, "note")
         return fleet
 

@@ -9,8 +9,7 @@ from redis.asyncio import Redis
 
 from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.life.past import make_older
-from tests.patience import patient
-from tests.waiting import eventually
+from tests.waiting import eventually, patient
 from timers.engine.listener import Listener
 from timers.store import server as server_facts
 from timers.store.connect import connect

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
 from tests.servers import FAMILIES, start_server
-from tests.waiting import eventually
+from tests.waiting import eventually, patient
 from timers import Context, Timer
 from timers.client import open_store
 from timers.engine.alarms import TIMES, FleetAlarms

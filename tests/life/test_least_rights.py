@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from tests.engine.fleet import Calls, Fleet, Held, until
-from tests.patience import patient
 from tests.rights import as_user, grant, refused
+from tests.waiting import patient
 from timers.access import RIGHTS, Scope, make_key
 from timers.client import TimerClient, open_store
 from timers.client.actions import Counts

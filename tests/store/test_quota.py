@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.members import declare
-from tests.patience import patient
 from tests.servers import Kind, start_kind
+from tests.waiting import patient
 from timers.client import TimerClient, open_store
 from timers.core.spec import NewTimer
 from timers.errors import TooManyPending

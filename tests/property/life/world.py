@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 
 from tests.conservation import conserved
-from tests.patience import patient
 from tests.property.oracle import Oracle
+from tests.waiting import patient
 from timers.bare.keys import BareKeys
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS
 from timers.core.model import Status, Timer
