@@ -13,7 +13,7 @@ from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
 from timers.store.connect import Line
 from timers.store.filters import Filter
-from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, read_pages
+from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, read_page, read_pages
 from timers.store.queries import Queries
 from timers.store.scripts import ScriptCall
 from timers.store.store import Store
@@ -73,6 +73,17 @@ async def test_one_list_over_many_prefixes_and_shards_takes_a_few_round_trips(
         pages = await all_pages(sharded, wanted)
         assert sum(map(len, pages)) == found
         assert len(sent) <= most, (wanted, sent)
+
+
+async def test_a_page_that_continues_a_long_list_takes_one_round_trip(
+    real: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting first, as the first page must, made it a quarter slower."""
+    await real.arm([arming(f"t{n}", due="+3600000") for n in range(400)])
+    first = await read_page(real, Filter(), limit=10)
+    sent = count_sent(real, monkeypatch)
+    assert len((await read_page(real, Filter(), limit=10, cursor=first.next_cursor)).items) == 10
+    assert len(sent) == 1
 
 
 async def test_counting_all_shards_takes_one_round_trip(sharded: Store, monkeypatch: pytest.MonkeyPatch) -> None:

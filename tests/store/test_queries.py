@@ -1,7 +1,9 @@
 """Lists, counts and the stream of changes: everything once and in order, for any page size."""
 
 import asyncio
+import json
 import random
+from base64 import urlsafe_b64encode
 
 import pytest
 
@@ -23,6 +25,11 @@ async def pages(store: Store, wanted: Filter, limit: int) -> list[Timer]:
         assert len(timers) <= limit
         found += timers
     return found
+
+
+def written(place: int, prefix: str, member: str) -> str:
+    """A cursor that a stranger made."""
+    return urlsafe_b64encode(json.dumps([place, prefix, "due", 0, "5", member]).encode()).decode()
 
 
 async def one_of_each(store: Store) -> None:
@@ -114,10 +121,37 @@ async def test_an_unreadable_record_ends_no_list(store: Store, record: bytes | N
     await armed(store, "bad", if_exists="replace", due="+3600000")
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "!!!!", "W10", "WzEsMiwzXQ", "bnVsbA"])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "x",
+        "!!!!",
+        "W10",
+        "WzEsMiwzXQ",
+        "bnVsbA",
+        *(written(1, *half) for half in (("\ud800", "x"), (PREFIX, "\ud800"))),
+    ],
+)
 async def test_a_cursor_that_no_list_has_answered_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
         await read_page(store, Filter(), cursor=cursor)
+
+
+@pytest.mark.parametrize("place", [-1, 99])
+async def test_a_cursor_that_a_stranger_made_shows_only_what_passes(store: Store, place: int) -> None:
+    await one_of_each(store)
+    for prefix in (PREFIX, "other"):
+        page = await read_page(store, Filter(prefix="other"), cursor=written(place, prefix, "a"))
+        assert {timer.id for timer in page.items} <= {"elsewhere"}
+
+
+async def test_a_cursor_read_with_another_filter_shows_only_what_passes_there(store: Store) -> None:
+    await store.arm([arming(str(i), due=f"+{3_600_000 + i}") for i in range(3)])
+    await armed(store, "elsewhere", prefix=f"{PREFIX}-x", due="+1")
+    first = await read_page(store, Filter(prefix=PREFIX), limit=1)
+    second = await read_page(store, Filter(prefix=f"{PREFIX}-x"), cursor=first.next_cursor)
+    assert [timer.id for timer in second.items] == ["elsewhere"]
 
 
 async def test_counts_oldest_due_and_paused(store: Store) -> None:

@@ -163,7 +163,11 @@ async def read_pages(store: Store, wanted: Filter, *, limit: int = PAGE_LIMIT) -
 
 
 async def _items(store: Store, filling: _Filling, after: _Place | None) -> AsyncGenerator[Sequence[_Item]]:
-    """All records after a place, index by index, in parts."""
+    """All records after a place, index by index, in parts. The place's own index needs no counts, so most pages of a
+    long list take one round trip."""
+    begun = [] if after is None else _begun(store, filling.wanted, after)
+    async for part in _merged(store, await _read(store, dict.fromkeys(begun, after), filling), filling):
+        yield part
     sources = await _sources(store, filling.wanted, after)
     running = [source.shard for source in sources if source.listing == _RUNNING.listing]
     async for part in _running(store, running, filling, after):
@@ -171,26 +175,39 @@ async def _items(store: Store, filling: _Filling, after: _Place | None) -> Async
     indexes = deque(list(index) for _, index in groupby(sources[len(running) :], key=lambda source: source.listing))
     while indexes:
         together = _take_first(indexes, filling.wanting, filling.room)
-        read = await _read(store, {source: _start(source, after) for index in together for source in index}, filling)
+        read = await _read(store, dict.fromkeys(source for index in together for source in index), filling)
         for index in together:
             async for part in _merged(store, {source: read[source] for source in index}, filling):
                 yield part
 
 
+def _begun(store: Store, wanted: Filter, after: _Place) -> list[_Source]:
+    """The index of the place on every shard, if it may hold wanted timers; none for running timers."""
+    prefix = after.source.prefix
+    statuses = [status for status in ORDER if status is not Status.RUNNING and wanted.covers(prefix, status)]
+    sources = [_source(prefix, status, shard) for status in statuses for shard in range(store.shards)]
+    return [source for source in sources if source.listing == after.source.listing]
+
+
 async def _sources(store: Store, wanted: Filter, after: _Place | None) -> list[_Source]:
-    """The indexes that may hold wanted timers, in listing order, starting with that of the place."""
+    """The indexes that may hold wanted timers, in listing order, after that of the place. Running timers are in one
+    index, which may continue."""
     found: set[_Source] = set()
     async for shard, prefix, status, n in Queries(store).counted(wanted.only_prefix):
-        if not wanted.covers(prefix, status):
-            continue
-        place = _PLACES[status]
-        if status is Status.RUNNING:
-            found.add(_RUNNING._replace(shard=shard))
-        elif status is Status.SCHEDULED:
-            found.add(_Source(place, prefix, "due", shard, n))
-        else:
-            found.add(_Source(place, prefix, codec.LETTERS[status], shard, n))
-    return sorted(source for source in found if after is None or source.listing >= after.source.listing)
+        if wanted.covers(prefix, status):
+            found.add(_source(prefix, status, shard, n))
+    if after is None or after.source.listing == _RUNNING.listing:
+        return sorted(found)
+    return sorted(source for source in found if source.listing > after.source.listing)
+
+
+def _source(prefix: str, status: Status, shard: int, holds: int = 0) -> _Source:
+    """The index of a prefix and a status on a shard."""
+    if status is Status.RUNNING:
+        return _RUNNING._replace(shard=shard)
+    return _Source(
+        _PLACES[status], prefix, "due" if status is Status.SCHEDULED else codec.LETTERS[status], shard, holds
+    )
 
 
 async def _merged(store: Store, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[Sequence[_Item]]:
@@ -259,11 +276,6 @@ def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> 
     return taken
 
 
-def _start(source: _Source, after: _Place | None) -> _Place | None:
-    """Where to continue in a source: at the place, if it is in the same index."""
-    return after if after is not None and source.listing == after.source.listing else None
-
-
 def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argument]:
     """The index, the scores and the place to read from, as `list` takes them."""
     low, high = "-inf", "+inf"
@@ -301,6 +313,7 @@ def _read_cursor(cursor: object) -> _Place:
     try:
         text = str(cursor)
         parts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        json.dumps(parts, ensure_ascii=False).encode()  # refuses half a character, which Redis could not be sent
     except (ValueError, RecursionError):
         parts = None
     shape = [type(part) for part in parts] if isinstance(parts, list) else []
