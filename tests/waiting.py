@@ -1,4 +1,4 @@
-"""How tests wait for other processes: by looking repeatedly, up to a deadline that fails the test."""
+"""How tests wait for other processes, and how long they try to connect: up to a deadline that fails the test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
