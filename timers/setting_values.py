@@ -220,8 +220,10 @@ def check_folder(given: Path) -> Path:
 
 
 def check_mail_from(given: str) -> str:
-    """Accepts a mail address, with or without a name."""
+    """Accepts a mail address, with or without a name. An encoded word (`=?utf-8?q?…?=`) could hide a line break."""
     name, address = parseaddr(given)
+    if "=?" in given:
+        raise ValueError("an encoded word")
     if not re.fullmatch(r"[!-;=?A-~]+@[!-;=?A-~]+", address) or not (name + address).isprintable() or "\n" in given:
         raise ValueError("no address")
     return given

@@ -123,7 +123,7 @@ class SmtpTransport:
 def as_mail(message: Message, mail_from: str) -> EmailMessage:
     """The message as it is sent. Every try of an occurrence has the same Message-ID, so that mailboxes show it once."""
     mail = EmailMessage()
-    mail["From"], mail["To"], mail["Subject"] = mail_from, ", ".join(message.to), message.subject
+    mail["From"], mail["To"], mail["Subject"] = mail_from, ", ".join(message.to), _undecodable(message.subject)
     mail["Date"] = formatdate(localtime=False, usegmt=True)
     digest = hashlib.sha256(message.idempotency_key.encode()).hexdigest()[:32]
     mail["Message-ID"] = f"<{digest}@{parseaddr(mail_from)[1].rpartition('@')[2]}>"
@@ -136,6 +136,12 @@ def as_mail(message: Message, mail_from: str) -> EmailMessage:
     if message.html is not None:
         mail.add_alternative(message.html, subtype="html")
     return mail
+
+
+def _undecodable(text: str) -> str:
+    """The text without encoded words (RFC 2047). The email package of Python 3.11 and 3.12 decodes them, and a line
+    break in one would begin another header, or the body."""
+    return text.replace("=?", "= ?") if "=?" in text and "?=" in text else text
 
 
 def _options(url: str) -> dict[str, Any]:

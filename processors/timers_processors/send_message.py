@@ -77,7 +77,8 @@ _PUSH = re.compile(r"[!-~]{1,4096}")
 _REACHABLE: Final[Mapping[Channel, re.Pattern[str]]] = MappingProxyType(
     {"email": _EMAIL, "phone": _PHONE, "push": _PUSH}
 )
-_UNSUBSCRIBE = re.compile(r"(https?://|mailto:)[!-;=?-~]{1,1000}")
+# Excludes encoded words (RFC 2047), too. The email package of Python 3.11 and 3.12 decodes them, line breaks and all.
+_UNSUBSCRIBE = re.compile(r"(?!.*=\?.*\?=)(https?://|mailto:)[!-;=?-~]{1,1000}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _unless(given: object) -> list[str]:
 def _unsubscribe(given: object) -> str | None:
     if given is None or (isinstance(given, str) and _UNSUBSCRIBE.fullmatch(given)):
         return given
-    raise Fail("unsubscribe: expected an address that starts with https://, http:// or mailto:")
+    raise Fail("unsubscribe: expected an address that starts with https://, http:// or mailto:, without =?…?=")
 
 
 def reachable(
@@ -184,8 +185,11 @@ def reachable(
 
 
 def _addresses(channel: Channel, given: object) -> tuple[str, ...]:
-    """The addresses if all of them are valid, else none."""
+    """The addresses if all of them are valid, else none. Raises Fail for an address with an encoded word (RFC 2047),
+    because the email package of Python 3.11 and 3.12 decodes it, line breaks and all."""
     several = given if channel == "email" and isinstance(given, list) else [given]
+    if channel == "email" and any("=?" in a for a in several if isinstance(a, str)):
+        raise Fail("email: '=?' is not accepted; expected an address without encoded words")
     pattern = _REACHABLE[channel]
     sound = [a for a in several if isinstance(a, str) and a.isprintable() and pattern.fullmatch(a)]
     return tuple(dict.fromkeys(sound)) if len(sound) == len(several) <= RECIPIENTS_LIMIT else ()

@@ -99,6 +99,53 @@ class TestMessage:
         assert box.only()["Bcc"] is None
         assert box.recipients == [["ann@example.org"]]
 
+    @pytest.mark.parametrize(
+        "word",
+        [
+            "=?utf-8?q?=0aBcc:_eve=40example.org=0a=0aanother_body?=",
+            "=?utf-8?q?=0d=0aBcc:_eve=40example.org=0d=0a=0d=0aanother_body?=",
+            "=?utf-8?b?CkJjYzogZXZlQGV4YW1wbGUub3JnCgphbm90aGVyIGJvZHk=?=",
+        ],
+    )
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            {"subject": "{word}"},
+            {"subject": "Hello{word}{word}, how are you? " + "Long subjects are folded. " * 8 + "{word}"},
+            {"subject": "=?utf-8?q?{rest}", "rest": "=0aBcc:_eve=40example.org=0a=0aanother_body?="},
+            {"template": "greeting", "unsubscribe": "https://example.org/?a==?b"},
+        ],
+        ids=["subject", "long", "put-together", "template"],
+    )
+    async def test_an_encoded_word_becomes_neither_a_header_nor_the_body(
+        self, tmp_path: Path, payload: dict[str, str], word: str
+    ) -> None:
+        (tmp_path / "greeting.txt").write_text("Hello")
+        (tmp_path / "greeting.subject.txt").write_text("For {{ word }}")
+        async with mailbox() as plain, mailbox() as box:
+            await send(settings(plain), {"email": "ann@example.org", **payload, "template": None, "subject": "Hello"})
+            text = {} if "template" in payload else {"text": "Hello"}
+            await send(settings(box, templates=tmp_path), {"email": "ann@example.org", "word": word, **text, **payload})
+        assert box.only().keys() == plain.only().keys()
+        assert box.only().get_content().strip() == "Hello"
+        assert "= ?utf-8?" in box.only()["Subject"]
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            {"email": "=?utf-8?q?=0aBcc:eve?=@example.org"},
+            {"email": "ann@=?utf-8?q?=0aBcc:eve?="},
+            {"email": ["ann=?utf-8?q?=0aBcc:eve@example.org", "b?=@example.org"]},
+            {"email": "ann@example.org", "unsubscribe": "mailto:=?utf-8?q?=0aBcc:eve?=@example.org"},
+            {"email": "ann@example.org", "unsubscribe": "https://=?utf-8?b?CkJjYzogZXZl?=/"},
+        ],
+    )
+    async def test_an_encoded_word_in_an_address_fails_at_once(self, payload: dict[str, Any]) -> None:
+        async with mailbox() as box:
+            with pytest.raises(Fail, match=r"^(email|unsubscribe): .*=\?"):
+                await send(settings(box), payload)
+        assert box.mails == []
+
     async def test_text_and_html_come_from_templates(self, tmp_path: Path) -> None:
         (tmp_path / "welcome.txt").write_text("Hello {{ name }}")
         (tmp_path / "welcome.html").write_text("<p>Hello {{ name }}</p>")

@@ -127,7 +127,10 @@ def test_a_url_of_a_mail_server_is_accepted_and_not_shown(url: str) -> None:
     [
         *[("SMTP_URL", value) for value in ("mail.example.org", "smtp://", "http://h", "smtp://h/x", "smtp://h:0")],
         *[("SMTP_URL", value) for value in ("smtp://h?starttls=maybe", "smtp://h?tls=1", "smtps://h?starttls=never")],
-        *[("MAIL_FROM", value) for value in ("shop", "shop@", "Shop <shop>", "a@b\nBcc: c@d")],
+        *[
+            ("MAIL_FROM", value)
+            for value in ("shop", "shop@", "Shop <shop>", "a@b\nBcc: c@d", "=?utf-8?q?=0aX:y?= <a@b>")
+        ],
         *[("SMS_URL", value) for value in ("gateway.example", "ftp://gateway.example")],
         *[("USER_URL", value) for value in ("https://example.org/users", "https://{user}.example.org", "{user}")],
         ("TEMPLATES", "no/such/folder"),
