@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
@@ -17,12 +18,16 @@ from tests.cli.commands import Process
 from tests.docker.dockerfile import FOLDER
 from tests.docker.metric_names import documented_metrics, labels_of_samples
 from tests.install.environment import ROOT
+from tests.members import declare
 from tests.rights import documented
-from tests.servers import start_server
-from tests.waiting import eventually
+from tests.servers import FAMILIES, ServerHandle, start_server
+from tests.waiting import eventually, patient
 from timers import TimerClient
+from timers.client import open_store
 from timers.core.model import Status
+from timers.embedded import Family
 from timers.settings import load_settings
+from timers.store.connect import connect
 
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")
 
@@ -45,6 +50,11 @@ def stack(folder: Path, *arguments: str, **variables: str) -> subprocess.Complet
         text=True,
         check=False,
     )
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    words = ["sh", "-c", command]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 def used_names(text: str) -> set[str]:
@@ -97,20 +107,63 @@ def test_without_an_engine_there_is_one_clear_line(tmp_path: Path, verb: str) ->
     assert not (tmp_path / "docker" / "secrets").exists()
 
 
+def server_options(folder: Path) -> list[str]:
+    """The options of the compose file's Redis, with the secrets that the stack made in a folder."""
+    options: list[str] = compose()["services"]["redis"]["command"][1:]
+    options[options.index("--aclfile") + 1] = str(folder / "docker" / "secrets" / "redis.acl")
+    return options
+
+
+def server_url(folder: Path, server: ServerHandle) -> str:
+    """The URL for the pods' user on a server with these options."""
+    settings = load_settings({}, folder / "docker" / "secrets" / "pods.env")
+    password = re.fullmatch(r"redis://timers:(\w+)@redis:6379/5", settings.redis_url or "")
+    assert password is not None
+    return patient(f"{server.url.partition('?')[0]}?db=5&username=timers&password={password[1]}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_restart_of_the_shipped_server_keeps_every_timer(family: Family, tmp_path: Path) -> None:
+    stack(tmp_path, "secrets")
+    ids = [f"n{i}" for i in range(20)]
+    async with await start_server(family, tmp_path / "server", *server_options(tmp_path)) as server:
+        store = await open_store(connect(server_url(tmp_path, server)))
+        await declare(store, "log")
+        async with TimerClient.over(store) as client:
+            for each in ids:
+                await client.create("log", each, delay="1h")
+        await store.connections.close()
+    async with (
+        await start_server(family, tmp_path / "server", *server_options(tmp_path)) as server,
+        TimerClient(server_url(tmp_path, server)) as client,
+    ):
+        assert sorted(timer.id for timer in (await client.list()).items) == sorted(ids)
+        assert (await client.stats()).to_json()["by_status"]["scheduled"] == len(ids)
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no redis-cli (Debian: redis-tools)")
+async def test_nobody_can_log_in_to_the_shipped_server_but_its_health_is_seen(tmp_path: Path) -> None:
+    stack(tmp_path, "secrets")
+    (command,) = compose()["services"]["redis"]["healthcheck"]["test"][1:]
+    async with await start_server("redis", tmp_path / "server", *server_options(tmp_path)) as server:
+        socket = unquote(urlsplit(server.url).path)
+        there = command.replace("redis-cli", f"redis-cli -s {socket}")
+        assert shell(there).returncode == 0
+        for words in ("ping", "--user health --pass x get timers:meta"):
+            assert re.match("NOAUTH|NOPERM", shell(f"redis-cli -s {socket} {words}").stdout)
+    assert shell(there).returncode != 0
+
+
 async def test_a_pod_with_the_made_secrets_runs_a_timer_on_the_redis_of_the_compose_file(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     secrets = tmp_path / "docker" / "secrets"
-    options = compose()["services"]["redis"]["command"][1:]
-    options[options.index("--aclfile") + 1] = str(secrets / "redis.acl")
-    server = await start_server("redis", tmp_path / "server", *options)
+    server = await start_server("redis", tmp_path / "server", *server_options(tmp_path))
     (tmp_path / "pod").mkdir()
     settings = load_settings({}, secrets / "pods.env")
     assert settings.api_keys is not None
     key_id = (secrets / "api-key").read_text().split("_")[1]
     assert settings.api_keys.get_secret_value().startswith(f"{key_id}:")
-    password = re.fullmatch(r"redis://timers:(\w+)@redis:6379/5", settings.redis_url or "")
-    assert password is not None
-    url = f"{server.url.partition('?')[0]}?db=5&username=timers&password={password[1]}"
+    url = server_url(tmp_path, server)
     pod = Process(tmp_path / "pod", "serve", "--roles", "worker", TIMERS_REDIS_URL=url)
     try:
         async with TimerClient(url) as client:
@@ -133,7 +186,8 @@ async def test_a_pod_with_the_made_secrets_runs_a_timer_on_the_redis_of_the_comp
 
 def test_the_users_rights_are_the_documented_ones(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
-    line = (tmp_path / "docker" / "secrets" / "redis.acl").read_text().splitlines()[1].split()
+    *_, users = (tmp_path / "docker" / "secrets" / "redis.acl").read_text().splitlines()
+    line = users.split()
     assert {word for word in line if word[0] in "+-&"} == {word for word in documented() if word[0] in "+-&"}
 
 

@@ -356,4 +356,28 @@ async def test_fix_changes_nothing_of_the_server_but_the_flags(tmp_path: Path) -
 
 def test_the_doctor_knows_every_right_that_the_document_lists() -> None:
     listed = {word[1:] for word in documented() if word.startswith("+")}
-    assert {command.split()[0] for command in needed_rights(0, ())} == listed
+    assert {command.split()[0] for command in needed_rights(0, ())} == listed - {"acl|dryrun"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "without", "expected"),
+    [
+        ((), (), {"replay": ("fail", "the default user may not: set timers:x -, pexpireat timers:x 1")}),
+        (("allcommands", "~timers:*"), (), {"replay": ("fail", "the default user may not: set note:x -")}),
+        (("resetpass", "~*", "&*", "+@all"), (), {}),
+        ((), ("acl|dryrun",), {"replay": ("warn", "may write is not to be seen")}),
+    ],
+    ids=["off", "lacks a prefix", "off, with its rights", "not to be seen"],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_default_user_as_whom_the_server_cannot_replay_its_append_only_file(
+    family: Family, rules: tuple[str, ...], without: tuple[str, ...], expected: Findings, tmp_path: Path
+) -> None:
+    async with await start_server(family, tmp_path) as server, opened(server.url) as store:
+        await made(store)
+        await grant(store.connections.commands, 0, ("note",), without=without)
+        async with opened(as_user(server.url)) as limited:
+            await alive(limited)
+            redis: Any = store.connections.commands
+            await redis.execute_command("ACL SETUSER", "default", "off", "resetkeys", "-@all", *rules)
+            assert_named(await found(limited), expected)

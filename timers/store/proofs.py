@@ -10,7 +10,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from redis.exceptions import NoPermissionError, ResponseError
 
@@ -43,6 +43,14 @@ _ON_KEYS: Final = (
 )
 _TRIGGER: Final = re.compile(rb"[a-z0-9][a-z0-9_.-]{0,63}:\{\d+\}:.*", re.DOTALL)
 
+_REPLAYED: Final = (
+    *("set timers:x -", "pexpireat timers:x 1", "del timers:x", "incrby timers:x 1", "rename timers:x timers:y"),
+    *("hset timers:x a 1", "hsetnx timers:x a 1", "hincrby timers:x a 1", "hdel timers:x a"),
+    *("sadd timers:x a", "srem timers:x a", "xadd timers:x * a 1", "xdel timers:x 1-1"),
+    *("zadd timers:x 1 a", "zrem timers:x a", "zremrangebyscore timers:x 0 1"),
+)
+"""What scripts write, as it stands in an append-only file."""
+
 Refusal = ResponseError
 """The server refuses a command: the user may not use it, or a stranger's value of another type is in the way."""
 
@@ -57,11 +65,13 @@ async def check_server(
         await server.ensure_notifications(store.connections.commands)
     config = await configured(store)
     may = await _tried("rights", rights(store, prefixes))
+    kept = await _tried("replay", replay(store, prefixes))
     heard = await _tried("delivery", delivery(store, wait_seconds))
     current = None if config is None else config.get(server.FLAGS, "")
     return [
         *await _judged(store, config),
         may,
+        kept,
         flags(current, heard=heard.level == "ok", allowed=may.level != "fail"),
         heard,
         await _tried("strangers", strangers(store, served)),
@@ -117,6 +127,43 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
         (denied == ["scan 0"], "warn", "the user may not SCAN", bare, grant(store, denied)),
         (bool(denied), "fail", f"the user may not: {', '.join(denied)}", means, grant(store, denied)),
     )
+
+
+async def replay(store: Store, prefixes: Iterable[str]) -> Check:
+    """Whether the server's default user may do what scripts do. A server replays its append-only file as that user, and
+    versions before the mend of redis issue 14541 throw away those transactions in it that the user may not do."""
+    fine, look = "the default user may replay the append-only file", f"redis-cli ACL DRYRUN default {_REPLAYED[0]}"
+    means = "at a restart the server may throw away every timer: it replays its append-only file as the default user"
+    mend = "as a user who may: `redis-cli ACL SETUSER default off resetpass '~*' '&*' +@all`; put it into its ACL file"
+    wanted = [*_REPLAYED, *(f"set {prefix}:x -" for prefix in sorted(prefixes)[:PREFIXES_LIMIT])]
+    try:
+        denied, refusal = await _denied_to_default(store, wanted), ""
+    except Refusal as error:
+        denied, refusal = [], str(error)
+    if not (denied or refusal) or not await _has_append_only_file(store):
+        return Check("replay", "ok", fine)
+    hidden = f"whether the default user may write is not to be seen: {refusal}"
+    return judged(
+        "replay",
+        fine,
+        (bool(refusal), "warn", hidden, means, f"{grant(store, ['acl|dryrun'])}, or see that `{look}` says OK"),
+        (bool(denied), "fail", f"the default user may not: {', '.join(denied)}", means, mend),
+    )
+
+
+async def _denied_to_default(store: Store, commands: Sequence[str]) -> list[str]:
+    with reachable():
+        async with store.connections.commands.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command("ACL", "DRYRUN", "default", *command.split())
+            answers = await pipe.execute()
+    return [command for command, answer in zip(commands, answers, strict=True) if answer != b"OK"]
+
+
+async def _has_append_only_file(store: Store) -> bool:
+    with reachable():
+        info: dict[str, Any] = await store.connections.commands.info("persistence")
+    return bool(info.get("aof_enabled"))
 
 
 def grant(store: Store, denied: Iterable[str]) -> str:
