@@ -26,7 +26,7 @@ class Start:
 
 def line_of(timer: Timer, now_ms: float) -> bytes:
     """One line of the file."""
-    claim_late_ms = timer.history[-1].lateness_ms
+    claim_late_ms = timer.history[0].lateness_ms
     return (
         f"{timer.prefix} {timer.id} {timer.attempt} {now_ms:.3f} {claim_late_ms} {now_ms - timer.due_ms:.3f}\n".encode()
     )

@@ -53,7 +53,9 @@ async def test_pods_killed_between_a_change_and_its_call_lose_none(tmp_path: Pat
             told[data["id"]].append(data["version"])
     for timer in timers:
         versions = range(timer.version - len(timer.history) + 1, timer.version + 1)
-        assert told[timer.id] == [v for v, entry in zip(versions, timer.history, strict=True) if letter_of(entry)]
+        assert told[timer.id] == [
+            v for v, entry in zip(versions, reversed(timer.history), strict=True) if letter_of(entry)
+        ]
 
 
 def _timer(number: int) -> NewTimer:

@@ -53,5 +53,5 @@ async def _take_over(directory: Path, family: Family) -> None:
     print(f"{family}: taken over {report.figures.takeover_max_ms} ms after the kill, lease {LEASE_MS} ms")
     assert report.ok, str(report)
     assert second.pod != first.pod
-    assert [entry.note for entry in timer.history if entry.attempt == 2] == ["rescue", "completed"]
+    assert [entry.note for entry in timer.history if entry.attempt == 2] == ["completed", "rescue"]
     assert timer.failures == 1

@@ -38,4 +38,4 @@ async def test_lost_answers_make_a_create_unknown_and_a_claim_a_rescue_but_nothi
     assert answers[0].kind is Kind.INFO
     assert (answers[-1].kind, answers[-1].outcome) == (Kind.FAIL, Made.EXISTS)
     assert report.figures.hidden_attempts == 1
-    assert [entry.note for entry in timer.history if entry.attempt == 2] == ["rescue", "completed"]
+    assert [entry.note for entry in timer.history if entry.attempt == 2] == ["completed", "rescue"]

@@ -30,7 +30,7 @@ async def completed_by(client: TimerClient, prefix: str, timer_id: str) -> str |
         return (await client.get(prefix, timer_id)).status == "completed"
 
     await eventually(look, f"{prefix}:{timer_id} is completed")
-    return (await client.get(prefix, timer_id)).history[-2].processor
+    return (await client.get(prefix, timer_id)).history[1].processor
 
 
 async def each_knows_the_other(client: TimerClient) -> None:

@@ -67,7 +67,7 @@ async def reached(timers: TimerClient, id: str, status: Status) -> str:
 
     async def look() -> str | None:
         timer = await timers.get("greet", id)
-        return timer.history[-1].note if timer.status is status else None
+        return timer.history[0].note if timer.status is status else None
 
     return await eventually(look, f"{id} is {status.value}")
 

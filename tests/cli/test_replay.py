@@ -130,7 +130,7 @@ def test_a_replay_arms_them_again_in_their_order_and_at_the_pace(timers: Command
     assert done.err == "timers: 3 of 3 armed, 1/m\n"
     assert [each["result"] for each in done.json] == ["armed"] * 3
     found = [past.timer(name) for name in ("first", "second", "third")]
-    assert [(timer.status, timer.failures, timer.history[-1].note) for timer in found] == [
+    assert [(timer.status, timer.failures, timer.history[0].note) for timer in found] == [
         (Status.SCHEDULED, 0, "replayed")
     ] * 3
     assert {later.due_ms - earlier.due_ms for earlier, later in pairwise(found)} == {MINUTE_MS}

@@ -28,6 +28,13 @@ def test_the_table_shows_every_field_and_the_history(timers: CommandLine) -> Non
     assert "\x1b" not in shown
 
 
+def test_the_table_shows_the_newest_change_first(timers: CommandLine) -> None:
+    timers("create", "test", "one", "--in", "1h")
+    shown = timers("cancel", "test", "one").out.splitlines()
+    assert shown[-2].startswith("history")
+    assert [line.split("  ")[-1] for line in shown[-2:]] == ["cancelled", "created"]
+
+
 def test_an_id_is_made_where_none_is_given(timers: CommandLine) -> None:
     made = timers("create", "test", "--in", "1h", "-o", "json").json["id"]
     assert timers("get", "test", made).code == 0
@@ -49,9 +56,9 @@ def test_in_takes_seconds_without_a_unit(timers: CommandLine, redis: Redis) -> N
 
 def test_reschedule_retry_fire_and_purge(timers: CommandLine, redis: Redis) -> None:
     timers("create", "test", "one", "--in", "1h")
-    assert timers("reschedule", "test", "one", "--in", "2h", "-o", "json").json["history"][-1]["note"] == "rescheduled"
+    assert timers("reschedule", "test", "one", "--in", "2h", "-o", "json").json["history"][0]["note"] == "rescheduled"
     assert 7_190_000 < redis.pttl("test:{0}:one") < 7_200_100
-    assert timers("fire", "test", "one", "-o", "json").json["history"][-1]["note"] == "fired on request"
+    assert timers("fire", "test", "one", "-o", "json").json["history"][0]["note"] == "fired on request"
     timers("cancel", "test", "one")
     assert timers("retry", "test", "one", "-o", "json").json["status"] == "scheduled"
     assert timers("cancel", "test", "one", "--purge").code == 0

@@ -50,7 +50,7 @@ async def note_of_a_pod(server: EmbeddedServer, start: Start, folder: Path, **se
 
         async def look() -> str | None:
             timer = await timers.get("tell", made.id)
-            return timer.history[-1].note if timer.status is Status.COMPLETED else None
+            return timer.history[0].note if timer.status is Status.COMPLETED else None
 
         note = await eventually(look, "it has run")
     pod.signal(signal.SIGTERM)

@@ -130,7 +130,7 @@ async def test_a_key_that_writes_clicks_through_the_life_of_a_timer(guarded: Api
     await page.wait_for_url("**/mine/two?done=new")
     await page.click("button:text-is('Fire now')")
     await page.wait_for_url("**?done=fire")
-    assert (await client.get("mine", "two")).history[-1].cause == "fired"
+    assert (await client.get("mine", "two")).history[0].cause == "fired"
 
     await page.click("summary")
     await page.click("form[action$='/purge'] button")

@@ -158,7 +158,7 @@ async def test_a_timer_shows_its_life_and_reasons(working: Api) -> None:
 
     text = await eventually(told, "the timer failed")
     assert "given up after 1 failed attempt; the last error: the reason" in text
-    assert re.findall(r'<li class="(\w+)', text) == ["scheduled", "running", "failed"]
+    assert re.findall(r'<li class="(\w+)', text) == ["failed", "running", "scheduled"]
     split = dict(re.findall(r'<td data-label="(\w+)" class="number[^"]*">([^<]*)</td>', text))
     assert set(split) == {"Event", "Claim", "Queue"}
     assert all(ms[0].isdigit() for ms in split.values()), split

@@ -254,4 +254,4 @@ async def until(so: Callable[[], object], what: str) -> None:
 
 def notes(timer: Timer) -> list[str]:
     """The notes of the timer's history, oldest first."""
-    return [entry.note for entry in timer.history]
+    return [entry.note for entry in reversed(timer.history)]

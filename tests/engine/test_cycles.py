@@ -52,7 +52,7 @@ async def test_a_rearm_at_a_time_runs_then_and_not_before(fleet: Fleet) -> None:
     timer = await fleet.completed("x")
     assert timer.due_ms == at_ms
     started = [entry for entry in timer.history if entry.status is Status.RUNNING]
-    assert started[1].at_ms >= at_ms
+    assert started[0].at_ms >= at_ms
 
 
 async def test_the_failures_of_one_occurrence_do_not_count_against_the_next(fleet: Fleet) -> None:

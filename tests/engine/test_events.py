@@ -86,7 +86,7 @@ async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet) -> None:
     await fleet.client.create("note", "x", delay="30m")
     await make_older(fleet, "note", "x", HOUR_MS)
     await fleet.redis.client_kill_filter(_type="pubsub")
-    assert (await fleet.completed("x")).history[1].note == "sweep"
+    assert (await fleet.completed("x")).history[-2].note == "sweep"
     await until(lambda: pod.seen.subscriptions == 2, "the second subscription")
 
 
@@ -136,7 +136,7 @@ async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet:
     for number in range(10):
         await fleet.client.create("note", f"n{number}", delay="20ms")
     for number in range(10):
-        assert (await fleet.completed(f"n{number}")).history[1].note == "sweep"
+        assert (await fleet.completed(f"n{number}")).history[-2].note == "sweep"
     await fleet.redis.config_set(server_facts.FLAGS, "Ex")
     await until(lambda: pod.worker.health().ready, "it hears again")
     assert pod.worker.health().notifications == "ok"
@@ -160,7 +160,7 @@ async def test_a_deleted_trigger_key_is_not_missed(fleet: Fleet) -> None:
     await fleet.client.create("note", "x", delay="1s")
     assert await fleet.redis.delete("note:{0}:x")
     timer = await fleet.completed("x")
-    assert timer.history[1].note == "sweep"
+    assert timer.history[-2].note == "sweep"
     assert calls.ids == ["x"]
 
 
@@ -170,7 +170,7 @@ async def test_a_trigger_key_that_was_overwritten_without_a_time_to_live_is_miss
     await fleet.client.create("note", "x", delay="1s")
     await fleet.redis.set("note:{0}:x", "mine now")
     timer = await fleet.completed("x")
-    assert timer.history[1].note == "sweep"
+    assert timer.history[-2].note == "sweep"
     assert not await fleet.redis.exists("note:{0}:x")
     assert calls.ids == ["x"]
 
@@ -181,7 +181,7 @@ async def test_a_trigger_key_that_expires_too_early_fires_nothing_early(fleet: F
     created = await fleet.client.create("note", "x", delay="150ms")
     assert await fleet.redis.pexpire("note:{0}:x", 1)
     timer = await fleet.completed("x")
-    assert timer.history[1].at_ms >= created.due_ms
+    assert timer.history[-2].at_ms >= created.due_ms
     assert calls.ids == ["x"]
 
 

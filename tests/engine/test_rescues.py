@@ -25,7 +25,7 @@ async def test_a_killed_pods_run_is_taken_over_after_its_lease(fleet: Fleet) -> 
     assert calls.contexts[0].token > held.contexts[0].token
     assert calls.contexts[0].idempotency_key == held.contexts[0].idempotency_key
     assert (timer.attempt, timer.failures) == (2, 1)
-    started, rescued = (entry for entry in timer.history if entry.status is Status.RUNNING)
+    rescued, started = (entry for entry in timer.history if entry.status is Status.RUNNING)
     assert (started.pod, rescued.pod, rescued.note) == ("dying", "rescuer", "rescue")
     assert rescued.at_ms - started.at_ms >= SHORT_LEASE_MS
     assert rescuer.seen.rescues == ["note"]
@@ -64,7 +64,7 @@ async def test_a_timer_that_kills_its_pod_every_time_ends_after_exactly_its_atte
     assert (timer.attempt, timer.failures) == (3, 3)
     assert timer.last_error is not None
     assert (timer.last_error["type"], timer.last_error["attempt"]) == ("Lost", 3)
-    assert [entry.attempt for entry in timer.history] == [0, 1, 2, 3, 4, 3]
+    assert [entry.attempt for entry in timer.history] == [3, 4, 3, 2, 1, 0]
 
 
 async def test_crashes_and_failures_count_together(fleet: Fleet) -> None:
@@ -100,7 +100,7 @@ async def test_the_late_result_of_a_pod_that_was_frozen_is_refused(fleet: Fleet)
     await until(lambda: not frozen.worker.runner.held, "its result was written or refused")
     assert frozen.seen.refusals == ["note"]
     after = await fleet.client.get("note", "x")
-    assert (after.version, after.attempt, after.history[-1].pod) == (timer.version, 2, "rescuer")
+    assert (after.version, after.attempt, after.history[0].pod) == (timer.version, 2, "rescuer")
 
 
 async def test_the_late_result_of_an_earlier_occurrence_is_refused(fleet: Fleet) -> None:

@@ -138,7 +138,7 @@ async def test_who_verifies_gets_no_message_and_another_gets_one_a_week(
         await running.post("/verify/bob")
         again = await running.timers.create(PREFIX, "bob", delay=0, if_exists="replace")
         ended = await running.after("bob", again.occurrence)
-        assert ended.history[-1].note == "nothing to do: verified or gone"
+        assert ended.history[0].note == "nothing to do: verified or gone"
         assert (running.sent_to("ada"), running.sent_to("bob")) == (0, 1)
 
 

@@ -29,7 +29,7 @@ new = models.NewTimer(
 )
 timer = models.TimerAnswer.model_validate_json(call("POST", "/v1/timers", new))
 assert (timer.id, timer.status, timer.payload) == ("one", models.Status.scheduled, {"a": 1})
-assert timer.history[0].cause == "created"
+assert timer.history[-1].cause == "created"
 
 page = models.PageAnswer.model_validate_json(call("GET", "/v1/timers?prefix=te*&status=scheduled,failed"))
 assert [each.id for each in page.items] == ["one"]

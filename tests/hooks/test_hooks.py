@@ -300,7 +300,7 @@ async def test_scripts_and_records_agree_on_what_a_change_tells(fleet: Fleet) ->
         await all_calls_made(fleet)
         for name in names:
             timer = await fleet.client.get("note", name)
-            letters = [letter_of(entry) for entry in timer.history]
+            letters = [letter_of(entry) for entry in reversed(timer.history)]
             assert told(receiver.received, name) == [f"timer.{NAMES[letter]}" for letter in letters if letter]
     events = {kind for name in names for kind in told(receiver.received, name)}
     assert events == {f"timer.{name}" for name in EVENTS if name != "unhandled"}

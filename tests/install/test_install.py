@@ -155,7 +155,7 @@ async def test_a_project_with_its_own_processors_package_and_a_plugin_run_beside
             async def look(prefix: str = prefix) -> str | None:
                 got = environment.timers("get", prefix, "a", "-o", "json", cwd=project)
                 timer = json.loads(got.stdout)
-                return timer["history"][-1]["note"] if timer["status"] == "completed" else None
+                return timer["history"][0]["note"] if timer["status"] == "completed" else None
 
             assert await eventually(look, f"{prefix} has completed") == note
 

@@ -100,7 +100,7 @@ async def test_deleting_it_cancels_it(fleet: Fleet, send: Client) -> None:
     await adopted(fleet, "x")
     assert await send("DEL", "note:x") == "1"
     timer = await fleet.reached(Status.CANCELLED, "x")
-    assert timer.history[-1].note == "its bare key was deleted"
+    assert timer.history[0].note == "its bare key was deleted"
     assert len(calls) == 0
 
 

@@ -75,7 +75,7 @@ class TestChanges:
             key = keys[len(calls)]
             due_ms = (await adopted_soon(fleet, key=key)).due_ms
             timer = await fleet.completed(key)
-            causes = [entry.cause for entry in timer.history][:2]
+            causes = [entry.cause for entry in timer.history[:-3:-1]]
             assert (timer.due_ms, calls.ids[-1]) == (due_ms, key)
             assert not await fleet.redis.exists(f"note:{key}")
         assert causes == ["created", "bare-due"]
@@ -121,7 +121,7 @@ class TestChanges:
         assert timer.occurrence == 1
         (attempt,) = attempts(timer.history)
         assert (attempt.event_ms or 0) + attempt.claim_ms == attempt.waited_ms
-        assert timer.history[-1].to_json()["run_ms"] == attempt.run_ms
+        assert timer.history[0].to_json()["run_ms"] == attempt.run_ms
 
     async def test_an_expiry_reported_late_does_not_fire_a_key_set_since(self, fleet: Fleet) -> None:
         """SET of a key that is due but not yet deleted announces the old key; a scan may be faster than the event."""

@@ -47,7 +47,7 @@ class TestUnhandled:
         await fleet.pod(watching, unhandled_after_ms=UNHANDLED_AFTER_MS)
         await fleet.client.create("note", "x", delay=0, payload={"n": 1})
         timer = await fleet.reached(Status.UNHANDLED, "x")
-        last = timer.history[-1]
+        last = timer.history[0]
         assert (last.status, last.pod, last.note) == (Status.UNHANDLED, "a", "no live pod serves the prefix")
         assert last.at_ms - timer.due_ms >= UNHANDLED_AFTER_MS
         alarms = await _alarms(logged)
@@ -60,7 +60,7 @@ class TestUnhandled:
         done = await fleet.completed("x")
         assert calls.timers[0].payload == {"n": 1}
         assert [entry.status for entry in done.history] == [
-            *(Status.SCHEDULED, Status.UNHANDLED, Status.SCHEDULED, Status.RUNNING, Status.COMPLETED)
+            *(Status.COMPLETED, Status.RUNNING, Status.SCHEDULED, Status.UNHANDLED, Status.SCHEDULED)
         ]
 
     async def test_a_run_whose_only_pod_died_ends_unhandled_and_is_armed_again(
@@ -86,7 +86,7 @@ class TestUnhandled:
         done = await fleet.completed("x")
         assert (calls.attempts, calls.timers[0].payload) == ([2], {"n": 1})
         assert [entry.status for entry in done.history] == [
-            *(Status.SCHEDULED, Status.RUNNING, Status.UNHANDLED, Status.SCHEDULED, Status.RUNNING, Status.COMPLETED)
+            *(Status.COMPLETED, Status.RUNNING, Status.SCHEDULED, Status.UNHANDLED, Status.RUNNING, Status.SCHEDULED)
         ]
 
     async def test_no_timer_that_is_served_paused_or_not_due_ends_unhandled(self, fleet: Fleet) -> None:

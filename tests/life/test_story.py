@@ -62,7 +62,7 @@ class TestCause:
 
     async def test_of_a_rescue(self, fleet: Fleet) -> None:
         timer = await rescued(fleet)
-        assert [(entry.pod, entry.note) for entry in timer.history[2:]] == [("b", "rescue"), ("b", "completed")]
+        assert [(entry.pod, entry.note) for entry in timer.history[:2]] == [("b", "completed"), ("b", "rescue")]
         assert f"started again, attempt 2: {LOST}" in await answers(fleet)
 
     async def test_of_a_manual_action(self, fleet: Fleet) -> None:
@@ -99,7 +99,7 @@ class TestLate:
         start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", "event", lateness_ms=3)
         end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", claim_ms=1, queue_ms=5000, run_ms=7)
         timer = (await fleet.client.create("note", "x", delay="1h"))._replace(
-            status=Status.COMPLETED, history=(start, end)
+            status=Status.COMPLETED, history=(end, start)
         )
         story = explain(timer, HOUR_MS)
         assert story[1].endswith("completed on a: completed (event 2 ms, claim 1 ms, queue 5000 ms, run 7 ms)")
@@ -133,7 +133,7 @@ class TestSplit:
     async def test_of_a_timer_whose_event_was_heard(self, fleet: Fleet) -> None:
         await fleet.pod(Calls())
         await fleet.client.create("note", "x", delay="50ms")
-        ended = (await fleet.completed("x")).history[-1]
+        ended = (await fleet.completed("x")).history[0]
         attempt = await only_attempt(fleet)
         assert attempt.event_ms is not None
         assert attempt.event_ms + attempt.claim_ms == attempt.waited_ms
@@ -154,7 +154,7 @@ class TestSplit:
         """Its event was heard long before, so the whole wait counts for the claim."""
         start = HistoryEntry(HOUR_MS, Status.RUNNING, 1, "a", "room", lateness_ms=900)
         end = HistoryEntry(HOUR_MS, Status.COMPLETED, 1, "a", "completed", queue_ms=0, run_ms=7)
-        (attempt,) = attempts([start, end])
+        (attempt,) = attempts([end, start])
         assert (attempt.event_ms, attempt.claim_ms) == (None, 900)
         intake = Intake()
         for cause, is_known in [("event", True), ("sweep", True), ("room", False), ("rate", False)]:
@@ -182,7 +182,7 @@ class TestSplit:
         await fleet.client.create("note", "x", delay="30m", missed="skip")
         await make_older(fleet, "note", "x", HOUR_MS)
         await fleet.pod(Calls())
-        assert "run_ms" not in (await fleet.completed("x")).history[-1].to_json()
+        assert "run_ms" not in (await fleet.completed("x")).history[0].to_json()
 
 
 def first_time(act: Act) -> Act:

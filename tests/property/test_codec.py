@@ -123,7 +123,7 @@ def test_any_timer_survives_its_record(
         spec=spec,
         progress=progress,
         lease=lease,
-        history=(created, *history),
+        history=(*reversed(history), created),
     )
     decoded = codec.decode("reminder", "a:b", text_of(timer, len(history), history), lease)
     assert decoded == timer
@@ -197,9 +197,9 @@ def test_a_newer_format_is_named() -> None:
 def test_a_long_history_has_a_marker_in_the_oldest_place() -> None:
     lines = b"".join(b"\n%d s 0 - - change %d" % (i, i) for i in range(49))
     timer = codec.decode("reminder", "a", b"1 s 61 0 0 0 1 1000 5 60\n{}\n" + lines)
-    assert (timer.history[0].note, timer.history[0].at_ms) == ("12 older entries dropped", 5)
+    assert (timer.history[-1].note, timer.history[-1].at_ms) == ("12 older entries dropped", 5)
     assert len(timer.history) == 50
-    assert timer.history[-2:] == timer.history[48:]
+    assert timer.history[:2] == timer.history[:-48]
     assert timer.updated_ms == 48
 
 

@@ -104,7 +104,7 @@ async def test_replace_is_a_new_life(store: Store, status: Status) -> None:
     assert timer is not None
     assert (timer.status, timer.attempt, timer.failures, timer.spec) == (Status.SCHEDULED, 0, 0, {"payload": 2})
     assert (timer.version, timer.token) == (before.version + 1, before.token)
-    assert timer.history[-1].note == "replaced"
+    assert timer.history[0].note == "replaced"
     state = await state_of(store)
     assert state.due == {(PREFIX, "a"): timer.due_ms}
     assert state.heads == {PREFIX: timer.due_ms}

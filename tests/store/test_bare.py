@@ -82,7 +82,7 @@ async def test_a_key_that_exists_shortly_before_its_deadline_releases_its_timer(
     assert await resolve(store, "there") == "waits"
     assert await resolve(store, "ending") == "due"
     after = await read(store)
-    assert (after.due_ms, after.history[-1].cause) == (timer.due_ms, "bare-due")
+    assert (after.due_ms, after.history[0].cause) == (timer.due_ms, "bare-due")
     assert await resolve(store, "there") == "spare"
 
 
@@ -181,7 +181,7 @@ async def test_a_key_that_was_set_again_and_expired_sooner_is_due_at_once(store:
 async def test_a_key_that_expired_before_it_was_seen_fires_with_its_name_alone(store: Store) -> None:
     assert await announce(store) == "due"
     (timer,) = await claim(store)
-    assert (timer.payload, timer.history[0].note) == (None, "created")
+    assert (timer.payload, timer.history[-1].note) == (None, "created")
     await settle(store, an_end(timer))
     assert await announce(store, times=2) == "due"
     (timer,) = await claim(store)
@@ -303,7 +303,7 @@ async def test_a_deleted_key_cancels_its_timer(store: Store, what: str, cause: s
     await adopted(store)
     assert await resolve(store, what) == "cancelled"
     timer = await read(store)
-    assert (timer.status, timer.history[-1].cause) == (Status.CANCELLED, cause)
+    assert (timer.status, timer.history[0].cause) == (Status.CANCELLED, cause)
     assert await known(store) is None
 
 

@@ -34,7 +34,7 @@ async def test_a_cancelled_timer_never_runs(store: Store) -> None:
     assert answer.code == "cancelled"
     assert answer.timer is not None
     assert (answer.timer.status, answer.timer.version, answer.timer.payload) == (Status.CANCELLED, 2, 1)
-    assert answer.timer.history[-1].note == "cancelled"
+    assert answer.timer.history[0].note == "cancelled"
     assert await claim(store) == []
     state = await state_of(store)
     assert (state.due, state.heads, state.triggers) == ({}, {}, set())
@@ -178,7 +178,7 @@ async def test_a_moved_timer_is_due_at_its_new_time_only(store: Store) -> None:
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
-    assert (timer.version, timer.history[-1].note) == (2, "moved")
+    assert (timer.version, timer.history[0].note) == (2, "moved")
     state = await state_of(store)
     assert state.due[PREFIX, "a"] == timer.due_ms
     assert state.heads == {PREFIX: state.due[PREFIX, "b"]}
@@ -246,7 +246,7 @@ async def test_a_completed_timer_that_is_revived_begins_its_next_occurrence(stor
     timer = answer.timer
     assert answer.code == "changed"
     assert timer is not None
-    assert (timer.status, timer.due_ms, timer.history[-1].note) == (Status.SCHEDULED, due_ms, "replayed")
+    assert (timer.status, timer.due_ms, timer.history[0].note) == (Status.SCHEDULED, due_ms, "replayed")
     assert (timer.occurrence, timer.attempt, timer.token) == (before.occurrence + 1, 0, before.token)
     assert await claim(store) == []
 
@@ -273,7 +273,7 @@ async def test_timers_that_nobody_serves_end_as_unhandled(store: Store) -> None:
     assert await store.abandon(0, PREFIX, [], before_ms=now_ms - 99, most=2, pod="pod-1") == ["c"]
     timer = await read(store)
     assert (timer.status, timer.attempt) == (Status.UNHANDLED, 0)
-    assert timer.history[-1].note == "no live pod serves the prefix"
+    assert timer.history[0].note == "no live pod serves the prefix"
     state = await state_of(store)
     assert (state.heads, state.triggers) == ({PREFIX: later.due_ms}, {(PREFIX, "later")})
     assert state.counts[Status.UNHANDLED, PREFIX] == 3

@@ -30,7 +30,7 @@ async def test_a_claim_makes_the_timer_run(store: Store) -> None:
     assert (timer.status, timer.attempt, timer.failures, timer.version, timer.payload) == (Status.RUNNING, 1, 0, 2, 7)
     assert timer.lease is not None
     assert timer.lease.pod == POD
-    entry = timer.history[-1]
+    entry = timer.history[0]
     assert (entry.status, entry.attempt, entry.pod, entry.note) == (Status.RUNNING, 1, POD, "sweep")
     assert entry.lateness_ms == entry.at_ms - timer.due_ms >= 0
     state = await state_of(store)
@@ -81,7 +81,7 @@ async def test_no_claim_comes_before_the_due_time(real: Store) -> None:
 
     await eventually(all_claimed, "the claim of all ten")
     assert [timer.id for timer in found] == [str(i) for i in range(10)]
-    assert all(timer.history[-1].at_ms >= timer.due_ms for timer in found)
+    assert all(timer.history[0].at_ms >= timer.due_ms for timer in found)
 
 
 async def test_a_future_timer_behind_a_due_one_stays(store: Store) -> None:

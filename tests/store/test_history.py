@@ -13,7 +13,7 @@ async def test_it_records_the_life_of_a_timer(store: Store) -> None:
     await settle(store, an_end(again, note="completed"))
     await armed(store, if_exists="replace", due="+3600000", cause="replaced")
     await store.cancel(PREFIX, "a")
-    found = [(entry.status, entry.attempt, entry.pod, entry.note) for entry in (await read(store)).history]
+    found = [(entry.status, entry.attempt, entry.pod, entry.note) for entry in reversed((await read(store)).history)]
     assert found == [
         (Status.SCHEDULED, 0, None, "created"),
         (Status.RUNNING, 1, POD, "sweep"),
@@ -28,7 +28,7 @@ async def test_it_records_the_life_of_a_timer(store: Store) -> None:
 async def changed(store: Store, times: int) -> list[str]:
     for number in range(times):
         await store.reschedule(PREFIX, "a", spec={"payload": number}, cause=f"change {number}")
-    return [entry.note for entry in (await read(store)).history]
+    return [entry.note for entry in reversed((await read(store)).history)]
 
 
 async def test_fifty_entries_are_kept_whole(store: Store) -> None:
@@ -52,6 +52,16 @@ async def test_the_marker_stands_at_the_creation(store: Store) -> None:
     created = await armed(store, due="+3600000")
     await changed(store, 60)
     timer = await read(store)
-    assert timer.created_ms == created.created_ms == timer.history[0].at_ms
-    assert timer.updated_ms == timer.history[-1].at_ms
+    assert timer.created_ms == created.created_ms == timer.history[-1].at_ms
+    assert timer.updated_ms == timer.history[0].at_ms
     assert len(timer.history) == HISTORY_LIMIT
+
+
+async def test_the_newest_entry_of_the_history_comes_first_and_the_creation_last(store: Store) -> None:
+    """Stored it is the other way round, so that a change is written behind what is there."""
+    await armed(store, due="+3600000")
+    await store.reschedule(PREFIX, "a", due="+7200000", cause="rescheduled")
+    timer = (await store.cancel(PREFIX, "a")).timer
+    assert timer is not None
+    assert [entry["note"] for entry in timer.to_json()["history"]] == ["cancelled", "rescheduled", "created"]
+    assert [entry.note for entry in timer.history] == ["cancelled", "rescheduled", "created"]

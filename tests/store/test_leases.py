@@ -100,7 +100,7 @@ async def test_a_rescue_counts_as_claim_and_as_failure(store: Store) -> None:
     assert (timer.status, timer.attempt, timer.failures, timer.version) == (Status.RUNNING, 2, 1, lost.version + 1)
     assert timer.token > lost.token
     assert timer.spec == {"payload": 1}
-    entry = timer.history[-1]
+    entry = timer.history[0]
     assert (entry.status, entry.attempt, entry.pod, entry.note) == (Status.RUNNING, 2, OTHER, "rescue")
     state = await state_of(store)
     assert state.held == {A: f"{OTHER} {timer.token}"}
@@ -116,7 +116,7 @@ async def test_a_run_that_was_lost_and_that_nobody_serves_ends_as_unhandled(stor
     assert (timer.status, timer.attempt, timer.failures, timer.version) == (Status.UNHANDLED, 1, 1, lost.version + 1)
     assert timer.token > lost.token
     assert timer.lease is None
-    entry = timer.history[-1]
+    entry = timer.history[0]
     assert (entry.status, entry.attempt, entry.pod) == (Status.UNHANDLED, 1, OTHER)
     assert entry.note == "its pod died or lost the lease, and no live pod serves the prefix"
     state = await state_of(store)

@@ -172,7 +172,7 @@ async def test_a_broken_line_of_the_history_stops_nothing(store: Store) -> None:
     await damage(store, b"\n".join([*body, b"gibberish", b"9" * 20 + b" s 1 - - - changed", entry]))
     assert await settle(store, an_end(timer)) == ["settled"]
     assert [entry.note for entry in (await read(store, "bad")).history] == [
-        "created", "unreadable entry", "unreadable entry", "sweep", "completed",
+        "completed", "sweep", "unreadable entry", "unreadable entry", "created",
     ]  # fmt: skip
     assert (await read(store, "bad")).to_json()
 

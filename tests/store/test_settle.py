@@ -33,7 +33,7 @@ async def test_a_run_ends(store: Store, status: Status) -> None:
     after = await read(store)
     assert (after.status, after.version, after.token, after.attempt) == (status, 3, timer.token, 1)
     assert (after.spec, after.lease) == ({"payload": 1}, None)
-    entry = after.history[-1]
+    entry = after.history[0]
     assert (entry.status, entry.attempt, entry.pod, entry.note, entry.lateness_ms) == (
         status, 1, POD, "it is over", None,
     )  # fmt: skip
@@ -73,13 +73,13 @@ async def test_a_claimed_attempt_that_never_started_is_counted_nowhere(store: St
     timer = await running(store)
     await settle(store, an_end(timer, status, attempt=0))
     after = await read(store)
-    assert (after.attempt, after.history[-1].attempt) == (0, 0)
+    assert (after.attempt, after.history[0].attempt) == (0, 0)
 
 
 async def test_the_attempt_of_an_entry_is_that_of_the_run(store: Store) -> None:
     timer = await running(store)
     await settle(store, an_end(timer, Status.SCHEDULED, attempt=0, occurrence=2, due_ms=timer.due_ms + 3_600_000))
-    assert [entry.attempt for entry in (await read(store)).history] == [0, 1, 1]
+    assert [entry.attempt for entry in (await read(store)).history] == [1, 1, 0]
 
 
 async def test_a_result_that_is_sent_twice_counts_once(store: Store) -> None:
@@ -182,8 +182,8 @@ async def test_the_processors_words_cannot_break_a_record(store: Store) -> None:
     progress = Progress(last_error={"type": "E", "reason": said, "detail": said})
     assert await settle(store, an_end(timer, Status.FAILED, note=said, progress=progress)) == ["settled"]
     after = await read(store)
-    assert after.history[-1].note.startswith("a b c")
-    assert len(after.history[-1].note) == NOTE_LIMIT_CHARACTERS
+    assert after.history[0].note.startswith("a b c")
+    assert len(after.history[0].note) == NOTE_LIMIT_CHARACTERS
     assert after.last_error is not None
     assert after.last_error["reason"].startswith("a\nb\r\x00c ?")
 

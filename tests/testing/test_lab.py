@@ -79,7 +79,7 @@ async def test_a_sleeping_processor_continues_when_the_clock_has_moved(timer_lab
     await timer_lab.advance("1h")
     assert (await timer_lab.timers.get("naps", "a")).status is Status.RUNNING
     await timer_lab.advance("1m")
-    assert (await timer_lab.timers.get("naps", "a")).history[-1].note == "slept well"
+    assert (await timer_lab.timers.get("naps", "a")).history[0].note == "slept well"
 
 
 async def test_a_processor_arms_and_cancels_others(timer_lab: TimerLab) -> None:

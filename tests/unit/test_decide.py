@@ -203,7 +203,7 @@ class TestMissed:
     def test_a_run_handed_back_late_is_not_missed_for_that(self) -> None:
         back = HistoryEntry(START_MS + HOUR_MS, Status.SCHEDULED, 1, "pod-1", "handed-back", "draining")
         run = HistoryEntry(START_MS + HOUR_MS + 5, Status.RUNNING, 2, "pod-2", "event", lateness_ms=5)
-        timer = armed({"delay": 0, "missed": "skip"})._replace(history=(back, run))
+        timer = armed({"delay": 0, "missed": "skip"})._replace(history=(run, back))
         assert missed(timer, START_MS + HOUR_MS + 5) is None
 
     def test_a_run_that_died_with_its_pod_is_not_missed_when_it_is_rescued(self) -> None:
@@ -211,7 +211,7 @@ class TestMissed:
         started = HistoryEntry(START_MS + 5, Status.RUNNING, 1, "pod-1", "event", lateness_ms=5)
         rescued = HistoryEntry(START_MS + 30_000, Status.RUNNING, 2, "pod-2", "rescue", lateness_ms=30_000)
         timer = armed({"delay": 0, "missed": "skip"})
-        assert missed(timer._replace(history=(started, rescued)), START_MS + 30_000) is None
+        assert missed(timer._replace(history=(rescued, started)), START_MS + 30_000) is None
         assert missed(timer._replace(history=(rescued,)), START_MS + 30_000) == Missed(30_000)
 
     def test_completes_with_the_reason_and_without_a_start_or_a_failure(self) -> None:

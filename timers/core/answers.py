@@ -56,7 +56,7 @@ class HistoryAnswer(TypedDict):
 
 class TimerAnswer(TypedDict):
     """A timer as it was when it was read. `version` is its ETag. `token` only grows, over the whole life of a prefix
-    and id."""
+    and id. `history` is newest first; its last entry is the creation, or says how many older ones were dropped."""
 
     prefix: Prefix
     id: Id

@@ -75,12 +75,12 @@ def missed(timer: Timer, now_ms: int) -> Missed | None:
 
 def was_skipped(timer: Timer) -> bool:
     """Whether the `missed` policy completed the timer without a run."""
-    return bool(timer.history) and timer.history[-1].cause == "skipped"
+    return bool(timer.history) and timer.history[0].cause == "skipped"
 
 
 def _is_rescued(timer: Timer) -> bool:
     """Whether the entry before the newest, which is this claim's, is also a start."""
-    return len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
+    return len(timer.history) > 1 and timer.history[1].status is Status.RUNNING
 
 
 def exhausted(timer: Timer, policy: RetryPolicy) -> bool:

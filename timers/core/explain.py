@@ -62,7 +62,8 @@ def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
     """The starts in a timer's history, the oldest first."""
     found: list[Attempt] = []
     before_ms = 0
-    for entry, after in zip(history, [*history[1:], None], strict=True):
+    told = history[::-1]
+    for entry, after in zip(told, [*told[1:], None], strict=True):
         if entry.status is Status.RUNNING:
             due_ms = entry.at_ms - (entry.lateness_ms or 0)
             found.append(Attempt(entry, after, max(0, entry.at_ms - max(due_ms, before_ms))))
@@ -71,13 +72,13 @@ def attempts(history: Sequence[HistoryEntry]) -> list[Attempt]:
 
 
 def explain(timer: Timer, now_ms: int, *, obstacle: str = "", pause: Sequence[int] = ()) -> list[str]:
-    """The timer's life, one line for each entry, then answers to the questions that its record raises.
+    """The timer's life, one line for each entry, oldest first, then answers to the questions that its record raises.
 
     `obstacle` is what keeps a due timer from being claimed, and `pause` when its prefix was last paused and resumed, as
     far as the caller knows.
     """
     ran = {id(attempt.ended): attempt for attempt in attempts(timer.history) if attempt.queue_ms is not None}
-    lines = [_entry(entry, ran.get(id(entry))) for entry in timer.history]
+    lines = [_entry(entry, ran.get(id(entry))) for entry in reversed(timer.history)]
     return [*lines, *_answers(timer, now_ms, obstacle, pause)]
 
 
@@ -137,7 +138,7 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
             why = obstacle or f"no pod with room serves {timer.prefix!r}, or the prefix is paused or at its limit"
             yield f"due for {in_units(now_ms - timer.due_ms)} and not claimed: {why}"
         case Status.UNHANDLED:
-            ran = len(timer.history) > 1 and timer.history[-2].status is Status.RUNNING
+            ran = len(timer.history) > 1 and timer.history[1].status is Status.RUNNING
             what = "its pod died during the run, and" if ran else "not run:"
             yield f"{what} no live pod served {timer.prefix!r}; start one and retry it"
         case Status.CANCELLED:
@@ -152,7 +153,7 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
                 else "running, but its lease has expired; another pod will rescue it"
             )
         case Status.COMPLETED if was_skipped(timer):
-            yield f"not run: {timer.history[-1].note}"
+            yield f"not run: {timer.history[0].note}"
         case Status.COMPLETED:
             return
 
@@ -160,7 +161,7 @@ def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
 def _started_again(history: Sequence[HistoryEntry]) -> Iterator[str]:
     """Why each start after the first of an occurrence: what happened between it and the start before."""
     since: list[str] = []
-    for entry in history:
+    for entry in reversed(history):
         if entry.status is not Status.RUNNING:
             since.append(entry.note)
             continue

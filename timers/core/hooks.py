@@ -111,7 +111,7 @@ def _call_id(timer: Timer, version: int) -> str:
 
 def _version_before(timer: Timer, letters: str) -> int | None:
     """The newest earlier version that the hooks ask for too. Each history entry is one version."""
-    for back, entry in enumerate(islice(reversed(timer.history), 1, None), 1):
+    for back, entry in enumerate(islice(timer.history, 1, None), 1):
         if entry.cause == "dropped":
             return None
         if letter_of(entry) in set(letters):
@@ -133,5 +133,5 @@ def _body(timer: Timer, letter: str, *, with_payload: bool, page: str | None) ->
         data["last_error"] = {name: value for name, value in error.items() if name not in {"detail", "where"}}
     if page is not None:
         data["url"] = page
-    data["note"] = timer.history[-1].note
+    data["note"] = timer.history[0].note
     return {"type": f"timer.{NAMES[letter]}", "timestamp": format_time(timer.updated_ms), "data": data}

@@ -126,8 +126,8 @@ class Timer(NamedTuple):
     """One timer as it was when it was read. The JSON's names are attributes with the JSON's values, times as aware
     datetimes (`due_at` …); those are epoch milliseconds by the Redis server's clock too (`due_ms` …).
 
-    `spec` is what the caller asked for, with the JSON's names and only what differs from the defaults. (A tuple,
-    because a frozen dataclass of so many fields takes four times as long to make.)
+    `history` is newest first. `spec` is what the caller asked for, with the JSON's names and only what differs from the
+    defaults. (A tuple, because a frozen dataclass of so many fields takes four times as long to make.)
     """
 
     prefix: str

@@ -57,7 +57,7 @@ class FleetAlarms:
                     {
                         "prefix": timer.prefix,
                         "id": timer.id,
-                        "note": timer.history[-1].note,
+                        "note": timer.history[0].note,
                         "url": page_of(timer, self._public_url),
                     }
                     for _, timer in found[-NEWEST:]

@@ -175,7 +175,7 @@ def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reaso
 
 
 class StoredHistory(Sequence[HistoryEntry]):
-    """A history that is parsed when somebody reads it: most runs do not."""
+    """A history, newest first, that is parsed when somebody reads it: most runs do not."""
 
     __slots__ = ("_created_ms", "_entries", "_lines", "_read")
 
@@ -204,7 +204,7 @@ class StoredHistory(Sequence[HistoryEntry]):
 
     def _parsed_line(self) -> tuple[HistoryEntry, ...]:
         if self._read is None:
-            self._read = (self._first(), *map(self._entry, self._lines))
+            self._read = (*map(self._entry, reversed(self._lines)), self._first())
         return self._read
 
     def _first(self) -> HistoryEntry:

@@ -40,7 +40,9 @@ class Record(NamedTuple):
     def of(cls, timer: Timer | Life) -> Self:
         """Made from the server's timer or from the oracle's."""
         history = (
-            timer.shown if isinstance(timer, Life) else [(e.status, e.attempt, e.pod, e.note) for e in timer.history]
+            timer.shown
+            if isinstance(timer, Life)
+            else [(e.status, e.attempt, e.pod, e.note) for e in reversed(timer.history)]
         )
         return cls(
             timer.status,
