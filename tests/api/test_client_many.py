@@ -276,6 +276,7 @@ class BreakingQueries(Queries):
     def __init__(self) -> None:
         self.breaks, self.mends = asyncio.Event(), asyncio.Event()
         self.broken = asyncio.Event()
+        self.error: Exception = Unavailable("cut")
 
     async def changes(self, sink: Callable[[Change | None], None]) -> None:
         if self.broken.is_set():
@@ -285,7 +286,7 @@ class BreakingQueries(Queries):
         await self.breaks.wait()
         self.breaks.clear()
         self.broken.set()
-        raise Unavailable("cut")
+        raise self.error
 
 
 async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed() -> None:
@@ -300,6 +301,38 @@ async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed
         assert second.waiting(1) == []
         queries.mends.set()
         assert [await first.next(), await second.next()] == [GAP, OPEN]
+    await feed.close()
+
+
+async def test_a_feed_outlives_an_error_that_nobody_expected() -> None:
+    queries = BreakingQueries()
+    queries.error = RuntimeError("the cluster's topology changes")
+    feed = Feed(queries, again_seconds=0)
+    listener = feed.join()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert await listener.next() == OPEN
+        queries.breaks.set()
+        queries.mends.set()
+        assert await listener.next() == GAP
+        queries.sink(change(1))
+        assert await listener.next() == change(1)
+    await feed.close()
+
+
+async def test_a_listener_without_a_wish_to_come_back_ends_nobody_elses_wait() -> None:
+    """A closed page of the dashboard ended the subscription that a listener of `/v1/events` was to find again."""
+    queries = BreakingQueries()
+    feed = Feed(queries)
+    listener = feed.join()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert await listener.next() == OPEN
+    place = feed.place
+    await feed.leave(listener, linger_seconds=3600)
+    page = feed.join()
+    await feed.leave(page)
+    queries.sink(change(1))
+    back = feed.join(after=place)
+    assert back.waiting(3) == [OPEN, change(1)]
     await feed.close()
 
 

@@ -7,6 +7,7 @@ it took them.
 """
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, Final
 from timers.core.answers import ChangeAnswer
 from timers.core.durations import format_time
 from timers.errors import Unavailable
+from timers.logs import get_logger
 from timers.store.queries import Change, Queries
 
 QUEUE_LIMIT: Final = 1000
@@ -27,6 +29,8 @@ LOG_LIMIT: Final = 5000
 
 AGAIN_SECONDS: Final = 0.5
 """The pause between two tries to subscribe."""
+
+_log = get_logger("timers.feed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +204,7 @@ class Feed:
         """Changes that listeners lost because they were slow. A change that two listeners lost counts twice."""
         self._subscribing: asyncio.Task[None] | None = None
         self._lingering: asyncio.Task[None] | None = None
+        self._linger_until = 0.0
         self._log = _Log()
         self._stands = False
         self._closed = False
@@ -233,13 +238,16 @@ class Feed:
 
     async def leave(self, listener: FeedListener, linger_seconds: float = 0.0) -> None:
         """Stop listening. When the last listener leaves, the subscription ends, because it costs the server work for
-        every change. It ends `linger_seconds` later, so that a listener that comes back by then has missed nothing."""
+        every change. It stays for the `linger_seconds` of each listener that has left, so that one that comes back by
+        then has missed nothing."""
         self._listeners.discard(listener)
         self._keeping_up.discard(listener)
+        self._linger_until = max(self._linger_until, time.monotonic() + linger_seconds)
         if self._listeners:
             return
-        if linger_seconds and not self._closed:
-            self._lingering = asyncio.create_task(self._linger(linger_seconds))
+        seconds = self._linger_until - time.monotonic()
+        if seconds > 0 and not self._closed:
+            self._lingering = asyncio.create_task(self._linger(seconds))
         else:
             await self._unsubscribe()
 
@@ -268,13 +276,16 @@ class Feed:
         await self._unsubscribe()
 
     async def _subscribe(self) -> None:
-        """Subscribe, and subscribe again whenever the subscription breaks."""
+        """Subscribe, and subscribe again whenever the subscription breaks, for whatever reason: nobody else would."""
         while True:
             try:
                 await self._queries.changes(self._take)
             except Unavailable:
-                self._stands = False
-                await asyncio.sleep(self._again_seconds)
+                pass
+            except Exception:  # noqa: BLE001 (listeners wait for the next subscription, whatever ended this one)
+                _log.warning("changes are not heard; subscribing again", exc_info=True)
+            self._stands = False
+            await asyncio.sleep(self._again_seconds)
 
     async def _unsubscribe(self) -> None:
         subscribing, self._subscribing, self._stands = self._subscribing, None, False
