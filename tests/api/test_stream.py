@@ -117,6 +117,14 @@ async def test_a_gap_is_streamed(api: Api, redis: Redis) -> None:
         assert await next_event(response) == ("gap", {})
 
 
+async def test_a_forged_change_with_an_impossible_time_ends_no_stream(api: Api, redis: Redis) -> None:
+    async with listening(api) as response:
+        for due, at in (("9" * 30, "0"), ("0", "9" * 30), ("-1", "0")):
+            await redis.publish("timers:events:0", f"test:forged\ns\n1\n0\n{due}\n{at}\n-\ncreated ")
+        await api.create("true")
+        assert (await next_event(response))[1]["id"] == "true"
+
+
 async def test_many_streams_cost_one_subscription_and_none_when_they_are_gone(api: Api, redis: Redis) -> None:
     channel = f"timers:events:{api.store.connections.db}"
     async with serving(api, linger_seconds=0) as brief:

@@ -220,6 +220,8 @@ def _change(data: bytes) -> Change | None:
         member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
         prefix, _, timer_id = member.partition(":")
         cause, _, text = said.partition(" ")
+        if not (_is_time(int(due)) and _is_time(int(at))):
+            return None
         return Change(
             prefix,
             timer_id,
