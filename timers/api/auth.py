@@ -31,8 +31,9 @@ _SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
 _STRANGER: Final = Caller("", Scope(()), frozenset())
 """A caller that sees no prefix and may do only what anybody may do."""
 
-FRESH_SECONDS: Final = 2.0
-"""How long the keys read from Redis count. Every pod learns of a new or a revoked key within this time."""
+FRESH_SECONDS: Final = 1.0
+"""How long the keys read from Redis count. Every pod learns of a new or a revoked key within this time. A stream
+looks again now and then (`stream.LOOK_SECONDS`), so it ends within two seconds."""
 
 READER_SECONDS: Final = 0.3
 """How long a probe or a scrape waits to find out whose key it carries."""
@@ -140,6 +141,20 @@ class Auth:
             return _STRANGER
         return caller if "read" in caller.rights else _STRANGER
 
+    async def still_lets(self, request: web.Request) -> bool:
+        """Whether a call that goes on, such as a stream, would be let through again, as the same caller. While Redis
+        is down nobody knows, and the call goes on."""
+        caller, operation = scope.caller_of(request), operation_of(request)
+        if operation is None or caller is _SIGNER:
+            return True
+        try:
+            now = _read_only_if_asked(await self._caller(request, operation), request, operation)
+        except Unavailable:
+            return True
+        except Denied:
+            return False
+        return now == caller
+
     async def owner_of(self, key: str) -> Caller | None:
         """The owner of this key, or None for any other text. Raises Unavailable."""
         return (await self._keys.get()).find(key.encode("utf-8", "replace"))
@@ -192,6 +207,10 @@ class Auth:
         wait_ms = 0 if caller.rate is None else await self._callers.wait_ms(caller.id, caller.rate)
         if wait_ms:
             raise RateLimited(f"key {caller.id} exceeds its rate of calls; try again in {wait_ms} ms", wait_ms)
+
+
+AUTH: Final = web.AppKey("auth", Auth)
+"""An application's own."""
 
 
 def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self, cast
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from timers.api.auth import Auth
+from timers.api.auth import AUTH, Auth
 from timers.api.conditions import refuse_unchecked
 from timers.api.connection_limit import Connection, ConnectionLimit
 from timers.api.deadlines import REQUEST_SECONDS, Deadlines
@@ -42,6 +42,7 @@ def application(
     deadlines = Deadlines(request_seconds)
     inner = (deadlines.answer_in_time, auth.check, refuse_unchecked)
     app = web.Application(middlewares=[follow, answer_problems, *around, *inner])
+    app[AUTH] = auth
     app.add_routes(routes)
     return app
 

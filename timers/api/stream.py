@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.auth import AUTH
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
 from timers.api.requests import LAST_EVENT_ID, EventsQuery
@@ -27,11 +28,17 @@ gone."""
 STALL_SECONDS: Final = 30.0
 """How long a listener may accept nothing before it is cut off."""
 
+END_SECONDS: Final = 0.2
+"""How long a listener may take to accept the end of its stream before it is cut off."""
+
 LISTENERS: Final = 256
 """Listeners of one pod at a time. Each change is written to every one of them."""
 
 LINGER_SECONDS: Final = 60.0
 """How long a pod remembers changes after its last listener has left, for listeners that come back."""
+
+LOOK_SECONDS: Final = 0.7
+"""How often a stream looks whether its key still opens it."""
 
 AT_ONCE: Final = 100
 """How many events are written to a listener before others get their turn."""
@@ -76,7 +83,8 @@ class EventRoutes:
         await response.prepare(request)
         listener = feed.join(wants, request.headers.get(LAST_EVENT_ID))
         try:
-            await self._pass_on(listener, response)
+            await self._until_revoked(request, self._pass_on(listener, response))
+            await write_end(response)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -85,6 +93,18 @@ class EventRoutes:
         finally:
             await feed.leave(listener, self._linger_seconds)
         return response
+
+    async def _until_revoked(self, request: web.Request, passing_on: Coroutine[Any, Any, None]) -> None:
+        """Pass on until that ends or the caller loses the right to listen. Raises what passing on raises."""
+        passing = asyncio.create_task(passing_on)
+        try:
+            while not passing.done() and await request.app[AUTH].still_lets(request):
+                await asyncio.wait([passing], timeout=LOOK_SECONDS)
+            if passing.done():
+                await passing
+        finally:
+            passing.cancel()
+            await asyncio.gather(passing, return_exceptions=True)
 
     async def _pass_on(self, listener: FeedListener, response: web.StreamResponse) -> None:
         """Write events as they come, everything that waits at a time, until the feed ends."""
@@ -97,7 +117,6 @@ class EventRoutes:
                 await write(response, f": still here\n{place}\n".encode())
                 continue
             if event is None:
-                await response.write_eof()
                 return
             await write(response, b"".join(map(_encoded, (event, *listener.waiting(AT_ONCE)))))
             await asyncio.sleep(0)
@@ -115,6 +134,12 @@ async def write(response: web.StreamResponse, data: bytes) -> None:
     """Send the data. Raises TimeoutError if the listener accepts nothing."""
     async with asyncio.timeout(STALL_SECONDS):
         await response.write(data)
+
+
+async def write_end(response: web.StreamResponse) -> None:
+    """End the stream. Raises TimeoutError if the listener does not accept even that soon."""
+    async with asyncio.timeout(END_SECONDS):
+        await response.write_eof()
 
 
 def _encoded(event: Event) -> bytes:

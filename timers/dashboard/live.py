@@ -41,6 +41,5 @@ class LivePages(EventRoutes):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._most_seconds - self._least_seconds):
                     if await listener.next() is None:
-                        break
+                        return
             listener.waiting(QUEUE_LIMIT)
-        await response.write_eof()
