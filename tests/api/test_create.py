@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api
 from tests.members import announce, declare
+from timers.core.hooks import ALARM, HOOK
 
 
 async def test_a_created_timer_is_answered_with_its_address_and_version(api: Api) -> None:
@@ -164,6 +165,13 @@ async def test_a_prefix_without_a_processor_is_refused_by_name(api: Api, redis: 
     assert await redis.keys("nobody*") == []
     put = await api.call("PUT", "/v1/timers/nobody/one", {"delay": "1h"})
     assert put.bad_fields(422, "no-processor") == ["prefix"]
+
+
+async def test_the_refusal_of_an_unknown_prefix_does_not_offer_the_services_own_prefixes(api: Api) -> None:
+    await declare(api.store, "mail", f"{HOOK}-0123456789abcdef", f"{ALARM}-0123456789abcdef")
+    refused = (await api.call("POST", "/v1/timers", {**HOUR, "prefix": "nobody"})).problem(422, "no-processor")
+    (error,) = refused["errors"]
+    assert error["accepted"] == "a prefix that a processor serves (mail, test)"
 
 
 async def test_a_longer_prefix_than_the_processors_is_served(api: Api) -> None:

@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
+from timers.core.fields import OWN_PREFIXES
 from timers.errors import FieldError, NoProcessor, shown
 from timers.store.membership import Membership, Roster
 from timers.store.queries import Queries
@@ -94,7 +95,8 @@ class Declared:
         return [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
 
     def _refusal(self, prefix: str) -> NoProcessor:
-        known = shortened(sorted(self._roster.declared)) or "no prefix was ever declared"
+        callers = [prefix for prefix in sorted(self._roster.declared) if not prefix.startswith(OWN_PREFIXES)]
+        known = shortened(callers) or "no prefix was ever declared"
         return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
 
     async def _read_since(self, at: float) -> None:
