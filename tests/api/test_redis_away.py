@@ -6,19 +6,23 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
-from tests.servers import start_server
+from tests.servers import FAMILIES, Family, start_server
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.operating import OperatingRoutes
 from timers.api.server import ApiServer, application
+from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
+from timers.errors import Unavailable
 from timers.metrics import Metrics
 from timers.store.callers import Callers
 from timers.store.store import Store
@@ -161,7 +165,8 @@ async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
         await api.create("warm")  # the server has the script
         await api.client.cancel("test", "warm", purge=True)
         lost = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
-        (await api.call(method, path, body)).problem(503, "redis-unavailable")
+        refused = (await api.call(method, path, body)).problem(503, "redis-unavailable")
+        assert "the call may have taken effect" in refused["detail"]
         assert await lost > 0  # bytes: Redis had run it and answered
         async with running_api(own_server.url, [done]) as other:
             assert (await other.call("GET", "/v1/timers/test/one")).body["payload"] == 1
@@ -170,3 +175,51 @@ async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
         timers = (await api.client.list()).items
         assert [(timer.id, timer.payload, timer.attempt) for timer in timers] == [("one", 1, 0)]
         assert await api.client.counts() == {"test": {timers[0].status: 1}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_create_that_a_full_redis_refused_does_not_say_that_it_may_have_taken_effect(
+    tmp_path: Path, family: Family
+) -> None:
+    server = await start_server(family, tmp_path)
+    creates = [TIMER, {**TIMER, "id": "two"}]
+    async with running_api(server.url, [done]) as api, Redis.from_url(server.url) as redis:
+        await api.create("before")
+        await redis.config_set("maxmemory", 1)
+        for path, body in (("/v1/timers", TIMER), ("/v1/timers/batch", {"timers": creates})):
+            detail = (await api.call("POST", path, body)).problem(503, "redis-unavailable")["detail"]
+            assert detail.endswith("; nothing was done")
+        await redis.config_set("maxmemory", 0)
+        assert [timer.id for timer in (await api.client.list()).items] == ["before"]
+    await server.stop()
+
+
+async def test_a_write_that_a_replica_refused_does_not_say_that_it_may_have_taken_effect(
+    own_server: EmbeddedServer,
+) -> None:
+    async with running_api(own_server.url, [done]) as api, Redis.from_url(own_server.url) as redis:
+        await api.create("before")
+        await redis.replicaof("127.0.0.1", "1")
+        detail = (await api.call("POST", "/v1/timers/test/before/fire")).problem(503, "redis-unavailable")["detail"]
+        assert detail.endswith("; nothing was done")
+        bulk = {"action": "cancel", "filter": {"prefix": "test"}}
+        detail = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "redis-unavailable")["detail"]
+        assert detail.endswith("; nothing was done")
+
+
+async def test_an_action_that_broke_off_says_that_it_may_have_taken_effect(api: Api) -> None:
+    """What the server refused last was not done, but the timers before it were."""
+    ids = iter(("a", "b"))
+    for timer_id in ids:
+        await api.create(timer_id)
+    cancel = api.client.cancel
+
+    async def once(prefix: str, id: str, **given: Any) -> Timer:  # noqa: A002
+        if id == "b":
+            raise Unavailable("Redis cannot do this now", nothing_done=True)
+        return await cancel(prefix, id, **given)
+
+    with patch.object(api.client, "cancel", once):
+        bulk = {"action": "cancel", "filter": {"prefix": "test"}}
+        refused = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "redis-unavailable")
+    assert "the call may have taken effect" in refused["detail"]

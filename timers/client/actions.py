@@ -26,6 +26,7 @@ from timers.errors import (
     NotScheduled,
     Refused,
     Running,
+    Unavailable,
     VersionMismatch,
     shown,
 )
@@ -194,5 +195,8 @@ async def _act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts)
                 counts.done += 1
 
     results = await asyncio.gather(*map(one, timers), return_exceptions=True)
-    if failed := [result for result in results if result is not None]:
-        raise failed[0]
+    for failed in results:
+        if isinstance(failed, Unavailable):
+            failed.nothing_done = failed.nothing_done and not counts.done
+        if failed is not None:
+            raise failed

@@ -77,8 +77,9 @@ def digest(name: str) -> str:
 
 
 @contextmanager
-def reachable() -> Iterator[None]:
-    """Turn the errors of a server that is away, loading, full or read-only into Unavailable.
+def reachable(*, alone: bool = False) -> Iterator[None]:
+    """Turn the errors of a server that is away, loading, full or read-only into Unavailable. If the command was sent
+    `alone`, the server's refusal proves that nothing was done.
 
     Also raises a cancellation that got lost meanwhile: before Python 3.12 `asyncio.wait_for`, which redis-py sends
     through, drops a cancellation that comes just as its wait ends. The caller would continue as if nothing had
@@ -89,12 +90,14 @@ def reachable() -> Iterator[None]:
     try:
         yield
     except OutOfMemoryError as error:
-        raise Full(FULL) from error
+        raise Full(FULL, nothing_done=alone) from error
     except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as error:
-        raise Unavailable(f"Redis is not available: {str(error) or 'it did not answer in time'}") from error
+        refused = alone and isinstance(error, BusyLoadingError | ReadOnlyError)
+        said = str(error) or "it did not answer in time"
+        raise Unavailable(f"Redis is not available: {said}", nothing_done=refused) from error
     except ResponseError as error:
         if str(error).startswith(PASSING_TROUBLES):
-            raise Unavailable(f"Redis cannot do this now: {error}") from error
+            raise Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone) from error
         raise
     finally:
         # Ctrl-C cancels in the midst of a step of the task: it still gets that cancellation at its next await.
@@ -104,7 +107,7 @@ def reachable() -> Iterator[None]:
 
 async def run(redis: Redis | Line, call: ScriptCall) -> Any:
     """Run a script. Raises Unavailable. A server that lost its script cache gets the script again."""
-    with reachable():
+    with reachable(alone=True):
         try:
             return await redis.evalsha(digest(call.name), 1, call.root, *call.arguments)
         except NoScriptError:

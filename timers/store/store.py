@@ -156,7 +156,12 @@ class Store:
                 for shard, places in batches
             ]
             foreign: set[int] = set()
-            for (shard, places), reply in zip(batches, await self.run_all(calls, line), strict=True):
+            try:
+                replies = await self.run_all(calls, line)
+            except Unavailable as error:
+                error.nothing_done = error.nothing_done and not told
+                raise
+            for (shard, places), reply in zip(batches, replies, strict=True):
                 if reply[1] == b"foreign":
                     foreign.add(shard)
                     continue
@@ -255,8 +260,9 @@ class Store:
         if not self.identity.armed:
             await self.identity.make()
             await self.identity.found(range(self.shards))
-        word = "pause" if paused else "resume"
-        return any([(await self.run("pause", shard, [prefix, word]))[0] for shard in range(self.shards)])
+        arguments = [prefix, "pause" if paused else "resume"]
+        calls = [scripts.ScriptCall("pause", keys.root(shard), arguments) for shard in range(self.shards)]
+        return any(changed for _now, changed in await self.run_all(calls))
 
     async def abandon(
         self, shard: int, prefix: str, runs: Sequence[str], *, before_ms: int, most: int, pod: str
