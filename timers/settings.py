@@ -204,8 +204,8 @@ class Settings(BaseSettings):
         Field(default="info", description="debug, info, warning, error or critical")
     )
     data_dir: Path = Field(default=Path(".timers"), description="a folder")
-    outbox: Path = Field(default_factory=lambda fields: fields["data_dir"] / "outbox", description="a folder")
-    """Where the processor send-message writes messages if no transport is set up."""
+    outbox: Path | None = Field(default=None, description="a folder")
+    """Where messages for which there is no gateway are written; None: they fail. `timers dev` sets it."""
     server_binary: Path | None = Field(default=None, description="the path of a redis-server or valkey-server binary")
     pod: str = Field(
         default_factory=_pod_name,
@@ -277,10 +277,13 @@ class Settings(BaseSettings):
 
     @property
     def fleet_wide(self) -> dict[str, str]:
-        """The settings that should be the same on all pods, by name."""
+        """The settings that should be the same on all pods, by name, with the outbox if messages may go there."""
         fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
         given = {_setting_name(field): getattr(self, field) for field in fields}
-        return {name: "off" if value is None else str(Duration(ms=value)) for name, value in given.items()}
+        told = {name: "off" if value is None else str(Duration(ms=value)) for name, value in given.items()}
+        if self.outbox is not None and None in (self.smtp_url, self.sms_url):
+            told[_setting_name("outbox")] = str(self.outbox)
+        return told
 
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}

@@ -11,10 +11,10 @@ from yarl import URL
 
 from timers import Context, Done, Fail, NotFound, Processor, Retry, Timer, processor
 from timers.processor import Lifespan
-from timers.settings import Settings, load_worker_settings
+from timers.settings import load_worker_settings
 from timers_processors.calling import Call, HttpClient
 from timers_processors.send_message import Sending
-from timers_processors.transport import Message, masked, write_to_outbox
+from timers_processors.transport import Message, masked
 from timers_processors.webhook import CALL_SECONDS, RETRY, WebHooks, as_json
 
 SOON_SECONDS: Final = 0.1
@@ -38,9 +38,7 @@ def processors(hooks: WebHooks | None = None) -> Iterator[Processor]:
 def _processor(hooks: WebHooks, prefix: str, target: str) -> Processor:
     kind, _, rest = target.partition(":")
     if kind == "mailto":
-        return _sending(
-            prefix, masked(rest), partial(_mail, hooks.settings, rest), partial(Sending.opened, hooks.settings)
-        )
+        return _sending(prefix, masked(rest), partial(_mail, rest), partial(Sending.opened, hooks.settings))
     if kind == "exec":
         return _sending(prefix, rest, partial(_execute, rest), None)
     url = URL(target)
@@ -79,12 +77,10 @@ async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[HttpCl
     return await hooks.send(call, timer.payload.get("prefix", timer.prefix), context)
 
 
-async def _mail(settings: Settings, to: str, timer: Timer, context: Context[Sending]) -> Done:
-    send_mail = context.state.by_channel.get("email") or partial(write_to_outbox, settings.outbox)
+async def _mail(to: str, timer: Timer, context: Context[Sending]) -> Done:
     data = timer.payload["body"]["data"]
-    subject = f"[timers] {data['text']}"
-    said = await send_mail(Message((to,), "email", subject, as_text(data), context.idempotency_key, context.token))
-    return Done(f"sent{said and f': {said}'}")
+    message = Message((to,), "email", f"[timers] {data['text']}", as_text(data), context.idempotency_key, context.token)
+    return Done(await context.state.by_channel["email"](message))
 
 
 def as_text(data: Mapping[str, Any]) -> str:

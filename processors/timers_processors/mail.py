@@ -48,8 +48,8 @@ class SmtpTransport:
         self._idle: list[tuple[float, SMTP]] = []
 
     async def send(self, message: Message) -> str:
-        """Send the message and return who was refused, if anybody. Raises Fail if the message is refused for good, and
-        Retry for any other failure."""
+        """Send the message. Says so, and who was refused, if anybody. Raises Fail if the message is refused for good,
+        and Retry for any other failure."""
         mail = as_mail(message, self._from)
         async with self._targets.turn(self._name):
             try:
@@ -66,7 +66,7 @@ class SmtpTransport:
                 raise Unanswered(f"{type(error).__name__}: {error}") from error
         if any(answer.code < 500 for answer in refused.values()):
             raise _refusal(refused)
-        return _said(refused)
+        return f"sent by email: {_said(refused)}" if refused else "sent by email"
 
     async def close(self) -> None:
         """Close the idle connections."""

@@ -17,7 +17,7 @@ from timers.settings import Settings, load_worker_settings
 from timers_processors.calling import Call, HttpClient, accepted, caller_for_ourselves
 from timers_processors.mail import SmtpTransport
 from timers_processors.templates import Templates
-from timers_processors.transport import Channel, Message, Send, post_to_gateway, write_to_outbox
+from timers_processors.transport import Channel, Message, Send, no_gateway, post_to_gateway, write_to_outbox
 
 LOOKUP_SECONDS: Final = 8.0
 USER_BYTES: Final = 64 * 1024
@@ -83,7 +83,8 @@ _UNSUBSCRIBE = re.compile(r"(?!.*=\?.*\?=)(https?://|mailto:)[!-;=?-~]{1,1000}")
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What a pod sends with: how it sends on each channel that it can use, and where it finds users and templates."""
+    """What a pod sends with: how it sends on each channel, those that reach people first, and where it finds users and
+    templates."""
 
     by_channel: Mapping[Channel, Send]
     find_user: Callable[[str | int], Awaitable[Mapping[str, Any] | None]] | None
@@ -92,7 +93,8 @@ class Sending:
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings) -> AsyncIterator["Sending"]:
-        """Opens the connections that the settings ask for. If they ask for none, every channel uses the outbox."""
+        """Opens the connections that the settings ask for. A channel without a gateway uses the outbox if there is one;
+        else its messages fail."""
         async with AsyncExitStack() as ends:
             caller = await ends.enter_async_context(caller_for_ourselves())
             by_channel: dict[Channel, Send] = {}
@@ -103,8 +105,9 @@ class Sending:
             if settings.sms_url is not None:
                 gateway = partial(post_to_gateway, URL(settings.sms_url.get_secret_value()), caller)
                 by_channel |= {"phone": gateway, "push": gateway}
-            if not by_channel:
-                by_channel = dict.fromkeys(_REACHABLE, partial(write_to_outbox, settings.outbox))
+            for channel in _REACHABLE:
+                missing = no_gateway if settings.outbox is None else partial(write_to_outbox, settings.outbox)
+                by_channel.setdefault(channel, missing)
             url = settings.user_url
             find = None if url is None else partial(find_user, url.get_secret_value(), caller)
             yield cls(by_channel, find, None if settings.templates is None else Templates(settings.templates))
@@ -142,8 +145,7 @@ async def send_message(timer: Timer, context: Context[Sending]) -> Done:
     subject, text, html = content(payload, found, sending.templates, timer.prefix)
     unsubscribe = _unsubscribe(found.get("unsubscribe", payload.get("unsubscribe")))
     message = Message(to, channel, subject, text, context.idempotency_key, context.token, html, unsubscribe)
-    said = await sending.by_channel[channel](message)
-    return Done(f"sent by {channel}{said and f': {said}'}")
+    return Done(await sending.by_channel[channel](message))
 
 
 def _skipped(context: Context[Sending], reason: str) -> Done:
@@ -172,14 +174,11 @@ def _unsubscribe(given: object) -> str | None:
 def reachable(
     known: Mapping[str, Any], channels: Iterable[Channel] = tuple(_REACHABLE)
 ) -> tuple[Channel, tuple[str, ...]] | str:
-    """How to reach the user, as (channel, addresses), or a text that says why that is impossible. Only email may have
-    several addresses."""
-    usable = {channel: found for channel in _REACHABLE if (found := _addresses(channel, known.get(channel)))}
-    for channel in _REACHABLE:
-        if channel in usable and channel in channels:
-            return channel, usable[channel]
-    if usable:
-        return f"reachable only by {', '.join(usable)}, and this pod has no settings for that"
+    """How to reach the user, as (channel, addresses), by the first of these channels that is possible, or a text that
+    says why none is. Only email may have several addresses."""
+    for channel in channels:
+        if found := _addresses(channel, known.get(channel)):
+            return channel, found
     given = [channel for channel in _REACHABLE if known.get(channel)]
     return f"not a usable address: {', '.join(given)}" if given else "the payload has neither email nor phone"
 

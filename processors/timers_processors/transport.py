@@ -1,19 +1,21 @@
-"""Owns what a message is, and two ways to send it: through a gateway, and into the outbox of a pod that has neither
-gateway nor mail."""
+"""Owns what a message is, how it is sent through a gateway, and what happens without one: it is written to the outbox,
+or fails."""
 
 import asyncio
 import hashlib
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from yarl import URL
 
+from timers import Fail
 from timers.logs import get_logger
 from timers_processors.calling import Call, HttpClient, accepted
 
@@ -47,8 +49,20 @@ class Message:
 
 
 Send = Callable[[Message], Awaitable[str]]
-"""Sends a message. Returns when it is accepted: a remark for the history, or an empty text. Raises Fail if another try
-would not help; after any other exception the message is tried again."""
+"""Sends a message. Returns when it is accepted, with a note for the history. Raises Fail if another try would not help;
+after any other exception the message is tried again."""
+
+_GATEWAYS: Final[Mapping[Channel, str]] = MappingProxyType(
+    {"email": "TIMERS_SMTP_URL", "phone": "TIMERS_SMS_URL", "push": "TIMERS_SMS_URL"}
+)
+
+
+async def no_gateway(message: Message) -> str:
+    """Raises Fail with the setting that this pod lacks."""
+    raise Fail(
+        f"{_GATEWAYS[message.channel]} is not set on this pod, so nothing is sent by {message.channel} "
+        "(TIMERS_OUTBOX would write messages to a folder)"
+    )
 
 
 async def write_to_outbox(folder: Path, message: Message) -> str:
@@ -62,15 +76,15 @@ async def write_to_outbox(folder: Path, message: Message) -> str:
     await asyncio.to_thread(_write, path, json.dumps(message.to_json(), ensure_ascii=False, indent=2))
     shown = ", ".join(map(masked, message.to))
     _log.info("message in the outbox", channel=message.channel, to=shown, file=str(path))
-    return ""
+    return f"written to {path}, not sent"
 
 
 async def post_to_gateway(url: URL, caller: HttpClient, message: Message) -> str:
-    """Post the message as JSON to a gateway for text messages and push, and return the gateway's answer. Raises Fail
+    """Post the message as JSON to a gateway for text messages and push, and say what it answered. Raises Fail
     for a 4xx, and Retry for anything that may pass."""
     headers = {"Content-Type": "application/json", "Idempotency-Key": message.idempotency_key}
     call = Call("POST", url, headers, json.dumps(message.to_json(), ensure_ascii=False).encode())
-    return accepted(call, await caller.call(call, GATEWAY_SECONDS))
+    return f"sent by {message.channel}: {accepted(call, await caller.call(call, GATEWAY_SECONDS))}"
 
 
 _READABLE_CHARACTERS: Final = 100

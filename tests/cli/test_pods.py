@@ -98,6 +98,7 @@ async def test_dev_runs_everything_and_its_curl_line_works(start: Start, tmp_pat
     await until_ready(await url_of(again))
     kept = start("get", made["prefix"], made["id"], "-o", "json", **settings).end()
     assert kept.json["status"] == "completed"
+    assert f"written to {message}, not sent" in [entry["note"] for entry in kept.json["history"]]
     again.signal(signal.SIGTERM)
     assert again.end().code == 0
 
@@ -315,6 +316,32 @@ def test_a_pod_that_never_reaches_redis_ends_with_one_line_that_says_how_long_it
     line = start("serve", **settings).end().refusal()
     assert "TIMERS_REDIS_URL: redis://127.0.0.1:1/0 cannot be used" in line
     assert "TIMERS_START_TIMEOUT" in line
+
+
+async def test_a_message_that_only_went_to_a_folder_does_not_count_as_sent(
+    start: Start, server: EmbeddedServer, redis: Redis, tmp_path: Path
+) -> None:
+    """Under `timers serve` it fails, unless TIMERS_OUTBOX asks for the folder; then the doctor warns."""
+    redis.ping()
+    settings = {**OURS, "TIMERS_REDIS_URL": server.url, "TIMERS_DATA_DIR": str(tmp_path / "data")}
+    for outbox, status in (None, "failed"), (tmp_path / "outbox", "completed"):
+        pod = start("serve", **settings, **({} if outbox is None else {"TIMERS_OUTBOX": str(outbox)}))
+        await until_ready(await url_of(pod))
+        async with TimerClient(server.url) as client:
+            await client.create("send-message", "one", delay=0, payload={"email": "a@b"}, if_exists="replace")
+            timer = await until_status(client, "send-message", status)
+        found = {check["check"]: check for check in start("doctor", "-o", "json", **settings).end().json}
+        pod.signal(signal.SIGTERM)
+        assert (await asyncio.to_thread(pod.end)).code == 0
+        said = " ".join(entry.note or "" for entry in timer.history)
+        if outbox is None:
+            assert "TIMERS_SMTP_URL is not set on this pod" in str(timer.last_error)
+            assert found["messages"]["level"] == "ok"
+            assert not (tmp_path / "data").exists()
+        else:
+            assert re.search(rf"written to {outbox}/\S+, not sent", said)
+            assert (found["messages"]["level"], str(outbox) in found["messages"]["said"]) == ("warn", True)
+            assert len(await _files(outbox)) == 1
 
 
 async def test_a_limited_pod_reports_only_what_it_runs(start: Start, server: EmbeddedServer, redis: Redis) -> None:

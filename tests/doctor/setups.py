@@ -139,6 +139,10 @@ async def differ(store: Store) -> None:
     await alive(store, "b", settings={"TIMERS_RETENTION": "7d", "version": "1"})
 
 
+async def write_to_a_folder(store: Store) -> None:
+    await alive(store, settings={"TIMERS_OUTBOX": "/tmp/mail"})  # noqa: S108 (only named)
+
+
 async def lose_the_head(store: Store) -> None:
     await store.connections.commands.zrem("timers:{0}:heads", "note")
 

@@ -47,6 +47,7 @@ from tests.doctor.setups import (
     setting,
     spoil_a_record,
     strangers,
+    write_to_a_folder,
 )
 from tests.install.environment import ROOT
 from tests.rights import as_user, documented, grant
@@ -143,6 +144,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
         leave_alone,
         {"shards": ("fail", "no worker is alive"), "prefixes": ("fail", "of the prefixes note")},
     ),
+    "pods that send nothing": ((), write_to_a_folder, {"messages": ("warn", "to a folder: a to /tmp/mail")}),
     "pods that differ": ((), differ, {"settings": ("warn", "TIMERS_RETENTION: 1d on a and 7d on b")}),
 }
 
@@ -152,7 +154,7 @@ async def test_the_doctor_reports_exactly_the_fault_that_was_planted(name: str, 
     options, spoil, expected = BROKEN[name]
     async with await start_server("redis", tmp_path, *options) as server, opened(server.url) as store:
         await made(store)
-        if spoil not in (elsewhere, deaf, differ, leave_alone):
+        if spoil not in (elsewhere, deaf, differ, leave_alone, write_to_a_folder):
             await alive(store)
         if spoil is not None:
             await spoil(store)

@@ -149,6 +149,28 @@ async def test_an_alarm_comes_by_mail_with_links(fleet: Fleet) -> None:
     assert "note:a: gave up after Fail: no such user\nhttps://timers.example/ui/timers/note/a" in text
 
 
+@pytest.mark.parametrize("has_outbox", [False, True])
+async def test_an_alarm_that_no_mail_server_took_does_not_count_as_sent(
+    fleet: Fleet, tmp_path: Path, has_outbox: bool
+) -> None:
+    await pod_of(
+        fleet, settings(alarms="mailto:ops@example.org", outbox=tmp_path if has_outbox else None), Calls(act=give_up)
+    )
+    await fleet.client.create("note", "a", delay=0)
+
+    async def ended() -> Timer | None:
+        messages = [timer async for timer in fleet.client.iterate(status=["completed", "failed"])]
+        return next((timer for timer in messages if timer.prefix.startswith("timers.alarm-")), None)
+
+    message = await eventually(ended, "the message has ended")
+    assert message is not None
+    if has_outbox:
+        (file,) = tmp_path.iterdir()
+        assert f"written to {file}, not sent" in [entry.note for entry in message.history]
+    else:
+        assert "TIMERS_SMTP_URL is not set" in str(message.last_error)
+
+
 async def test_a_command_gets_the_alarm_and_none_of_the_settings_and_is_tried_again(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ class TestUser:
     async def test_is_looked_up_when_the_message_is_due(self, tmp_path: Path) -> None:
         known = web.json_response({"email": "new@example.org", "name": "Ann", "text": "not this", "verified": False})
         result, users = await looked_up(known, tmp_path, email="old@example.org", text="Hello {name}")
-        assert result == Done("sent by email")
+        assert "not sent" in str(result)
         assert [(got.method, got.path) for got in users.received] == [("GET", "/users/a%2Fb%3Fc?full=1")]
         assert (outbox(tmp_path)["to"], outbox(tmp_path)["text"]) == ("new@example.org", "Hello Ann")
 
@@ -69,7 +69,7 @@ class TestUser:
     async def test_the_payload_may_say_who_is_skipped(self, tmp_path: Path) -> None:
         known = {"email": "ann@example.org", "verified": True, "paid": True}
         result, _ = await looked_up(web.json_response(known), tmp_path, unless=[])
-        assert result == Done("sent by email")
+        assert "not sent" in str(result)
         result, _ = await looked_up(web.json_response(known), tmp_path, unless=["paid"])
         assert result == Done("skipped: the user is paid")
 
@@ -94,7 +94,7 @@ class TestUser:
             await looked_up(web.json_response({}), tmp_path, unless="verified")
 
     async def test_without_an_address_to_ask_the_payload_stands(self, tmp_path: Path) -> None:
-        assert await send({"user": 5, "email": "ann@example.org"}, outbox=tmp_path) == Done("sent by email")
+        assert "not sent" in str(await send({"user": 5, "email": "ann@example.org"}, outbox=tmp_path))
 
 
 class TestGateway:
@@ -127,10 +127,17 @@ class TestGateway:
                 with pytest.raises(expected, match=f"answered {status}"):
                     await send({"phone": "112"}, sms_url=gateway.url)
 
-    async def test_with_a_gateway_alone_a_user_is_reached_by_phone_or_not_at_all(self, tmp_path: Path) -> None:
+    async def test_a_gateway_goes_before_the_outbox(self, tmp_path: Path) -> None:
         async with receiving() as gateway:
             await send({"email": "ann@example.org", "phone": "112"}, sms_url=gateway.url, outbox=tmp_path)
+            assert list(tmp_path.iterdir()) == []
             result = await send({"email": "ann@example.org"}, sms_url=gateway.url, outbox=tmp_path)
-        assert len(gateway.received) == 1
-        assert result == Done("skipped: reachable only by email, and this pod has no settings for that")
-        assert list(tmp_path.iterdir()) == []
+        assert [json.loads(got.body)["channel"] for got in gateway.received] == ["phone"]
+        (file,) = tmp_path.iterdir()
+        assert result == Done(f"written to {file}, not sent")
+
+    async def test_with_a_gateway_alone_a_user_is_reached_by_phone_or_the_timer_fails(self) -> None:
+        async with receiving() as gateway:
+            with pytest.raises(Fail, match=r"^TIMERS_SMTP_URL is not set"):
+                await send({"email": "ann@example.org"}, sms_url=gateway.url)
+        assert gateway.received == []

@@ -31,7 +31,7 @@ def outbox(tmp_path: Path) -> Path:
     return tmp_path / "outbox"
 
 
-async def send(outbox: Path, timer: Timer, **given: Any) -> Result:
+async def send(outbox: Path | None, timer: Timer, **given: Any) -> Result:
     """Run the processor for the timer on a pod with these settings, and return its result."""
     async with Sending.opened(Settings(outbox=outbox, **given)) as sending:
         return await run(send_message, timer, sending)
@@ -60,7 +60,8 @@ class TestSend:
     async def test_a_message_24h_after_signup_lands_in_the_outbox(self, outbox: Path) -> None:
         timer = signup({"email": "ann@example.org", "name": "Ann"})
         assert Registry([send_message]).match(timer.prefix) is send_message
-        assert await send(outbox, timer) == Done("sent by email")
+        file = outbox / file_name("send-message-24h-after-signup:user-42:1")
+        assert await send(outbox, timer) == Done(f"written to {file}, not sent")
         assert sent(outbox) == [
             {
                 "to": "ann@example.org",
@@ -80,7 +81,7 @@ class TestSend:
             "name": "Ann",
             "n": 3,
         }
-        assert await send(outbox, signup(payload)) == Done("sent by phone")
+        assert "not sent" in str(await send(outbox, signup(payload)))
         (message,) = sent(outbox)
         assert (message["to"], message["channel"]) == ("+49 30 1234-567", "phone")
         assert (message["subject"], message["text"]) == ("3 left", "Grüße, Ann: 3")
@@ -120,6 +121,21 @@ class TestSend:
             await send(outbox, signup({"email": "ann@example.org", "text": "your {plan}"}))
         assert not outbox.exists()
 
+    @pytest.mark.parametrize(
+        ("payload", "setting"),
+        [
+            ({"email": "ann@example.org"}, "TIMERS_SMTP_URL"),
+            ({"phone": "112"}, "TIMERS_SMS_URL"),
+            ({"push": "device"}, "TIMERS_SMS_URL"),
+        ],
+    )
+    async def test_a_message_without_a_gateway_fails_with_the_name_of_the_setting(
+        self, payload: dict[str, str], setting: str
+    ) -> None:
+        (channel,) = payload
+        with pytest.raises(Fail, match=f"^{setting} is not set on this pod, so nothing is sent by {channel}"):
+            await send(None, signup(payload))
+
     async def test_an_outbox_that_cannot_be_written_is_a_failed_try(self, outbox: Path) -> None:
         outbox.write_text("a file in the way")
         with pytest.raises(FileExistsError):
@@ -145,11 +161,9 @@ class TestReachable:
         assert reachable({"push": "token-1", "phone": "112"}) == ("phone", ("112",))
         assert reachable({"push": "token-1"}) == ("push", ("token-1",))
 
-    def test_a_channel_that_the_pod_cannot_use_is_skipped_or_reported(self) -> None:
-        assert reachable({"email": "a@b", "phone": "112"}, ["phone", "push"]) == ("phone", ("112",))
-        assert reachable({"phone": "112"}, ["email"]) == (
-            "reachable only by phone, and this pod has no settings for that"
-        )
+    def test_a_channel_with_a_gateway_goes_before_others(self) -> None:
+        assert reachable({"email": "a@b", "phone": "112"}, ["phone", "push", "email"]) == ("phone", ("112",))
+        assert reachable({"email": "a@b"}, ["phone", "push", "email"]) == ("email", ("a@b",))
 
     @pytest.mark.parametrize("phone", ["112", "+4930123456", "0049 (0)30 / 12-34.56"])
     def test_a_phone_number(self, phone: str) -> None:
@@ -308,12 +322,12 @@ class TestSettings:
     async def test_a_worker_whose_environment_would_not_do_for_the_api_sends_all_the_same(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """`timers serve --roles worker` starts with it, and the outbox is in the data folder."""
+        """`timers serve --roles worker` starts with it."""
         for name in [name for name in os.environ if name.startswith("TIMERS_")]:
             monkeypatch.delenv(name)
         monkeypatch.chdir(tmp_path)  # a folder without .env
         monkeypatch.setenv("TIMERS_HTTP_HOST", "0.0.0.0")
-        monkeypatch.setenv("TIMERS_DATA_DIR", str(tmp_path / "data"))
+        monkeypatch.setenv("TIMERS_OUTBOX", str(tmp_path / "outbox"))
         async with opened() as sending:
             await run(send_message, signup({"email": "ann@example.org"}), sending)
-        assert len(sent(tmp_path / "data" / "outbox")) == 1
+        assert len(sent(tmp_path / "outbox")) == 1

@@ -63,7 +63,7 @@ def test_defaults() -> None:
         "log_format": None,
         "log_level": "info",
         "data_dir": Path(".timers"),
-        "outbox": Path(".timers/outbox"),
+        "outbox": None,
         "server_binary": None,
     }
 
@@ -109,7 +109,7 @@ def test_values_arrive_in_their_types() -> None:
     assert (settings.lease_ms, settings.retention_ms, settings.edit_lock_ms) == (90_000, 0, 120_000)
     assert (settings.adopt_every_ms, settings.drain_timeout_ms) == (250, 500)
     assert settings.log_level == "warning"
-    assert settings.outbox == Path("/srv/timers/outbox")
+    assert (settings.data_dir, settings.outbox) == (Path("/srv/timers"), None)
     assert settings.insecure
 
 

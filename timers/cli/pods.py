@@ -45,6 +45,9 @@ def run_dev(
 ) -> None:
     """Run everything in one process: API, worker and, if no Redis is configured, an embedded server."""
     settings = _settings(os.environ)
+    if settings.outbox is None:  # in the environment, where the processors find it, too
+        os.environ["TIMERS_OUTBOX"] = str(settings.data_dir / "outbox")
+        settings = load_settings()
     if reload:
         raise typer.Exit(reloading(folders_of(settings.processors)))
     raise typer.Exit(run(dev(settings, _announcement(settings))))
@@ -102,7 +105,7 @@ def _example_call(settings: Settings, url: str) -> list[str]:
         "",
         "Try it with a message that is due in 5 seconds:",
         f"  curl -i {url}/v1/timers -H 'Content-Type: application/json' -d '{_EXAMPLE}'",
-        f"Then run `timers get send-message hello`. The sent message is in {settings.outbox.absolute()}",
+        f"Then run `timers get send-message hello`. It is written to {(settings.outbox or Path()).absolute()}",
     ]
 
 

@@ -114,6 +114,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
         _paused(sorted(paused & {prefix for _, prefix in due})),
         _pods(roster.members),
         _settings(roster.members),
+        _messages(workers),
         await _hooks(store),
         await _books(store, progress) if fix else await _compared(store),
         _quarantine(*await queries.quarantined()),
@@ -179,6 +180,14 @@ def _settings(members: Sequence[Member]) -> Check:
     means = "what happens to a timer depends on the pod that takes it"
     mend = "give all pods the same settings and limits, or wait until a rolling deploy has ended"
     return judged("settings", "the pods agree", (bool(differ), "warn", "; ".join(differ), means, mend))
+
+
+def _messages(workers: Sequence[Member]) -> Check:
+    folders = [f"{pod.pod} to {pod.settings['TIMERS_OUTBOX']}" for pod in workers if "TIMERS_OUTBOX" in pod.settings]
+    said = f"pods write messages for which they have no gateway to a folder: {shortened(folders)}"
+    mend = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or leave TIMERS_OUTBOX out: then such messages fail"
+    fine, means = "no pod writes messages to a folder", "nobody receives them; their history says `not sent`"
+    return judged("messages", fine, (bool(folders), "warn", said, means, mend))
 
 
 async def _hooks(store: Store) -> Check:
