@@ -15,13 +15,13 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
-from tests.servers import FAMILIES, Family, start_server
+from tests.servers import FAMILIES, start_server
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.operating import OperatingRoutes
 from timers.api.server import ApiServer, application
 from timers.core.model import Timer
-from timers.embedded import EmbeddedServer
+from timers.embedded import EmbeddedServer, Family
 from timers.errors import Unavailable
 from timers.metrics import Metrics
 from timers.store.callers import Callers
@@ -214,7 +214,7 @@ async def test_an_action_that_broke_off_says_that_it_may_have_taken_effect(api: 
         await api.create(timer_id)
     cancel = api.client.cancel
 
-    async def once(prefix: str, id: str, **given: Any) -> Timer:  # noqa: A002
+    async def once(prefix: str, id: str, **given: Any) -> Timer:
         if id == "b":
             raise Unavailable("Redis cannot do this now", nothing_done=True)
         return await cancel(prefix, id, **given)
