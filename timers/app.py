@@ -245,6 +245,7 @@ def _worker(
         concurrency=settings.concurrency,
         lease_ms=settings.lease_ms,
         retention_ms=settings.retention_ms,
+        retention_failed_ms=settings.retention_failed_ms,
         drain_timeout_ms=settings.drain_timeout_ms,
         shard_subset=settings.shard_subset or None,
         adopt_every_ms=settings.adopt_every_ms,

@@ -57,6 +57,9 @@ class Metrics(Observer):
         self._retried = Counter("timers_retries_total", "Runs that another try follows", prefix, **ours)
         self._refused = Counter("timers_refused_total", "Late results refused", prefix, **ours)
         self._rescued = Counter("timers_rescued_total", "Runs rescued", prefix, **ours)
+        self._removed = Counter(
+            "timers_removed_total", "Failed and unhandled timers removed by retention", ["prefix", "status"], **ours
+        )
         self._claimed = Counter("timers_claimed_total", "Timers claimed, by what made the pod ask", ["cause"], **ours)
         self._sizes = Histogram("timers_claim_size", "Timers that a claim brought", buckets=CLAIM_SIZES, **ours)
         self._bare = Counter("timers_bare_keys_total", "Bare keys adopted, and what became of them", ["what"], **ours)
@@ -106,6 +109,10 @@ class Metrics(Observer):
     def rescued(self, prefix: str) -> None:
         """See Observer."""
         self._rescued.labels(prefix).inc()
+
+    def removed(self, prefix: str, status: str, count: int) -> None:
+        """See Observer."""
+        self._removed.labels(prefix, status).inc(count)
 
     def claimed(self, cause: str, count: int) -> None:
         """See Observer."""

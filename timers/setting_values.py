@@ -3,6 +3,7 @@
 import os
 import re
 from base64 import b64decode
+from collections.abc import Callable
 from email.utils import parseaddr
 from ipaddress import ip_network
 from pathlib import Path
@@ -49,9 +50,9 @@ def milliseconds(value: object) -> object:
     return parse_ms(value) if isinstance(value, str) else value
 
 
-def milliseconds_or_off(value: object) -> object:
-    """As `milliseconds`; None for `off`."""
-    return None if isinstance(value, str) and value.lower() == "off" else milliseconds(value)
+def milliseconds_or(word: str) -> Callable[[object], object]:
+    """As `milliseconds`; None for the word."""
+    return lambda value: None if isinstance(value, str) and value.lower() == word else milliseconds(value)
 
 
 def shard_numbers(value: object) -> object:

@@ -60,7 +60,12 @@ def _setting_name(field: str) -> str:
 def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS, or_else: str = "") -> Any:
     bounds = f", from {minimum_ms} ms to {maximum_ms} ms" if minimum_ms else ""
     rule = _DURATION_RULE + bounds + (f", or {or_else}" if or_else else "")
-    return Field(default_factory=lambda: parse_ms(default), ge=minimum_ms, le=maximum_ms, description=rule)
+    return Field(
+        default_factory=lambda: None if default == or_else else parse_ms(default),
+        ge=minimum_ms,
+        le=maximum_ms,
+        description=rule,
+    )
 
 
 def _pod_name() -> str:
@@ -133,10 +138,14 @@ class Settings(BaseSettings):
     concurrency: int = Field(default=1000, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
     lease_ms: Milliseconds = _duration("30s", minimum_ms=100, maximum_ms=DAY_MS)
     retention_ms: Milliseconds = _duration("14d")
+    retention_failed_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or("forever"))] = _duration(
+        "forever", or_else="forever"
+    )
+    """For failed and unhandled timers. None: until a person acts."""
     edit_lock_ms: Milliseconds = _duration("0s")
     drain_timeout_ms: Milliseconds = _duration("25s")
     start_timeout_ms: Milliseconds = _duration("30s")
-    adopt_every_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or_off)] = _duration(
+    adopt_every_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or("off"))] = _duration(
         "10s", minimum_ms=10, or_else="off"
     )
     """None: bare keys are switched off."""
@@ -278,13 +287,19 @@ class Settings(BaseSettings):
     @property
     def fleet_wide(self) -> dict[str, str]:
         """The settings that should be the same on all pods, by name, with the outbox if messages may go there."""
-        fields = ("lease_ms", "retention_ms", "edit_lock_ms", "adopt_every_ms")
-        given = {_setting_name(field): getattr(self, field) for field in fields}
-        told = {name: "off" if value is None else str(Duration(ms=value)) for name, value in given.items()}
+        fields = ("lease_ms", "retention_ms", "retention_failed_ms", "edit_lock_ms", "adopt_every_ms")
+        given = {field: getattr(self, field) for field in fields}
+        told = {
+            _setting_name(field): LENGTHLESS[field] if value is None else str(Duration(ms=value))
+            for field, value in given.items()
+        }
         if self.outbox is not None and None in (self.smtp_url, self.sms_url):
             told[_setting_name("outbox")] = str(self.outbox)
         return told
 
+
+LENGTHLESS: Final = {"retention_failed_ms": "forever", "adopt_every_ms": "off"}
+"""The word for None in the settings that hold a length."""
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}
 SETTING_NAMES: Final = tuple(_FIELDS)

@@ -10,13 +10,16 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import Redis
 
 from tests.servers import FAMILIES, ServerHandle, start_server
+from timers.core.decide import Transition
+from timers.core.durations import format_time
+from timers.core.model import Progress, Status, Timer
 from timers.store.connect import connect
-from timers.store.store import Arming, Store
+from timers.store.store import Arming, Settlement, Store
 
 TIMERS: Final = 200_000
 CHUNK: Final = 1000
@@ -73,6 +76,39 @@ async def _armed(store: Store, start: int, count: int) -> None:
     await store.arm([Arming(PREFIX, f"user-{i:011d}", due, {"payload": PAYLOAD}) for i in range(start, start + count)])
 
 
+def _error(timer: Timer) -> dict[str, Any]:
+    """The last error of a failed timer, with a traceback of three frames."""
+    frame = '  File "/app/processors/send_message.py", line 42, in send\n    await post(address, body, timeout=30)\n'
+    reason = "cannot connect to smtp.example.org:587"
+    return {
+        "type": "ConnectionRefusedError",
+        "reason": reason,
+        "detail": f"{3 * frame}ConnectionRefusedError: {reason}",
+        "where": "/app/processors/send_message.py:42 in send",
+        "at": format_time(timer.due_ms),
+        "attempt": timer.attempt,
+    }
+
+
+async def _failed(store: Store, start: int, count: int) -> None:
+    """Timers that failed at their third try, as the service keeps them."""
+    await store.arm([Arming(PREFIX, f"user-{i:011d}", "+0", {"payload": PAYLOAD}) for i in range(start, start + count)])
+    for failures in (1, 2, 3):
+        await store.now_ms()
+        timers = (await store.claim(0, [(PREFIX, count)], pod="worker-1", lease_ms=60_000, cause="event")).timers
+        assert len(timers) == count
+        ends = []
+        for timer in timers:
+            error = _error(timer)
+            cause = ("failed" if failures == 3 else "retry", f"{error['type']}: {error['reason']}")
+            status = Status.FAILED if failures == 3 else Status.SCHEDULED
+            progress = Progress(last_error=error)
+            ends.append(
+                Settlement(timer, Transition(status, timer.due_ms, timer.attempt, failures, 1, progress, cause))
+            )
+        await store.settle(0, ends, pod="worker-1", retention_ms=60_000)
+
+
 async def _settled_memory(redis: Redis) -> int:
     """`used_memory` once the server's background work (rehashing) no longer changes it."""
     before, now = -1, int((await redis.info("memory"))["used_memory"])
@@ -96,7 +132,10 @@ async def measure(server: ServerHandle, timers: int) -> dict[str, float]:
     connections = connect(server.url)
     try:
         store = Store(connections)
-        fills = {layout: _written_by(write) for layout, write in WRITES.items()} | {"armed by the service": _armed}
+        fills = {layout: _written_by(write) for layout, write in WRITES.items()} | {
+            "armed by the service": _armed,
+            "failed after three tries, kept by the service": _failed,
+        }
         return {layout: await _bytes_each(store, timers, fill) for layout, fill in fills.items()}
     finally:
         await connections.close()

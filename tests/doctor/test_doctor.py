@@ -52,8 +52,10 @@ from tests.doctor.setups import (
 from tests.install.environment import ROOT
 from tests.rights import as_user, documented, grant
 from tests.servers import FAMILIES, start_kind, start_server
+from tests.store.acts import finished
 from tests.waiting import DEADLINE_SECONDS
 from timers.client.doctor import examine
+from timers.core.model import Status
 from timers.embedded import Family
 from timers.store.checkup import judge
 from timers.store.proofs import needed_rights
@@ -383,3 +385,18 @@ async def test_a_default_user_as_whom_the_server_cannot_replay_its_append_only_f
             redis: Any = store.connections.commands
             await redis.execute_command("ACL SETUSER", "default", "off", "resetkeys", "-@all", *rules)
             assert_named(await found(limited), expected)
+
+
+async def test_many_failed_timers_are_reported_with_their_prefix_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await start_server("redis", tmp_path) as server, opened(server.url) as store:
+        await made(store)
+        await alive(store)
+        for timer_id, status in (("a", Status.FAILED), ("b", Status.UNHANDLED)):
+            await finished(store, timer_id, status, prefix="note")
+        checks = {check.name: check for check in await examine(store)}
+        assert (checks["failed"].level, checks["failed"].said) == ("ok", "2 failed and unhandled timers are kept")
+        monkeypatch.setattr("timers.client.doctor.MANY_KEPT", 1)
+        said = "2 failed and unhandled timers are kept, most of them of 'note'"
+        assert_named(await found(store), {"failed": ("warn", said)})

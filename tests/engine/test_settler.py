@@ -37,7 +37,7 @@ class _FakeStore(Store):
         self.during: Callable[[Sequence[str]], None] = lambda ids: None
         self.answers: dict[str, str] = {}
 
-    async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
+    async def settle(self, shard: int, settlements: Sequence[Settlement], **_given: object) -> list[str]:
         await asyncio.sleep(0)
         ids = [settlement.timer.id for settlement in settlements]
         self.during(ids)

@@ -6,6 +6,7 @@ from typing import Any, Final
 from tests.waiting import eventually
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Status, Timer
+from timers.store import retention
 from timers.store.store import Arming, Reply, Settlement, Store
 
 PREFIX: Final = "reminder"
@@ -63,8 +64,18 @@ def an_end(timer: Timer, status: Status = Status.COMPLETED, note: str = "", **ch
 
 
 async def settle(store: Store, *ends: Settlement, pod: str = POD, retention_ms: int = DAY_MS) -> list[str]:
-    """Write ends and return their codes."""
-    return await store.settle(0, ends, pod=pod, retention_ms=retention_ms)
+    """Write ends and return their codes. Failed timers have the retention of the others."""
+    return await store.settle(0, ends, pod=pod, retention_ms=retention_ms, keeps_failed=retention_ms > 0)
+
+
+async def prune(
+    store: Store, *, retention_ms: int, retention_failed_ms: int | None = None, most: int, shard: int = 0
+) -> int:
+    """Prune once, from the beginning; says how many records went. Without a retention of their own, failed timers have
+    that of the others."""
+    failed_ms = retention_ms if retention_failed_ms is None else retention_failed_ms
+    pruned = await retention.prune(store, shard, retention_ms=retention_ms, retention_failed_ms=failed_ms, most=most)
+    return pruned.number
 
 
 async def finished(store: Store, timer_id: str = "a", status: Status = Status.COMPLETED, **more: Any) -> Timer:

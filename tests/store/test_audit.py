@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conservation import conserved, state_of
-from tests.store.acts import PREFIX, armed, arming, claim, finished, put, running
+from tests.store.acts import PREFIX, armed, arming, claim, finished, prune, put, running
 from timers.store.audit import audit, compare, uncounted
 from timers.store.store import Store
 
@@ -118,7 +118,7 @@ async def test_a_finished_timer_that_was_armed_again_is_not_pruned_by_what_was_l
     await armed(store, due=HOUR)
     await store.connections.commands.zadd("timers:{0}:finished:c:reminder", {"a": 1})
     assert (await mended(store))["left over"] == 1
-    assert await store.prune(0, retention_ms=0, most=10) == 0
+    assert await prune(store, retention_ms=0, most=10) == 0
 
 
 @pytest.mark.parametrize("record", ["", "no record", "9 s 1 0 0 0 1 5 5 0\n{}\n"])

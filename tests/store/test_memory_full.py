@@ -19,6 +19,7 @@ from tests.store.acts import (
     claim,
     finished,
     lease_ended,
+    prune,
     running,
     settle,
 )
@@ -116,7 +117,7 @@ async def test_timers_can_be_cancelled_moved_purged_and_expelled(real: Store) ->
         assert (await real.cancel(PREFIX, "b", purge=True)).code == "purged"
         assert (await real.reschedule(PREFIX, "c", due="+7200000")).code == "changed"
         assert (await real.rearm(PREFIX, "old", cause="-")).code == "changed"
-        assert await real.prune(0, retention_ms=-1, most=10) == 1
+        assert await prune(real, retention_ms=-1, most=10) == 1
 
 
 async def test_pods_still_hear_of_each_other(real: Store) -> None:

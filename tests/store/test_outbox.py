@@ -5,7 +5,7 @@ from typing import Any
 import time_machine
 
 from tests.conftest import SharedServers
-from tests.store.acts import an_end
+from tests.store.acts import an_end, prune
 from tests.store.backends import open_store
 from timers.core.model import Status
 from timers.store import keys, outbox
@@ -99,6 +99,6 @@ async def test_completed_calls_go_after_an_hour_and_other_timers_after_their_ret
         ends = [an_end(done), an_end(failed, Status.FAILED)]
         await frozen.settle(0, ends, pod="p", retention_ms=86_400_000)
     clock.shift(3601)
-    assert await frozen.prune(0, retention_ms=86_400_000, most=10) == 1
+    assert await prune(frozen, retention_ms=86_400_000, most=10) == 1
     left = await frozen.get([(p, f"a{n}") for p in ("timers.hook-1", "note") for n in range(2)])
     assert [timer is not None for timer in left] == [False, True, True, True]

@@ -15,6 +15,7 @@ from tests.store.acts import (
     claim,
     finished,
     lease_ended,
+    prune,
     put,
     read,
     running,
@@ -228,7 +229,7 @@ async def test_an_unreadable_record_of_a_run_makes_way_too(store: Store) -> None
 async def test_an_unreadable_finished_record_goes_with_its_retention(frozen: Store) -> None:
     await finished(frozen, "bad")
     await damage(frozen, b"garbage")
-    assert await frozen.prune(0, retention_ms=-1, most=10) == 1
+    assert await prune(frozen, retention_ms=-1, most=10) == 1
 
 
 async def test_an_unreadable_run_that_nobody_serves_is_quarantined(store: Store) -> None:

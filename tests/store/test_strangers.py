@@ -16,6 +16,7 @@ from tests.store.acts import (
     bucket_of,
     claim,
     lease_ended,
+    prune,
     put_list,
     settle,
 )
@@ -83,7 +84,7 @@ ACTS: Final[dict[str, Act]] = {
     "orphans": lambda w: w.store.orphans(0),
     "rescue": lambda w: w.store.rescue(0, [(PREFIX, "lost")], pod=OTHER, lease_ms=LEASE_MS),
     "abandon": lambda w: w.store.abandon(0, PREFIX, ["lost"], before_ms=2**52, most=10, pod=OTHER),
-    "prune": lambda w: w.store.prune(0, retention_ms=-1000, most=10),
+    "prune": lambda w: prune(w.store, retention_ms=-1000, most=10),
     "pause": lambda w: w.store.pause(PREFIX, paused=True),
     "resume": lambda w: w.store.pause(PREFIX, paused=False),
     "read": lambda w: read_all(w.store),

@@ -13,7 +13,16 @@ def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
         *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROBE_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
         *("SHARDS", "SHARD_SUBSET"),
-        *("CONCURRENCY", "LEASE", "RETENTION", "EDIT_LOCK", "DRAIN_TIMEOUT", "START_TIMEOUT", "ADOPT_EVERY"),
+        *(
+            "CONCURRENCY",
+            "LEASE",
+            "RETENTION",
+            "RETENTION_FAILED",
+            "EDIT_LOCK",
+            "DRAIN_TIMEOUT",
+            "START_TIMEOUT",
+            "ADOPT_EVERY",
+        ),
         *("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "WEBHOOK_ALLOW", "WEBHOOK_DENY", "WEBHOOK_4XX"),
         *("HOOKS", "ALARMS", "PUBLIC_URL"),
         *("SMTP_URL", "MAIL_FROM", "SMS_URL", "USER_URL", "TEMPLATES"),
@@ -40,6 +49,7 @@ def test_defaults() -> None:
         "concurrency": 1000,
         "lease_ms": 30_000,
         "retention_ms": 14 * 86_400_000,
+        "retention_failed_ms": None,
         "edit_lock_ms": 0,
         "drain_timeout_ms": 25_000,
         "start_timeout_ms": 30_000,
@@ -117,6 +127,13 @@ def test_bare_keys_are_switched_off_by_a_word() -> None:
     assert load_settings({"TIMERS_ADOPT_EVERY": "off"}, NO_FILE).adopt_every_ms is None
 
 
+def test_failed_timers_may_be_kept_for_ever_for_a_time_or_not_at_all() -> None:
+    for given, ms in (("forever", None), ("Forever", None), ("30d", 30 * 86_400_000), ("0", 0)):
+        settings = load_settings({"TIMERS_RETENTION_FAILED": given}, NO_FILE)
+        assert settings.retention_failed_ms == ms
+    assert load().fleet_wide["TIMERS_RETENTION_FAILED"] == "forever"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
@@ -145,6 +162,7 @@ def test_bare_keys_are_switched_off_by_a_word() -> None:
         ("EDIT_LOCK", "nan", "a duration like 250ms"),
         ("ADOPT_EVERY", "0s", "from 10 ms"),
         ("ADOPT_EVERY", "never", ", or off"),
+        ("RETENTION_FAILED", "never", ", or forever"),
         ("INSECURE", "maybe", "1 or 0"),
         ("LOG_FORMAT", "xml", "console or json"),
         ("LOG_LEVEL", "loud", "debug, info"),

@@ -18,6 +18,7 @@ from timers.core.answers import PodAnswer
 from timers.core.fields import check_prefix
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
+from timers.engine.observer import UNDECLARED
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
@@ -26,9 +27,6 @@ from timers.store.turns import in_turns
 
 COUNTS_SECONDS: Final = 0.7
 """How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""
-
-UNDECLARED: Final = "-"
-"""The label for metrics of prefixes that no processor serves. No prefix can have this name."""
 
 _UNKNOWN_LATENESS: Final = quantiles_ms({})
 """Replaces a lateness that includes prefixes which the caller may not see."""

@@ -10,7 +10,7 @@ from timers.cli.session import URL_NAME
 from timers.core.durations import DAY_MS, Duration
 from timers.errors import ConfigurationError
 from timers.processor import Registry, find
-from timers.settings import SETTING_NAMES, Settings, load_settings, setting_origins
+from timers.settings import LENGTHLESS, SETTING_NAMES, Settings, load_settings, setting_origins
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,7 +51,7 @@ def _processors(settings: Settings) -> list[dict[str, Any]]:
 def _setting_texts(settings: Settings) -> dict[str, str | None]:
     """The settings by name, as a person would write them. Secrets are `***`; a setting that is not set is None."""
     texts = {
-        name: _setting_text(getattr(settings, field), is_length=field.endswith("_ms"))
+        name: _setting_text(getattr(settings, field), is_length=field.endswith("_ms")) or LENGTHLESS.get(field)
         for name, field in zip(SETTING_NAMES, Settings.model_fields, strict=True)
     }
     builtin = "all" if settings.builtin is None else texts["TIMERS_BUILTIN"] or "none"
@@ -61,7 +61,7 @@ def _setting_texts(settings: Settings) -> dict[str, str | None]:
 def _setting_text(value: object, *, is_length: bool = False) -> str | None:
     match value:
         case None:
-            return "off" if is_length else None
+            return None
         case SecretStr():
             return "***"
         case bool():

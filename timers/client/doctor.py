@@ -7,6 +7,7 @@ from typing import Final
 
 from timers.client.coverage import NAMES_SHOWN, Uncovered, shortened, uncovered
 from timers.core.fields import OWN_PREFIXES
+from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox
 from timers.store.audit import STEP, audit, compare, uncounted
@@ -34,6 +35,13 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 STUCK_MS: Final = 60_000
 """A timer that has been due this long, while pods could run it, is not just waiting its turn in a burst."""
+
+
+MANY_KEPT: Final = 10_000
+"""Failed and unhandled timers from which the doctor warns: some 15 MiB."""
+
+KEPT_BYTES: Final = 1500
+"""What a failed timer takes with its error and three tries (`python -m tests.bench.memory`)."""
 
 
 async def examine(
@@ -112,6 +120,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
         _prefixes(missing.prefixes),
         _queues(sorted(stuck - paused - {*missing.prefixes}) if workers else [], workers),
         _paused(sorted(paused & {prefix for _, prefix in due})),
+        _kept(await queries.counts()),
         _pods(roster.members),
         _settings(roster.members),
         _messages(workers),
@@ -156,6 +165,26 @@ def _paused(prefixes: Sequence[str]) -> Check:
     mend = ", ".join(f"`timers resume {prefix}`" for prefix in prefixes[:NAMES_SHOWN])
     fine, means = "no paused prefix has due timers", "they wait until somebody resumes them"
     return judged("paused", fine, (bool(prefixes), "warn", said, means, mend))
+
+
+def _kept(counts: Mapping[str, Mapping[Status, int]]) -> Check:
+    kept = Counter(
+        {
+            prefix: n
+            for prefix, counted in counts.items()
+            if (n := counted.get(Status.FAILED, 0) + counted.get(Status.UNHANDLED, 0))
+            and not prefix.startswith(OWN_PREFIXES)
+        }
+    )
+    said = f"{kept.total()} failed and unhandled timers are kept"
+    most = kept.most_common(1)[0][0] if kept else ""
+    named = f"{said}, most of them of {most!r}"
+    means = f"they wait for a person, and take about {kept.total() * KEPT_BYTES / 2**20:.0f} MiB of Redis's memory"
+    mend = (
+        f"find out why, then `timers retry --prefix {most} --status failed,unhandled --yes`; "
+        "or purge them, or set TIMERS_RETENTION_FAILED"
+    )
+    return judged("failed", said, (kept.total() > MANY_KEPT, "warn", named, means, mend))
 
 
 def _pods(members: Sequence[Member]) -> Check:

@@ -10,6 +10,9 @@ from typing import Final
 from timers.core.lateness import bucket_of
 from timers.errors import Unavailable
 
+UNDECLARED: Final = "-"
+"""The label of metrics for prefixes that no processor serves. No prefix can have this name."""
+
 WINDOW_SECONDS: Final = 300
 SLICE_SECONDS: Final = 30
 
@@ -67,6 +70,9 @@ class Observer:
 
     def rescued(self, prefix: str) -> None:
         """A run was taken over from an expired lease."""
+
+    def removed(self, prefix: str, status: str, count: int) -> None:
+        """Their retention removed this many timers that had failed or were unhandled."""
 
     def claimed(self, cause: str, count: int) -> None:
         """A claim or a rescue brought this many timers; `cause` is what made this pod ask."""

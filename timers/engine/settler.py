@@ -1,10 +1,12 @@
 """Owns ends: writes transitions in batches until the server has taken or refused each."""
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from timers.core.model import Status
+from timers.engine.janitor import report_removed
 from timers.engine.pod import Pod
 from timers.engine.runs import Run, Runs
 from timers.errors import Unavailable
@@ -22,8 +24,17 @@ class Settler:
 
     name = "settler"
 
-    def __init__(self, pod: Pod, runs: Runs, *, retention_ms: int, written: Callable[[Sequence[Run]], None]) -> None:
-        self._pod, self._runs, self._retention_ms, self._written = pod, runs, retention_ms, written
+    def __init__(
+        self,
+        pod: Pod,
+        runs: Runs,
+        *,
+        retention_ms: int,
+        keeps_failed: bool = True,
+        written: Callable[[Sequence[Run]], None],
+    ) -> None:
+        self._pod, self._runs, self._written = pod, runs, written
+        self._retention_ms, self._keeps_failed = retention_ms, keeps_failed
         self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
         self._something = asyncio.Event()
         self._empty = asyncio.Event()
@@ -70,7 +81,17 @@ class Settler:
                     answer=code,
                     result=settlement.transition.status.value,
                 )
+        self._report_removed(batch, codes)
         self._written([run for run, _ in batch])
+
+    def _report_removed(self, batch: Sequence[tuple[Run, Settlement]], codes: Sequence[str]) -> None:
+        """Report the failed timers of a batch, by prefix, unless they are kept."""
+        removed = defaultdict[str, list[str]](list)
+        for (run, settlement), code in zip(batch, codes, strict=True) if not self._keeps_failed else ():
+            if code == "settled" and settlement.transition.status is Status.FAILED:
+                removed[run.timer.prefix].append(run.timer.id)
+        for prefix, ids in removed.items():
+            report_removed(self._pod, prefix, Status.FAILED, len(ids), ids[0])
 
     async def _release(self, runs: Sequence[Run]) -> None:
         """Give back the permits of a batch. If that fails, the batch is written again, which changes nothing."""
@@ -83,7 +104,13 @@ class Settler:
         """Write a batch. If that fails, write each end alone, so that one bad end does not hold up the others. The run
         of a bad end is given up: its lease expires and it is rescued."""
         try:
-            return await self._pod.store.settle(shard, settlements, pod=self._pod.name, retention_ms=self._retention_ms)
+            return await self._pod.store.settle(
+                shard,
+                settlements,
+                pod=self._pod.name,
+                retention_ms=self._retention_ms,
+                keeps_failed=self._keeps_failed,
+            )
         except (Unavailable, asyncio.CancelledError):
             raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)

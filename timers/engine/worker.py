@@ -59,6 +59,7 @@ class WorkerOptions:
     lease_ms: int
     retention_ms: int
     drain_timeout_ms: int
+    retention_failed_ms: int | None = None
     roles: tuple[str, ...] = ("worker",)
     shard_subset: tuple[int, ...] | None = None
     adopt_every_ms: int | None = 10_000
@@ -143,7 +144,14 @@ class Worker:
     def _build_ending(self, timers: Timers) -> None:
         """Build what runs until the last end is written."""
         pod, runs = self._pod, Runs()
-        self._settler = Settler(pod, runs, retention_ms=self._options.retention_ms, written=self._ends_written)
+        options = self._options
+        self._settler = Settler(
+            pod,
+            runs,
+            retention_ms=options.retention_ms,
+            keeps_failed=options.retention_failed_ms != 0,
+            written=self._ends_written,
+        )
         self._lifespans = Lifespans(pod.registry.processors)
         self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
         reporter = Reporter(partial(add_starts, pod.store), pod.observer)
@@ -169,7 +177,12 @@ class Worker:
             pod, intake, self._sweeper, peers=peers, canary=canary, hooks=self._hooks, expired_keys=expired_keys
         )
         self._claimer = Claimer(pod, intake, self.runner)
-        janitor = Janitor(pod, peers, retention_ms=self._options.retention_ms)
+        janitor = Janitor(
+            pod,
+            peers,
+            retention_ms=self._options.retention_ms,
+            retention_failed_ms=self._options.retention_failed_ms,
+        )
         unserved = Unserved(pod, peers, unhandled_after_ms=self._options.unhandled_after_ms)
         auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(

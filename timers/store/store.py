@@ -289,9 +289,12 @@ class Store:
         (lost,) = await self.run("extend", shard, arguments, redis=self.connections.reserved)
         return [timers[int(index)] for index in lost]
 
-    async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
-        """End runs. Codes in order: settled, already, fenced, missing."""
-        arguments: list[scripts.Argument] = [pod, retention_ms]
+    async def settle(
+        self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int, keeps_failed: bool = True
+    ) -> list[str]:
+        """End runs. A retention of 0 removes completed timers at once, `keeps_failed` False failed ones. Codes in
+        order: settled, already, fenced, missing."""
+        arguments: list[scripts.Argument] = [pod, ("" if retention_ms else "cx") + ("" if keeps_failed else "fu")]
         arguments += [_settlement(settlement) for settlement in settlements]
         return [code.decode() for code in await self.run("settle", shard, arguments)]
 
@@ -307,10 +310,6 @@ class Store:
         """Runs with expired leases from `rank` on, except in paused queues, and the rank to continue at (0: none)."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
-
-    async def prune(self, shard: int, *, retention_ms: int, most: int) -> int:
-        """Remove finished records older than the retention. Returns how many."""
-        return int((await self.run("prune", shard, [retention_ms, most]))[0])
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)

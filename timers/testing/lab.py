@@ -329,8 +329,8 @@ class _LabStore(Store):
             redis.hset(f"{keys.PODS_ROOT}declared", prefix, "0 lab")
         redis.incr(f"{keys.PODS_ROOT}version")
 
-    async def settle(self, shard: int, settlements: Sequence[Settlement], *, pod: str, retention_ms: int) -> list[str]:
-        codes = await super().settle(shard, settlements, pod=pod, retention_ms=retention_ms)
+    async def settle(self, shard: int, settlements: Sequence[Settlement], **given: Any) -> list[str]:
+        codes = await super().settle(shard, settlements, **given)
         for ends, code in zip(settlements, codes, strict=True):
             if code == "settled":
                 self._lab.ended(ends.timer, ends)

@@ -7,6 +7,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, SHARDS, World, identities, outcomes, pods, prefixes, verb
+from tests.store.acts import prune
 from timers.core.decide import decide
 from timers.core.durations import DAY_MS, HOUR_MS
 from timers.core.model import Status, Timer
@@ -188,7 +189,7 @@ class PodVerbs(World):
     def prune(self, *, most: int) -> None:
         """Prune with a retention that ends now, which removes everything finished."""
         before = {i for i, life in self.oracle.lives.items() if life.status.finished}
-        removed = sum(self.do(self.store.prune(shard, retention_ms=-1, most=most)) for shard in range(SHARDS))
+        removed = sum(self.do(prune(self.store, retention_ms=-1, most=most, shard=shard)) for shard in range(SHARDS))
         left = {i for i, t in zip(before, self.do(self.store.get(list(before))), strict=True) if t is not None}
         of_shards = Counter(self.store.shard_of(*i) for i in before)
         assert removed == len(before) - len(left) == sum(min(most, n) for n in of_shards.values())

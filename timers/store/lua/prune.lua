@@ -1,19 +1,33 @@
 #!lua flags=allow-oom
--- Remove finished records whose retention is over, oldest first. DEL and HDEL publish nothing under `Ex`. The service's own
--- completed timers, `timers.…`, stay for at most CALLS_MS, because each timer of a caller may have several.
+-- Remove finished records whose retention is over, of a bounded number of prefixes, the oldest of each first. DEL and HDEL publish
+-- nothing under `Ex`. The service's own timers, `timers.…`, stay no longer than completed ones of callers, and its completed ones for
+-- at most CALLS_MS, because each timer of a caller may have several.
 --
--- ARGV[2]  retention, ms
--- ARGV[3]  most records to remove
--- Answer   {now, removed}
+-- ARGV[2]  retention of completed and cancelled timers, ms
+-- ARGV[3]  retention of failed and unhandled timers, ms, or '' to keep them
+-- ARGV[4]  most records to remove
+-- ARGV[5]  counts to look at: each is of a prefix and a status
+-- ARGV[6]  cursor among them, '0' at first
+-- Answer   {now, removed, cursor, {letter, prefix, how many, id of the oldest, …}}: where to go on, and which failed and unhandled
+--          timers were removed. All were looked at if the cursor is '0' and fewer than the most were removed
 
 local CALLS_MS = 3600000
-local retention_ms, left, removed = tonumber(ARGV[2]), tonumber(ARGV[3]), 0
+local ended_ms, failed_ms, left, removed = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), 0
+local failed = {}
+
+-- How long timers of a prefix and status are kept; nil for ever.
+local function kept_ms(status, prefix)
+  local kept = ended_ms
+  if status == 'f' or status == 'u' then kept = failed_ms end
+  if string.sub(prefix, 1, 7) ~= 'timers.' then return kept end
+  return math.min(kept or ended_ms, status == 'c' and CALLS_MS or ended_ms)
+end
 
 local function prune(status, prefix)
+  local kept = kept_ms(status, prefix)
+  if not kept then return end
   local index = finished_key(status, prefix)
-  local is_call = status == 'c' and string.sub(prefix, 1, 7) == 'timers.'
-  local oldest = now - (is_call and math.min(retention_ms, CALLS_MS) or retention_ms)
-  local ids = call('ZRANGEBYSCORE', index, '-inf', '(' .. text(oldest), 'LIMIT', 0, left)
+  local ids = call('ZRANGEBYSCORE', index, '-inf', '(' .. text(now - kept), 'LIMIT', 0, left)
   if #ids == 0 then return end
   for _, id in ipairs(ids) do
     local member = member_of(prefix, id)
@@ -22,11 +36,15 @@ local function prune(status, prefix)
   call('ZREM', index, unpack(ids))
   count(status, prefix, -#ids)
   left, removed = left - #ids, removed + #ids
+  if status == 'f' or status == 'u' then
+    for _, part in ipairs({status, prefix, #ids, ids[1]}) do failed[#failed + 1] = part end
+  end
 end
 
-for _, counted in ipairs(call('HKEYS', root .. 'counts')) do
-  local status, prefix = string.match(counted, '^([cfux]) (.+)$')
+local counted = call('HSCAN', root .. 'counts', ARGV[6], 'COUNT', ARGV[5])
+for i = 1, #counted[2], 2 do
+  local status, prefix = string.match(counted[2][i], '^([cfux]) (.+)$')
   if status and left > 0 then prune(status, prefix) end
 end
 conclude()
-return {text(now), removed}
+return {text(now), removed, left > 0 and counted[1] or ARGV[6], failed}

@@ -2,13 +2,13 @@
 -- The one door out of `running`: done, retry, repeat, re-arm, fail, hand back. Compares the token first.
 --
 -- ARGV[2]  pod
--- ARGV[3]  retention, ms; 0 removes a finished record at once
+-- ARGV[3]  letters of the finished statuses whose records are removed at once
 -- ARGV[4…] one for each run, twelve lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
 --          nothing to keep it), progress, how long claiming, waiting and running took (or `-`), cause with its text
 -- Answer   {now, code, …}: `settled`; `already` (this token's result was written before: an earlier answer was lost); `fenced`
 --          (another pod has a newer token); `missing`
 
-local pod, retention_ms = ARGV[2], tonumber(ARGV[3])
+local pod, removes = ARGV[2], ARGV[3]
 local answer, ends, leases, members = {text(now)}, {}, {}, {}
 local LINES = '^' .. string.rep('([^\n]*)\n', 11) .. '(.*)$'
 
@@ -22,7 +22,7 @@ local function verdict(e)
 end
 
 local function finish(e, r)
-  if retention_ms == 0 then
+  if string.find(removes, r.status, 1, true) then
     call('HDEL', r.bucket, e.member)
     count('r', e.prefix, -1)
     tell(e.member, r, e.said)
