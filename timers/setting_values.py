@@ -3,18 +3,18 @@
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import parseaddr
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from pydantic import SecretStr
+from pydantic import BeforeValidator, SecretStr
 
 from timers.access import read_entries
 from timers.core.durations import parse_ms
-from timers.core.fields import check_prefix
+from timers.core.fields import check_prefix, owner
 from timers.core.hooks import Hook
 
 MAX_SHARDS: Final = 1024
@@ -138,6 +138,16 @@ def prefixed_secrets(value: object) -> object:
         pairs.append((check_prefix(prefix) if prefix else "", SecretStr(secret)))
         signing_key(pairs[-1][1])
     return pairs
+
+
+PrefixedSecrets = Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(prefixed_secrets)]
+
+
+def keys_of(secrets: Sequence[tuple[str, SecretStr]], prefix: str) -> list[bytes]:
+    """The keys that sign what is about a prefix, all at once: those of the longest prefix that serves it, else those
+    given without a prefix."""
+    chosen = owner(prefix, {given for given, _ in secrets}) or ""
+    return [signing_key(secret) for given, secret in secrets if given == chosen]
 
 
 def prefixed_urls(value: object) -> object:

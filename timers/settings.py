@@ -12,6 +12,7 @@ import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -27,7 +28,7 @@ from pydantic_settings import (
 from timers import setting_values as values
 from timers.access import ENTRY_RULE
 from timers.core.durations import DAY_MS, Duration, parse_ms
-from timers.core.fields import PREFIX_RULE, owner
+from timers.core.fields import PREFIX_RULE
 from timers.core.hooks import EVENTS, HOOK, Hook
 from timers.errors import ConfigurationError, FieldError, InvalidInput, shown
 
@@ -43,9 +44,10 @@ _SERVICE_LINK: Final = re.compile(
 `timers-http` it sets TIMERS_HTTP_PORT=tcp://10.0.0.7:80, which only its value tells from a setting."""
 _LATER: Final = frozenset({"TIMERS_LEDGER_URL"})
 _CONFIDENTIAL: Final = (
-    *("redis_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets", "hooks", "alarms"),
-    *("smtp_url", "sms_url", "user_url"),
+    *("redis_url", "api_keys", "signing_secrets", "webhook_targets", "webhook_secrets", "hook_secrets"),
+    *("hooks", "alarms", "smtp_url", "sms_url", "user_url"),
 )
+_SECRETS_RULE: Final = "[prefix=]whsec_ followed by base64 of 24 to 64 bytes, comma-separated"
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
 
@@ -177,10 +179,11 @@ class Settings(BaseSettings):
     public_url: Annotated[str, AfterValidator(values.check_public_url)] | None = Field(
         default=None, description="the URL at which people reach the dashboard, such as https://timers.example.org"
     )
-    webhook_secrets: Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(values.prefixed_secrets)] = Field(
-        default=(), description="[prefix=]whsec_ followed by base64 of 24 to 64 bytes, comma-separated"
-    )
+    webhook_secrets: values.PrefixedSecrets = Field(default=(), description=_SECRETS_RULE)
     """Secrets by prefix; those of the empty prefix are for all prefixes without their own. `webhook_keys` picks."""
+    hook_secrets: values.PrefixedSecrets = Field(default=(), description=_SECRETS_RULE)
+    """As `webhook_secrets`, for hooks and alarms. Callers choose what web hooks say, so the same secrets would let them
+    forge an alarm."""
     webhook_allow: Annotated[tuple[str, ...], BeforeValidator(values.places)] = Field(
         default=(), description=values.PLACES_RULE
     )
@@ -235,10 +238,12 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def webhook_keys(self, prefix: str) -> list[bytes]:
-        """The keys that sign a prefix's webhooks, all at once: those of the longest prefix that serves it, else those
-        given without a prefix."""
-        chosen = owner(prefix, {given for given, _ in self.webhook_secrets}) or ""
-        return [values.signing_key(secret) for given, secret in self.webhook_secrets if given == chosen]
+        """The keys that sign a prefix's webhooks, all at once."""
+        return values.keys_of(self.webhook_secrets, prefix)
+
+    def hook_keys(self, prefix: str) -> list[bytes]:
+        """The keys that sign the calls of hooks about timers of a prefix, all at once; and alarms."""
+        return values.keys_of(self.hook_secrets, prefix)
 
     @property
     def requested_hooks(self) -> tuple[Hook, ...]:
@@ -268,12 +273,7 @@ class Settings(BaseSettings):
             )
         if self.smtp_url is not None and self.mail_from is None:
             raise InvalidInput.of("mail_from", None, "an address, because TIMERS_SMTP_URL is set")
-        if {values.signing_key(secret) for _, secret in self.webhook_secrets} & set(
-            map(values.signing_key, self.signing_secrets)
-        ):
-            raise InvalidInput(
-                [FieldError("webhook_secrets", "the given value", "secrets that are not in TIMERS_SIGNING_SECRETS")]
-            )
+        self._share_no_secrets()
         guarded = self.api_keys or self.signing_secrets or self.insecure or _is_loopback(self.http_host)
         if "api" in self.roles and not guarded:
             raise InvalidInput.of(
@@ -283,6 +283,17 @@ class Settings(BaseSettings):
                 "TIMERS_INSECURE=1 opens the API to everyone who can reach it",
             )
         return self
+
+    def _share_no_secrets(self) -> None:
+        keys = {
+            "signing_secrets": set(map(values.signing_key, self.signing_secrets)),
+            "webhook_secrets": {values.signing_key(secret) for _, secret in self.webhook_secrets},
+            "hook_secrets": {values.signing_key(secret) for _, secret in self.hook_secrets},
+        }
+        for one, other in combinations(keys, 2):
+            if keys[one] & keys[other]:
+                rule = f"secrets that are not in {_setting_name(one)}"
+                raise InvalidInput([FieldError(other, "the given value", rule)])
 
     @property
     def fleet_wide(self) -> dict[str, str]:

@@ -74,7 +74,8 @@ async def in_turn(timer: Timer, context: Context[Any]) -> None:
 async def _call(hooks: WebHooks, url: URL, timer: Timer, context: Context[HttpClient]) -> Done:
     """Call the URL, signed with the keys for the prefix of the timer that the call is about."""
     call = Call("POST", url, *as_json(timer.payload["body"]))
-    return await hooks.send(call, timer.payload.get("prefix", timer.prefix), context)
+    keys = hooks.settings.hook_keys(timer.payload.get("prefix", timer.prefix))
+    return await hooks.send(call, "hook", keys, context)
 
 
 async def _mail(to: str, timer: Timer, context: Context[Sending]) -> Done:

@@ -5,9 +5,9 @@ import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from yarl import URL
 
@@ -25,6 +25,9 @@ CALL_SECONDS: Final = 30.0
 
 METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET")
 _FIELDS: Final = ("url", "method", "headers", "body")
+TYPES: Final = ("timer.", "alarm.")
+"""How the `type` of each message of hooks and alarms begins."""
+
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]{0,4000}")
 _OURS: Final = re.compile(
@@ -65,19 +68,41 @@ class WebHooks:
         @processor(prefix, retry=RETRY, timeout=CALL_SECONDS + 5, lifespan=self.opened)
         async def webhook(timer: Timer, context: Context[HttpClient]) -> Done:
             call = parse_payload(timer.payload) if url is None else Call("POST", url, *as_json(timer.payload))
+            _refuse_types_of_hooks(call.body)
             identified = Call(call.method, call.url, {**call.headers, **_identified(timer, context)}, call.body)
             seconds = CALL_SECONDS if timer.timeout_ms is None else 0.95 * timer.timeout_ms / 1000
-            return await self.send(identified, timer.prefix, context, seconds)
+            keys = self.settings.webhook_keys(timer.prefix)
+            return await self.send(identified, "msg", keys, context, seconds)
 
         return webhook
 
-    async def send(self, call: Call, prefix: str, context: Context[HttpClient], seconds: float = CALL_SECONDS) -> Done:
-        """Make the call, signed with the keys of the prefix. Its id is the same on every try of an occurrence."""
+    async def send(
+        self,
+        call: Call,
+        kind: Literal["msg", "hook"],
+        keys: Sequence[bytes],
+        context: Context[HttpClient],
+        seconds: float = CALL_SECONDS,
+    ) -> Done:
+        """Make the call, signed with the keys. Its id begins with the kind and is the same on every try of an
+        occurrence."""
         digest = hashlib.sha256(context.idempotency_key.encode()).hexdigest()
-        keys = self.settings.webhook_keys(prefix)
-        headers = {**call.headers, **signature(keys, f"msg_{digest[:32]}", int(time.time()), call.body)}
+        headers = {**call.headers, **signature(keys, f"{kind}_{digest[:32]}", int(time.time()), call.body)}
         answer = await context.state.call(Call(call.method, call.url, headers, call.body), seconds)
         return Done(accepted(call, answer, fails_on_4xx=self.settings.webhook_4xx == "fail"))
+
+
+def _refuse_types_of_hooks(body: bytes) -> None:
+    """Raises Fail for a body that says to be a message of a hook or an alarm, which only the service sends."""
+    try:
+        found = json.loads(body, object_pairs_hook=tuple) if body else None
+    except (ValueError, RecursionError):
+        return
+    for name, value in found if isinstance(found, tuple) else ():
+        if name == "type" and isinstance(value, str) and value.startswith(TYPES):
+            raise Fail(
+                f"payload: the type {value[:80]!r} is not accepted; those with {' and '.join(TYPES)} are the service's"
+            )
 
 
 def _identified(timer: Timer, context: Context[HttpClient]) -> dict[str, str]:

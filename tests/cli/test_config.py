@@ -16,6 +16,7 @@ SECRETS = {
     "TIMERS_USER_URL": "https://hidden-five@example.org/{user}",
     "TIMERS_WEBHOOK_TARGETS": "trial=https://example.org/hidden-six",
     "TIMERS_WEBHOOK_SECRETS": "trial=whsec_aGlkZGVuLXNldmVuLWhpZGRlbi1zZXZlbg==",
+    "TIMERS_HOOK_SECRETS": "trial=whsec_aGlkZGVuLW5pbmUtaGlkZGVuLW5pbmUtaGlkZGVu",
     "TIMERS_SIGNING_SECRETS": "whsec_aGlkZGVuLWVpZ2h0LWhpZGRlbi1laWdodA==",
 }
 

@@ -62,7 +62,7 @@ async def counted(fleet: Fleet, count: int) -> None:
 async def test_a_thousand_failures_on_two_pods_are_one_alarm_and_one_end(fleet: Fleet) -> None:
     failing = Calls(act=give_up)
     async with receiving() as receiver:
-        given = settings(alarms=receiver.url, webhook_secrets=SECRET, public_url="https://timers.example")
+        given = settings(alarms=receiver.url, hook_secrets=SECRET, public_url="https://timers.example")
         gathering = AlarmTimes(gather_ms=DAY_MS, look_ms=20)
         pods = [await pod_of(fleet, given, failing, times=gathering, name=name) for name in ("a", "b")]
         await fleet.client.batch([{"prefix": "note", "id": f"n-{n}", "delay": 0} for n in range(1000)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from standardwebhooks import Webhook
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.api.harness import running_api
 from tests.engine.fleet import Calls, Fleet, Pod, until
@@ -19,14 +19,17 @@ from tests.webhooks.receivers import Received, hang, receiving, settings, speaki
 from timers import Fail, InvalidInput, Rearm, Retry
 from timers.core.hooks import EVENTS, NAMES, letter_of
 from timers.core.model import Timer
+from timers.engine.alarms import AlarmTimes
 from timers.processor import Context, find
 from timers.settings import Settings, load_settings
 from timers.store import keys, outbox
 from timers.store.membership import Membership
 from timers_processors.hooks import processors
 from timers_processors.webhook import WebHooks
+from timers_processors.webhook import processors as webhook_processors
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 
 
 async def pod_of(fleet: Fleet, given: Settings, *calls: Calls, **options: Any) -> Pod:
@@ -71,9 +74,7 @@ async def test_every_event_of_a_life_is_called_in_order_and_signed(fleet: Fleet)
             raise Retry("not yet", after=0)
 
     async with receiving() as receiver:
-        given = settings(
-            hooks=f"all@note*={receiver.url}", webhook_secrets=SECRET, public_url="https://timers.example/"
-        )
+        given = settings(hooks=f"all@note*={receiver.url}", hook_secrets=SECRET, public_url="https://timers.example/")
         await pod_of(fleet, given, Calls(act=once_failing))
         await fleet.client.create("note", "a", delay=0, payload={"secret": 1}, metadata={"order": "7"})
         await until(lambda: len(receiver.received) == 5, "all is told")
@@ -88,6 +89,41 @@ async def test_every_event_of_a_life_is_called_in_order_and_signed(fleet: Fleet)
     assert retried["metadata"] == {"order": "7"}
     assert retried["url"] == "https://timers.example/ui/timers/note/a"
     assert not any("payload" in body["data"] or "secret" in str(body) for body in bodies)
+
+
+@pytest.mark.parametrize("asked", ["hooks", "alarms"])
+async def test_a_webhook_cannot_forge_what_a_hook_or_an_alarm_says(fleet: Fleet, asked: str) -> None:
+    """Whoever may arm a web hook chooses its body. Neither the secret of hooks nor an id like theirs is to be had."""
+
+    async def give_up(_timer: Timer, _context: Context) -> None:
+        raise Fail("no")
+
+    async with receiving() as receiver:
+        url = f"failed@note={receiver.url}" if asked == "hooks" else receiver.url
+        given = settings(webhook_secrets=SECRET, hook_secrets=OTHER_SECRET, **{asked: url})
+        webhooks = WebHooks(given)
+        pod = await fleet.pod(
+            Calls(act=give_up),
+            *webhook_processors(webhooks),
+            *processors(webhooks),
+            hooks=given.requested_hooks,
+            alarm_times=AlarmTimes(gather_ms=0, calm_ms=86_400_000, over_ms=86_400_000, look_ms=20),
+        )
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: receiver.received, "the failure is told")
+        real = receiver.received[0]
+        body = {**json.loads(real.body), "type": "note.failed"}
+        await fleet.client.create("webhook", "forged", delay=0, payload={"url": receiver.url, "body": body})
+        await fleet.completed("forged", "webhook")
+        await fleet.drain(pod)
+    forged = next(request for request in receiver.received if b"note.failed" in request.body)
+    assert Webhook(OTHER_SECRET).verify(real.body, dict(real.headers))
+    assert Webhook(SECRET).verify(forged.body, dict(forged.headers))
+    for secret, request in (SECRET, real), (OTHER_SECRET, forged):
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(request.body, dict(request.headers))
+    assert real.headers["webhook-id"].startswith("hook_")
+    assert forged.headers["webhook-id"].startswith("msg_")
 
 
 async def test_failed_cancelled_and_unhandled_are_called_with_the_payload_on_request(fleet: Fleet) -> None:

@@ -11,10 +11,11 @@ OTHER = "whsec_" + b64encode(b"another secret of 26 bytes").decode()
 
 
 def test_a_web_hooks_keys_are_those_of_the_longest_prefix() -> None:
-    settings = load(WEBHOOK_SECRETS=f"{SECRET}, partner={OTHER},partner={SECRET}")
+    given = f"{SECRET}, partner={OTHER},partner={SECRET}"
     first, second = b"0123456789abcdefghijklmnop", b"another secret of 26 bytes"
-    assert settings.webhook_keys("webhook") == settings.webhook_keys("partners") == [first]
-    assert settings.webhook_keys("partner") == settings.webhook_keys("partner-x") == [second, first]
+    for keys in (load(WEBHOOK_SECRETS=given).webhook_keys, load(HOOK_SECRETS=given).hook_keys):
+        assert keys("webhook") == keys("partners") == [first]
+        assert keys("partner") == keys("partner-x") == [second, first]
 
 
 def test_web_hook_targets_and_places_arrive_in_their_types() -> None:
@@ -33,7 +34,8 @@ def test_web_hook_targets_and_places_arrive_in_their_types() -> None:
         *[("WEBHOOK_TARGETS", value) for value in ("https://e.org", "a=b", "A=https://e.org", "a=ftp://e.org", "a=")],
         *[("WEBHOOK_TARGETS", value) for value in ("a=https://e.org,a=https://f.org", "a=https://e.org:0")],
         *[
-            ("WEBHOOK_SECRETS", value)
+            (name, value)
+            for name in ("WEBHOOK_SECRETS", "HOOK_SECRETS")
             for value in ("hunter2", "a=hunter2", "whsec_", "whsec_c2hvcnQ=", f"A B={SECRET}")
         ],
         *[("WEBHOOK_ALLOW", value) for value in ("10.0.0.0/99", "10.0.0.1/8", "*.", "https://e.org", "a b")],
@@ -44,7 +46,7 @@ def test_web_hook_targets_and_places_arrive_in_their_types() -> None:
 def test_a_bad_setting_of_web_hooks_is_named_without_its_secrets(name: str, value: str) -> None:
     line = refusal(**{name: value})
     assert line.startswith(f"TIMERS_{name}: ")
-    if name in ("WEBHOOK_TARGETS", "WEBHOOK_SECRETS"):
+    if name in ("WEBHOOK_TARGETS", "WEBHOOK_SECRETS", "HOOK_SECRETS"):
         assert line.startswith(f"TIMERS_{name}: the given value is not accepted")
 
 
@@ -102,10 +104,17 @@ def test_hooks_are_called_whatever_a_pod_is_limited_to() -> None:
     assert load(BUILTIN="none", PREFIXES="a").served == ("a",)
 
 
-def test_what_we_sign_with_must_not_open_our_own_api() -> None:
-    line = refusal(WEBHOOK_SECRETS=f"a={SECRET}", SIGNING_SECRETS=SECRET)
-    refused = "TIMERS_WEBHOOK_SECRETS: the given value is not accepted; "
+@pytest.mark.parametrize("name", ["WEBHOOK_SECRETS", "HOOK_SECRETS"])
+def test_what_we_sign_with_must_not_open_our_own_api(name: str) -> None:
+    line = refusal(**{name: f"a={SECRET}", "SIGNING_SECRETS": SECRET})
+    refused = f"TIMERS_{name}: the given value is not accepted; "
     assert line == refused + "expected secrets that are not in TIMERS_SIGNING_SECRETS"
+
+
+def test_what_web_hooks_are_signed_with_must_not_sign_an_alarm() -> None:
+    line = refusal(WEBHOOK_SECRETS=f"a={SECRET}", HOOK_SECRETS=f"{OTHER},b={SECRET}")
+    refused = "TIMERS_HOOK_SECRETS: the given value is not accepted; "
+    assert line == refused + "expected secrets that are not in TIMERS_WEBHOOK_SECRETS"
 
 
 @pytest.mark.parametrize(

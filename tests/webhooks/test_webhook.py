@@ -99,6 +99,25 @@ class TestRequest:
             await run(hook(), asking(payload))
         assert str(caught.value).startswith(named)
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"type": "timer.failed", "data": {}},
+            {"data": {"type": "x"}, "type": "alarm.lost"},
+            ' {"type": "note.failed", "type": "timer.failed"}',
+            '\ufeff{"\\u0074ype": "alarm.\\u0066ailed"}',
+        ],
+    )
+    async def test_a_body_that_says_to_be_an_alarm_fails_at_once(self, body: Any) -> None:
+        with pytest.raises(Fail, match=r"^payload: the type '(timer|alarm)\.\w+' is not accepted"):
+            await sent({"body": body})
+
+    @pytest.mark.parametrize(
+        "body", [{"type": "timers"}, [["type", "timer.x"]], "{type: timer.x}", {"a": {"type": "timer.x"}}, "[" * 9000]
+    )
+    async def test_any_other_type_is_sent(self, body: Any) -> None:
+        assert (await sent({"body": body})).body
+
     def test_is_tried_for_a_day(self) -> None:
         processor = hook()
         assert processor.retry.ladder_ms is not None
