@@ -204,7 +204,7 @@ async def _serve(
         else:
             watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
             me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings))
-            peers = Peers(Membership(store), me, look=watch.look)
+            peers = Peers(Membership(store), me, lambda: {"lacks": store.rights.lacking()}, watch.look)
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()

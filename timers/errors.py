@@ -18,6 +18,8 @@
     │   ├── RateLimited             more calls than the key's rate allows
     │   └── TooManyPending          more timers waiting, or in more prefixes, than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
+    │   ├── Full                    Redis has no memory left for new timers
+    │   └── RedisRights             the Redis user may not do this; names what its ACL lacks
     ├── Busy                        this pod is doing as many of these as it may; try again soon, or another pod
     ├── RunOver                     a plain function outlived its run and uses `context.timers`
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
@@ -170,6 +172,15 @@ class Unavailable(TimersError):
 
 class Full(Unavailable):
     """Redis has reached `maxmemory`: it takes no new timers. Everything else continues."""
+
+
+class RedisRights(Unavailable):
+    """The Redis user of this process lacks a right; an operator must change its ACL. `command` is what was refused,
+    with its key, if that is known."""
+
+    def __init__(self, text: str, command: str | None = None) -> None:
+        self.command = command
+        super().__init__(text, nothing_done=True)
 
 
 class Busy(TimersError):

@@ -15,6 +15,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
+from tests.rights import as_user, grant
 from tests.servers import FAMILIES, start_server
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
@@ -24,6 +25,7 @@ from timers.core.model import Timer
 from timers.embedded import EmbeddedServer, Family
 from timers.errors import Unavailable
 from timers.metrics import Metrics
+from timers.processor import processor
 from timers.store.callers import Callers
 from timers.store.store import Store
 
@@ -223,3 +225,18 @@ async def test_an_action_that_broke_off_says_that_it_may_have_taken_effect(api: 
         bulk = {"action": "cancel", "filter": {"prefix": "test"}}
         refused = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "redis-unavailable")
     assert "the call may have taken effect" in refused["detail"]
+
+
+async def test_a_redis_user_without_the_right_to_a_prefix_is_a_503_that_names_it(server: EmbeddedServer) -> None:
+    async with Redis.from_url(server.url) as redis:
+        await redis.flushall()
+        await grant(redis, 0, ["test"])
+    lost: Any = processor("lost")(done.function)
+    async with running_api(as_user(server.url), [done, lost]) as api:
+        refused = await api.call("POST", "/v1/timers", {"prefix": "lost", "id": "x", "delay": "1h"})
+        said = refused.problem(503, "redis-rights")["detail"]
+        assert said == "the Redis user 'timers' may not SET lost:{0}:x: its ACL needs +set and ~lost*; nothing was done"
+        batch = {"timers": [{"prefix": "lost", "id": "x", "delay": "1h"}, TIMER]}
+        results = (await api.call("POST", "/v1/timers/batch", batch)).body["results"]
+        assert [result["status"] for result in results] == [503, 201]
+        assert (await api.call("GET", "/v1/timers/lost/x")).status == 404

@@ -1,9 +1,14 @@
 """The commands on one timer: what they do and print, and how they refuse."""
 
+import asyncio
+
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
 from tests.cli.commands import CommandLine
+from tests.rights import as_user, grant
+from timers.embedded import EmbeddedServer
 
 
 def test_create_then_get_then_cancel(timers: CommandLine, redis: Redis) -> None:
@@ -178,3 +183,18 @@ def test_the_edit_lock_holds_here_too(timers: CommandLine) -> None:
     timers.monkeypatch.setenv("TIMERS_EDIT_LOCK", "2m")
     timers("create", "test", "one", "--in", "1m")
     assert "TIMERS_EDIT_LOCK" in timers("cancel", "test", "one").refusal()
+
+
+def test_a_redis_user_without_the_right_to_a_prefix_is_one_line(
+    timers: CommandLine, redis: Redis, server: EmbeddedServer
+) -> None:
+    asyncio.run(granted(server.url))
+    assert timers("--url", as_user(server.url), "create", "test", "one", "--in", "1h").refusal() == (
+        "timers: the Redis user 'timers' may not SET test:{0}:one: its ACL needs +set and ~test*"
+    )
+    assert redis.zcard("timers:{0}:due:test") == 0
+
+
+async def granted(url: str) -> None:
+    async with AsyncRedis.from_url(url) as redis:
+        await grant(redis, 0, ["log"])

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import time_machine
-from redis.exceptions import NoPermissionError
 
 from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
-from timers.errors import ConfigurationError, NotFound, Unavailable
+from timers.errors import ConfigurationError, NotFound, RedisRights, Unavailable
 from timers.store import keys
 from timers.store.queries import Queries
 from timers.store.store import Store
@@ -252,7 +251,7 @@ async def test_a_shard_that_cannot_be_marked_is_an_error_and_its_marks_are_remem
     epoch, marks, redis = real.identity.epoch, dict(real.identity.marks), real.connections.commands
     await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=[META], reset_keys=True)
     try:
-        with pytest.raises(NoPermissionError):
+        with pytest.raises(RedisRights):
             await real.identity.mark([0])
     finally:
         await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])

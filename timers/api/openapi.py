@@ -20,7 +20,15 @@ from timers.core.shapes import NEW_TIMER_EXAMPLE
 from timers.processor import DISTRIBUTION
 
 _ALWAYS: Final = ("malformed-request", "internal")
-_WITH_RIGHT: Final = ("unauthorized", "forbidden", "rate-limited", "invalid-input", "redis-unavailable", "busy")
+_WITH_RIGHT: Final = (
+    "unauthorized",
+    "forbidden",
+    "rate-limited",
+    "invalid-input",
+    "redis-rights",
+    "redis-unavailable",
+    "busy",
+)
 _WITH_ADDRESS: Final = ("no-such-address",)
 _WITH_BODY: Final = ("request-timeout", "too-large", "unsupported-media-type")
 _READING_A_BODY: Final = ("POST", "PUT", "PATCH", "DELETE")

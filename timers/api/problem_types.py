@@ -16,6 +16,7 @@ from timers.errors import (
     NotFound,
     NotScheduled,
     RateLimited,
+    RedisRights,
     Refused,
     Running,
     TimersError,
@@ -155,6 +156,14 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
             "taken effect: repeat it with PUT, or as a create with an id and `if_exists: keep`",
             "Redis is not available: Connection closed by server; the call may have taken effect: repeat it with "
             "PUT, or with an id and if_exists 'keep'",
+        ),
+        RedisRights: Kind(
+            503,
+            "redis-rights",
+            "The service's Redis user lacks a right",
+            "the Redis user of the service may not touch the timer's keys, so nothing was done. An operator must "
+            "change its ACL; calls about timers of other prefixes work",
+            "the Redis user 'timers' may not SET log:{0}:x: its ACL needs +set and ~log*",
         ),
         Busy: Kind(
             503,

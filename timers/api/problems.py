@@ -9,7 +9,16 @@ from aiohttp import web
 from timers.api.problem_types import HTTP_KINDS, Kind, kind_of
 from timers.api.tracing import Handler
 from timers.core.answers import BadField
-from timers.errors import FieldError, InvalidInput, RateLimited, TimersError, TooManyPending, Unauthorized, Unavailable
+from timers.errors import (
+    FieldError,
+    InvalidInput,
+    RateLimited,
+    RedisRights,
+    TimersError,
+    TooManyPending,
+    Unauthorized,
+    Unavailable,
+)
 from timers.logs import get_logger, request_id
 
 TYPE_ROOT: Final = "urn:timers:problem:"
@@ -69,7 +78,7 @@ def of_error(error: TimersError) -> web.Response:
 def _in_doubt(error: Unavailable) -> Unavailable:
     """The same error, for a call that may have changed something before Redis went away."""
     known = "nothing was done" if error.nothing_done else f"the call may have taken effect: {_REPEAT}"
-    return Unavailable(f"{error}; {known}")
+    return (RedisRights if isinstance(error, RedisRights) else Unavailable)(f"{error}; {known}")
 
 
 def problem_body(error: TimersError) -> dict[str, Any]:

@@ -92,7 +92,8 @@ class BareKeys:
 
     async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
         """Look at keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
-        deadline is new to the shard or within `lead_ms`. Also returns the server's time after the look."""
+        deadline is new to the shard or within `lead_ms`. Leaves out keys that the Redis user may not look at. Also
+        returns the server's time after the look."""
         if not identities:
             return {}, 0
         by_shard = self.store.by_shard(identities)
@@ -104,14 +105,28 @@ class BareKeys:
                 for name in names:
                     asked.pexpiretime(name)
                 asked.time()
-                *answers, (seconds, micros) = await asked.execute()
+                *answers, time = await asked.execute(raise_on_error=False)
+            for answer in (*answers[: len(by_shard)], time):
+                if isinstance(answer, Exception):
+                    raise answer
+        seconds, micros = time
         known = dict(zip(chain(*by_shard.values()), chain(*answers[: len(by_shard)]), strict=True))
         now_ms = seconds * 1000 + micros // 1000
         looks = {
             identity: Look(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadline_ms)
             for place, (identity, deadline_ms) in enumerate(zip(identities, answers[len(by_shard) :], strict=True))
+            if self._allowed(names[place], deadline_ms)
         }
         return await self._with_values(looks, now_ms + lead_ms), now_ms
+
+    def _allowed(self, name: str, answer: object) -> bool:
+        """Whether the user may look at the key. One prefix that it lacks must not hold up the others."""
+        if isinstance(answer, NoPermissionError):
+            self.store.rights.refused(f"PEXPIRETIME {name}")
+            return False
+        if isinstance(answer, Exception):
+            raise answer
+        return True
 
     async def _with_values(self, looks: dict[Identity, Look], until_ms: int) -> dict[Identity, Look]:
         wanted = [i for i, (known_ms, ms, _) in looks.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]

@@ -197,7 +197,7 @@ def _page(
 
 def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[RenderableType]:
     by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
-    well = health(seen.stats, seen.uncovered, by_status, names_all=prefix is None)
+    well = health(seen.stats, seen.uncovered, by_status, None if prefix is None else prefix.__eq__)
     rate = [sum(slot.counts.values()) for slot in seen.fired["hour"]]
     late = quantiles_ms(total(seen.fired["hour"]))
     said = (

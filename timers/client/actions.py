@@ -24,8 +24,10 @@ from timers.errors import (
     InvalidInput,
     NotFound,
     NotScheduled,
+    RedisRights,
     Refused,
     Running,
+    TimersError,
     Unavailable,
     VersionMismatch,
     shown,
@@ -52,13 +54,14 @@ TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
 )
 """The statuses that an action looks at. Running timers are included to be counted as refused."""
 
-REASONS: Final[Mapping[type[Refused], str]] = MappingProxyType(
+REASONS: Final[Mapping[type[TimersError], str]] = MappingProxyType(
     {
         NotFound: "timer-not-found",
         Running: "running",
         NotScheduled: "not-scheduled",
         EditLocked: "edit-locked",
         VersionMismatch: "version-mismatch",
+        RedisRights: "redis-rights",
     }
 )
 """Why a timer was refused, as a problem type."""
@@ -189,7 +192,7 @@ async def _act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts)
         async with room:
             try:
                 await act(timer)
-            except Refused as error:
+            except (Refused, RedisRights) as error:
                 counts.refused[REASONS[type(error)]] += 1
             else:
                 counts.done += 1

@@ -9,6 +9,7 @@ from timers.errors import (
     InvalidInput,
     NotFound,
     NotScheduled,
+    RedisRights,
     Refused,
     Running,
     TooManyPending,
@@ -30,12 +31,14 @@ class Armed(NamedTuple):
         return self.how == "created"
 
 
-Results = list[Armed | Refused | InvalidInput | TooManyPending]
+Results = list[Armed | Refused | InvalidInput | TooManyPending | RedisRights]
 """The result for each timer of a batch."""
 
 
-def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending:
+def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending | RedisRights:
     """The result of arming within the quota."""
+    if answer.refused is not None:
+        return answer.refused
     if answer.code == "full" and quota is not None:
         return TooManyPending(
             f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key; "
@@ -56,6 +59,8 @@ def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPendin
 
 def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
     """The timer, if the reply has one of these codes. Raises the error for any other code."""
+    if answer.refused is not None:
+        raise answer.refused
     if answer.code not in codes or answer.timer is None:
         raise refusal(answer.code, prefix, timer_id, answer.timer)
     return answer.timer

@@ -192,7 +192,19 @@ def _pods(members: Sequence[Member]) -> Check:
     troubles += [f"{pod.pod}: notifications are {pod.hearing}" for pod in members if pod.works and pod.hearing != "ok"]
     means, mend = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
     fine = f"{len(members)} pods are alive and receive notifications"
-    return judged("pods", fine, (bool(troubles), "warn", shortened(troubles), means, mend))
+    lacks = [f"{pod.pod}: {said}" for pod in members for said in pod.lacks.values()]
+    return judged(
+        "pods",
+        fine,
+        (
+            bool(lacks),
+            "fail",
+            shortened(lacks),
+            "timers of these prefixes are not armed or run",
+            "give the user of these pods the rights in the section Rights of PROTOCOL.md, with `redis-cli ACL SETUSER`",
+        ),
+        (bool(troubles), "warn", shortened(troubles), means, mend),
+    )
 
 
 def _settings(members: Sequence[Member]) -> Check:

@@ -96,4 +96,8 @@ async def _arm(store: Store, planned: Replayed) -> Replayed:
     return replace(planned, result="armed" if answer.code == "changed" else _REASONS[answer.code])
 
 
-_REASONS: Final = {"missing": "removed meanwhile", "version": "changed meanwhile"}
+_REASONS: Final = {
+    "missing": "removed meanwhile",
+    "version": "changed meanwhile",
+    "rights": "the Redis user lacks the right to its keys",
+}

@@ -21,6 +21,7 @@ from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
 from timers.store import alarms
+from timers.store.filters import Visible
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
 
 HOUR_MS: Final = 3_600_000
@@ -48,10 +49,10 @@ class Health:
     reasons: Sequence[str]
 
 
-def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], *, names_all: bool) -> Health:
+def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], visible: Visible | None) -> Health:
     """What an operator should know first."""
-    bad, warn = list(_bad(stats)), list(_warnings(stats, by_status))
-    warn += uncovered.warnings() if names_all else []
+    bad, warn = list(_bad(stats, visible)), list(_warnings(stats, by_status))
+    warn += uncovered.warnings() if visible is None else []
     if bad:
         return Health("bad", bad[0], [*bad[1:], *warn])
     if warn:
@@ -61,8 +62,10 @@ def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], 
     return Health("ok", f"All is well. Timers fire on time. {on_time}", ())
 
 
-def _bad(stats: Stats) -> Sequence[str]:
+def _bad(stats: Stats, visible: Visible | None) -> Sequence[str]:
     found = [f"Data was lost: {loss}." for loss in stats.losses]
+    lacks = {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}
+    found += [f"Timers of {p!r} stand still: {said}." for p, said in lacks.items() if visible is None or visible(p)]
     if not any(pod.works for pod in stats.pods):
         found.append("No worker is alive, so nothing fires until one starts.")
     elif stats.late_ms > LATE_MS:
@@ -125,7 +128,7 @@ class OverviewPage:
             title="Overview",
             section="overview",
             now_ms=now_ms,
-            health=health(stats, uncovered, by_status, names_all=visible is None),
+            health=health(stats, uncovered, by_status, visible),
             alarms=ringing if visible is None else [],
             by_status=by_status,
             stats=stats,

@@ -9,7 +9,7 @@ from timers.core.durations import format_time
 from timers.core.hooks import page_of
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.store import alarms
+from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
 from timers.store.outbox import Entry
 from timers.store.store import Arming
@@ -89,7 +89,7 @@ class FleetAlarms:
         if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
             await alarms.told(self._pod.store, alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
-            await self._pod.store.arm([self._message(alarm, target) for target in self.targets])
+            await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self.targets])
             await alarms.told(self._pod.store, alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:

@@ -116,7 +116,7 @@ class Hooks:
         hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
         while entries := await outbox.first(self._pod.store, shard, BATCH):
             for armings in self._steps(entries, hooks):
-                await self._pod.store.arm(armings)
+                await outbox.arm(self._pod.store, armings)
             if any(hook.prefix.startswith(ALARM) for hook in hooks):
                 await self._alarms.count(shard, entries)
             unposted = await outbox.drop(self._pod.store, shard, entries)

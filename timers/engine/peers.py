@@ -7,6 +7,7 @@ Scheme for Rendezvous", 1996.
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,9 @@ _losses_log = get_logger("timers.identity")
 
 
 BEAT_MS: Final = 1000
+LOG_SECONDS: Final = 60.0
+"""How often to say again that the Redis user lacks a right."""
+
 SOON_SECONDS: Final = 0.2
 """How long timers that became due without events have the server and this pod to themselves first."""
 
@@ -63,6 +67,7 @@ class Peers:
         self._soon = asyncio.Event()
         self._roster = Roster()
         self._others: list[Member] = []
+        self._told: dict[str, float] = {}
         self._owners: dict[str, str | None] = {}
         self._seeds: dict[str, list[int]] = {}
         self.beating = Supervisor([self])
@@ -99,7 +104,9 @@ class Peers:
 
     async def beat(self) -> None:
         """Give one sign of life and take over what has changed."""
-        roster = await self._membership.beat(replace(self._me, **self._state()))
+        me = replace(self._me, **self._state())
+        self._tell_of(me.lacks)
+        roster = await self._membership.beat(me)
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
             self._owners.clear()
@@ -107,6 +114,14 @@ class Peers:
         self._roster, self._others = roster, others
         if self._look is not None:
             await self._look(roster.members)
+
+    def _tell_of(self, lacks: Mapping[str, str]) -> None:
+        """Log what the Redis user may not do, once a minute for each prefix."""
+        now = time.monotonic()
+        self._told = {prefix: at for prefix, at in self._told.items() if now - at < LOG_SECONDS}
+        for prefix, said in lacks.items():
+            if self._told.setdefault(prefix, now) == now:
+                _log.error("the Redis user lacks a right", prefix=prefix, reason=said)
 
     def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix: the longest that any pod ever declared."""

@@ -306,5 +306,6 @@ class Worker:
             "running": self.runner.executing,
             "notifications": self._canary.hearing,
             "lateness": self._pod.observer.lateness.counts(),
+            "lacks": self._pod.store.rights.lacking(),
             **self._watch.said(),
         }

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from redis.exceptions import ResponseError
 
+from timers.errors import RedisRights
 from timers.store.scripts import FULL, reachable
 from timers.store.server import FLAGS, memory_used
 from timers.store.store import Store
@@ -54,7 +55,7 @@ class Check:
 
 
 async def server_facts(store: Store) -> Facts:
-    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable, and ResponseError if INFO is
+    """What INFO says, and CLUSTER INFO of a node of a cluster. Raises Unavailable, and RedisRights if INFO is
     denied."""
     redis: Any = store.connections.commands
     with reachable():
@@ -70,7 +71,7 @@ async def configured(store: Store) -> Mapping[str, str] | None:
     try:
         with reachable():
             answer: dict[Any, Any] = await store.connections.commands.config_get(*_CONFIG)
-    except ResponseError:
+    except (ResponseError, RedisRights):
         return None
     return {_text(name): _text(value) for name, value in answer.items()}
 

@@ -79,6 +79,11 @@ class Connections:
     db: int
     _lines: list[Line] = field(default_factory=list)
 
+    @property
+    def user(self) -> str:
+        """The name of the Redis user."""
+        return str(self.commands.connection_pool.connection_kwargs.get("username") or "default")
+
     def line(self) -> Line:
         """A connection outside the pools for one caller. It is not yet open; `close` closes it with all others."""
         line = Line(self.dial(), answer_s=self.commands.connection_pool.connection_kwargs["socket_timeout"])

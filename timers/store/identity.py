@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from timers.core.answers import LossAnswer
 from timers.core.clock import ServerClock
 from timers.core.durations import format_time
-from timers.errors import ConfigurationError, Unavailable
+from timers.errors import ConfigurationError, RedisRights, Unavailable
 from timers.store import keys, scripts
 
 RECORD_FORMAT: Final = "1"
@@ -158,7 +158,7 @@ class DbIdentity:
         try:
             *marked, found = await scripts.run_all(self._redis, [*calls, self._to_do("look")])
             meta = _meta(found)
-        except (ResponseError, ConfigurationError):
+        except (ResponseError, RedisRights, ConfigurationError):
             # Nobody can read the meta, which `renew` mends, or a shard could not be marked.
             await (self.renew() if epoch else self.look())
             if epoch == self.epoch:
@@ -198,7 +198,7 @@ class DbIdentity:
         sent = time.monotonic()
         try:
             reply = await scripts.run(self._redis, self._to_do(act, *arguments))
-        except ResponseError as error:
+        except (ResponseError, RedisRights) as error:
             raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
         self._clock.observe(int(reply[0]), sent, time.monotonic())
         return _meta(reply)

@@ -33,7 +33,7 @@ LIMITS: Final = "limits of "
 """Begins the name of the setting in which a pod tells the limits of a processor."""
 
 _CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings")
-_STATE: Final = ("running", "notifications", "lateness", "epoch", "marks")
+_STATE: Final = ("running", "notifications", "lateness", "epoch", "marks", "lacks")
 _VERSION: Final = f"{keys.PODS_ROOT}version"
 _DECLARED: Final = f"{keys.PODS_ROOT}declared"
 
@@ -45,8 +45,9 @@ _Bucket = Annotated[int, Field(ge=0, le=1000)]
 class Member:
     """A live pod. `processors` are the prefixes of its processors. `only` and `shards` are what it is limited to (empty
     `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as text. `lateness`
-    counts its starts of the last minutes by bucket. `epoch` and `marks` are what it knows of the db. `trouble` says
-    which parts of its sign cannot be read; they count as missing."""
+    counts its starts of the last minutes by bucket. `epoch` and `marks` are what it knows of the db. `lacks` says
+    what its Redis user was just refused, by prefix. `trouble` says which parts of its sign cannot be read; they count
+    as missing."""
 
     pod: str
     seen_ms: _Count = 0
@@ -61,6 +62,7 @@ class Member:
     lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)
     epoch: str = ""
     marks: Mapping[_Count, Mark] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
     trouble: str | None = None
 
     @property
@@ -260,6 +262,7 @@ def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: bytes | float, s
         lateness=how.lateness,
         epoch=how.epoch,
         marks=how.marks,
+        lacks=how.lacks,
         trouble=what.trouble or how.trouble,
     )
 

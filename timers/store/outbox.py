@@ -11,10 +11,17 @@ from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.membership import Membership
 from timers.store.scripts import reachable, read
-from timers.store.store import Store
+from timers.store.store import Arming, Store
 
 Asked = frozenset[str]
 """The hooks that pods ask for, each as the text of a `core.hooks.Hook`."""
+
+
+async def arm(store: Store, armings: Sequence[Arming]) -> None:
+    """Arm calls. Raises RedisRights if one was refused."""
+    for reply in await store.arm(armings):
+        if reply.refused is not None:
+            raise reply.refused
 
 
 class Entry(NamedTuple):

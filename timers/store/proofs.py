@@ -12,10 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
 from timers.core.shapes import RESERVED_PREFIX
-from timers.errors import Unavailable
+from timers.errors import RedisRights, Unavailable
 from timers.store import keys, server
 from timers.store.checkup import Check, configured, judge, judged, server_facts
 from timers.store.notifications import subscribe
@@ -83,7 +83,7 @@ async def check_server(
 async def _judged(store: Store, config: Mapping[str, str] | None) -> list[Check]:
     try:
         return judge(await server_facts(store), config)
-    except Refusal as error:
+    except (RedisRights, Refusal) as error:
         means = "whether it keeps or evicts timers, and has room for them, is not known"
         mend = f"{grant(store, ['info'])}; take a rename-command of INFO out of its configuration"
         return [Check("server", "warn", f"it denies INFO: {error}", means, mend)]
@@ -115,7 +115,7 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
     wanted = needed_rights(store.connections.db, sorted(prefixes)[:PREFIXES_LIMIT])
     try:
         (found,) = await store.run("rights", 0, wanted)
-    except NoPermissionError as error:
+    except RedisRights as error:
         mend = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
         return Check("rights", "fail", f"the user may not run scripts ({error})", "nothing is armed or run", mend)
     denied = [command.decode() for command in found]
@@ -168,9 +168,8 @@ async def _has_append_only_file(store: Store) -> bool:
 
 def grant(store: Store, denied: Iterable[str]) -> str:
     """The command that gives the user these rights; they are among those that PROTOCOL.md lists."""
-    user = store.connections.commands.connection_pool.connection_kwargs.get("username") or "default"
     words = dict.fromkeys(word for command in denied for word in _words(command))
-    return f"as a user who may: `redis-cli ACL SETUSER {user} {' '.join(map(shlex.quote, words))}`"
+    return f"as a user who may: `redis-cli ACL SETUSER {store.connections.user} {' '.join(map(shlex.quote, words))}`"
 
 
 def _words(command: str) -> Iterator[str]:
@@ -259,7 +258,7 @@ async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
                     found.append(key)
                 if seen >= SCAN_LIMIT:
                     break
-    except Refusal as error:
+    except (RedisRights, Refusal) as error:
         return Check("strangers", "ok", f"unknown, because the server denies SCAN ({error})")
     return _said_of(found, seen)
 

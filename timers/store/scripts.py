@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -21,7 +22,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from timers.errors import Full, Unavailable
+from timers.errors import Full, RedisRights, Unavailable
 from timers.store.connect import Line
 
 Argument = str | int | bytes
@@ -39,6 +40,10 @@ FULL: Final = "Redis is full (maxmemory) and takes no new timers until it has ro
 
 PASSING_TROUBLES: Final = ("BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "CLUSTERDOWN")
 """Error codes of a server that cannot do it now; the same command may succeed later."""
+
+
+_DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the script|NOPERM|ACL failure")
+"""How a script says what the user may not do, and how servers say it of a script's command."""
 
 
 _COMMENT: Final = re.compile(r"--[^\n]*")
@@ -78,8 +83,8 @@ def digest(name: str) -> str:
 
 @contextmanager
 def reachable(*, alone: bool = False) -> Iterator[None]:
-    """Turn the errors of a server that is away, loading, full or read-only into Unavailable. If the command was sent
-    `alone`, the server's refusal proves that nothing was done.
+    """Turn the errors of a server that is away, loading, full or read-only into Unavailable, and what its user may not
+    do into RedisRights. If the command was sent `alone`, the server's refusal proves that nothing was done.
 
     Also raises a cancellation that got lost meanwhile: before Python 3.12 `asyncio.wait_for`, which redis-py sends
     through, drops a cancellation that comes just as its wait ends. The caller would continue as if nothing had
@@ -98,6 +103,10 @@ def reachable(*, alone: bool = False) -> Iterator[None]:
     except ResponseError as error:
         if str(error).startswith(PASSING_TROUBLES):
             raise Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone) from error
+        denied = _DENIED.match(str(error))
+        if denied or isinstance(error, NoPermissionError):
+            command = denied[1] if denied else None
+            raise RedisRights(f"the Redis user lacks a right: {error}", command) from error
         raise
     finally:
         # Ctrl-C cancels in the midst of a step of the task: it still gets that cancellation at its next await.

@@ -10,10 +10,11 @@ from redis.asyncio import Redis
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
-from timers.errors import Unavailable
+from timers.errors import RedisRights, Unavailable
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections, Line
 from timers.store.identity import DbIdentity
+from timers.store.rights import Rights
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and few enough events for a
@@ -45,16 +46,19 @@ class Arming(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A script's code for one timer, and the timer that is there now (None if there is none)."""
+    """A script's code for one timer, and the timer that is there now (None if there is none). With the code `rights`
+    the error that says what the Redis user may not do."""
 
     code: str
     timer: Timer | None
+    refused: RedisRights | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """Timers to run; `unreadable` timers with the reason, which are leased too but must be ended without a run; what
-    was quarantined (member → reason); and the queues that have more due."""
+    was quarantined (member → reason); and the queues that have more due, without those that the Redis user may not
+    claim from."""
 
     timers: list[Timer]
     unreadable: list[tuple[Timer, str]]
@@ -96,6 +100,7 @@ class Store:
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
+        self.rights = Rights(connections.user)
 
     @property
     def shards(self) -> int:
@@ -118,15 +123,15 @@ class Store:
         self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
-        running, locked; full, once `room` for timers that are not scheduled already is used up. A single script call
-        uses `line`."""
+        running, locked, rights; full, once `room` for timers that are not scheduled already is used up. A single
+        script call uses `line`."""
         identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
 
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
         told = await self.tell("arm", identities, lines, head=head, words=2, line=line)
-        return [_arm_answer(a, now_ms, *said) for a, (now_ms, *said) in zip(armings, told, strict=True)]
+        return [self._armed(a, now_ms, *said) for a, (now_ms, *said) in zip(armings, told, strict=True)]
 
     async def tell(
         self,
@@ -248,8 +253,11 @@ class Store:
         behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        more, claimed, bad = await self.run("claim", shard, arguments)
-        return replace(self._claimed(claimed, bad, pod, lease_ms), more={prefix.decode() for prefix in more})
+        more, claimed, bad, denied = await self.run("claim", shard, arguments)
+        for command in denied[1::2]:
+            self.rights.refused(command.decode())
+        left = {prefix.decode() for prefix in set(more).difference(denied[::2])}
+        return replace(self._claimed(claimed, bad, pod, lease_ms), more=left)
 
     async def block(self, shard: int, prefix: str, block_ms: int) -> None:
         """Start nothing of a queue for this long. Nobody looks at it meanwhile."""
@@ -332,7 +340,21 @@ class Store:
         return by_shard
 
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Reply:
-        return _answer(prefix, timer_id, *await self.run(name, self.shard_of(prefix, timer_id), arguments))
+        return self._answer(prefix, timer_id, *await self.run(name, self.shard_of(prefix, timer_id), arguments))
+
+    def _armed(self, arming: Arming, now_ms: int, code: bytes, told: bytes) -> Reply:
+        """For a new timer the script returns only the due time; everything else is known."""
+        if code != b"created":
+            return self._answer(arming.prefix, arming.id, code, told)
+        timer = codec.new_record(
+            arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, spec=arming.spec, progress=arming.progress
+        )
+        return Reply("created", timer)
+
+    def _answer(self, prefix: str, timer_id: str, code: bytes, told: bytes | None) -> Reply:
+        if code == b"rights" and told:
+            return Reply("rights", None, self.rights.refused(told.decode()))
+        return Reply(code.decode(), codec.readable(prefix, timer_id, told) if told else None)
 
     async def run(
         self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
@@ -354,26 +376,15 @@ class Store:
             return []
         sent = time.monotonic()
         whole = [scripts.ScriptCall(name, root, [self._wake, *arguments]) for name, root, arguments in calls]
-        replies = await scripts.run_all(redis or self.connections.commands, whole, line=line)
+        try:
+            replies = await scripts.run_all(redis or self.connections.commands, whole, line=line)
+        except RedisRights as error:
+            raise (self.rights.refused(error.command) if error.command else error) from error
         answered = time.monotonic()
         for reply in replies:
             self.clock.observe(int(reply[0]), sent, answered)
         self.called(calls[0].name, answered - sent)
         return replies
-
-
-def _arm_answer(arming: Arming, now_ms: int, code: bytes, told: bytes) -> Reply:
-    """For a new timer the script returns only the due time; everything else is known."""
-    if code != b"created":
-        return _answer(arming.prefix, arming.id, code, told)
-    timer = codec.new_record(
-        arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, spec=arming.spec, progress=arming.progress
-    )
-    return Reply("created", timer)
-
-
-def _answer(prefix: str, timer_id: str, code: bytes, raw: bytes | None) -> Reply:
-    return Reply(code.decode(), codec.readable(prefix, timer_id, raw) if raw else None)
 
 
 def _expected(version: int | None) -> str:

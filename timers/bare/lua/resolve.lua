@@ -38,7 +38,10 @@ local function heard(prefix, id, member, times, since)
   if not is_news(member, times, since, r) then return 'known' end
   if r and r.status == 'r' then return 'running' end
   answered(member, times)
-  if r then leave(prefix, id, r.status) end
+  if r then
+    drop_trigger(prefix, id)
+    leave(prefix, id, r.status)
+  end
   enqueue(prefix, id, text(now))
   local cause = 'bare-expired ' .. text(now)
   local life = new_life(prefix, r, text(now), '{}', '', cause)
@@ -68,6 +71,7 @@ local function looked(prefix, id, member, deadline, found, spec)
     note(r, found == 'ending' and 'bare-due' or 'bare-expired ' .. r.due)
     schedule(prefix, id, r.due)
   else
+    drop_trigger(prefix, id)
     r.status = 'x'
     note(r, 'bare-' .. found)
     call('ZADD', finished_key('x', prefix), text(now), id)

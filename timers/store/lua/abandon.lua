@@ -26,7 +26,8 @@ local function abandon_due(id)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
   if not r then quarantine(prefix, id, trouble, raw) end
-  unschedule(prefix, id)
+  drop_trigger(prefix, id)
+  call('ZREM', queue_key(prefix), id)
   if r and r.status == 's' then unhandled(id, member, r, 'unserved') end
   ids[#ids + 1] = id
 end

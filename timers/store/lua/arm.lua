@@ -8,7 +8,8 @@
 --          `+<ms from now>`), spec, progress, cause for the history if it replaces
 -- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only its due time, because the
 --          caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last
---          five change nothing; `full` may have no record). {now, `foreign`} if the shard does not carry the epoch; then
+--          five change nothing; `full` may have no record), `rights` (with what the user may not do as the record: nothing was
+--          changed). {now, `foreign`} if the shard does not carry the epoch; then
 --          nothing was changed
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
@@ -27,10 +28,12 @@ local function arm(prefix, id, if_exists, due, spec, progress, said)
   if r and r.status == 's' and locked(r, edit_lock) then return 'locked', raw end
   if room and not (r and r.status == 's') then
     if room < 1 then return 'full', raw or '' end
-    room = room - 1
   end
+  local refusal = set_trigger(prefix, id, due)
+  if refusal then return 'rights', refusal end
+  if room and not (r and r.status == 's') then room = room - 1 end
   if r then leave(prefix, id, r.status) end
-  schedule(prefix, id, due)
+  enqueue(prefix, id, due)
   raw = write(member, new_life(prefix, r, due, spec, progress, said))
   if r then return 'replaced', raw end
   return 'created', due

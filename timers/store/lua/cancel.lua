@@ -5,15 +5,15 @@
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `purge`; `forget` to remove the record of a cancelled timer, for a retention of 0; or ''
--- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`.
---          The record is the cancelled one, even if it has just been removed. Cancelling a cancelled timer answers `cancelled`
+-- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`, `rights` (with
+--          what the user may not do in the place of the record). The record is the cancelled one, even if it has just been removed. Cancelling a cancelled timer answers `cancelled`
 --          again, because the first answer may have been lost.
 
 local prefix, id, purge, forget = ARGV[3], ARGV[4], ARGV[6] == 'purge', ARGV[6] == 'forget'
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
-local function refusal()
+local function refused_with()
   if not r then return 'missing' end
   if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
@@ -28,7 +28,7 @@ local function remove()
 end
 
 local function cancel()
-  unschedule(prefix, id)
+  call('ZREM', queue_key(prefix), id)
   refresh_head(prefix)
   r.status = 'x'
   note(r, 'cancelled')
@@ -37,8 +37,10 @@ local function cancel()
   return write(member, r)
 end
 
-local refused = refusal()
-if refused then return {text(now), refused, raw} end
+local code = refused_with()
+if code then return {text(now), code, raw} end
+local refusal = r.status == 's' and drop_trigger(prefix, id)
+if refusal then return {text(now), 'rights', refusal} end
 if r.status == 's' then raw = cancel() end
 if purge or forget then remove() end
 if purge then tell(member, r, 'purged') end

@@ -7,12 +7,13 @@
 -- ARGV[4]  cause, for the history (`event`, `sweep` …)
 -- ARGV[5]  `in order` for queues that run one at a time, or ''
 -- ARGV[6…] one for each queue, three words: prefix, processor that will run it (for the history), most to take
--- Answer   {now, {prefix, …}, {prefix, id, record, …}, {member, reason, …}}: the queues with more timers due; what was claimed;
---          what was quarantined
+-- Answer   {now, {prefix, …}, {prefix, id, record, …}, {member, reason, …}, {prefix, command, …}}: the queues with more timers
+--          due; what was claimed; what was quarantined; the queues of which nothing was claimed, because the user may not
+--          delete their triggers
 
 local pod, lease_ms, cause, in_order = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= ''
 local more, claimed, bad = {}, {}, {}
-local leases = {}
+local leases, denied = {}, {}
 
 local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
@@ -84,14 +85,30 @@ local function take(prefix, processor, ids, token)
   count('r', prefix, #gone)
 end
 
-local picked, triggers = {}, {}
+local function triggers_of(queues)
+  local triggers = {}
+  for _, queue in ipairs(queues) do
+    for _, id in ipairs(queue[3]) do triggers[#triggers + 1] = trigger_key(queue[1], id) end
+  end
+  return triggers
+end
+
+local picked = {}
 for i = 6, #ARGV do
   local prefix, processor, most = string.match(ARGV[i], '^(%S+) (%S+) (%d+)$')
-  local queue = pick(prefix, processor, tonumber(most))
-  picked[#picked + 1] = queue
-  for _, id in ipairs(queue[3]) do triggers[#triggers + 1] = trigger_key(prefix, id) end
+  picked[#picked + 1] = pick(prefix, processor, tonumber(most))
 end
-if #triggers > 0 then call('DEL', unpack(triggers)) end
+local triggers = triggers_of(picked)
+if #triggers > 0 and refused('DEL', unpack(triggers)) then
+  for _, queue in ipairs(picked) do
+    local refusal = #queue[3] > 0 and refused('DEL', unpack(triggers_of({queue})))
+    if refusal then
+      queue[3] = {}
+      denied[#denied + 1] = queue[1]
+      denied[#denied + 1] = refusal
+    end
+  end
+end
 local token = #triggers > 0 and take_tokens(#triggers) - #triggers
 for _, queue in ipairs(picked) do
   take(queue[1], queue[2], queue[3], token)
@@ -99,4 +116,4 @@ for _, queue in ipairs(picked) do
 end
 if #leases > 0 then call('ZADD', root .. 'leases', unpack(leases)) end
 conclude()
-return {text(now), more, claimed, bad}
+return {text(now), more, claimed, bad, denied}

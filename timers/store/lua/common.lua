@@ -17,7 +17,7 @@ local tag = string.match(root, '{[^}]*}')
 
 -- Every command goes through here. If a stranger has put a value of another type in the place of a key, it moves that value
 -- aside and repeats the command: what the key held is lost, but everything else works on. A script that must not write finds
--- nothing there. A count that is not a number begins anew.
+-- nothing there. A count that is not a number begins anew. `RIGHTS <command> <key>` is the error of what the user may not do.
 local READS = ' GET HGET HGETALL SMEMBERS SISMEMBER ZSCORE ZCOUNT ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE '
 local function call(command, key, ...)
   local answer = redis.pcall(command, key, ...)
@@ -27,6 +27,8 @@ local function call(command, key, ...)
     if moved.err and string.find(READS, ' ' .. command .. ' ', 1, true) then key = root .. 'nothing' end
   elseif command == 'HINCRBY' then
     redis.call('HDEL', key, (...))
+  elseif not redis.acl_check_cmd(command, key, ...) then
+    error({err = 'RIGHTS ' .. command .. ' ' .. key})
   end
   return redis.call(command, key, ...)
 end
@@ -40,6 +42,12 @@ local function text(number) return string.format('%d', number) end
 -- Whether the shard belongs to the db that the caller knows. A script that makes a new timer asks this first: if the db was
 -- emptied and made again with another number of shards, the timer belongs to another shard.
 local function carries(epoch) return redis.pcall('GET', root .. 'epoch') == epoch end
+
+-- Publish, and answer to how many. Nobody needs a message, so a user who may not publish changes timers all the same.
+local function publish(channel, message)
+  local heard = redis.pcall('PUBLISH', channel, message)
+  return type(heard) == 'number' and heard or 0
+end
 
 -- The theoretical arrival time kept for a rate (µs), at least now. A time further ahead than the rate's whole burst plus an
 -- hour, which allows for a changed rate, is a stranger's.
@@ -121,7 +129,7 @@ local function post(member, r, said)
   local waiting = call('XLEN', outbox)
   if waiting >= OUTBOX_LIMIT then return call('INCRBY', root .. 'unposted', 1) end
   call('XADD', outbox, '*', 'event', letter, 'timer', member, 'record', encode(r))
-  if waiting == 0 then call('PUBLISH', ARGV[1], tag .. ' outbox') end
+  if waiting == 0 then publish(ARGV[1], tag .. ' outbox') end
 end
 
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
@@ -130,7 +138,7 @@ local function tell(member, r, said)
   post(member, r, said)
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), r.processor or '-', said}, '\n')
-  watched = call('PUBLISH', string.gsub(ARGV[1], 'wake', 'events', 1), event) > 0
+  watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
 end
 
 local function write(member, r)
@@ -253,25 +261,38 @@ local function known_deadline(member)
   if score then call('ZREM', root .. 'bare', member) end
 end
 
--- Like `enqueue`, but also set the trigger key, never with a deadline in the past.
+-- Do something to trigger keys. Answers nil, or what the user may not do: `SET log:{0}:x`. A user may lack the right to the
+-- triggers of one prefix alone, because they are the only keys that begin with it. So a script does this before any other change.
+local function refused(command, ...)
+  local answer = redis.pcall(command, ...)
+  if type(answer) ~= 'table' or not answer.err then return nil end
+  if redis.acl_check_cmd(command, ...) then error(answer) end
+  return command .. ' ' .. (...)
+end
+
+-- Set the trigger key, never with a deadline in the past. Answers as `refused`.
+local function set_trigger(prefix, id, due)
+  local ms = tonumber(due)
+  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(ms, now + 1)))
+  if not refusal and (not earliest or ms < earliest) then earliest = ms end
+  return refusal
+end
+
+local function drop_trigger(prefix, id) return refused('DEL', trigger_key(prefix, id)) end
+
+-- Set the trigger if that is allowed, and put the timer into the due index. A sweep finds a timer without a trigger.
 local function schedule(prefix, id, due)
+  set_trigger(prefix, id, due)
   enqueue(prefix, id, due)
-  call('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(tonumber(due), now + 1)))
-  if not earliest or tonumber(due) < earliest then earliest = tonumber(due) end
 end
 
-local function unschedule(prefix, id)
-  call('DEL', trigger_key(prefix, id))
-  call('ZREM', queue_key(prefix), id)
-end
-
--- Take a scheduled or finished timer out of its index.
+-- Take a scheduled or finished timer out of its index. Its trigger stays.
 local function leave(prefix, id, status)
   if status ~= 's' then
     call('ZREM', finished_key(status, prefix), id)
     return
   end
-  unschedule(prefix, id)
+  call('ZREM', queue_key(prefix), id)
   refresh_head(prefix)
 end
 
@@ -283,7 +304,7 @@ local function conclude()
     if by ~= 0 and call('HINCRBY', counts, field, text(by)) == 0 then call('HDEL', counts, field) end
   end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
-    call('PUBLISH', ARGV[1], tag .. ' ' .. text(earliest))
+    publish(ARGV[1], tag .. ' ' .. text(earliest))
   end
 end
 
@@ -308,7 +329,8 @@ local function quarantine(prefix, id, reason, raw)
   local function out(index, name, status)
     if call('ZREM', index, name) == 1 then count(status, prefix, -1) end
   end
-  call('DEL', trigger_key(prefix, id), lease_key(member))
+  drop_trigger(prefix, id)
+  call('DEL', lease_key(member))
   out(queue_key(prefix), id, 's')
   out(root .. 'leases', member, 'r')
   for status in string.gmatch('cfux', '.') do out(finished_key(status, prefix), id, status) end

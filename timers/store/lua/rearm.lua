@@ -7,13 +7,14 @@
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `completed` to arm a completed timer too, or ''
 -- ARGV[7]  cause for the history
--- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`, `rights` (with what the user
+--          may not do in the place of the record)
 
 local prefix, id = ARGV[2], ARGV[3]
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
-local function refusal()
+local function refused_with()
   if not r then return 'missing' end
   if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
@@ -21,14 +22,16 @@ local function refusal()
   if r.status == 'c' and ARGV[6] ~= 'completed' then return 'completed' end
 end
 
-local refused = refusal()
-if refused then return {text(now), refused, raw} end
-local from = r.status
+local code = refused_with()
+if code then return {text(now), code, raw} end
+local from, due = r.status, due_of(ARGV[4])
+local refusal = set_trigger(prefix, id, due)
+if refusal then return {text(now), 'rights', refusal} end
 call('ZREM', finished_key(from, prefix), id)
 if from == 'c' then r.occurrence, r.attempt = text(r.occurrence + 1), '0' end
-r.status, r.failures, r.due = 's', '0', due_of(ARGV[4])
+r.status, r.failures, r.due = 's', '0', due
 note(r, ARGV[7])
-schedule(prefix, id, r.due)
+enqueue(prefix, id, due)
 recount(from, 's', prefix)
 raw = write(member, r)
 conclude()

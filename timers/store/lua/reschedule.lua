@@ -8,13 +8,14 @@
 -- ARGV[7]  spec, or '' to keep it
 -- ARGV[8]  progress, or '-' to keep it
 -- ARGV[9]  cause for the history
--- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`, `rights` (with
+--          what the user may not do in the place of the record)
 
 local prefix, id, due = ARGV[3], ARGV[4], ARGV[6]
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
-local function refusal()
+local function refused_with()
   if not r then return 'missing' end
   if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
@@ -22,12 +23,14 @@ local function refusal()
   if locked(r, tonumber(ARGV[2])) then return 'locked' end
 end
 
-local refused = refusal()
-if refused then return {text(now), refused, raw} end
+local code = refused_with()
+if code then return {text(now), code, raw} end
 if due ~= '' then r.due = due_of(due) end
 if due ~= '' or r.waits then
-  unschedule(prefix, id)
-  schedule(prefix, id, r.due)
+  local refusal = set_trigger(prefix, id, r.due)
+  if refusal then return {text(now), 'rights', refusal} end
+  call('ZREM', queue_key(prefix), id)
+  enqueue(prefix, id, r.due)
   refresh_head(prefix)
 end
 set_body(r, ARGV[7] ~= '' and ARGV[7] or nil, ARGV[8] ~= '-' and ARGV[8] or nil)

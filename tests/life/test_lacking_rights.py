@@ -1,0 +1,171 @@
+"""A user without the right to the keys of one prefix: nothing is half done, nothing else stands still, all say so."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.conservation import conserved
+from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.members import declare
+from tests.rights import USER, as_user, grant
+from tests.waiting import eventually, patient
+from timers.client import TimerClient, open_store
+from timers.client.coverage import Uncovered
+from timers.client.doctor import examine
+from timers.client.fleet import read_pods, read_stats, read_story
+from timers.core.model import Status
+from timers.core.spec import NewTimer
+from timers.dashboard.overview import health
+from timers.errors import RedisRights
+from timers.store import rights
+from timers.store.connect import connect
+from timers.store.store import Store
+
+LACKS = f"the Redis user {USER!r} may not SET lost:{{0}}:x: its ACL needs +set and ~lost*"
+
+
+@pytest.fixture(autouse=True)
+async def _kept_log(fleet: Fleet) -> AsyncIterator[None]:
+    """The refusals of these tests are no surprise to the fixture of the server."""
+    yield
+    await grant(fleet.redis, 0)
+
+
+@pytest.fixture
+async def limited(fleet: Fleet) -> AsyncIterator[Store]:
+    """A store of a user without the right to the prefix `lost`."""
+    await declare(fleet.store, "lost")
+    await grant(fleet.redis, 0, ["note"])
+    opened = await open_store(connect(patient(as_user(fleet.url))))
+    yield opened
+    await opened.connections.close()
+
+
+async def everything(fleet: Fleet) -> dict[bytes, Any]:
+    """What lies in the shard, as the server dumps it."""
+    return {key: await fleet.redis.dump(key) async for key in fleet.redis.scan_iter("*{0}*")}
+
+
+@pytest.mark.parametrize("before", ["nothing", "scheduled", "cancelled"])
+async def test_a_refused_create_leaves_no_half_timer(fleet: Fleet, limited: Store, before: str) -> None:
+    if before != "nothing":
+        await fleet.client.create("lost", "x", delay="1h")
+    if before == "cancelled":
+        await fleet.client.cancel("lost", "x")
+    await limited.identity.found([0])
+    whole = await everything(fleet)
+    with pytest.raises(RedisRights) as refused:
+        await TimerClient.over(limited).create("lost", "x", delay=0, if_exists="replace")
+    assert str(refused.value) == LACKS
+    assert await everything(fleet) == whole
+    await conserved(fleet.store)
+
+
+async def test_a_refused_change_leaves_no_half_timer(fleet: Fleet, limited: Store) -> None:
+    await fleet.client.create("lost", "x", delay="1h")
+    await fleet.client.create("lost", "ended", delay="1h")
+    await fleet.client.cancel("lost", "ended")
+    whole, caller = await everything(fleet), TimerClient.over(limited)
+    for call in (
+        caller.reschedule("lost", "x", delay="2h"),
+        caller.fire("lost", "x"),
+        caller.cancel("lost", "x"),
+        caller.cancel("lost", "x", purge=True),
+        caller.retry("lost", "ended"),
+    ):
+        with pytest.raises(RedisRights):
+            await call
+    assert await everything(fleet) == whole
+    await conserved(fleet.store)
+
+
+async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, limited: Store) -> None:
+    news = [NewTimer(prefix=prefix, id="x", delay="1h") for prefix in ("lost", "note")]
+    refused, armed = await TimerClient.over(limited).batch(news)
+    assert isinstance(refused, RedisRights)
+    assert (await fleet.client.get("note", "x")).status is Status.SCHEDULED
+    assert not isinstance(armed, Exception)
+    await conserved(fleet.store)
+
+
+async def test_an_action_goes_on_behind_a_timer_that_is_refused(fleet: Fleet, limited: Store) -> None:
+    for prefix in ("lost", "note"):
+        await fleet.client.create(prefix, "x", delay="1h", tags=["all"])
+    counts = await TimerClient.over(limited).act("cancel", {"tag": "all"})
+    assert (counts.matched, counts.done, counts.refused) == (2, 1, {"redis-rights": 1})
+
+
+async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
+    fleet: Fleet, limited: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rights, "TRY_AGAIN_SECONDS", 0.2)
+    await fleet.redis.config_set("notify-keyspace-events", "")
+    notes, lost = Calls(), Calls("lost")
+    with capture_logs() as logs:
+        pod = await fleet.pod(notes, lost, canary_every_seconds=60)
+        for n in range(3):
+            await fleet.client.create("lost", f"x{n}", delay=0)
+            await fleet.client.create("note", f"x{n}", delay=0)
+        for n in range(3):
+            await fleet.completed(f"x{n}")
+        await until(pod.store.rights.lacking, "the pod knows what it lacks")
+        await until(lambda: not pod.store.rights.waits("lost"), "it tries again")
+        await until(lambda: pod.store.rights.waits("lost"), "it is refused again")
+        told = [log for log in logs if log["event"] == "the Redis user lacks a right"]
+    assert [log["prefix"] for log in told] == ["lost"]
+    assert len(lost) == 0
+    assert pod.worker.health().services["claimer"] == "running"
+    said = await _said(fleet)
+    timer = await fleet.client.get("lost", "x0")
+    assert said in (await read_story(fleet.store, timer))[-1]
+    seen = health(await read_stats(fleet.store), Uncovered((), ()), {}, None)
+    assert any(said in reason for reason in (seen.said, *seen.reasons))
+    pods = next(check for check in await examine(fleet.store, wait_seconds=0.01) if check.name == "pods")
+    assert pods.level == "fail"
+    assert said in pods.said
+    await grant(fleet.redis, 0, ["note", "lost"])
+    for n in range(3):
+        await fleet.completed(f"x{n}", "lost")
+
+
+async def _said(fleet: Fleet) -> str:
+    async def look() -> str | None:
+        return next((said for member in await read_pods(fleet.store) for said in member.lacks.values()), None)
+
+    said = await eventually(look, "the pod tells the others what it lacks")
+    assert said is not None
+    assert said.startswith(f"the Redis user {USER!r} may not DEL lost:{{0}}:x")
+    return said
+
+
+async def test_a_run_of_a_prefix_whose_right_was_taken_back_can_still_end(fleet: Fleet, limited: Store) -> None:
+    await grant(fleet.redis, 0, ["note", "lost"])
+    held, notes = Held("lost", retry={"max_attempts": 3, "backoff": "fixed", "base": "1h"}), Calls()
+    await fleet.pod(held, notes)
+    await fleet.client.create("lost", "x", delay=0, repeat={"every": "1h"})
+    await until(lambda: len(held) == 1, "it runs")
+    await grant(fleet.redis, 0, ["note"])
+    held.release.set()
+    timer = await fleet.reached(Status.SCHEDULED, "x", "lost")
+    assert timer.occurrence == 2
+    await fleet.client.create("note", "x", delay=0)
+    await fleet.completed("x")
+    await fleet.client.cancel("lost", "x")  # it has no trigger key
+
+
+async def test_a_bare_key_without_rights_holds_up_no_other(fleet: Fleet, limited: Store) -> None:
+    pod = await fleet.pod(Calls(), Calls("lost"), adopt_every_ms=20)
+    await fleet.redis.set("lost:bare", "{}", px=60_000)
+    await fleet.redis.set("note:bare", "{}", px=60_000)
+    await fleet.reached(Status.SCHEDULED, "bare")
+    await until(lambda: "lost" in pod.store.rights.lacking(), "the pod was refused the other key")
+    await fleet.client.cancel("note", "bare")
+
+
+async def test_a_user_who_may_not_publish_leaves_no_half_timer(fleet: Fleet, limited: Store) -> None:
+    redis: Any = fleet.redis
+    await redis.execute_command("ACL", "SETUSER", USER, "resetchannels")
+    await TimerClient.over(limited).create("note", "x", delay=0)
+    await conserved(fleet.store)
