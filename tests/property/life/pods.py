@@ -125,7 +125,9 @@ class PodVerbs(World):
         after = decide(timer, outcome, self.do(self.store.now_ms()), ONE_TRY_MORE, Random(0))
         shard = self.store.shard_of(timer.prefix, timer.id)
         retention_ms = RETENTION_MS if keeps else 0
-        (code,) = self.do(self.store.settle(shard, [Settlement(timer, after)], pod=pod, retention_ms=retention_ms))
+        (code,) = self.do(
+            self.store.settle(shard, [Settlement(timer, after)], pod=pod, retention_ms=retention_ms, keeps_failed=keeps)
+        )
         assert code == self.oracle.settle(timer, after, pod, keeps=keeps)
         self.happened(f"settle: {code}")
         if code == "settled":
