@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Mapping
 
 import pytest
+from structlog.testing import capture_logs
 
 from timers.bare.expired import COUNTED_SECONDS, MEMORY_LIMIT, ExpiredKeys
 from timers.bare.keys import BareKeys, Heard
@@ -53,10 +54,12 @@ class _Pod:
         self.keys = _Told()
         self.looks = _Looks(self.keys)
         self.marks: list[tuple[int, str]] = []
+        self.refusals: list[str] = []
         self.expired = ExpiredKeys(
             self.keys,
             self.looks,
             mark=lambda shard, prefix: self.marks.append((shard, prefix)),
+            told=self.refusals.append,
             limit=limit,
             counted_seconds=counted_seconds,
         )
@@ -145,3 +148,17 @@ async def test_counts_of_long_ago_are_forgotten() -> None:
         expired.heard(("note", str(number)), 7, mine=True)
     expired.heard(("other", "newest"), 7, mine=True)
     assert list(expired.counted) == [("other", "newest")]
+
+
+async def test_refused_expiries_are_counted_and_logged_once_a_minute(pod: _Pod) -> None:
+    pod.keys.codes = ["refused"] * 3
+    with capture_logs() as logs:
+        for _ in range(3):
+            pod.expired.heard(X, 7, mine=True)
+            await pod.said()
+        pod.expired.heard(("note", "last"), 7, mine=True)
+        await pod.said()
+    assert pod.refusals == ["refused"] * 3
+    assert [(line["event"], line["timer"], line["count"]) for line in logs] == [
+        ("announced bare keys changed nothing", "note:x", 1)
+    ]

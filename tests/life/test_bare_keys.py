@@ -68,17 +68,18 @@ class TestChanges:
 
     async def test_an_adopted_timer_is_on_time_though_its_key_is_looked_at_first(self, fleet: Fleet) -> None:
         """The look comes up to 200 ms before. A pod that stands still then misses it; the next key counts."""
-        calls, causes = Calls(), ["created", "bare-expired"]
+        calls, missed = Calls(), ["created", "bare-adopted", "bare-expired"]
+        causes = missed
         pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
         keys = [f"x{number}" for number in range(10)]
-        while causes == ["created", "bare-expired"]:
+        while causes == missed:
             key = keys[len(calls)]
             due_ms = (await adopted_soon(fleet, key=key)).due_ms
             timer = await fleet.completed(key)
-            causes = [entry.cause for entry in timer.history[:-3:-1]]
+            causes = [entry.cause for entry in timer.history[:-4:-1]]
             assert (timer.due_ms, calls.ids[-1]) == (due_ms, key)
             assert not await fleet.redis.exists(f"note:{key}")
-        assert causes == ["created", "bare-due"]
+        assert causes == ["created", "bare-adopted", "bare-due"]
         assert calls.ids == keys[: len(calls)]
         await until(lambda: pod.seen.bare_keys[-2:] == ["adopted", "ending"], "both are told")
 
@@ -135,6 +136,40 @@ class TestChanges:
         await fleet.completed("told-after")
         assert await fleet.client.get("note", "x") == timer
         assert calls.ids == ["told-after"]
+
+
+class TestForged:
+    @pytest.mark.parametrize("status", [Status.SCHEDULED, Status.CANCELLED, Status.COMPLETED])
+    async def test_a_forged_expiry_does_not_run_a_timer_of_the_api(self, fleet: Fleet, status: Status) -> None:
+        """A scheduled one ran at once and a cancelled one was revived, both with the payload `null`."""
+        calls = Calls()
+        pod = await fleet.pod(calls)
+        await until(lambda: pod.seen.subscriptions == 1, "it hears")
+        await fleet.client.create("note", "x", delay="0s" if status is Status.COMPLETED else "24h", payload=1)
+        if status is Status.CANCELLED:
+            await fleet.client.cancel("note", "x")
+        timer = await fleet.reached(status, "x")
+        ran = len(calls)
+        assert await fleet.redis.publish(EXPIRED, "note:x") == 1
+        await until(lambda: pod.seen.bare_keys == ["refused"], "it is refused")
+        assert (await fleet.client.get("note", "x"), len(calls)) == (timer, ran)
+
+    async def test_a_forged_expiry_takes_no_occurrence_from_a_repeat(self, fleet: Fleet) -> None:
+        calls = Calls()
+        pod = await fleet.pod(calls)
+        await until(lambda: pod.seen.subscriptions == 1, "it hears")
+        timer = await fleet.client.create("note", "x", delay="1h", repeat={"every": "1h", "count": 3})
+        assert await fleet.redis.publish(EXPIRED, "note:x") == 1
+        await until(lambda: pod.seen.bare_keys == ["refused"], "it is refused")
+        assert await fleet.client.get("note", "x") == timer
+
+    async def test_a_forged_expiry_without_a_timer_starts_a_new_one_without_payload(self, fleet: Fleet) -> None:
+        """What is left, as SECURITY.md says: nobody can tell it from the expiry of a key."""
+        calls = Calls()
+        pod = await fleet.pod(calls)
+        await until(lambda: pod.seen.subscriptions == 1, "it hears")
+        assert await fleet.redis.publish(EXPIRED, "note:new") == 1
+        assert (await fleet.completed("new")).payload is None
 
 
 async def fleet_past(fleet: Fleet, at_ms: int) -> None:

@@ -51,6 +51,12 @@ class Life:
         first = "created" if dropped <= 0 else f"{dropped + 1} older entries dropped"
         return [(Status.SCHEDULED, 0, None, first), *self.lines[-kept:]]
 
+    @property
+    def came_from_key(self) -> bool:
+        """Whether the kept history says that the newest life began with a bare key."""
+        said = [note for *_, note in self.shown if note == "replaced" or "its bare key" in note]
+        return bool(said) and said[-1] != "replaced"
+
 
 class Oracle:
     """All timers of a db, and the bare keys that clients have set."""
@@ -231,6 +237,7 @@ class Oracle:
             return "moved"
         if life is None:
             life = self._born(identity, deadline_ms, spec, NO_PROGRESS)
+            life.note("adopted from its bare key")
         else:
             self._anew(identity, deadline_ms, spec, NO_PROGRESS, "adopted from its bare key")
         life.adopted = True
@@ -242,6 +249,8 @@ class Oracle:
             return "look"
         if heard <= self.answered.get(identity, 0):
             return "known"
+        if life is not None and (life.status is Status.SCHEDULED or not life.came_from_key):
+            return "refused"
         if life is not None and life.status is Status.RUNNING:
             return "running"
         self.answered[identity] = heard

@@ -1,10 +1,24 @@
 """Bare keys, as any client may SET them: adopting, resolving, and announcing their expiries."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from structlog.testing import capture_logs
 
 from tests.conservation import state_of
-from tests.store.acts import PREFIX, an_end, armed, bucket_of, claim, finished, key_gone, read, running, settle
+from tests.store.acts import (
+    PREFIX,
+    an_end,
+    armed,
+    bucket_of,
+    cancelled,
+    claim,
+    finished,
+    key_gone,
+    read,
+    running,
+    settle,
+)
 from timers.bare.keys import GONE, BareKeys, Look, spec_of
 from timers.core.model import Status, Timer
 from timers.store.store import Store
@@ -64,7 +78,8 @@ async def test_an_adopted_timer_is_scheduled_for_the_end_of_its_key(store: Store
     await put(store, '{"email": 1}')
     assert await adopt(store) == "adopted"
     timer = await read(store)
-    assert (timer.status, timer.payload, timer.version) == (Status.SCHEDULED, {"email": 1}, 1)
+    assert (timer.status, timer.payload, timer.version) == (Status.SCHEDULED, {"email": 1}, 2)
+    assert [entry.cause for entry in timer.history] == ["bare-adopted", "created"]
     assert timer.due_ms == await store.connections.commands.pexpiretime(KEY) == await known(store)
     state = await state_of(store)
     assert (set(state.due), state.triggers) == ({A}, {A})
@@ -100,7 +115,7 @@ async def test_a_key_that_is_set_again_moves_its_timer(store: Store) -> None:
     await put(store, "2", ms=2 * HOUR_MS)
     assert await adopt(store) == "moved"
     timer = await read(store)
-    assert (timer.payload, timer.version) == (2, 2)
+    assert (timer.payload, timer.version) == (2, 3)
     assert timer.due_ms > timer.created_ms + HOUR_MS + 1000
     assert (await state_of(store)).due == {A: timer.due_ms}
 
@@ -120,10 +135,11 @@ async def test_an_expired_key_is_not_adopted(store: Store) -> None:
 
 
 async def test_a_key_that_is_set_during_the_run_waits_for_its_end(store: Store) -> None:
-    timer = await running(store)
+    assert await announce(store) == "due"
+    (timer,) = await claim(store)
     await put(store)
     assert await adopt(store) == "running"
-    assert await announce(store) == "running"
+    assert await announce(store, times=2) == "running"
     await settle(store, an_end(timer))
     assert await adopt(store) == "adopted"
     assert (await read(store)).occurrence == 2
@@ -216,10 +232,8 @@ async def test_the_second_of_two_expiries_is_due_even_for_a_pod_that_answered_ne
 
 
 async def expired(store: Store, how: str) -> None:
-    """A key that expired unseen; unseen, over a finished timer; adopted; or adopted and set again to end earlier."""
-    if how == "over another":
-        await finished(store)
-    elif how == "set again":
+    """A key that expired unseen; adopted; or adopted and set again to end earlier."""
+    if how == "set again":
         await adopted(store)
     elif how == "adopted":
         await adopted_and_expired(store)
@@ -229,25 +243,98 @@ async def expired(store: Store, how: str) -> None:
         assert await announce(store) == "due"
 
 
-@pytest.mark.parametrize("how", ["unseen", "over another", "adopted", "set again"])
+@pytest.mark.parametrize("how", ["unseen", "adopted", "set again"])
 async def test_an_expiry_reported_again_after_its_lock_is_known_from_the_record(store: Store, how: str) -> None:
     """A pod that was frozen for more than a minute reports it."""
     before_ms = await store.now_ms() - 1
     await expired(store, how)
     (timer,) = await claim(store)
-    await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + HOUR_MS, occurrence=2))
+    await settle(store, an_end(timer))
     assert await store.connections.commands.delete(f"timers:{{0}}:answered:{KEY}") == 1
-    rearmed = await read(store)
+    ended = await read(store)
     assert await announce(store, until_ms=before_ms) == "known"
-    assert await read(store) == rearmed
+    assert await read(store) == ended
     assert await announce(store, until_ms=await store.now_ms()) == "due"
 
 
-async def test_a_key_named_like_a_finished_timer_starts_its_next_occurrence(store: Store) -> None:
-    await finished(store, status=Status.FAILED)
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED, Status.UNHANDLED])
+async def test_a_key_named_like_a_finished_timer_of_a_key_starts_its_next_occurrence(
+    store: Store, status: Status
+) -> None:
     assert await announce(store) == "due"
     (timer,) = await claim(store)
+    await settle(store, an_end(timer, status))
+    assert await announce(store, times=2) == "due"
+    (timer,) = await claim(store)
     assert (timer.occurrence, timer.attempt) == (2, 1)
+
+
+async def rearmed_of_key(store: Store) -> None:
+    """A timer of a key whose run has armed it again."""
+    assert await announce(store) == "due"
+    (timer,) = await claim(store)
+    await settle(store, an_end(timer, Status.SCHEDULED, due_ms=timer.due_ms + HOUR_MS, occurrence=2))
+
+
+async def replaced_by_the_api(store: Store) -> None:
+    """A timer of a key that the API has replaced and cancelled since."""
+    await adopted(store)
+    await armed(store, if_exists="replace", due="+7200000")
+    assert await resolve(store, "deleted") == "forgotten"
+    await store.cancel(*A)
+
+
+async def changed_by_the_api(store: Store) -> None:
+    """A scheduled timer that follows its key no longer."""
+    await adopted(store)
+    await store.reschedule(*A, due="+7200000")
+    assert await resolve(store, "deleted") == "forgotten"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda store: armed(store, due="+3600000", spec={"payload": 1}),
+        running,
+        cancelled,
+        finished,
+        lambda store: finished(store, status=Status.FAILED),
+        lambda store: finished(store, status=Status.UNHANDLED),
+        rearmed_of_key,
+        replaced_by_the_api,
+        changed_by_the_api,
+    ],
+    ids=["scheduled", "running", "cancelled", "completed", "failed", "unhandled", "re-armed", "replaced", "changed"],
+)
+async def test_a_forged_expiry_changes_no_timer_that_was_armed_otherwise(
+    store: Store, before: Callable[[Store], Awaitable[object]]
+) -> None:
+    """Whoever may PUBLISH ran scheduled and cancelled timers at once, with the payload `null`."""
+    await before(store)
+    record, due = await store.connections.commands.hget(bucket_of(KEY), KEY), (await state_of(store)).due
+    for times in (2, 3):
+        assert await announce(store, times=times, until_ms=await store.now_ms()) == "refused"
+    assert await store.connections.commands.hget(bucket_of(KEY), KEY) == record
+    assert (await state_of(store)).due == due
+    assert await claim(store) == []
+
+
+async def test_a_forged_expiry_of_a_waiting_timer_asks_for_a_look_at_its_key(store: Store) -> None:
+    """Also if the shard has lost that it knows the key: without a look, the timer ran with the payload `null`."""
+    timer = await adopted(store)
+    for lost in (False, True):
+        if lost:
+            assert await store.connections.commands.zrem("timers:{0}:bare", KEY) == 1
+        assert await announce(store, until_ms=await store.now_ms()) == "look"
+        assert await resolve(store, "there") == "waits"
+    assert (await read(store), await known(store)) == (timer, timer.due_ms)
+
+
+async def test_a_key_over_a_timer_of_the_api_is_a_key_from_then_on(store: Store) -> None:
+    await armed(store, due="+7200000")
+    await adopted(store)
+    assert await resolve(store, "deleted") == "cancelled"
+    assert await announce(store) == "due"
 
 
 @pytest.mark.parametrize("purge", [False, True])
@@ -287,7 +374,7 @@ async def test_the_expiry_of_a_key_whose_timer_was_changed_is_known(store: Store
     assert await announce(store) == "look"
     assert await resolve(store, "expired") == "forgotten"
     assert await announce(store) == "known"
-    assert await announce(store, until_ms=await store.now_ms()) == "due"
+    assert await announce(store, until_ms=await store.now_ms()) == "refused"
 
 
 async def test_a_key_that_is_set_and_expires_after_its_timer_was_cancelled_fires(store: Store) -> None:

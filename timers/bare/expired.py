@@ -21,6 +21,8 @@ LATER_SECONDS, AGAIN_SECONDS = 0.05, 0.5
 MEMORY_LIMIT: Final = 500_000
 """Keys whose expiries are counted, and keys waiting to be reported. A server buffers no more for a slow pod."""
 
+LOG_EVERY_SECONDS: Final = 60.0
+
 _log = get_logger("timers.bare-expired")
 
 
@@ -35,17 +37,20 @@ class ExpiredKeys:
         scanner: Scanner,
         *,
         mark: Callable[[int, str], None],
+        told: Callable[[str], None] = lambda _what: None,
         limit: int = MEMORY_LIMIT,
         counted_seconds: float = COUNTED_SECONDS,
     ) -> None:
-        """`mark` is called for a queue with a due timer."""
-        self._keys, self._scanner, self._mark = keys, scanner, mark
+        """`mark` is called for a queue with a due timer, `told` with `refused` for each expiry that may change
+        nothing."""
+        self._keys, self._scanner, self._mark, self._told = keys, scanner, mark, told
         self._limit, self._counted_seconds = limit, counted_seconds
         # Not a plain dict: to find its first item, a dict walks over all removed ones.
         self.counted = OrderedDict[Identity, tuple[int, float]]()
         self._waiting = {s: deque[tuple[float, Identity, Heard]]() for s in (0.0, LATER_SECONDS, AGAIN_SECONDS)}
         self._something = Event()
-        self._dropped = 0
+        self._dropped = self._refused = 0
+        self._log_at = 0.0
 
     @property
     def waiting(self) -> int:
@@ -106,6 +111,8 @@ class ExpiredKeys:
                     self._mark(self._keys.store.shard_of(*identity), identity[0])
                 elif code == "running":
                     self._add(identity, batch[identity], AGAIN_SECONDS)
+                elif code == "refused":
+                    self._refuse(identity)
             # A key that exists again has nothing to report. After a look, the shard can judge the others.
             for identity in await self._scanner.look([i for i, code in codes.items() if code == "look"], heard=True):
                 self._add(identity, batch[identity], LATER_SECONDS)
@@ -113,3 +120,10 @@ class ExpiredKeys:
             for identity, heard in batch.items():
                 self._add(identity, heard, 0.0)
             raise
+
+    def _refuse(self, identity: Identity) -> None:
+        self._told("refused")
+        self._refused += 1
+        if time.monotonic() >= self._log_at:
+            _log.warning("announced bare keys changed nothing", timer=":".join(identity), count=self._refused)
+            self._refused, self._log_at = 0, time.monotonic() + LOG_EVERY_SECONDS

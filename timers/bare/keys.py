@@ -147,7 +147,7 @@ class BareKeys:
         return await self._run("adopt" if what == "adopted" else "resolve", told)
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
-        """Make the timers of expired keys due. Codes: due, known, running, look."""
+        """Make the timers of expired keys due. Codes: due, known, running, look, refused."""
         return await self._run("resolve", {i: (times, "heard", until_ms) for i, (times, until_ms) in heard.items()})
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:

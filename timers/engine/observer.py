@@ -81,7 +81,7 @@ class Observer:
         """A full outbox had not taken this many changes, of which no hook will hear."""
 
     def bare_key(self, what: str) -> None:
-        """A bare key was adopted, or an adopted key met its end."""
+        """A bare key was adopted, an adopted key met its end, or an announced one was refused."""
 
     def loop_late(self, seconds: float) -> None:
         """The event loop's beat came this late."""

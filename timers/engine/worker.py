@@ -213,7 +213,7 @@ class Worker:
         )
         if every_ms is None:
             return [scanner], None
-        expired = ExpiredKeys(keys, scanner, mark=self.intake.mark)
+        expired = ExpiredKeys(keys, scanner, mark=self.intake.mark, told=self._pod.observer.bare_key)
         return [scanner, expired], expired
 
     async def start(self) -> None:

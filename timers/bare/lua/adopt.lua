@@ -19,11 +19,13 @@ local function adopt(prefix, id, known, deadline, spec)
   end
   local moved = r and r.waits
   if r then leave(prefix, id, r.status) end
-  r = new_life(prefix, r, deadline, spec, '', moved and 'bare-set-again' or 'bare-adopted')
+  local cause = moved and 'bare-set-again' or 'bare-adopted'
+  local life = new_life(prefix, r, deadline, spec, '', cause)
+  if not r then note(life, cause) end
   schedule(prefix, id, deadline)
   call('ZADD', root .. 'bare', deadline, member)
-  r.status = 'w'
-  write(member, r)
+  life.status = 'w'
+  write(member, life)
   return moved and 'moved' or 'adopted'
 end
 

@@ -10,7 +10,7 @@
 --          come), `cancelled`, `spare` (the key is there, but no timer waits for it), `forgotten` (the key is gone, and no
 --          timer waits for it), `stale` (`R:bare` has another deadline; look again). Of an expiry also `known` (another pod
 --          reported it), `running` (report it again after the run), `look` (the key is in `R:bare`: look, then report it
---          again). {now, `foreign`} as in arm.lua
+--          again), `refused` (its timer was armed otherwise, or has not ended). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
@@ -32,10 +32,27 @@ local function is_news(member, times, since, r)
   return not at or tonumber(at) <= tonumber(since)
 end
 
+-- Whether the newest life of a timer came from a bare key: the last of its history's causes that tell says so. If the history
+-- is so long that none is left, it counts as armed otherwise.
+local function came_from_key(r)
+  local came = false
+  for cause in string.gmatch(r.rest, '\n%d+ %a %d+ %S+ %S+ %S+ (%S+)') do
+    if cause == 'replaced' then came = false
+    elseif string.sub(cause, 1, 5) == 'bare-' then came = true end
+  end
+  return came
+end
+
+-- Whoever may PUBLISH can forge an expiry. So it may start a new timer, but not change one that was armed otherwise.
 local function heard(prefix, id, member, times, since)
   if known_deadline(member) then return 'look' end
   local r = read_or_clear(prefix, id)
+  if r and r.waits then  -- its entry is lost
+    call('ZADD', root .. 'bare', r.due, member)
+    return 'look'
+  end
   if not is_news(member, times, since, r) then return 'known' end
+  if r and (r.status == 's' or not came_from_key(r)) then return 'refused' end
   if r and r.status == 'r' then return 'running' end
   answered(member, times)
   if r then
