@@ -3,14 +3,15 @@
 No label holds text that a caller sent: no id, and as prefix only the declared prefix that serves the timer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import nan
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from timers.core.model import Status
+from timers.core.outcome import Outcome
 from timers.engine.observer import Observer
 from timers.engine.worker import PodHealth
 
@@ -22,9 +23,12 @@ LOOP_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 CLAIM_SIZES: Final = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 RUN_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600)
 
+OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost")
+"""How a run can end."""
+
 
 class Figures(NamedTuple):
-    """What Redis tells at a scrape; without an answer, nothing and NaN. `counts` and `uncovered` are by declared
+    """What Redis tells at a scrape. `counts` and `uncovered` are by declared
     prefix: its timers by status, and how many of its prefixes have due timers that no pod takes. `shards` are those
     that no pod takes. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
 
@@ -73,6 +77,7 @@ class Metrics(Observer):
     def _make_read(self) -> None:
         """The metrics that are read at a scrape."""
         ours: dict[str, Any] = {"registry": self._registry}
+        self._up = Gauge("timers_redis_up", "1 while this pod can read Redis", **ours)
         self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], **ours)
         self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], **ours)
         self._prefixes = Gauge("timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], **ours)
@@ -87,6 +92,14 @@ class Metrics(Observer):
         self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
         self._hearing = Gauge("timers_notifications_ok", "1 while notifications arrive in time", **ours)
         self._lag = Gauge("timers_notification_lag_seconds", "How late the newest notification came", **ours)
+
+    def serves(self, prefixes: Iterable[str]) -> None:
+        """See Observer. The counters begin at 0, because a rate does not see the first value of a series."""
+        for prefix in prefixes:
+            for outcome in OUTCOMES:
+                self._ended.labels(prefix, outcome)
+            for counter in (self._retried, self._refused, self._rescued):
+                counter.labels(prefix)
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """See Observer."""
@@ -139,11 +152,23 @@ class Metrics(Observer):
         """See Observer."""
         self._unposted.inc(count)
 
-    def render(self, figures: Figures, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
-        """The exposition text. `dropped` counts since the process began."""
+    def render(self, figures: Figures | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
+        """The exposition text. `figures` is None if Redis does not answer: what only Redis knows is left out or NaN
+        then. `health` is None without a worker. `dropped` counts since the process began."""
         self._dropped.inc(dropped - self._known_dropped)
         self._known_dropped = dropped
         self._losses.set(losses)
+        self._up.set(figures is not None)
+        self._take(figures or Figures())
+        self._ready.set(figures is not None if health is None else health.ready)
+        if health is not None:
+            self._running.set(health.running)
+            self._abandoned.set(health.abandoned)
+            self._hearing.set(nan if figures is None else health.notifications == "ok")
+            self._lag.set(nan if figures is None else health.lag_seconds)
+        return generate_latest(self._registry)
+
+    def _take(self, figures: Figures) -> None:
         self._overdue.set(figures.overdue_ms / 1000)
         self._posted.set(figures.posted)
         self._posted_age.set(figures.posted_ms / 1000)
@@ -156,10 +181,3 @@ class Metrics(Observer):
             self._shards.labels(shard).set(1)
         for prefix, n in figures.uncovered.items():
             self._prefixes.labels(prefix).set(n)
-        if health is not None:
-            self._running.set(health.running)
-            self._abandoned.set(health.abandoned)
-            self._ready.set(health.ready)
-            self._hearing.set(health.notifications == "ok")
-            self._lag.set(health.lag_seconds)
-        return generate_latest(self._registry)

@@ -1,9 +1,9 @@
 """A whole API on a real server. It runs in the test's event loop and listens on a real socket."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import ClientSession, web
@@ -103,6 +103,7 @@ async def running_api(
     processors: Sequence[Processor],
     *,
     works: bool = False,
+    options: Mapping[str, Any] = {},
     edit_lock_ms: int = 0,
     keys: str | None = None,
     secrets: Sequence[str] = (),
@@ -112,7 +113,8 @@ async def running_api(
     limit: ConnectionLimit | None = None,
     instead: Instead = lambda _: (),
 ) -> AsyncIterator[Api]:
-    """An API on a db in which the processors are declared. With `works` it also runs their timers. `keys` is as in
+    """An API on a db in which the processors are declared. With `works` it also runs their timers, with these
+    `options` of a worker. `keys` is as in
     TIMERS_API_KEYS. The routes in `instead` come before all others."""
     async with AsyncExitStack() as ends:
         store = await open_store(connect(patient(url)))
@@ -122,7 +124,12 @@ async def running_api(
         client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
         metrics = Metrics()
         store.called = metrics.called
-        worker = await _worker(store, registry, client, metrics, ends) if works else None
+        worker = None
+        if works:
+            asked = replace(WorkerOptions("api-test", 10, 30_000, 3_600_000, 100), **options)
+            worker = Worker(store, registry, client, asked, metrics)
+            await worker.start()
+            ends.push_async_callback(worker.drain)
         health = HealthRoutes(store, worker, fresh_seconds=0, answer_seconds=min(ANSWER_SECONDS, request_seconds))
         callers = Callers(store)
         auth = Auth(callers, keys, secrets, unverified_bytes=unverified_bytes, fresh_seconds=keys_fresh_seconds)
@@ -134,12 +141,3 @@ async def running_api(
         ends.push_async_callback(client.end_events)
         session = await ends.enter_async_context(ClientSession())
         yield Api(server, session, store, client, health, app, parts)
-
-
-async def _worker(
-    store: Store, registry: Registry, client: TimerClient, metrics: Metrics, ends: AsyncExitStack
-) -> Worker:
-    worker = Worker(store, registry, client, WorkerOptions("api-test", 10, 30_000, 3_600_000, 100), metrics)
-    await worker.start()
-    ends.push_async_callback(worker.drain)
-    return worker

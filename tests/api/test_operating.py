@@ -15,6 +15,7 @@ from timers.core.model import Timer
 from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
+from timers.metrics import OUTCOMES
 from timers.processor import Context, processor
 from timers.store import turns
 
@@ -92,6 +93,12 @@ async def test_the_reference_explains_each_metric_and_its_labels(api: Api) -> No
     assert all(len(row) == 4 and all(cell.strip() for cell in row[2:]) for row in cells.values())
     documented = {name: re.findall(r"`(\w+)`", row[1]) for name, row in cells.items()}
     assert documented == {name: labels_of(name) for name in kinds(await api.text("/metrics"))}
+
+
+def test_every_way_a_run_can_end_is_documented() -> None:
+    cell = documented_metrics()["timers_runs_total"].split("|")[3]
+    named = {name for name in re.findall(r"`(\w+)`", cell) if name.islower()}
+    assert named == set(OUTCOMES)
 
 
 async def test_metrics_count_what_a_pod_does(server: EmbeddedServer, redis: Redis) -> None:

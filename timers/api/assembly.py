@@ -21,7 +21,7 @@ from timers.api.tracing import follow
 from timers.client import TimerClient
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
-from timers.metrics import Metrics
+from timers.metrics import CONTENT_TYPE, Metrics
 
 
 def all_routes(
@@ -51,10 +51,11 @@ REASON: Final = "the pod is starting and has not reached Redis yet (TIMERS_REDIS
 
 
 def waiting_application() -> web.Application:
-    """The application that serves while Redis is down at the start."""
+    """The application that serves while Redis is down at the start. Its metrics say just that."""
     app = web.Application(middlewares=[follow, answer_problems])
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
+    app.router.add_get("/metrics", _metrics)
     app.router.add_route("*", "/{path:.*}", _refuse)
     return app
 
@@ -65,6 +66,11 @@ async def _healthz(_request: web.Request) -> web.Response:
 
 async def _readyz(_request: web.Request) -> web.Response:
     return problem(HTTP_KINDS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
+
+
+async def _metrics(_request: web.Request) -> web.Response:
+    text = Metrics().render(None, None, losses=0, dropped=0)
+    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def _refuse(_request: web.Request) -> web.Response:

@@ -113,8 +113,8 @@ class OperatingRoutes:
         text = self._metrics.render(await self._figures(), health, losses=losses, dropped=dropped)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
-    async def _figures(self) -> Figures:
-        """None are known while Redis is down or frozen, which is when people look at a pod most."""
+    async def _figures(self) -> Figures | None:
+        """None while Redis is down or frozen, which is when people look at a pod most."""
         found = defaultdict[str, Counter[Status]](Counter)
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
@@ -124,7 +124,7 @@ class OperatingRoutes:
                 overdue_ms, posted = await self._client.overdue_ms(), await self._client.posted()
                 missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
         except (Unavailable, TimeoutError):
-            return Figures()
+            return None
         return Figures(found, missing, uncovered.shards, overdue_ms, *posted)
 
     async def _label(self, prefix: str) -> str:

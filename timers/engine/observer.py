@@ -4,7 +4,7 @@ starts that the dashboard shows of the whole fleet."""
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from timers.core.lateness import bucket_of
@@ -52,6 +52,9 @@ class Observer:
         self.lateness = LatenessWindow()
         self.unreported: Counter[int] = Counter()
         """Starts by lateness bucket that the reporter has yet to report."""
+
+    def serves(self, prefixes: Iterable[str]) -> None:
+        """The pod has processors of these prefixes."""
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """A run started this late."""

@@ -120,6 +120,7 @@ class Worker:
             owner=self.peers.owner,
             spans=options.spans,
         )
+        self._pod.observer.serves(each.prefix for each in registry.processors)
         self._canary = Canary(
             store, options.pod, every_seconds=options.canary_every_seconds, deaf_seconds=options.deaf_seconds
         )

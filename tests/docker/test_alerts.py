@@ -1,0 +1,385 @@
+"""Each alert rings in a real trouble and ends with it: promtool replays what a pod says at `/metrics` before, during
+and after it."""
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from aiohttp import ClientError, ClientSession
+
+from tests.api.conftest import done
+from tests.api.harness import running_api
+from tests.docker.dockerfile import FOLDER
+from tests.docker.metric_names import kinds
+from tests.docker.test_compose import NEEDS_PROMTOOL, used_names
+from tests.doctor.setups import post_long_ago
+from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.members import declare, sign_off
+from tests.rights import as_user, grant
+from tests.servers import ServerHandle, start_server
+from tests.store.acts import arming
+from tests.waiting import eventually
+from timers.client import TimerClient
+from timers.core.model import Timer
+from timers.core.outcome import Fail
+from timers.processor import Context, Processor, processor
+
+RULES: Final = FOLDER / "prometheus" / "rules.yml"
+ALERTS: Final = {
+    rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+}
+
+BEFORE, DURING, AFTER = 60, 180, 360
+"""How many scrapes each part of a replay has, one every ten seconds: 10, 30 and 60 minutes."""
+
+BUSY: Final = {"TimersLoopBlocked", "TimersDeaf"}
+"""What a busy machine may make ring."""
+
+Samples = Mapping[str, float]
+"""Values by series, as `name{label="value"}`."""
+
+
+class Stage:
+    """A pod that is scraped, its server, and a fleet of others. All have the least rights."""
+
+    def __init__(self, folder: Path, server: ServerHandle, fleet: Fleet) -> None:
+        self.folder, self.server, self.fleet = folder, server, fleet
+        self._pod = AsyncExitStack()
+        self._url = ""
+        self._job = "timers-worker"
+        self.gauges = {"up"}
+
+    async def start(self, *processors: Processor, works: bool = True, **options: Any) -> TimerClient:
+        """Start the pod that is scraped."""
+        quick = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2, "beat_ms": 50, **options}
+        api = await self._pod.enter_async_context(
+            running_api(as_user(self.server.url), processors or [done], works=works, options=quick)
+        )
+        self._url, self._job = f"{api.server.url}/metrics", "timers-worker" if works else "timers-api"
+        await self.tells("timers_notifications_ok 1.0" if works else "timers_redis_up 1.0")
+        return api.client
+
+    async def stop(self) -> None:
+        """End the pod that is scraped."""
+        await self._pod.aclose()
+
+    async def tells(self, line: str) -> None:
+        """Wait until the pod tells a line like this one, a regular expression."""
+
+        async def look() -> bool:
+            return re.search(f"^{line}$", await self._text() or "", re.MULTILINE) is not None
+
+        await eventually(look, f"the pod tells {line}")
+
+    async def scrape(self) -> Samples:
+        """What Prometheus keeps of one scrape."""
+        text, target = await self._text(), f'job="{self._job}",instance="a"'
+        self.gauges |= {name for name, kind in kinds(text or "").items() if kind == "gauge"}
+        found = re.findall(r"^(timers_\w+)(?:\{(.*)\})? (\S+)$", text or "", re.MULTILINE)
+        told = {f"{name}{{{labels}{',' * bool(labels)}{target}}}": float(value) for name, labels, value in found}
+        return {f"up{{{target}}}": float(text is not None), **told}
+
+    async def _text(self) -> str | None:
+        try:
+            async with ClientSession() as session, session.get(self._url) as response:
+                return await response.text() if response.status == 200 else None
+        except ClientError:
+            return None
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    server = await start_server("redis", tmp_path / "server", "--appendfsync", "always")
+    fleet = await Fleet.over(server.url, pods_url=as_user(server.url))
+    await grant(fleet.redis, 0)
+    made = Stage(tmp_path / "server", server, fleet)
+    yield made
+    await made.stop()
+    await fleet.close()
+    await made.server.stop()
+
+
+async def no_worker(stage: Stage) -> AsyncIterator[None]:
+    await stage.start()
+    yield
+    await stage.stop()
+    yield
+    await stage.start()
+
+
+async def redis_down(stage: Stage) -> AsyncIterator[None]:
+    await stage.start()
+    yield
+    stage.server.kill()
+    await stage.tells("timers_redis_up 0.0")
+    yield
+    stage.server = await start_server("redis", stage.folder)
+    await grant(stage.fleet.redis, 0)
+    await stage.tells("timers_redis_up 1.0")
+
+
+async def overdue(stage: Stage) -> AsyncIterator[None]:
+    """The only place of the pod is taken."""
+    held = Held()
+    client = await stage.start(held.processor, concurrency=1)
+    await client.create("note", "holds", delay=0)
+    await until(lambda: len(held) == 1, "it runs")
+    yield
+    await stage.fleet.store.arm([arming("waits", prefix="note", due=f"@{await stage.fleet.store.now_ms() - 60_000}")])
+    await stage.tells(r"timers_overdue_seconds ([6-9]\d|\d{3,})\..*")
+    yield
+    held.release.set()
+    await stage.tells("timers_overdue_seconds 0.0")
+
+
+async def uncovered(stage: Stage) -> AsyncIterator[None]:
+    client = await stage.start()
+    await declare(stage.fleet.store, "push")
+    yield
+    await client.create("push", "x", delay=0)
+    await stage.tells('timers_uncovered_prefixes{prefix="push"} 1.0')
+    yield
+    await stage.fleet.pod(Calls("push"))
+    await stage.fleet.completed("x", "push")
+
+
+async def data_lost(stage: Stage) -> AsyncIterator[None]:
+    client = await stage.start()
+    yield
+    await stage.fleet.redis.flushdb()
+    await stage.tells("timers_data_losses [1-9].*")
+    yield
+    await client.acknowledge_losses()
+    await stage.tells("timers_data_losses 0.0")
+    await stage.fleet.store.identity.join()
+
+
+async def unhandled(stage: Stage) -> AsyncIterator[None]:
+    client = await stage.start(unhandled_after_ms=50)
+    await declare(stage.fleet.store, "push")
+    yield
+    await client.create("push", "x", delay=0)
+    await stage.tells('timers_timers{prefix="push",status="unhandled"} 1.0')
+    yield
+    await stage.fleet.pod(Calls("push"))
+    await client.retry("push", "x")
+    await stage.fleet.completed("x", "push")
+
+
+async def kept(stage: Stage) -> AsyncIterator[None]:
+    """Nobody acts on thousands of timers that no pod served."""
+    await stage.start(unhandled_after_ms=50)
+    await declare(stage.fleet.store, "push")
+    yield
+    for start in range(0, 10_001, 1000):
+        many = range(start, min(start + 1000, 10_001))
+        await stage.fleet.store.arm([arming(f"n{n}", prefix="push") for n in many])
+    await stage.tells('timers_timers{prefix="push",status="unhandled"} 10001.0')
+    yield
+    while (await stage.fleet.client.act("purge", {"prefix": "push", "status": "unhandled"})).done:
+        pass
+    await stage.tells("timers_overdue_seconds 0.0")
+
+
+async def fails(stage: Stage) -> AsyncIterator[None]:
+    """What a processor calls is down. Every timer is tried again."""
+    works, tried = threading.Event(), []
+
+    async def act(timer: Timer, _context: Context) -> None:
+        tried.append(timer.attempt)
+        if not works.is_set():
+            raise ConnectionError
+
+    quick = {"max_attempts": 1000, "backoff": "fixed", "base": "1s"}
+    client = await stage.start(processor("note", retry=quick)(act))
+    yield
+    await client.create("note", "x", delay=0)
+    await until(lambda: tried, "it was tried")
+    yield
+    await until(lambda: len(tried) >= 3, "it was tried again")
+    yield
+    works.set()
+    await stage.fleet.completed("x")
+
+
+async def failed(stage: Stage) -> AsyncIterator[None]:
+    async def act(timer: Timer, _context: Context) -> None:
+        if timer.version < 4:
+            raise Fail("no such user")
+
+    client = await stage.start(processor("note")(act))
+    yield
+    await client.create("note", "x", delay=0)
+    await stage.tells('timers_timers{prefix="note",status="failed"} 1.0')
+    yield
+    await client.retry("note", "x")
+    await stage.fleet.completed("x")
+
+
+async def deaf(stage: Stage) -> AsyncIterator[None]:
+    await stage.start()
+    yield
+    await stage.fleet.redis.config_set("notify-keyspace-events", "")
+    await stage.tells("timers_notifications_ok 0.0")
+    yield
+    await stage.fleet.redis.config_set("notify-keyspace-events", "Ex")
+    await stage.tells("timers_notifications_ok 1.0")
+
+
+async def rescued(stage: Stage) -> AsyncIterator[None]:
+    """Pods die again and again with their runs."""
+    await declare(stage.fleet.store, "note")
+    held, calls = Held(), Calls()
+    dying = [await stage.fleet.pod(held, name=f"dying{n}") for n in range(2)]
+    for n in range(20):
+        await stage.fleet.client.create("note", f"n{n}", delay=0)
+    await until(lambda: len(held) == 20, "they run")
+    await stage.start(calls.processor)
+    yield
+    yield
+    for pod in dying:
+        await stage.fleet.kill(pod)
+        await sign_off(stage.fleet.store, pod.name)
+    for n in range(20):
+        await stage.fleet.expire_lease(f"n{n}")
+        await stage.fleet.completed(f"n{n}")
+    yield
+
+
+async def loop_blocked(stage: Stage) -> AsyncIterator[None]:
+    async def act(_timer: Timer, _context: Context) -> None:
+        time.sleep(1.5)  # noqa: ASYNC251 (the fault)
+
+    client = await stage.start(processor("note")(act))
+    yield
+    yield
+    await client.create("note", "x", delay=0)
+    await stage.fleet.completed("x")
+    await stage.tells('timers_loop_lag_seconds_bucket{le="0.5"} (.*)')
+    yield
+
+
+async def abandoned(stage: Stage) -> AsyncIterator[None]:
+    """A plain function hangs past its timeout."""
+    let_go = threading.Event()
+
+    def act(_timer: Timer, _context: object) -> None:
+        let_go.wait()
+
+    client = await stage.start(processor("note", timeout="20ms", retry={"max_attempts": 1})(act))
+    yield
+    await client.create("note", "x", delay=0)
+    await stage.tells("timers_abandoned 1.0")
+    await client.cancel("note", "x", purge=True)
+    yield
+    let_go.set()
+    await stage.tells("timers_abandoned 0.0")
+
+
+async def outbox(stage: Stage) -> AsyncIterator[None]:
+    """No worker takes what hooks ask for."""
+    await stage.start()
+    yield
+    await stage.stop()
+    await stage.start(works=False)
+    await post_long_ago(stage.fleet.store)
+    await stage.tells("timers_outbox_entries 1.0")
+    yield
+    await stage.stop()
+    await stage.start()
+    await stage.tells("timers_outbox_entries 0.0")
+
+
+TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
+    "TimersNoWorker": no_worker,
+    "TimersRedisDown": redis_down,
+    "TimersOverdue": overdue,
+    "TimersUncovered": uncovered,
+    "TimersDataLost": data_lost,
+    "TimersUnhandled": unhandled,
+    "TimersKept": kept,
+    "TimersFail": fails,
+    "TimersFailed": failed,
+    "TimersDeaf": deaf,
+    "TimersRescued": rescued,
+    "TimersLoopBlocked": loop_blocked,
+    "TimersAbandoned": abandoned,
+    "TimersOutbox": outbox,
+}
+"""Makes the trouble that an alert is for: yields when all is well, then once or twice in the trouble, and then ends it.
+What a counter grows by between two scrapes in the trouble it goes on to grow by at each scrape."""
+
+ALSO: Final[Mapping[str, set[str]]] = {
+    "TimersKept": {"TimersUnhandled"},
+    "TimersOutbox": {"TimersNoWorker", "TimersUncovered"},
+}
+"""What else rings then."""
+
+
+def test_there_is_a_trouble_for_each_alert() -> None:
+    assert list(TROUBLES) == list(ALERTS)
+
+
+@NEEDS_PROMTOOL
+@pytest.mark.parametrize("alert", TROUBLES)
+async def test_the_alert_rings_in_its_trouble_and_ends_with_it(alert: str, stage: Stage, tmp_path: Path) -> None:
+    scrapes = [await stage.scrape() async for _ in TROUBLES[alert](stage)]
+    scrapes.append(await stage.scrape())
+    expected = {alert, *ALSO.get(alert, ())}
+    replay(tmp_path, stage.gauges, scrapes, {"9m50s": set(), "39m30s": expected, "99m": set()}, BUSY - expected)
+
+
+@NEEDS_PROMTOOL
+async def test_a_burst_of_failures_between_two_scrapes_is_noticed(stage: Stage, tmp_path: Path) -> None:
+    scrapes = [await stage.scrape() async for _ in failed(stage)]
+    replay(tmp_path, stage.gauges, [*scrapes, scrapes[-1]], {"16m": {"TimersFail", "TimersFailed"}}, BUSY)
+
+
+def replay(
+    folder: Path, gauges: set[str], scrapes: Sequence[Samples], expected: Mapping[str, set[str]], ignored: Iterable[str]
+) -> None:
+    """Let promtool check that exactly the `expected` alerts ring at these times, whatever the `ignored` do."""
+    names = set().union(*(used_names(expression) for expression in ALERTS.values())) | {"up"}
+    series = sorted({name for scrape in scrapes for name in scrape if name.partition("{")[0] in names})
+    asked = f'group by (alertname) (ALERTS{{alertstate="firing", alertname!~"{"|".join(ignored)}"}})'
+    test = {
+        "interval": "10s",
+        "input_series": [{"series": name, "values": " ".join(values(name, gauges, scrapes))} for name in series],
+        "promql_expr_test": [
+            {
+                "expr": asked,
+                "eval_time": at,
+                "exp_samples": [{"labels": f'{{alertname="{n}"}}', "value": 1} for n in some],
+            }
+            for at, some in expected.items()
+        ],
+    }
+    case = {"rule_files": [str(RULES)], "evaluation_interval": "10s", "tests": [test]}
+    (folder / "case.yml").write_text(yaml.safe_dump(case))
+    words = ["promtool", "test", "rules", str(folder / "case.yml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def values(series: str, gauges: set[str], scrapes: Sequence[Samples]) -> Iterator[str]:
+    """A series as promtool takes it."""
+    before, first, last, after = (each.get(series) for each in (scrapes[0], scrapes[1], scrapes[-2], scrapes[-1]))
+    yield constant(before, BEFORE)
+    if series.partition("{")[0] in gauges or first is None or last is None:
+        yield constant(last, DURING)
+        yield constant(after, AFTER)
+    else:
+        yield f"{first}+{last - first}x{DURING - 1}"
+        yield constant(None if after is None else first + (last - first) * (DURING - 1), AFTER)
+
+
+def constant(value: float | None, times: int) -> str:
+    is_absent = value is None or value != value  # NaN  # noqa: PLR0124
+    return f"_x{times}" if is_absent else f"{value}x{times - 1}"
