@@ -112,7 +112,7 @@ async def test_a_change_of_nothing_is_refused(client: TimerClient) -> None:
 async def test_a_dry_run_counts_and_changes_nothing(client: TimerClient) -> None:
     await arm(client, 5)
     counts = await client.act("cancel", Filter(prefix="test"), dry_run=True)
-    assert counts.to_json() == {"matched": 5, "done": 0, "refused": {}, "next_cursor": None}
+    assert counts.to_json() == {"matched": 5, "done": 0, "refused": {}, "examples": {}, "next_cursor": None}
     assert (await client.stats()).to_json()["by_status"]["scheduled"] == 5
 
 
@@ -123,6 +123,7 @@ async def test_an_action_reaches_all_that_pass_over_many_pages(client: TimerClie
         "matched": 300,
         "done": 300,
         "refused": {},
+        "examples": {},
         "next_cursor": None,
     }
     by_prefix = (await client.stats()).to_json()["by_prefix"]

@@ -14,7 +14,7 @@ from tests.waiting import eventually
 from timers.api.body import BATCH_LIMIT_BYTES
 from timers.api.many import ACTION_LIMIT, ACTIONS_AT_ONCE
 from timers.api.problem_types import KINDS
-from timers.client.actions import REASONS
+from timers.client.actions import EXAMPLES, REASONS
 from timers.core.model import Status
 
 LINES = "application/x-ndjson"
@@ -173,18 +173,56 @@ async def test_a_batch_may_be_larger_than_one_timer_but_not_without_end(api: Api
 async def test_an_action_counts_what_it_did(api: Api) -> None:
     await batch(api, *[wish(f"t{i}", tags=["a"] if i % 3 else []) for i in range(9)])
     dry = await act(api, "cancel", filter={"prefix": "test", "tag": "a"}, dry_run=True)
-    assert (dry.status, dry.body) == (200, {"matched": 6, "done": 0, "refused": {}, "next_cursor": None})
+    assert (dry.status, dry.body) == (200, counts(6, 0))
     done = await act(api, "cancel", filter={"prefix": "test", "tag": "a"})
-    assert done.body == {"matched": 6, "done": 6, "refused": {}, "next_cursor": None}
+    assert done.body == counts(6, 6)
     assert (await act(api, "retry", filter={"status": "cancelled"})).body["done"] == 6
     assert (await act(api, "reschedule", filter={"prefix": "test"}, delay="9h", due_at=None)).body["done"] == 9
     assert (await act(api, "purge", filter={"prefix": "test"})).body["done"] == 9
     assert (await api.call("GET", "/v1/timers")).body["items"] == []
 
 
+def counts(matched: int, done: int) -> dict[str, Any]:
+    return {"matched": matched, "done": done, "refused": {}, "examples": {}, "next_cursor": None}
+
+
+async def test_a_timer_that_refuses_is_counted_and_stops_no_action(api: Api) -> None:
+    """A repeat cannot move behind its `until`. The whole action ended there with 422, and again at each try."""
+    until = "2030-01-01T00:00:00Z"
+    bound = [wish(f"r{i}", repeat={"every": "1d", "until": until}) for i in range(7)]
+    await batch(api, *bound, *[wish(f"t{i}", delay="2h") for i in range(5)])
+    done = (await act(api, "reschedule", filter={"prefix": "test"}, due_at="2035-01-01T00:00:00Z")).body
+    assert (done["matched"], done["done"], done["refused"], done["next_cursor"]) == (12, 5, {"invalid-input": 7}, None)
+    examples = done["examples"]["invalid-input"]
+    assert len(examples) == EXAMPLES
+    assert {example["prefix"] for example in examples} == {"test"}
+    assert all(example["detail"].startswith("repeat.until: ") for example in examples)
+
+
+async def test_many_timers_are_changed_at_once(api: Api) -> None:
+    await batch(api, *[wish(f"t{i}", tags=["old"], payload=i, retry={"max_attempts": 2}) for i in range(3)], wish("x"))
+    changes = {"payload": {"new": True}, "tags": ["new"], "retry": None}
+    spec: dict[str, Any] = {"filter": {"tag": "old"}, "changes": changes}
+    assert (await act(api, "change", dry_run=True, **spec)).body == counts(3, 0)
+    assert (await act(api, "change", **spec)).body == counts(3, 3)
+    timers = (await api.call("GET", "/v1/timers?tag=new")).body["items"]
+    assert [(timer["payload"], timer["retry"], timer["version"]) for timer in timers] == [({"new": True}, None, 2)] * 3
+    assert (await api.call("GET", "/v1/timers/test/x")).body["version"] == 1
+    moved = await act(api, "change", filter={"prefix": "test"}, changes={"delay": "9h", "payload": 1})
+    assert moved.body["done"] == 4
+    assert len({timer.due_ms async for timer in api.client.iterate(prefix="test")}) == 1
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
+        ({"action": "change", "filter": {"prefix": "test"}}, "changes"),
+        ({"action": "change", "filter": {"prefix": "test"}, "changes": {}}, "changes"),
+        ({"action": "change", "filter": {"prefix": "test"}, "changes": {"tags": 5}}, "changes.tags"),
+        ({"action": "change", "filter": {"prefix": "test"}, "changes": {"status": "x"}}, "changes.status"),
+        ({"action": "change", "filter": {"status": "failed"}, "changes": {"payload": 5}}, "filter.status"),
+        ({"action": "change", "filter": {"prefix": "test"}, "changes": {"payload": 5}, "delay": "1h"}, "delay"),
+        ({"action": "cancel", "filter": {"prefix": "test"}, "changes": {"payload": 5}}, "changes"),
         ({"action": "explode", "filter": {"prefix": "test"}}, "action"),
         ({"action": ["cancel"], "filter": {"prefix": "test"}}, "action"),
         ({"action": "cancel"}, "filter"),

@@ -11,7 +11,7 @@ from tests.cli.commands import CommandLine
 from tests.cli.test_many import create
 from timers.client.actions import PAGE
 
-ACTIONS = ("cancel", "retry", "purge", "reschedule")
+ACTIONS = ("cancel", "retry", "purge", "reschedule", "change")
 
 
 def timers_of_a_file(timers: CommandLine, wanted: list[dict[str, str]]) -> None:
@@ -40,7 +40,7 @@ def test_an_action_is_done_on_all_matching_timers_page_by_page(timers: CommandLi
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_dry_run_counts_and_changes_nothing(timers: CommandLine, action: str) -> None:
     create(timers, 2)
-    due = ["--in", "1d"] if action == "reschedule" else []
+    due = {"reschedule": ["--in", "1d"], "change": ["--payload", "1"]}.get(action, [])
     before = timers("ls", "-o", "json").json
     counted = timers(action, "--prefix", "log", "--dry-run", *due, "-o", "json").json
     assert counted == {
@@ -92,6 +92,31 @@ def test_refused_timers_are_reported_and_exit_with_1(timers: CommandLine, redis:
     done = timers("cancel", "--prefix", "log", "--yes", "-o", "json")
     assert done.code == 1
     assert (done.json["done"], done.json["refused"]) == (1, {"edit-locked": 1})
+    assert "edit-locked: log:t0: timer log:t0 is due so soon" in done.err
+
+
+def test_change_changes_fields_of_one_timer(timers: CommandLine) -> None:
+    create(timers, 1)
+    options = ("--payload", '{"a": 1}', "--tag", "x", "--set-tag", "y", "--retry", "5", "--metadata", "a=b")
+    changed = timers("change", "log", "t0", *options, "--repeat", "1d", "--in", "2h", "-o", "json").json
+    assert (changed["payload"], changed["tags"], changed["metadata"]) == ({"a": 1}, ["x", "y"], {"a": "b"})
+    assert (changed["retry"]["max_attempts"], changed["repeat"]["every"]) == (5, "1d")
+    removed = timers("change", "log", "t0", "--remove", "retry", "--remove", "tags", "-o", "json").json
+    assert (removed["retry"], removed["tags"], removed["payload"]) == (None, [], {"a": 1})
+    assert "does not exist" in timers("change", "log", "gone", "--payload", "1").refusal()
+
+
+def test_change_changes_all_that_match_a_filter(timers: CommandLine) -> None:
+    for name, tag in (("a", "x"), ("b", "x"), ("c", "y")):
+        assert timers("create", "log", name, "--in", "1h", "--tag", tag).code == 0
+    done = timers("change", "--tag", "x", "--payload", "7", "--set-tag", "z", "--yes", "-o", "json")
+    assert (done.code, done.json["done"], done.json["action"]) == (0, 2, "change")
+    found = timers("ls", "-o", "json").json["items"]
+    assert {(timer["id"], timer["payload"], *timer["tags"]) for timer in found} == {
+        ("a", 7, "z"),
+        ("b", 7, "z"),
+        ("c", None, "y"),
+    }
 
 
 def test_purge_of_one_timer_removes_its_record(timers: CommandLine) -> None:
@@ -110,6 +135,11 @@ def test_purge_of_one_timer_removes_its_record(timers: CommandLine) -> None:
         (("retry", "--status", "scheduled", "--yes"), "--status"),
         (("cancel", "--due-before", "soon", "--yes"), "--due-before"),
         (("reschedule", "--prefix", "log", "--yes"), "--in"),
+        (("change", "log", "t0"), "--payload"),
+        (("change", "log", "--payload", "1"), "ID"),
+        (("change", "--prefix", "log", "--payload", "{"), "--payload"),
+        (("change", "log", "t0", "--remove", "status"), "--remove"),
+        (("change", "log", "t0", "--payload", "1", "--remove", "payload"), "--remove"),
         (("cancel", "--purge", "--prefix", "log"), "--purge"),
     ],
 )

@@ -189,7 +189,7 @@ MANY_OPERATIONS: Final = (
         "POST",
         "/v1/timers/actions",
         "write",
-        "Cancel, retry, reschedule or purge all timers that match a filter, about 1,000 per call",
+        "Cancel, retry, reschedule, change or purge all timers that match a filter, about 1,000 per call",
         _ok("How many timers matched, were acted on, and were refused.", answers.ActionAnswer),
         body={JSON: BulkAction},
     ),

@@ -40,6 +40,7 @@ _OPTIONS: Final = {
     "cursor": "--cursor",
     "from": "--from",
     "to": "--to",
+    "remove": "--remove",
 }
 """The names of a timer's fields on the command line."""
 

@@ -1,27 +1,42 @@
-"""Owns the command that arms timers: one from its options, or many from a file."""
+"""Owns the commands that take a timer's fields: create, one from its options or many from a file; and change, one or
+all that match a filter."""
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from timers.cli.output import Format, Output, progress, show_records, show_timer
 from timers.cli.session import Session, run
-from timers.cli.timers import At, Id, In, Prefix, due_of
+from timers.cli.timers import At, Id, In, Prefix, Selection, due_of, with_selection
 from timers.client import BATCH_LIMIT, Armed
-from timers.core.spec import NewTimer
+from timers.core.spec import NewTimer, TimerChange
 from timers.core.strict import decode
 from timers.errors import InvalidInput, TimersError
 
 Read = NewTimer | InvalidInput
 """A timer from a file, or the error that says why it is invalid."""
 
+REMOVABLE: Final = ("payload", "repeat", "retry", "tags", "metadata")
+"""What `--remove` takes."""
+
+Payload = Annotated[str | None, typer.Option(metavar="JSON", help="Data for the processor.")]
+Repeat = Annotated[
+    str | None, typer.Option(metavar="1d|CRON|JSON", help="An interval, '0 9 * * MON-FRI', or the API's JSON.")
+]
+Retry = Annotated[
+    str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most attempts, a list of waits, or the API's JSON.")
+]
+Metadata = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeatable.")]
+
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Add the commands to `app`."""
     app.command()(create)
+    app.command()(with_selection(change))
 
 
 def create(
@@ -30,19 +45,15 @@ def create(
     *,
     after: In = None,
     at: At = None,
-    payload: Annotated[str | None, typer.Option(metavar="JSON", help="Data for the processor.")] = None,
-    repeat: Annotated[
-        str | None, typer.Option(metavar="1d|CRON|JSON", help="An interval, '0 9 * * MON-FRI', or the API's JSON.")
-    ] = None,
-    retry: Annotated[
-        str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most attempts, a list of waits, or the API's JSON.")
-    ] = None,
+    payload: Payload = None,
+    repeat: Repeat = None,
+    retry: Retry = None,
     missed: Annotated[
         str | None, typer.Option(metavar="fire|skip|latest|all|JSON", help="What to do if it cannot run in time.")
     ] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a run may take.")] = None,
     tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Repeatable.")] = None,
-    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeatable.")] = None,
+    metadata: Metadata = None,
     if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If the timer exists.")] = None,
     batch: Annotated[
         str | None, typer.Option(metavar="FILE|-", help="Arm all timers in a file: the API's JSON, or one per line.")
@@ -53,13 +64,9 @@ def create(
     given = {
         "prefix": prefix,
         "id": id,
-        "payload": _json(payload, "payload"),
-        "repeat": None if repeat is None else _repeat(repeat),
-        "retry": None if retry is None else _retry(retry),
+        **_fields(payload, repeat, retry, tag, metadata),
         "missed": _json(missed, "missed") if (missed or "").startswith("{") else missed,
         "timeout": timeout,
-        "tags": tag,
-        "metadata": None if metadata is None else dict(map(_pair, metadata)),
         "if_exists": if_exists,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -73,6 +80,55 @@ def create(
         )
     else:
         _create_all(_read(batch), output)
+
+
+def change(
+    chosen: Selection,
+    after: In = None,
+    at: At = None,
+    *,
+    payload: Payload = None,
+    repeat: Repeat = None,
+    retry: Retry = None,
+    set_tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAG", help="The new tags; repeatable. Beside PREFIX and ID, --tag does the same."),
+    ] = None,
+    metadata: Metadata = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Remove payload, repeat, retry, tags or metadata; repeatable."),
+    ] = None,
+) -> None:
+    """Change fields of a scheduled timer, or of all that match a filter. What is not given stays."""
+    if chosen.id is not None and chosen.tag:
+        set_tag = [*chosen.tag, *(set_tag or ())]
+        chosen = replace(chosen, tag=None)
+    given = dict(_fields(payload, repeat, retry, set_tag, metadata))
+    if after is not None or at is not None:
+        given |= due_of(after, at)
+    for field in remove or ():
+        if field in given or field not in REMOVABLE:
+            raise InvalidInput.of("remove", field, f"one of {', '.join(REMOVABLE)} that is not given too")
+        given[field] = None
+    if not given:
+        raise InvalidInput.of("payload", None, "at least one field to change: --payload, --retry, --set-tag, --in …")
+    changes = TimerChange.parse(given)
+    chosen.act("change", lambda session, prefix, id: session.client.change(prefix, id, changes), changes=changes)
+
+
+def _fields(
+    payload: str | None, repeat: str | None, retry: str | None, tags: Any, metadata: Sequence[str] | None
+) -> Mapping[str, Any]:
+    """The fields that are given, as in the API."""
+    given = {
+        "payload": _json(payload, "payload"),
+        "repeat": None if repeat is None else _repeat(repeat),
+        "retry": None if retry is None else _retry(retry),
+        "tags": tags,
+        "metadata": None if metadata is None else dict(map(_pair, metadata)),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _create_one(given: Mapping[str, Any], output: Format) -> None:

@@ -75,17 +75,17 @@ class Selection:
         given |= {"due_after": self.due_after, "due_before": self.due_before}
         return {name: value for name, value in given.items() if value is not None}
 
-    def act(self, action: Action, one: Act, **due: Any) -> None:
-        """Act on the timer or on all. Exits with 1 if some of all were refused."""
+    def act(self, action: Action, one: Act, **more: Any) -> None:
+        """Act on the timer or on all, with what the action needs `more`. Exits with 1 if some of all were refused."""
         if self.filter:
-            return self._act_on_all(action, due)
+            return self._act_on_all(action, more)
         if self.prefix is None or self.id is None:
             name = "ID" if self.prefix else "PREFIX"
             raise InvalidInput.of(name, None, "PREFIX and ID, or a filter such as --prefix")
         prefix, id = self.prefix, self.id
         return show_timer(run(lambda session: one(session, prefix, id)).to_json(), self.output)
 
-    def _act_on_all(self, action: Action, due: Mapping[str, Any]) -> None:
+    def _act_on_all(self, action: Action, more: Mapping[str, Any]) -> None:
         """Count the timers, ask, then act until all are done."""
         if self.prefix is not None:
             raise InvalidInput.of("PREFIX", self.prefix, "either PREFIX and ID, or a filter such as --prefix")
@@ -93,21 +93,24 @@ class Selection:
 
         async def act(session: Session) -> Counts:
             chosen = asked.at(await session.store.now_ms())
-            found = await session.client.act(action, chosen, dry_run=True, **due)
+            found = await session.client.act(action, chosen, dry_run=True, **more)
             if self.dry_run or not found.matched:
                 return found
             if not self.yes:
                 _ask(action, found.matched)
-            return await _act(session, action, chosen, found.matched, due)
+            return await _act(session, action, chosen, found.matched, more)
 
         came = run(act)
         counts = {"matched": came.matched, "done": came.done, "refused": dict(came.refused)}
         show_record({"action": action, "dry_run": self.dry_run, **counts}, self.output)
+        for reason, examples in came.examples.items():
+            for one in examples:
+                typer.echo(f"timers: {reason}: {one['prefix']}:{one['id']}: {one['detail']}", err=True)
         if came.refused:
             raise typer.Exit(1)
 
 
-def _with_selection(command: Command) -> Command:
+def with_selection(command: Command) -> Command:
     """The command with the parameters of its selection, its own first parameter."""
     common, own = signature(Selection).parameters, list(signature(command).parameters.values())[1:]
 
@@ -115,7 +118,7 @@ def _with_selection(command: Command) -> Command:
         command(Selection(**{name: given.pop(name) for name in common}), **given)
 
     prefix, id, *options = common.values()
-    parameters = [prefix, id, *own, *options]
+    parameters = [each.replace(kind=each.POSITIONAL_OR_KEYWORD) for each in (prefix, id, *own, *options)]
     targeted.__name__, targeted.__doc__ = command.__name__, command.__doc__
     targeted.__annotations__ = {each.name: each.annotation for each in parameters}
     targeted.__dict__["__signature__"] = Signature(parameters)
@@ -125,7 +128,7 @@ def _with_selection(command: Command) -> Command:
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     acting: list[Command] = [cancel, reschedule, retry, purge]
-    commands: list[Command] = [get, fire, *map(_with_selection, acting), ls, stats]
+    commands: list[Command] = [get, fire, *map(with_selection, acting), ls, stats]
     for command in commands:
         app.command()(command)
 
@@ -192,7 +195,7 @@ def due_of(after: str | None, at: str | None) -> dict[str, Any]:
     raise InvalidInput.of("delay", after, "exactly one of --in and --at")
 
 
-async def _act(session: Session, action: Action, chosen: Filter, number: int, due: Mapping[str, Any]) -> Counts:
+async def _act(session: Session, action: Action, chosen: Filter, number: int, more: Mapping[str, Any]) -> Counts:
     """Act on all matching timers, about `number` of them, and show the progress on a terminal."""
     with progress(action, number) as show:
 
@@ -200,7 +203,7 @@ async def _act(session: Session, action: Action, chosen: Filter, number: int, du
             show(counts.matched)
             return False
 
-        counts = await session.client.act(action, chosen, stop=go_on, **due)
+        counts = await session.client.act(action, chosen, stop=go_on, **more)
         show(counts.matched)
         return counts
 

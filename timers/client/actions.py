@@ -1,5 +1,5 @@
-"""Owns acting on all timers that pass a filter: page after page, a few at a time, counting results. It can be stopped,
-and a cursor continues it."""
+"""Owns acting on many timers: all that pass a filter, page after page, or some that were chosen; a few at a time,
+counting results. It can be stopped, and a cursor continues it. A timer that refuses stops nothing."""
 
 import asyncio
 import re
@@ -12,11 +12,13 @@ from typing import Annotated, Any, Final, NamedTuple, Self, cast
 
 from pydantic import AfterValidator, ConfigDict, StrictBool, WithJsonSchema
 
+from timers.client.planning import due_of_change
 from timers.core import shapes
-from timers.core.answers import ActionAnswer
+from timers.core.answers import ActionAnswer, RefusedTimer
 from timers.core.fields import AnyDuration, Time
 from timers.core.keywords import Action
 from timers.core.model import Status, Timer
+from timers.core.spec import TimerChange
 from timers.core.strict import StrictModel
 from timers.errors import (
     EditLocked,
@@ -28,6 +30,7 @@ from timers.errors import (
     Refused,
     Running,
     TimersError,
+    TooManyPending,
     Unavailable,
     VersionMismatch,
     shown,
@@ -49,6 +52,7 @@ TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
         "cancel": _WAITING,
         "retry": (Status.FAILED, Status.UNHANDLED, Status.CANCELLED),
         "reschedule": _WAITING,
+        "change": _WAITING,
         "purge": tuple(Status),
     }
 )
@@ -56,6 +60,9 @@ TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
 
 REASONS: Final[Mapping[type[TimersError], str]] = MappingProxyType(
     {
+        InvalidInput: "invalid-input",
+        TooManyPending: "too-many-pending",
+        Refused: "refused",
         NotFound: "timer-not-found",
         Running: "running",
         NotScheduled: "not-scheduled",
@@ -64,10 +71,13 @@ REASONS: Final[Mapping[type[TimersError], str]] = MappingProxyType(
         RedisRights: "redis-rights",
     }
 )
-"""Why a timer was refused, as a problem type."""
+"""Why a timer was refused, as a problem type. Every other error ends the action."""
+
+EXAMPLES: Final = 5
+"""How many of the refused timers are named for each reason."""
 
 Act = Callable[[Timer], Awaitable[Any]]
-"""Acts on one timer as it was when it was found; raises Refused."""
+"""Acts on one timer as it was when it was found; raises one of `REASONS`."""
 
 Skip = Callable[[Timer], bool]
 """Whether to leave a found timer alone and not count it."""
@@ -75,13 +85,31 @@ Skip = Callable[[Timer], bool]
 
 @dataclass(slots=True)
 class Counts:
-    """The result of an action: how many timers `matched`, were `done`, and were `refused` by reason. `next_cursor` says
-    where to continue; None at the end."""
+    """The result of an action: how many timers `matched`, were `done`, and were `refused` by reason, with a few
+    `examples` of each. `next_cursor` says where to continue; None at the end."""
 
     matched: int = 0
     done: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     next_cursor: str | None = None
+    examples: dict[str, list[RefusedTimer]] = field(default_factory=dict)
+
+    def refuse(self, prefix: str, id: str, error: TimersError) -> None:
+        """Count a timer that was refused, and keep it as an example while there are few."""
+        reason = next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
+        self.refused[reason] += 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append({"prefix": prefix, "id": id, "detail": str(error)})
+
+    def add(self, later: "Counts") -> None:
+        """Add the counts of the call that continued where these ended."""
+        self.matched += later.matched
+        self.done += later.done
+        self.refused += later.refused
+        for reason, examples in later.examples.items():
+            self.examples[reason] = [*self.examples.get(reason, ()), *examples][:EXAMPLES]
+        self.next_cursor = later.next_cursor
 
     def to_json(self) -> ActionAnswer:
         """The counts as the API shows them."""
@@ -89,6 +117,7 @@ class Counts:
             "matched": self.matched,
             "done": self.done,
             "refused": dict(self.refused),
+            "examples": self.examples,
             "next_cursor": self.next_cursor,
         }
 
@@ -120,8 +149,8 @@ def _checked_cursor(cursor: str) -> str:
 
 
 class BulkAction(StrictModel):
-    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time. `cursor`
-    is the `next_cursor` of the call before, all else as in that call."""
+    """What to do with all timers that pass; with `dry_run` only count them. Only `reschedule` has a due time, and only
+    `change` has `changes`. `cursor` is the `next_cursor` of the call before, all else as in that call."""
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_ACTION)
 
@@ -130,6 +159,7 @@ class BulkAction(StrictModel):
     dry_run: StrictBool = False
     delay: AnyDuration | None = None
     due_at: Time | None = None
+    changes: TimerChange | None = None
     cursor: Annotated[str, AfterValidator(_checked_cursor), WithJsonSchema(shapes.ACTION_CURSOR)] | None = None
 
     @classmethod
@@ -142,6 +172,11 @@ class BulkAction(StrictModel):
             one = action == "reschedule"
             rule = "exactly one of delay and due_at" if one else "no due time, which only reschedule has"
             yield FieldError("delay", shown(due or None), rule)
+        changes = given.get("changes")
+        is_some = bool(changes.model_fields_set if isinstance(changes, TimerChange) else changes)
+        if (not is_some) if action == "change" else changes is not None:
+            rule = "the fields to change, as in a PATCH" if action == "change" else "no changes, which only change has"
+            yield FieldError("changes", shown(changes), rule)
         with suppress(InvalidInput):
             yield from _not_taken(action, wanted if isinstance(wanted, Filter) else Filter.parse(wanted))
 
@@ -149,6 +184,14 @@ class BulkAction(StrictModel):
     def narrowed(self) -> Filter:
         """The filter with the statuses that the action looks at."""
         return self.filter.model_copy(update={"status": self.filter.status or tuple(TAKES[self.action])})
+
+    def change_from(self, now_ms: float) -> TimerChange | None:
+        """What `change` and `reschedule` change, with the same due time for all; None for other actions."""
+        due = {name: value for name in ("delay", "due_at") if (value := getattr(self, name)) is not None}
+        change = TimerChange.parse(due) if due else self.changes
+        if change is None or not change.moves_due:
+            return change
+        return change.model_copy(update={"delay": None, "due_at": due_of_change(change, now_ms)})
 
 
 def _not_taken(action: str, wanted: Filter) -> Iterator[FieldError]:
@@ -169,11 +212,11 @@ def check_action(action: object) -> Action:
 
 async def act_on_all(store: Store, wanted: Filter, begun: Begun, *, skip: Skip, act: Act | None, stop: Stop) -> Counts:
     """Continue until the end or until told to stop; without `act` only count. Raises what `act` raises, except
-    Refused."""
+    `REASONS`."""
     counts = Counts()
     while True:
         page = await read_page(store, wanted, limit=PAGE, cursor=begun.page)
-        await _act_on_some([timer for timer in page.items if not skip(timer)], act, counts)
+        await act_on_some([timer for timer in page.items if not skip(timer)], act, counts)
         if page.next_cursor is None:
             return counts
         begun = begun._replace(page=page.next_cursor)
@@ -182,7 +225,8 @@ async def act_on_all(store: Store, wanted: Filter, begun: Begun, *, skip: Skip, 
             return counts
 
 
-async def _act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts) -> None:
+async def act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts) -> None:
+    """Act on these timers, without `act` only count them. Raises as `act_on_all`."""
     counts.matched += len(timers)
     if act is None:
         return
@@ -192,8 +236,8 @@ async def _act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts)
         async with room:
             try:
                 await act(timer)
-            except (Refused, RedisRights) as error:
-                counts.refused[REASONS[type(error)]] += 1
+            except tuple(REASONS) as error:
+                counts.refuse(timer.prefix, timer.id, error)
             else:
                 counts.done += 1
 

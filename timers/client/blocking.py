@@ -121,10 +121,12 @@ class BlockingTimerClient(BlockingTimers):
         cursor: str | None = None,
         delay: Delay | None = None,
         due_at: Time | None = None,
+        changes: ChangeFields | None = None,
     ) -> Counts:
         """As TimerClient.act."""
+        due: Any = {"delay": delay, "due_at": due_at}
         return self._wait(
-            lambda client: client.act(action, filter, dry_run=dry_run, cursor=cursor, delay=delay, due_at=due_at)
+            lambda client: client.act(action, filter, dry_run=dry_run, cursor=cursor, changes=changes, **due)
         )
 
     def stats(self) -> Stats:

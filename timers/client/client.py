@@ -5,7 +5,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all
+from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all, act_on_some
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Declared, Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
@@ -234,36 +234,50 @@ class TimerClient(Timers):
         stop: Stop = lambda _: False,
         delay: Delay | None = None,
         due_at: Time | None = None,
+        changes: TimerChange | ChangeFields | None = None,
     ) -> Counts:
-        """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`) or `purge` every timer that passes; with
-        `dry_run` only count them. Memory is bounded and the pace limited; timers that change meanwhile are refused or
-        left alone. `stop` is asked after each page; the same call with the `next_cursor` then continues."""
+        """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`), `change` (with `changes=`) or `purge` every
+        timer that passes; with `dry_run` only count them. Memory is bounded and the pace limited; a timer that refuses
+        is counted and stops nothing, and those that change meanwhile are left alone. `stop` is asked after each page;
+        the same call with the `next_cursor` then continues."""
         due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
-        given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, **due}
+        given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, "changes": changes, **due}
         return await self.carry_out(BulkAction.parse(given), stop)
 
     async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False) -> Counts:
         """As `act`, for a checked action."""
         store = await self._open()
         begun = Begun(await store.now_ms()) if asked.cursor is None else Begun.read(asked.cursor)
-        due = {name: value for name in ("delay", "due_at") if (value := getattr(asked, name)) is not None}
-        due_ms = due_of_change(TimerChange.parse(due), begun.since_ms)
+        change = asked.change_from(begun.since_ms)
+        due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
         return await act_on_all(
             store,
             asked.narrowed.at(begun.since_ms),
             begun,
             skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,
-            act=None if asked.dry_run else self._act_of(asked.action, due_ms),
+            act=None if asked.dry_run else self._act_of(asked.action, change),
             stop=stop,
         )
 
-    def _act_of(self, action: str, due_ms: int | None) -> Act:
+    async def act_on(self, asked: BulkAction, chosen: Sequence[tuple[str, str]]) -> Counts:
+        """As `carry_out`, on the timers with these prefixes and ids, whatever the filter says."""
+        store, counts = await self._open(), Counts()
+        act = self._act_of(asked.action, asked.change_from(await store.now_ms()))
+        found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in chosen])
+        for (prefix, id), timer in zip(chosen, found, strict=True):
+            if timer is None:
+                counts.matched += 1
+                counts.refuse(prefix, id, refusal("missing", prefix, id, None))
+        await act_on_some([timer for timer in found if timer is not None], act, counts)
+        return counts
+
+    def _act_of(self, action: str, change: TimerChange | None) -> Act:
         def act(timer: Timer) -> Awaitable[Timer]:
             prefix, id, version = timer.prefix, timer.id, timer.version
             if action == "retry":
                 return self.retry(prefix, id)
-            if due_ms is not None:
-                return self.reschedule(prefix, id, due_at=due_ms, version=version)
+            if change is not None:
+                return self.change(prefix, id, change, version=version)
             return self.cancel(prefix, id, version=version, purge=action == "purge")
 
         return act

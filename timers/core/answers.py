@@ -145,13 +145,23 @@ class BatchAnswer(TypedDict):
     results: list[BatchArmed | BatchRefused]
 
 
+class RefusedTimer(TypedDict):
+    """A timer that an action did not take, and why."""
+
+    prefix: Prefix
+    id: Id
+    detail: str
+
+
 class ActionAnswer(TypedDict):
-    """How many timers matched the filter, how many were acted on, and how many refused it, by reason. The counts are of
-    this call alone, which ends after about 1,000 timers. Continue with `next_cursor`; it is null at the end."""
+    """How many timers matched the filter, how many were acted on, and how many refused it, by reason, with a few
+    examples of each. The counts are of this call alone, which ends after about 1,000 timers. Continue with
+    `next_cursor`; it is null at the end."""
 
     matched: Count
     done: Count
     refused: Annotated[dict[str, Count], Field(examples=[{"running": 1}])]
+    examples: dict[str, list[RefusedTimer]]
     next_cursor: str | None
 
 

@@ -20,7 +20,7 @@ Texts = list[str] | tuple[str, ...]
 """Several strings. Not any sequence, because a string is a sequence of its characters."""
 
 StatusName = Literal["scheduled", "running", "completed", "failed", "unhandled", "cancelled"]
-Action = Literal["cancel", "retry", "reschedule", "purge"]
+Action = Literal["cancel", "retry", "reschedule", "change", "purge"]
 IfExists = Literal["error", "replace", "keep"]
 
 

@@ -223,25 +223,27 @@ _SOME_FILTER: Final[Schema] = {
 }
 
 
-def _action(name: str, *statuses: str, **due: Schema) -> Schema:
-    """The rule for one action: the statuses that its filter may name, and whether it has a due time."""
+def _action(name: str, *statuses: str, **more: Schema) -> Schema:
+    """The rule for one action: the statuses that its filter may name, and whether it has a due time or changes."""
     one: Schema = {"enum": [*statuses, None]}
     status = {"anyOf": [one, {"type": "array", "items": one}]} if statuses else {}
     wanted = {"properties": {"status": status}, **_SOME_FILTER}
-    return _only(action={"const": name}, filter=wanted, **due)
+    absent = {"delay": _ABSENT, "due_at": _ABSENT, "changes": _ABSENT}
+    return _only(action={"const": name}, filter=wanted, **{**absent, **more})
 
 
-_NEVER_DUE: Final = {"delay": _ABSENT, "due_at": _ABSENT}
 _WAITING: Final = ("scheduled", "running")
 
 ALL_OF_ACTION: Final = _rules(
     {"action": "cancel", "filter": {"prefix": "send-message", "tag": "vip"}, "dry_run": True},
     oneOf=[
-        _action("cancel", *_WAITING, **_NEVER_DUE),
-        _action("retry", "failed", "unhandled", "cancelled", **_NEVER_DUE),
-        _action("purge", **_NEVER_DUE),
-        _action("reschedule", *_WAITING, delay=_LENGTH, due_at=_ABSENT),
-        _action("reschedule", *_WAITING, delay=_ABSENT, due_at=_MOMENT),
+        _action("cancel", *_WAITING),
+        _action("retry", "failed", "unhandled", "cancelled"),
+        _action("purge"),
+        _action("reschedule", *_WAITING, delay=_LENGTH),
+        _action("reschedule", *_WAITING, due_at=_MOMENT),
+        _action("change", *_WAITING, changes={"type": "object", "minProperties": 1}),
     ],
 )
-"""Which statuses each action takes. Only `reschedule` has a due time, and it needs exactly one."""
+"""Which statuses each action takes. Only `reschedule` has a due time, and it needs exactly one. Only `change` has
+changes."""
