@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     )
     """Ascending; empty: all."""
     concurrency: int = Field(default=1000, ge=1, le=1_000_000, description="a whole number from 1 to 1000000")
-    lease_ms: Milliseconds = _duration("30s", minimum_ms=100, maximum_ms=DAY_MS)
+    lease_ms: Milliseconds = _duration("10s", minimum_ms=100, maximum_ms=DAY_MS)
     retention_ms: Milliseconds = _duration("14d")
     retention_failed_ms: Annotated[int | None, BeforeValidator(values.milliseconds_or("forever"))] = _duration(
         "forever", or_else="forever"

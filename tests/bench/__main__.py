@@ -64,7 +64,7 @@ def main(
         burst.benchmark(burst_timers),
         spread.benchmark(burst_timers),
         sharing.benchmark([int(count) for count in pods.split(",")], per_s, 10.0),
-        takeover.benchmark((2_000, 5_000), kills),
+        takeover.benchmark((2_000, 10_000), kills),
         cuts.benchmark(10_000, 20.0),
         arming.benchmark(20_000, 2_000),
         weight.benchmark(memory_timers),

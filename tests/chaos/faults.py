@@ -1,5 +1,6 @@
 """Faults of pods. The witness gets each with the proof that it took effect."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,6 +43,26 @@ async def paused(witness: Witness, pod: Pod) -> AsyncIterator[None]:
     finally:
         pod.send(signal.SIGCONT)
         witness.fault_off(fault, proof)
+
+
+@asynccontextmanager
+async def throttled(pod: Pod) -> AsyncIterator[None]:
+    """A tenth of a core for as long as the block lasts: the pod is stopped for 90 ms of each 100."""
+    ended = asyncio.Event()
+
+    async def throttle() -> None:
+        while not ended.is_set():
+            pod.send(signal.SIGSTOP)
+            await asyncio.sleep(0.09)
+            pod.send(signal.SIGCONT)
+            await asyncio.sleep(0.01)
+
+    throttling = asyncio.create_task(throttle())
+    try:
+        yield
+    finally:
+        ended.set()
+        await throttling
 
 
 async def _is_stopped(pid: int) -> bool:

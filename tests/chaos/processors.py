@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,10 +17,11 @@ MAX_ATTEMPTS: Final = 5
 
 
 class Behaviour(TypedDict, total=False):
-    """What a payload may ask for: how long to run, how many failures, and how many first attempts to hang in.
-    With `slots` the timer repeats, that many times in all."""
+    """What a payload may ask for: how long to run and to block the event loop, how many failures, and how many first
+    attempts to hang in. With `slots` the timer repeats, that many times in all."""
 
     run_ms: int
+    block_ms: int
     fail_first: int
     hang_first: int
     slots: int
@@ -56,6 +58,7 @@ async def _behave(timer: Timer) -> None:
     behaviour: Behaviour = timer.payload or {}  # the value of a bare key that expired before a pod saw it is lost
     if timer.attempt <= behaviour.get("hang_first", 0):
         await asyncio.Event().wait()
+    time.sleep(behaviour.get("block_ms", 0) / 1000)  # noqa: ASYNC251 (the fault)
     await asyncio.sleep(behaviour.get("run_ms", 0) / 1000)
     if timer.failures < behaviour.get("fail_first", 0):
         raise RuntimeError(f"told to fail {behaviour['fail_first']} times")

@@ -22,6 +22,7 @@ from tests.chaos.witness import Event, Kind, Witness, read_history
 from tests.waiting import patient
 from timers import TimerClient
 from timers.embedded import Family
+from timers.engine.worker import taken_lease_ms
 from timers.store.connect import connect
 
 _START_TIMEOUT_S: Final = 20.0
@@ -115,4 +116,4 @@ async def stage(
 
         watching = asyncio.create_task(starvation.watch(witness, processes, lease_ms))
         ends.callback(watching.cancel)
-        yield Stage(server, redis, proxy, client, witness, calls, crew, lines, lease_ms)
+        yield Stage(server, redis, proxy, client, witness, calls, crew, lines, taken_lease_ms(lease_ms))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from tests.chaos.faults import paused, stop
+from tests.chaos import endings
+from tests.chaos.faults import paused, stop, throttled
 from tests.chaos.pods import until
 from tests.chaos.stage import Needs, stage
 from timers import Status
@@ -26,6 +27,26 @@ async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tm
     assert second.pod != first.pod
     assert timer.token == second.token
     assert [entry.pod for entry in timer.history if entry.status is Status.COMPLETED] == [second.pod]
+
+
+async def test_a_processor_that_blocks_its_pod_for_three_leases_runs_once(tmp_path: Path) -> None:
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=3_000) as on:
+        await on.calls.create("once", int(time.time() * 1000) + 100, {"block_ms": 9_000})
+        report = await on.judge(["once"], drain_s=30.0)
+    assert report.ok, str(report)
+    assert report.figures.starts == 1
+
+
+async def test_pods_with_a_tenth_of_a_core_run_each_timer_once(tmp_path: Path) -> None:
+    ids = [f"t{number}" for number in range(20)]
+    async with stage(tmp_path, family="redis", pods=2, lease_ms=4_000) as on:
+        async with throttled(on.pods.live[0]), throttled(on.pods.live[1]):
+            for timer_id in ids:
+                await on.calls.create(timer_id, int(time.time() * 1000) + 100, {"run_ms": 9_000})
+            await endings.drained(on.redis, timeout_s=40.0)
+        report = await on.judge(ids, drain_s=20.0)
+    assert report.ok, str(report)
+    assert report.figures.starts == len(ids)
 
 
 async def test_a_run_of_a_stopping_pod_is_handed_back_and_done_by_another(tmp_path: Path) -> None:

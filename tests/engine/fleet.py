@@ -134,6 +134,7 @@ class Pod:
 
     async def kill(self) -> None:
         """End as under SIGKILL: nothing is finished, handed back or signed off."""
+        await self.worker.supervisors[-1].stop()  # what extends leases has its own loop
         await self._tasks.kill()
         self.worker.runner.close()
         await self.store.connections.close()

@@ -1,18 +1,25 @@
-"""Pods whose event loop is blocked until their leases are over: they extend or settle what they hold, and only other
-pods may take it over."""
+"""Pods whose event loop is blocked for longer than a lease: they keep what they hold, up to each run's timeout, and
+never take it over from themselves."""
 
 import asyncio
+import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from itertools import pairwise
+from typing import Any
 
-from tests.engine.fleet import Calls, Fleet, until
-from timers.core.model import HistoryEntry, Status, Timer
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, Held, Pod, until
+from tests.waiting import eventually
+from timers.core.model import Status, Timer
+from timers.engine import heartbeat
 from timers.processor import Context
 
 LEASE_MS = 300
 LONGER_LEASE_MS = 900
+STANDSTILL_LEASE_MS = 1_500
 STANDSTILL_SECONDS = 0.5
 NUMBER = 60
 
@@ -22,12 +29,6 @@ async def block(timer: Timer, _context: Context) -> None:
     if int(timer.id) % 20 == 0:
         time.sleep(STANDSTILL_SECONDS)  # noqa: ASYNC251 (the fault)
     await asyncio.sleep(0)
-
-
-def taken_from_itself(timer: Timer) -> list[tuple[HistoryEntry, HistoryEntry]]:
-    """Pairs of starts of a timer that followed each other on the same pod."""
-    starts = [entry for entry in timer.history if entry.status is Status.RUNNING]
-    return [(one, next_) for one, next_ in pairwise(starts) if next_.pod == one.pod]
 
 
 async def arm(fleet: Fleet) -> list[str]:
@@ -81,42 +82,123 @@ async def test_a_lease_that_is_extended_lets_runs_start_later(fleet: Fleet) -> N
     assert (await fleet.completed("x")).attempt == 1
 
 
+class Blocking(Calls):
+    """A processor that blocks the event loop with its timer `block`, until the test lets it go; others wait for that
+    too, but leave the loop alone."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(act=self._block, **options)
+        self.go_on = threading.Event()
+
+    async def _block(self, timer: Timer, _context: Context) -> None:
+        if timer.id == "block":
+            self.go_on.wait()
+        await until(self.go_on.is_set, "it is let go")
+
+
 @asynccontextmanager
-async def on_a_loop_of_its_own(fleet: Fleet, calls: Calls, name: str) -> AsyncIterator[None]:
-    """Runs a pod on its own event loop, so that blocking it does not block the test."""
+async def blocked(fleet: Fleet, calls: Blocking, *others: str, **options: Any) -> AsyncIterator[Pod]:
+    """A pod on an event loop of its own, which stands still in the run of `block` while the block lasts. `others` run
+    on it too."""
     started, ended = asyncio.Event(), asyncio.Event()
     ours, theirs = asyncio.get_running_loop(), asyncio.new_event_loop()
+    pods: list[Pod] = []
 
     async def live() -> None:
         beside = await Fleet.over(fleet.url, pods_url=fleet.pods_url)
-        pod = await beside.pod(calls, name=name, lease_ms=LEASE_MS)
+        pods.append(await beside.pod(calls, name="blocked", **options))
         ours.call_soon_threadsafe(started.set)
         await ended.wait()
-        await beside.drain(pod)
+        await until(lambda: not pods[0].worker.runner.held, "the ends are written")
+        await beside.drain(pods[0])
         await beside.store.connections.close()
 
     running = asyncio.create_task(asyncio.to_thread(theirs.run_until_complete, live()))
     await started.wait()
     try:
-        yield
+        for timer_id in (*others, "block"):
+            await fleet.client.create("note", timer_id, delay=0)
+            await until(lambda: timer_id in calls.ids, "it runs")  # noqa: B023 (within this round)
+        yield pods[0]
     finally:
+        calls.go_on.set()
         theirs.call_soon_threadsafe(ended.set)
         await running
         theirs.close()
 
 
-async def test_a_second_pod_alone_takes_over_what_the_first_held(fleet: Fleet) -> None:
-    blocked, steady = Calls(act=block), Calls()
-    async with on_a_loop_of_its_own(fleet, blocked, "blocked"):
+async def leases_pass(fleet: Fleet, number: float, lease_ms: int) -> None:
+    """Wait until the server's clock has gone on by so many leases."""
+    since_ms = await fleet.store.now_ms()
+
+    async def passed() -> bool:
+        return await fleet.store.now_ms() > since_ms + number * lease_ms
+
+    await eventually(passed, f"{number} leases have passed")
+
+
+async def test_a_pod_whose_event_loop_stands_still_for_three_leases_loses_no_run(fleet: Fleet) -> None:
+    calls, steady = Blocking(), Calls()
+    async with blocked(fleet, calls, "beside", lease_ms=STANDSTILL_LEASE_MS) as pod:
+        other = await fleet.pod(steady, name="steady", lease_ms=STANDSTILL_LEASE_MS)
+        await leases_pass(fleet, 3, STANDSTILL_LEASE_MS)
+        for timer_id in ("beside", "block"):
+            running = await fleet.client.get("note", timer_id)
+            assert running.lease is not None
+            assert (running.status, running.attempt, running.lease.pod) == (Status.RUNNING, 1, "blocked")
+        await fleet.client.create("note", "new", delay=0)
+        await fleet.completed("new")
+    assert steady.ids == ["new"]
+    assert [timer.attempt for timer in await completed(fleet, ["beside", "block"])] == [1, 1]
+    assert (pod.seen.refusals, other.seen.rescues) == ([], [])
+
+
+async def test_a_run_past_its_timeout_is_let_go_while_the_event_loop_stands_still(fleet: Fleet) -> None:
+    calls, steady = Blocking(timeout="200ms"), Calls()
+    async with blocked(fleet, calls, lease_ms=LEASE_MS) as pod:
         await fleet.pod(steady, name="steady", lease_ms=LEASE_MS)
-        timers = await completed(fleet, await arm(fleet))
-    assert [taken_from_itself(timer) for timer in timers] == [[]] * NUMBER
-    assert blocked.ids
-    for timer in timers:
-        tokens = [context.token for calls in (blocked, steady) for context in of(calls, timer)]
-        assert max(tokens) == timer.token
+        rescued = await fleet.completed("block")
+    assert (steady.ids, rescued.attempt) == (["block"], 2)
+    assert pod.seen.refusals == ["note"]
+    assert await fleet.client.get("note", "block") == rescued
 
 
-def of(calls: Calls, timer: Timer) -> list[Context]:
-    """The contexts that the timer's runs got."""
-    return [context for run, context in zip(calls.timers, calls.contexts, strict=True) if run.id == timer.id]
+async def test_a_run_without_a_timeout_is_not_kept_for_ever_by_a_loop_that_hangs(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "STANDSTILL_SECONDS", 0.2)
+    calls, steady = Blocking(), Calls()
+    async with blocked(fleet, calls, lease_ms=LEASE_MS):
+        await fleet.pod(steady, name="steady", lease_ms=LEASE_MS)
+        assert (await fleet.completed("block")).attempt == 2
+
+
+async def test_a_pod_whose_event_loop_stands_still_keeps_its_permits(fleet: Fleet) -> None:
+    calls, steady = Blocking(concurrency=1), Calls(concurrency=1)
+    async with blocked(fleet, calls, lease_ms=STANDSTILL_LEASE_MS):
+        await fleet.pod(steady, name="steady", lease_ms=STANDSTILL_LEASE_MS)
+        await fleet.client.create("note", "next", delay=0)
+        await leases_pass(fleet, 3, STANDSTILL_LEASE_MS)
+        assert (await fleet.client.get("note", "next")).status is Status.SCHEDULED
+    assert (await fleet.completed("next")).attempt == 1
+    assert (await fleet.completed("block")).attempt == 1
+
+
+async def test_a_pod_without_runs_extends_nothing(fleet: Fleet) -> None:
+    held = Held()
+    pod = await fleet.pod(held, lease_ms=LEASE_MS)
+    called = Counter[str]()
+    pod.store.called = lambda script, _seconds: called.update([script])
+    await leases_pass(fleet, 2, LEASE_MS)
+    assert (called["extend"], called["keep"]) == (0, 0)
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: called["extend"] > 1, "its lease is extended")
+    held.release.set()
+    await fleet.completed("x")
+
+
+async def test_a_drained_pod_leaves_no_thread(fleet: Fleet) -> None:
+    pod = await fleet.pod(Calls())
+    assert "timers.apart" in {thread.name for thread in threading.enumerate()}
+    await fleet.drain(pod)
+    await until(lambda: "timers.apart" not in {thread.name for thread in threading.enumerate()}, "it has ended")

@@ -21,7 +21,7 @@ class _Rig:
 
     def __init__(self, **seconds: float) -> None:
         server: Any = self
-        self.store = Store(Connections(server, server, 0))
+        self.store = Store(Connections(server, 0))
         given = {"every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
         self.canary = Canary(self.store, "a", life_ms=0, **given)
         self.touches_until_gone = 1

@@ -103,9 +103,9 @@ class Asked(Store):
         super().__init__(real.connections, shards=real.shards)
         self.asked: list[tuple[object, ...]] = []
 
-    async def run_all(self, calls: Sequence[ScriptCall], line: Line | None = None, redis: Any = None) -> list[Any]:
+    async def run_all(self, calls: Sequence[ScriptCall], line: Line | None = None) -> list[Any]:
         self.asked += (tuple(arguments[:2]) for _, _, arguments in calls)
-        return await super().run_all(calls, line, redis)
+        return await super().run_all(calls, line)
 
 
 async def test_a_list_reads_only_where_timers_are_counted(real: Store) -> None:

@@ -1,5 +1,10 @@
 """Permits: what a limited prefix may start in the whole fleet, by concurrency, by rate and in order."""
 
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import time_machine
 
@@ -7,7 +12,9 @@ from tests.conftest import SharedServers
 from tests.store.acts import LEASE_MS, OTHER, POD, PREFIX, an_end, armed, arming, claim, settle
 from tests.store.backends import Backend, open_store
 from timers.processor import Limits, Rate
+from timers.store.connect import Line
 from timers.store.permits import Permits, Reservation
+from timers.store.scripts import ScriptCall
 from timers.store.store import Store
 
 TWO = Limits(concurrency=2)
@@ -68,6 +75,31 @@ async def test_a_continuing_run_gets_its_permit_back(store: Store) -> None:
     await permits.release(reserved.permits)
     await permits.keep(reserved.permits, LEASE_MS)
     assert (await reserve(permits, TWO, 2, pod=OTHER)).count == 0
+
+
+async def test_a_permit_that_is_released_while_it_is_kept_does_not_come_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat keeps permits from another thread. The run ends after it has looked."""
+    permits, keeping, go_on = Permits(store), threading.Event(), threading.Event()
+    reserved, order = await reserve(permits, TWO, 2), list[str]()
+    run_all = store.run_all
+
+    async def in_order(calls: Sequence[ScriptCall], line: Line | None = None) -> list[Any]:
+        if calls[0].name == "keep":
+            keeping.set()
+            go_on.wait()
+        order.append(calls[0].name)
+        return [] if calls[0].name == "keep" else await run_all(calls, line)
+
+    monkeypatch.setattr(store, "run_all", in_order)
+    kept = asyncio.create_task(asyncio.to_thread(asyncio.run, permits.keep(reserved.permits, LEASE_MS)))
+    await asyncio.to_thread(keeping.wait)
+    released = asyncio.create_task(permits.release(reserved.permits))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(kept, released)
+    assert order == ["keep", "release"]
 
 
 async def test_nothing_remains_of_a_prefix_whose_pods_are_gone(frozen: Store, clock: time_machine.Traveller) -> None:

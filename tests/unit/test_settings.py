@@ -47,7 +47,7 @@ def test_defaults() -> None:
         "shards": None,
         "shard_subset": (),
         "concurrency": 1000,
-        "lease_ms": 30_000,
+        "lease_ms": 10_000,
         "retention_ms": 14 * 86_400_000,
         "retention_failed_ms": None,
         "edit_lock_ms": 0,

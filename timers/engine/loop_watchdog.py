@@ -1,4 +1,4 @@
-"""Owns noticing a blocked event loop: a processor that computes or waits without `await` stops leases, API and all.
+"""Owns noticing a blocked event loop: a processor that computes or waits without `await` stops all but the leases.
 
 A thread watches the loop's beat, because the loop cannot notice while it is blocked. It reports the timer and the place
 in the code.
@@ -32,6 +32,11 @@ class LoopWatchdog:
         self._runs, self._observer = runs, observer
         self._beat_at = time.monotonic()
         self._stopped = threading.Event()
+
+    @property
+    def still_seconds(self) -> float:
+        """How long ago the loop turned."""
+        return time.monotonic() - self._beat_at
 
     async def run(self) -> None:
         """Beat while the thread watches."""

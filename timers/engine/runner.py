@@ -156,6 +156,8 @@ class Runner:
 
     def lose(self, run: Run) -> None:
         """Another pod has the run's lease: stop the run and ignore its result."""
+        if run.ended:
+            return
         _log.warning("lease lost", **run.named, token=run.timer.token)
         self._stop(run, "lost")
 
@@ -294,8 +296,7 @@ class Runner:
             self._changed.set()
 
     def _context(self, run: Run) -> Context[Any] | BlockingContext[Any]:
-        timer = run.timer
-        timeout_ms = _timeout_ms(run)
+        timer, timeout_ms = run.timer, run.timeout_ms
         own = run.timers
         made = partial(Context, timers=self._timers) if own is None else partial(BlockingContext, timers=own)
         return made(
@@ -311,7 +312,7 @@ class Runner:
         """The processor is called now, so its timeout starts."""
         if run.stop is not None:
             return
-        now, timer, timeout_ms = time.monotonic(), run.timer, _timeout_ms(run)
+        now, timer, timeout_ms = time.monotonic(), run.timer, run.timeout_ms
         # The claim was the newest change. A due time before the creation (armed in the past) is not lateness.
         late_ms = timer.updated_ms - max(timer.due_ms, timer.created_ms) + round((now - run.started) * 1000)
         self._observer.started(run.processor.prefix, late_ms)
@@ -343,11 +344,6 @@ class Runner:
 def _outcome_of_stop(reason: StopReason) -> Outcome | None:
     """How a stopped run ends; None if this pod no longer decides that."""
     return None if reason == "lost" else reason
-
-
-def _timeout_ms(run: Run) -> int | None:
-    own = run.timer.timeout_ms
-    return run.processor.timeout_ms if own is None else own
 
 
 def _why_over(run: Run) -> str:

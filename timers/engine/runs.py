@@ -1,8 +1,9 @@
 """Owns one run: a claimed timer, its processor, and whether it still counts."""
 
 import asyncio
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from timers.core.model import Timer
@@ -52,6 +53,17 @@ class Run:
         self.ended = self.in_thread = self.is_started = False
 
     @property
+    def timeout_ms(self) -> int | None:
+        """The timer's own timeout, else the processor's."""
+        own = self.timer.timeout_ms
+        return self.processor.timeout_ms if own is None else own
+
+    @property
+    def timeout_at(self) -> float:
+        """When its timeout is over."""
+        return self.started + (math.inf if self.timeout_ms is None else self.timeout_ms / 1000)
+
+    @property
     def named(self) -> dict[str, object]:
         """What every log line about the run contains."""
         return named(self.timer, self.processor.prefix)
@@ -66,16 +78,17 @@ class Run:
 
 
 class Runs:
-    """The runs for which this pod holds leases: those that execute and those whose end is not yet written. `in_doubt`
-    asks the heartbeat to extend all at once, because a lease may have ended while the event loop was blocked."""
+    """The runs for which this pod holds leases: those that execute and those whose end is not yet written. Only the
+    event loop changes them; other threads may read them. `in_doubt` asks the heartbeat to extend all at once, because a
+    lease may have ended while the pod was frozen."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], Run] = {}
-        self.in_doubt = asyncio.Event()
+        self.in_doubt: Callable[[], object] = lambda: None
         self._extended = asyncio.Event()
 
     def __iter__(self) -> Iterator[Run]:
-        return iter(list(self._held.values()))
+        return iter(list(self._held.copy().values()))
 
     def __len__(self) -> int:
         return len(self._held)
@@ -91,7 +104,7 @@ class Runs:
     async def certain(self, run: Run, seconds: float) -> None:
         """Wait until the run's lease is certain for that long, which it normally is."""
         while time.monotonic() + seconds >= run.lease_until:
-            self.in_doubt.set()
+            self.in_doubt()
             await self._extended.wait()
 
     def extended(self) -> None:

@@ -1,6 +1,7 @@
 """Owns the life of services: starts and watches them, restarts those that stop, and stops them all."""
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
@@ -87,6 +88,30 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
             return _report_failure(service.name, _first(error))
         return _report_end(service.name, "it ended")
+
+
+class Apart(Supervisor):
+    """A supervisor with a thread and an event loop of its own: its services go on while the pod's loop is blocked. Call
+    it from the pod's loop."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._loop.call_soon(super().start)
+            threading.Thread(target=_serve, args=(self._loop,), name="timers.apart", daemon=True).start()
+
+    async def stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(super().stop(), loop))
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 def _is_cancelled() -> bool:

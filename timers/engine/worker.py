@@ -31,7 +31,7 @@ from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.engine.spans import Spans
-from timers.engine.supervisor import Service, Supervisor
+from timers.engine.supervisor import Apart, Service, Supervisor
 from timers.engine.sweeper import GRACE_MS, Sweeper
 from timers.engine.unserved import UNHANDLED_AFTER_MS, Unserved
 from timers.errors import ConfigurationError
@@ -44,15 +44,25 @@ from timers.store.store import Store
 HAND_BACK_SECONDS: Final = 1.0
 """How long Redis has to take the last ends after the drain timeout. Another pod rescues the runs of the rest."""
 
+NOTICE_SHARE: Final = 20
+"""Pods take leases shorter by this part of `lease_ms`, in which another pod notices the end of one and starts the
+run."""
+
 _FINE: Final = ("running", "waiting")
 """States of services that leave a pod ready. A full server takes no new timers, but everything else continues."""
 
 _log = get_logger("timers.worker")
 
 
+def taken_lease_ms(lease_ms: int) -> int:
+    """The lease that pods take under this setting."""
+    return lease_ms - lease_ms // NOTICE_SHARE
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a pod is set to. `shard_subset` None means all shards; `settings` are told to whoever compares the pods."""
+    """What a pod is set to. When it has died, others run its timers within `lease_ms`. `shard_subset` None means all
+    shards; `settings` are told to whoever compares the pods."""
 
     pod: str
     concurrency: int
@@ -116,7 +126,7 @@ class Worker:
         self.peers = self._build_peers(store, registry)
         shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
         self._pod = Pod(
-            *(options.pod, store, registry, shards, options.lease_ms, observer or Observer()),
+            *(options.pod, store, registry, shards, taken_lease_ms(options.lease_ms), observer or Observer()),
             owner=self.peers.owner,
             spans=options.spans,
         )
@@ -156,9 +166,9 @@ class Worker:
         self._lifespans = Lifespans(pod.registry.processors)
         self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
         reporter = Reporter(partial(add_starts, pod.store), pod.observer)
-        self._ending = Supervisor(
-            [Heartbeat(pod, runs, self.runner), self._settler, LoopWatchdog(runs, pod.observer), reporter]
-        )
+        watchdog = LoopWatchdog(runs, pod.observer)
+        self._ending = Supervisor([self._settler, watchdog, reporter])
+        self._leasing = Apart([Heartbeat(pod, runs, self.runner, watchdog)])
 
     def _build_taking(self) -> None:
         """Build what finds and claims timers; it is stopped first."""
@@ -223,6 +233,7 @@ class Worker:
         await self._lifespans.open()
         await self.peers.start()
         await self._hooks.start()
+        self._leasing.start()
         self._ending.start()
         self._taking.start()
         _log.info("worker started", pod=self._options.pod, processors=list(self._pod.registry.declared))
@@ -242,6 +253,7 @@ class Worker:
         if self._settler.waiting:
             _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
         await self._ending.stop()
+        await self._leasing.stop()
         await self._until_overdue(self._lifespans.close(), and_seconds=hand_back_seconds)
         if self._options.spans is not None:
             await self._until_overdue(asyncio.to_thread(self._options.spans.close), and_seconds=hand_back_seconds)
@@ -268,7 +280,7 @@ class Worker:
     @property
     def supervisors(self) -> Sequence[Supervisor]:
         """The services of this pod, in groups that are stopped in this order."""
-        return self._taking, self.peers.beating, self._ending
+        return self._taking, self.peers.beating, self._ending, self._leasing
 
     def health(self) -> PodHealth:
         """The pod's current state."""

@@ -70,12 +70,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections to one db. `commands` is a bounded pool. `reserved` is a single connection that only the
-    heartbeat uses, so that leases are extended however busy the pool is. `line` makes a connection for one caller, and
-    `dial` one for a subscriber, who closes it."""
+    """The connections to one db. `commands` is a bounded pool. `line` makes a connection for one caller, and `dial` one
+    for a caller who closes it: a subscriber, or another thread."""
 
     commands: Redis
-    reserved: Redis
     db: int
     _lines: list[Line] = field(default_factory=list)
 
@@ -101,15 +99,14 @@ class Connections:
         for line in self._lines:
             await line.close()
         await self.commands.aclose(close_connection_pool=True)
-        await self.reserved.aclose(close_connection_pool=True)
 
 
 def connect(url: str, *, pool_size: int = 32, answer_timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Connections:
     """Clients for a URL (`redis://`, `rediss://`, `unix://`). Opens nothing yet. Raises ConfigurationError."""
     try:
         check_redis_url(url)
-        commands, reserved = (_client(url, size, answer_timeout_seconds) for size in (pool_size, 1))
-        connections = Connections(commands, reserved, commands.connection_pool.connection_kwargs.get("db", 0))
+        commands = _client(url, pool_size, answer_timeout_seconds)
+        connections = Connections(commands, commands.connection_pool.connection_kwargs.get("db", 0))
         connections.dial()  # an unknown option of the URL is refused only here
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error

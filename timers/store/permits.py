@@ -7,11 +7,13 @@ extends the permits of its runs like their leases, and releases them once their 
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
 from timers.processor import Limits
 from timers.store import keys
+from timers.store.connect import Line
 from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
 
@@ -39,7 +41,7 @@ class Permits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._in_order = asyncio.Lock()
+        self._kept: Future[None] | None = None
 
     async def reserve(self, prefix: str, limits: Limits, most: int, *, pod: str, lease_ms: int) -> Reservation:
         """Reserve as many starts as the limits allow, at most `most`."""
@@ -57,16 +59,22 @@ class Permits:
             await self._store.run_at(keys.limits_root(reserved.prefix), "release", [off_us, *names])
 
     async def release(self, permits: Iterable[Permit]) -> None:
-        """Release the permits of runs that have ended. May be repeated."""
-        async with self._in_order:
-            await self._store.run_all(list(_calls("release", permits, 0)))
+        """Release the permits of runs that have ended. A `keep` that began before they ended would bring them back, so
+        its end is waited for. May be repeated."""
+        if self._kept is not None:
+            await asyncio.wrap_future(self._kept)
+        await self._store.run_all(list(_calls("release", permits, 0)))
 
-    async def keep(self, permits: Iterable[Permit], keep_ms: int) -> None:
-        """Extend the permits of continuing runs. `permits` is read as each call is made, so permits released meanwhile
-        are not extended."""
-        async with self._in_order:
-            calls = list(_calls("keep", permits, keep_ms))
-            await self._store.run_all(calls, redis=self._store.connections.reserved)
+    async def keep(self, permits: Iterable[Permit], keep_ms: int, line: Line | None = None) -> None:
+        """Extend the permits of continuing runs; may be called on an event loop of its own. `permits` is read only now,
+        and must leave out runs that have ended."""
+        kept = self._kept = Future()
+        kept.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
+        try:
+            for call in _calls("keep", permits, keep_ms):
+                await self._store.run_all([call], line)
+        finally:
+            kept.set_result(None)
 
     async def next_shard(self, prefix: str) -> int | None:
         """For the holder of a prefix's only permit: the shard with its earliest timer. None if there is none, or if one

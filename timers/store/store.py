@@ -5,8 +5,6 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from redis.asyncio import Redis
-
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
@@ -289,12 +287,14 @@ class Store:
         rescued, bad = await self.run("rescue", shard, [pod, lease_ms, *named])
         return self._claimed(rescued, bad, pod, lease_ms)
 
-    async def extend(self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int) -> list[Timer]:
-        """Extend leases over the reserved connection. Returns the timers whose lease went to a newer token."""
+    async def extend(
+        self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, line: Line | None = None
+    ) -> list[Timer]:
+        """Extend leases. Returns the timers whose lease went to a newer token."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for timer in timers:
             arguments += (timer.prefix, timer.id, timer.token)
-        (lost,) = await self.run("extend", shard, arguments, redis=self.connections.reserved)
+        (lost,) = await self.run("extend", shard, arguments, line=line)
         return [timers[int(index)] for index in lost]
 
     async def settle(
@@ -357,27 +357,25 @@ class Store:
         return Reply(code.decode(), codec.readable(prefix, timer_id, told) if told else None)
 
     async def run(
-        self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
+        self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, line: Line | None = None
     ) -> list[Any]:
-        return await self.run_at(keys.root(shard), name, arguments, redis=redis)
+        return await self.run_at(keys.root(shard), name, arguments, line=line)
 
     async def run_at(
-        self, root: str, name: str, arguments: Sequence[scripts.Argument], *, redis: Redis | None = None
+        self, root: str, name: str, arguments: Sequence[scripts.Argument], *, line: Line | None = None
     ) -> list[Any]:
         """Run a script. Every answer begins with the server's time, which sets the clock and is removed."""
-        (reply,) = await self.run_all([scripts.ScriptCall(name, root, arguments)], redis=redis)
+        (reply,) = await self.run_all([scripts.ScriptCall(name, root, arguments)], line)
         return list(reply[1:])
 
-    async def run_all(
-        self, calls: Sequence[scripts.ScriptCall], line: Line | None = None, redis: Redis | None = None
-    ) -> list[Any]:
+    async def run_all(self, calls: Sequence[scripts.ScriptCall], line: Line | None = None) -> list[Any]:
         """Run scripts in one round trip. Each answer still begins with the server's time. A single call uses `line`."""
         if not calls:
             return []
         sent = time.monotonic()
         whole = [scripts.ScriptCall(name, root, [self._wake, *arguments]) for name, root, arguments in calls]
         try:
-            replies = await scripts.run_all(redis or self.connections.commands, whole, line=line)
+            replies = await scripts.run_all(self.connections.commands, whole, line=line)
         except RedisRights as error:
             raise (self.rights.refused(error.command) if error.command else error) from error
         answered = time.monotonic()

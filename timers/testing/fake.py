@@ -58,5 +58,4 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     lua: Any = vars(server)["_lua_runtime"]
     lua.eval("function(f) redis.sha1hex = f end")(_sha1hex)
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
-    redis = FakeAsyncRedis(server=server)
-    return Connections(redis, redis, 0)
+    return Connections(FakeAsyncRedis(server=server), 0)
