@@ -18,7 +18,7 @@ from tests.members import declare
 from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually
 from timers.client import TimerClient
-from timers.client.doctor import examine
+from timers.client.doctor import examine, unacknowledged
 from timers.embedded import Family
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys
@@ -308,3 +308,24 @@ async def completed(pod: Pod, timer_id: str) -> None:
         return (await pod.client.get("note", timer_id)).status == "completed"
 
     await eventually(look, f"note:{timer_id} is completed")
+
+
+async def test_a_number_of_shards_that_a_stranger_writes_stops_no_pod(fleet: Fleet) -> None:
+    calls = Calls()
+    with capture_logs() as logs:
+        pods = [await fleet.pod(calls, name=name) for name in ("a", "b")]
+        await fleet.client.create("note", "before", delay=0)
+        await fleet.completed("before")
+        await fleet.redis.hset("timers:meta", "shards", "3")
+        await until(lambda: all(pod.store.identity.foreign for pod in pods), "the pods know")
+        assert await fleet.redis.hget("timers:meta", "shards") == b"1"
+        await fleet.client.create("note", "after", delay=0)
+        await fleet.completed("after")
+    told = [log for log in logs if log["event"] == "the number of shards was overwritten"]
+    assert len(told) == len(pods)
+    for pod in pods:
+        assert pod.worker.health().ready
+        (warning,) = unacknowledged(pod.store)
+        assert "timers:meta had '3' as its number of shards" in warning
+    data = next(check for check in await examine(fleet.store, wait_seconds=0.01) if check.name == "data")
+    assert (data.level, data.said) == ("warn", pods[0].store.identity.foreign)

@@ -11,6 +11,7 @@ from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
 from timers.errors import ConfigurationError, NotFound, RedisRights, Unavailable
 from timers.store import keys
+from timers.store.membership import Member, Membership
 from timers.store.queries import Queries
 from timers.store.store import Store
 
@@ -32,7 +33,8 @@ async def test_many_simultaneous_first_pods_make_one_db(store: Store) -> None:
     pods = [other(store) for _ in range(8)]
     await asyncio.gather(*(pod.identity.join() for pod in pods))
     assert len({pod.identity.epoch for pod in pods}) == 1
-    assert await meta(store) == {"format": "1", "shards": "1", "epoch": pods[0].identity.epoch}
+    epoch = pods[0].identity.epoch
+    assert await meta(store) == {"format": "1", "shards": "1", "epoch": epoch, "founded": f"{epoch} 1"}
 
 
 async def test_the_default_of_a_later_pod_does_not_count(store: Store) -> None:
@@ -268,3 +270,50 @@ async def test_a_meta_overwritten_under_a_pod_is_made_again_and_reported(store: 
     assert found["shards"] == "4"
     assert found["epoch"] == pod.identity.epoch != epoch
     assert [loss.shard for loss in pod.identity.losses.values()] == [None]
+
+
+async def test_a_starting_pod_with_another_number_writes_nothing_beside_live_pods(store: Store) -> None:
+    running = other(store, 4)
+    await running.identity.join()
+    await Membership(running).beat(Member("a", roles=("worker",)))
+    before = await meta(store)
+    with pytest.raises(ConfigurationError, match=r"TIMERS_SHARDS is 16, but the live pods .* use 4 shards; use 4"):
+        await other(store, 16).identity.join()
+    assert await meta(store) == before
+    await running.identity.mark([0, 1, 2, 3])
+    await Membership(running).leave("a")
+    await other(store, 16).identity.join()
+    assert (await meta(store))["shards"] == "16"
+
+
+@pytest.mark.parametrize("is_armed", [True, False])
+@pytest.mark.parametrize("written", ["3", "many", ""])
+async def test_a_strangers_number_of_shards_counts_for_nobody_and_is_put_back(
+    store: Store, written: str, *, is_armed: bool
+) -> None:
+    pod = other(store, 4)
+    await pod.identity.join()
+    if is_armed:
+        await put(pod)
+    epoch = pod.identity.epoch
+    await store.connections.commands.hset(META, "shards", written)
+    starting, reader = other(store), other(store)
+    await starting.identity.join()
+    await reader.identity.look()
+    assert (starting.shards, reader.shards) == (4, 4)
+    await pod.identity.mark([0, 1, 2, 3])
+    assert (pod.identity.epoch, pod.shards) == (epoch, 4)
+    assert (await meta(store))["shards"] == "4"
+    await reader.identity.look()
+    for told in (pod, reader):
+        assert f"timers:meta had {written!r} as its number of shards" in told.identity.foreign
+    await pod.identity.acknowledge()
+    await reader.identity.look()
+    assert (pod.identity.foreign, reader.identity.foreign) == ("", "")
+
+
+async def test_a_db_made_by_an_older_version_learns_its_number_from_the_next_pod(store: Store) -> None:
+    old: dict[Any, Any] = {"format": "1", "shards": "4", "epoch": "e", "armed": "1"}
+    await store.connections.commands.hset(META, mapping=old)
+    await other(store).identity.join()
+    assert await meta(store) == {**old, "founded": "e 4"}

@@ -81,8 +81,10 @@ def unreachable(error: Unavailable) -> Check:
 
 
 def unacknowledged(store: Store) -> list[str]:
-    """A sentence for each loss of data that this process knows of and nobody has acknowledged."""
-    return [f"{loss}; acknowledge it with `timers doctor --acknowledge`" for loss in store.identity.losses.values()]
+    """A sentence for each loss of data, and a foreign number of shards, that this process knows of and nobody has
+    acknowledged."""
+    known = [*map(str, store.identity.losses.values()), *filter(None, [store.identity.foreign])]
+    return [f"{what}; acknowledge it with `timers doctor --acknowledge`" for what in known]
 
 
 async def full(store: Store) -> list[str]:
@@ -106,7 +108,19 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
     means = "timers armed earlier are gone, or are in an earlier state"
     mend = "restore them or arm them anew, then `timers doctor --acknowledge`"
     fine = "no unacknowledged loss of data is known"
-    return judged("data", fine, (bool(losses), "fail", "; ".join(losses), means, mend))
+    foreign = store.identity.foreign
+    return judged(
+        "data",
+        fine,
+        (bool(losses), "fail", "; ".join(losses), means, mend),
+        (
+            bool(foreign),
+            "warn",
+            foreign,
+            "whoever wrote it may write anything; clients that read it meanwhile looked for timers in other shards",
+            "find out who writes there and take the right away, then `timers doctor --acknowledge`",
+        ),
+    )
 
 
 async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) -> list[Check]:

@@ -177,6 +177,7 @@ class IdentityWatch:
         self._identity, self._mine, self._disagreed = identity, mine, disagreed
         self._marked: Sequence[int] = ()
         self._told: set[str] = set()
+        self._foreign = ""
 
     def said(self) -> Mapping[str, Any]:
         """What other pods should know, since this pod may be gone when the server comes back without its newest
@@ -201,3 +202,7 @@ class IdentityWatch:
                 "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
             )
         self._told = set(identity.losses)
+        if identity.foreign != self._foreign:
+            self._foreign = identity.foreign
+            if self._foreign:
+                _losses_log.error("the number of shards was overwritten", what=self._foreign)

@@ -19,11 +19,14 @@ from redis.exceptions import ResponseError
 from timers.core.answers import LossAnswer
 from timers.core.clock import ServerClock
 from timers.core.durations import format_time
-from timers.errors import ConfigurationError, RedisRights, Unavailable
+from timers.errors import ConfigurationError, RedisRights, Unavailable, shown
 from timers.store import keys, scripts
 
 RECORD_FORMAT: Final = "1"
 DEFAULT_SHARDS: Final = 1
+
+SILENT_SECONDS: Final = 4
+"""A pod whose last sign of life is older than this counts as gone."""
 
 COUNTS_A_SECOND: Final = 200
 """Counts (each of a prefix and status) to add up for a shard's number of timers. A shard with many is counted less
@@ -65,13 +68,16 @@ class Loss:
 @dataclass(frozen=True, slots=True)
 class Meta:
     """The contents of `timers:meta`. `armed` is set once a shard was founded, which fixes the number of shards;
-    `closed` once an API key was kept."""
+    `closed` once an API key was kept. `wrong` is set if a stranger has written another number of shards; `foreign`
+    says what was there, until somebody acknowledges it."""
 
     epoch: str
     shards: int
     armed: bool
     closed: bool
     losses: Mapping[str, Loss]
+    wrong: bool = False
+    foreign: str = ""
 
 
 class DbIdentity:
@@ -86,6 +92,8 @@ class DbIdentity:
         self.armed = self.closed = False
         self.losses: Mapping[str, Loss] = {}
         """Losses that nobody has acknowledged, as last seen."""
+        self.foreign = ""
+        """A sentence about a number of shards that a stranger has written and nobody has acknowledged."""
         self.marks: dict[int, Mark] = {}
         self._seen_ms = 0
         self._count_at: dict[int, float] = {}
@@ -95,7 +103,7 @@ class DbIdentity:
         under which timers were armed is left to `mark`. Raises ConfigurationError if the db cannot be used: it has
         another number of shards or another format, or cannot be read."""
         meta = await self._change("look")
-        self.losses = {} if meta is None else meta.losses
+        self.losses, self.foreign = ({}, "") if meta is None else (meta.losses, meta.foreign)
         if self.armed and (meta is None or meta.epoch != self.epoch):
             return
         if meta is not None and (meta.armed or self.pinned in (None, meta.shards)):
@@ -103,9 +111,23 @@ class DbIdentity:
 
     async def make(self) -> None:
         """Take the db's identity, making one if there is none: one atomic step, so that all processes get the same. A
-        pinned number of shards replaces another as long as no timer was ever armed. Raises as `look`."""
+        pinned number of shards replaces another as long as no timer was ever armed and no pod is alive. Raises as
+        `look`."""
+        if self.pinned is not None and (there := await self._change("look")) and there.shards != self.pinned:
+            await self._refuse_beside_pods(there.shards)
         wanted = "" if self.pinned is None else str(self.pinned)
         self._take(await self._change("make", RECORD_FORMAT, wanted, str(DEFAULT_SHARDS), _fresh()))
+
+    async def _refuse_beside_pods(self, there: int) -> None:
+        """Live pods would have to stop if the db got another number of shards. Raises ConfigurationError."""
+        with scripts.reachable():
+            seconds, _ = await self._redis.time()
+            alive = await self._redis.zcount(f"{keys.PODS_ROOT}seen", (seconds - SILENT_SECONDS) * 1000, "+inf")
+        if alive:
+            raise ConfigurationError(
+                f"TIMERS_SHARDS is {self.pinned}, but the live pods of this db use {there} shards; use {there}, or "
+                "stop these pods first"
+            )
 
     async def join(self) -> None:
         """As `make`, for a pod: from now on it accepts only this number of shards."""
@@ -165,6 +187,8 @@ class DbIdentity:
                 raise
             return
         await self._accept(meta)
+        if meta is not None and meta.wrong and epoch == self.epoch:
+            self._take(await self._change("mend"))
         if epoch == self.epoch:  # an emptied db has no marks either, but that is another kind of loss
             await self._take_marks(dict(zip(shards, marked, strict=True)), began)
 
@@ -191,7 +215,7 @@ class DbIdentity:
     async def acknowledge(self) -> Sequence[Loss]:
         """Stop reporting the losses: somebody knows of them now. Returns them."""
         meta = await self._change("acknowledge")
-        self.losses = {}
+        self.losses, self.foreign = {}, ""
         return [] if meta is None else list(meta.losses.values())
 
     async def _change(self, act: str, *arguments: str) -> Meta | None:
@@ -214,7 +238,7 @@ class DbIdentity:
             there = meta.shards
             raise ConfigurationError(f"TIMERS_SHARDS is {self.pinned}, but this db has {there} shards; use {there}")
         self.epoch, self.shards, self.armed = meta.epoch, meta.shards, meta.armed
-        self.closed, self.losses = self.closed or meta.closed, meta.losses
+        self.closed, self.losses, self.foreign = self.closed or meta.closed, meta.losses, meta.foreign
         self._seen_ms = round(self._clock.now_ms())
 
 
@@ -227,11 +251,30 @@ def _meta(reply: Sequence[Any]) -> Meta | None:
         raise ConfigurationError(f"the db holds records of format {form}; this version knows {RECORD_FORMAT}")
     if not fields.get("epoch"):
         return None
-    shards = fields.get("shards", "")
+    made_with, written = fields.get("founded", "").split(" "), fields.get("shards", "")
+    shards = made_with[1] if len(made_with) == 2 and made_with[0] == fields["epoch"] else written
     if not (shards.isascii() and shards.isdigit() and int(shards) > 0):
         raise ConfigurationError(f"{keys.META} has {shards!r} as its number of shards; write the original number there")
     losses = {name: loss for name, text in fields.items() if (loss := _loss(name, text))}
-    return Meta(fields["epoch"], int(shards), "armed" in fields, "closed" in fields, losses)
+    return Meta(
+        fields["epoch"],
+        int(shards),
+        "armed" in fields,
+        "closed" in fields,
+        losses,
+        wrong=written != shards,
+        foreign=_foreign(fields.get("foreign", ""), shards),
+    )
+
+
+def _foreign(text: str, shards: str) -> str:
+    at_ms, _, written = text.partition(" ")
+    if not at_ms.isascii() or not at_ms.isdigit() or len(at_ms) > 15:
+        return ""
+    return (
+        f"{keys.META} had {shown(written)} as its number of shards at {format_time(int(at_ms))}, which no pod wrote; "
+        f"it is {shards} again"
+    )
 
 
 def _loss(name: str, text: str) -> Loss | None:

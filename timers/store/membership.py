@@ -19,11 +19,11 @@ from timers.core.durations import format_time
 from timers.core.fields import is_prefix, owner
 from timers.core.lateness import quantiles_ms
 from timers.store import keys
-from timers.store.identity import Mark
+from timers.store.identity import SILENT_SECONDS, Mark
 from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Store
 
-FORGET_AFTER_MS: Final = 4000
+FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
 """A pod that is silent for four beats counts as gone; until then its share of events is claimed by a late look."""
 
 HEARINGS: Final = ("ok", "late", "deaf")

@@ -11,7 +11,8 @@
 --                  epoch is gone, so makes a new one unless another pod has, and keeps the loss
 --          `lose`  epoch, then four for each shard that went back in time: shard, the mark it went back to, the newest that
 --                  was known, how many timers were known. Keeps the losses, if it is still this epoch
---          `acknowledge` nothing: removes the losses, because people know of them now
+--          `mend`  nothing: puts the number of shards back with which the epoch was made, and keeps what stood there
+--          `acknowledge` nothing: removes the losses and what was mended, because people know of them now
 -- Answer   {now, {field, value, …}}: the meta as it is now; for `acknowledge`, as it was
 
 local key, act = KEYS[1], ARGV[2]
@@ -43,13 +44,21 @@ local function lose(what, from, to, timers)
   set('loss:' .. what, text(from) .. ' ' .. text(to) .. ' ' .. text(timers))
 end
 
+-- The number of shards with which the epoch was made. A stranger may have written another one into `shards`.
+local function founded()
+  local epoch, shards = string.match(meta.founded or '', '^(%S+) (%d+)$')
+  return epoch == meta.epoch and shards or nil
+end
+
 local acts = {look = function() end}
 
 function acts.make(format, wanted, default, fresh)
   if meta.format and meta.format ~= format then return end
-  if meta.epoch and (meta.armed or wanted == '' or wanted == meta.shards) then return end
-  local shards = meta.armed and meta.shards or wanted ~= '' and wanted or meta.shards or default
-  set('format', format, 'shards', shards, 'epoch', fresh)
+  if meta.epoch and meta.shards and not founded() then set('founded', meta.epoch .. ' ' .. meta.shards) end
+  local there = founded() or meta.shards
+  if meta.epoch and (meta.armed or wanted == '' or wanted == there) then return end
+  local shards = meta.armed and there or wanted ~= '' and wanted or there or default
+  set('format', format, 'shards', shards, 'epoch', fresh, 'founded', fresh .. ' ' .. shards)
 end
 
 function acts.arm(epoch)
@@ -58,7 +67,9 @@ end
 
 function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   if meta.epoch == known then return end
-  if not meta.epoch then set('format', format, 'shards', shards, 'epoch', fresh, 'armed', 1) end
+  if not meta.epoch then 
+    set('format', format, 'shards', shards, 'epoch', fresh, 'founded', fresh .. ' ' .. shards, 'armed', 1)
+  end
   if closed == '1' then set('closed', 1) end
   -- A db in which nothing was ever armed may get another number of shards; that loses nothing. And a pod that slept through a
   -- loss does not report it again after somebody has acknowledged it.
@@ -71,9 +82,15 @@ function acts.lose(epoch, ...)
   for i = 1, meta.epoch == epoch and #parts or 0, 4 do lose('shard:' .. parts[i], parts[i + 1], parts[i + 2], parts[i + 3]) end
 end
 
+function acts.mend()
+  local shards = founded()
+  if not shards or shards == meta.shards then return end
+  set('shards', shards, 'foreign', text(now) .. ' ' .. string.sub(meta.shards or '', 1, 40))
+end
+
 function acts.acknowledge()
   for field in pairs(meta) do
-    if string.sub(field, 1, 5) == 'loss:' then
+    if string.sub(field, 1, 5) == 'loss:' or field == 'foreign' then
       call('HDEL', key, field)
       call('HSET', key, 'acknowledged', text(now))
     end
