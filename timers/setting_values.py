@@ -3,7 +3,7 @@
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parseaddr
 from ipaddress import ip_network
 from pathlib import Path
@@ -16,6 +16,7 @@ from timers.access import read_entries
 from timers.core.durations import parse_ms
 from timers.core.fields import check_prefix, owner
 from timers.core.hooks import Hook
+from timers.errors import ConfigurationError, shown
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
@@ -228,6 +229,32 @@ def check_folder(given: Path) -> Path:
     if not given.is_dir():
         raise ValueError(given)
     return given
+
+
+def with_secrets(
+    given: Mapping[str, str | None], names: Iterable[str]
+) -> tuple[Mapping[str, str | None], Mapping[str, str]]:
+    """The variables with the text of the file at `NAME_FILE` as NAME, for each of the `names` that is given so; and the
+    paths by name. Raises ConfigurationError."""
+    found, paths = dict(given), dict[str, str]()
+    for name in names:
+        path = found.pop(f"{name}_FILE", None)
+        if path and found.get(name):
+            raise ConfigurationError(f"{name} and {name}_FILE are both set; leave one of them out")
+        if path:
+            found[name], paths[name] = _text_in(f"{name}_FILE", path), path
+    return found, paths
+
+
+def _text_in(name: str, path: str) -> str:
+    try:
+        text = Path(path).read_text().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigurationError(f"{name}: {shown(path)} cannot be read: {reason}") from None
+    if not text:
+        raise ConfigurationError(f"{name}: {shown(path)} is empty")
+    return text
 
 
 def check_mail_from(given: str) -> str:

@@ -314,6 +314,8 @@ LENGTHLESS: Final = {"retention_failed_ms": "forever", "adopt_every_ms": "off"}
 
 _FIELDS: Final = {_setting_name(field): field for field in Settings.model_fields}
 SETTING_NAMES: Final = tuple(_FIELDS)
+SECRET_NAMES: Final = tuple(map(_setting_name, _CONFIDENTIAL))
+"""The settings that hold a secret: each can be given as `NAME_FILE` instead."""
 
 
 class _Environment(EnvSettingsSource):
@@ -337,7 +339,7 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     it is checked the same way. Raises ConfigurationError: one line that names each bad setting, its value unless it is
     confidential, and what would be accepted.
     """
-    environment, file = _sources(environ, env_file)
+    environment, file, _ = _sources(environ, env_file)
     given = {**file.env_vars, **environment.env_vars}
     _refuse_later(name for name, value in given.items() if value)
     _refuse_unknown(given)
@@ -349,17 +351,22 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
 
 
 def setting_origins(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> dict[str, str]:
-    """Where `load_settings` takes each setting from, by its name: `environment`, the file's path, or `default`."""
-    environment, file = _sources(environ, env_file)
-    in_file = {name for name, value in file.env_vars.items() if value}
-    return {
-        name: "environment" if name in environment.env_vars else str(env_file) if name in in_file else "default"
-        for name in SETTING_NAMES
-    }
+    """Where `load_settings` takes each setting from, by its name: `environment`, the path of `.env` or of a file
+    with a secret, or `default`."""
+    environment, file, paths = _sources(environ, env_file)
+    in_file = {name: str(env_file) for name, value in file.env_vars.items() if value}
+    origins = {**in_file, **dict.fromkeys(environment.env_vars, "environment"), **paths}
+    return {name: origins.get(name, "default") for name in SETTING_NAMES}
 
 
-def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Environment, DotEnvSettingsSource]:
-    return _Environment(os.environ if environ is None else environ), _open_env_file(env_file)
+def _sources(
+    environ: Mapping[str, str] | None, env_file: Path
+) -> tuple[_Environment, DotEnvSettingsSource, Mapping[str, str]]:
+    """The sources, with the secrets that are given as `NAME_FILE`, and the paths of those that count."""
+    environment, file = _Environment(os.environ if environ is None else environ), _open_env_file(env_file)
+    environment.env_vars, paths = values.with_secrets(environment.env_vars, SECRET_NAMES)
+    file.env_vars, in_file = values.with_secrets(file.env_vars, SECRET_NAMES)
+    return environment, file, {**{n: path for n, path in in_file.items() if n not in environment.env_vars}, **paths}
 
 
 def load_worker_settings(**options: str) -> Settings:

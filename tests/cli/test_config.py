@@ -57,6 +57,15 @@ def test_a_url_on_the_command_line_overrides_the_environment(bare: CommandLine) 
     assert shown == {"name": "TIMERS_REDIS_URL", "value": "redis://127.0.0.1:2/0", "from": "--url"}
 
 
+def test_a_url_on_the_command_line_overrides_a_file_with_a_url(bare: CommandLine) -> None:
+    Path("url").write_text("redis://127.0.0.1:1/0\n")
+    bare.monkeypatch.setenv("TIMERS_REDIS_URL_FILE", "url")
+    bare.monkeypatch.delenv("TIMERS_REDIS_URL", raising=False)
+    assert settings_of(bare)["TIMERS_REDIS_URL"] == ("redis://127.0.0.1:1/0", "url")
+    shown = bare("config", "--url", "redis://127.0.0.1:2/0", "-o", "json").json["settings"][0]
+    assert shown == {"name": "TIMERS_REDIS_URL", "value": "redis://127.0.0.1:2/0", "from": "--url"}
+
+
 @pytest.mark.parametrize(
     "command",
     [("--url", "{}", "ls"), ("ls", "--url", "{}"), ("prefixes", "--url", "{}"), ("keys", "ls", "--url", "{}")],

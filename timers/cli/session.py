@@ -27,6 +27,7 @@ def _use_url(context: typer.Context, url: str | None) -> None:
         raise typer.BadParameter("it is empty; expected a URL such as redis://127.0.0.1:6379/5")
     if url is not None:
         os.environ[URL_NAME] = url
+        os.environ.pop(f"{URL_NAME}_FILE", None)
         context.meta[URL_NAME] = "--url"
 
 
