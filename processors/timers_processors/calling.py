@@ -11,20 +11,25 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from importlib.metadata import version
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from aiohttp import (
     ClientConnectorCertificateError,
     ClientConnectorError,
     ClientError,
+    ClientPayloadError,
     ClientResponse,
     ClientResponseError,
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
+    StreamReader,
     TCPConnector,
 )
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage
 from yarl import URL
 
 from timers import Fail, Retry
@@ -34,6 +39,10 @@ from timers_processors.targets import Targets, Unanswered, later
 
 ANSWER_BYTES: Final = 1024
 """How much of an answer is read and kept. Nothing waits for the rest."""
+
+RECEIVED_BYTES: Final = 1024 * 1024
+"""The most bytes that are taken in for an answer, heads and framing included. Reading stops far below this unless the
+target sends something endless that is no body: interim answers, or extensions of a chunk."""
 
 CONNECT_SECONDS: Final = 10.0
 NAME_SECONDS: Final = 10
@@ -116,9 +125,37 @@ class HttpClient:
             return HttpAnswer(response.status, response.reason or "", text, _retry_after(response))
 
 
+class _BoundedAnswers(ResponseHandler):
+    """A connection that drops interim answers (100, 102, 103) and breaks off after RECEIVED_BYTES of an answer. A
+    target that sends such answers without end would otherwise keep the event loop busy and fill the memory."""
+
+    def set_response_params(self, **params: Any) -> None:
+        self._left = RECEIVED_BYTES
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left >= 0:
+            super().data_received(data)
+            return
+        error = ClientPayloadError(f"more than {RECEIVED_BYTES} bytes that are no body")
+        self.set_exception(error)
+        if self._payload is not None:
+            self._payload.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        if data[0].code >= 200 or data[0].code == 101:
+            super().feed_data(data, size)
+
+
 def _session(guard: GuardedResolver) -> ClientSession:
+    connector = TCPConnector(resolver=guard, limit=0, ttl_dns_cache=NAME_SECONDS, ssl=ssl.create_default_context())
+    # aiohttp has no public way to limit what a connection takes in.
+    connector._factory = partial(_BoundedAnswers, loop=asyncio.get_running_loop())  # type: ignore[assignment]
     return ClientSession(
-        connector=TCPConnector(resolver=guard, limit=0, ttl_dns_cache=NAME_SECONDS, ssl=ssl.create_default_context()),
+        connector=connector,
         cookie_jar=DummyCookieJar(),
         headers={"User-Agent": f"{DISTRIBUTION}/{version(DISTRIBUTION)}", "Accept-Encoding": "identity"},
         timeout=ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),

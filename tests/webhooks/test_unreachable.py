@@ -11,7 +11,7 @@ from tests.unit.samples import a_timer, run
 from tests.webhooks.calling import asking, hook, outcome, result
 from tests.webhooks.receivers import hang, opened, receiving, settings, speaking
 from timers import Done, Fail, Retry
-from timers_processors.calling import ANSWER_BYTES
+from timers_processors.calling import ANSWER_BYTES, RECEIVED_BYTES
 from timers_processors.targets import TargetLimits, Targets
 
 
@@ -59,6 +59,49 @@ class TestNoAnswer:
         assert isinstance(done, Done)
         assert done.note.partition(": ")[2] == "x" * ANSWER_BYTES
         assert written < 100_000_000
+
+    @pytest.mark.parametrize(
+        ("beginning", "piece"),
+        [
+            (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+            (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;", b"extension=of-a-chunk;"),
+        ],
+        ids=["100", "103", "chunk"],
+    )
+    async def test_endless_interim_answers_are_dropped_after_a_megabyte(self, beginning: bytes, piece: bytes) -> None:
+        written = 0
+        dropped = asyncio.Event()
+
+        async def endless(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal written
+            writer.write(beginning)
+            pieces = piece * (65_536 // len(piece))
+            try:
+                while not writer.is_closing():
+                    writer.write(pieces)
+                    await writer.drain()
+                    written += len(pieces)
+            finally:
+                dropped.set()
+
+        processor = hook()
+        async with speaking(endless) as url, opened(processor) as state:
+            ended = await result(processor, asking({"url": url}), state)
+            await dropped.wait()
+        assert isinstance(ended, Retry)
+        assert f"more than {RECEIVED_BYTES} bytes that are no body" in str(ended)
+        assert written < 100_000_000
+
+    async def test_interim_answers_come_before_the_answer(self) -> None:
+        async def speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 20 + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+
+        processor = hook()
+        async with speaking(speak) as url, opened(processor) as state:
+            ended = await result(processor, asking({"url": url}), state)
+        assert isinstance(ended, Done)
+        assert ended.note.endswith("answered 200 OK: hi")
 
     async def test_a_receiver_that_cuts_the_connection_is_tried_again(self) -> None:
         async def cut(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
