@@ -10,6 +10,7 @@ from aiohttp import web
 from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
 from tests.waiting import eventually
+from timers.dashboard import site
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import ServicePages
 from timers.dashboard.site import Parts
@@ -66,3 +67,20 @@ async def signed_in(visitor: Visitor, key: str) -> bool:
 async def present(visitor: Visitor, path: str) -> bool:
     shown = await visitor.get(path)
     return shown.status == 200 and "Redis is down." not in shown.text
+
+
+async def test_however_large_the_pages_only_so_many_bytes_are_kept(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "REMEMBERED_BYTES", 500_000)
+    async with running_api(own_server.url, PROCESSORS, request_seconds=0.5) as api:
+        visitor = Visitor(api)
+        await api.client.create("mine", "large", delay="1h", payload="x" * 60_000)
+        paths = [f"/ui/timers/mine/large?done={number}" for number in range(10)]
+        sizes = [len((await visitor.get(path)).text) for path in paths]
+        assert 60_000 < min(sizes) <= max(sizes) < 250_000
+        os.kill(own_server.pid, signal.SIGSTOP)
+        kept = ['id="away"' in (await visitor.get(path)).text for path in paths]
+        os.kill(own_server.pid, signal.SIGCONT)
+    assert (kept[0], kept[-1]) == (False, True)
+    assert sum(size for size, is_kept in zip(sizes, kept, strict=True) if is_kept) <= 500_000

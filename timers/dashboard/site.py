@@ -2,7 +2,6 @@
 Redis is down, and signing in."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,8 +26,8 @@ from timers.logs import get_logger
 from timers.store.callers import Callers
 from timers.store.store import Store
 
-REMEMBERED: Final = 64
-"""How many of the last seen pages are kept, to show them while Redis is down: about 3 MB."""
+REMEMBERED_BYTES: Final = 8 * 1024 * 1024
+"""How much of the last seen pages is kept, to show them while Redis is down: about a hundred ordinary pages."""
 
 FIELDS_LIMIT: Final = 2000
 """The most fields in a form. It is enough for a page on which all timers are chosen, and no other form has as many."""
@@ -88,7 +87,8 @@ class Guard:
     """The middleware around all pages. It runs inside the one that answers with problems."""
 
     def __init__(self) -> None:
-        self._remembered: OrderedDict[tuple[str, str], tuple[float, str]] = OrderedDict()
+        self._remembered: dict[tuple[str, str], tuple[float, bytes]] = {}
+        self._bytes = 0
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -121,22 +121,28 @@ class Guard:
             or response.status != 200
             or caller is None
             or not isinstance(response, web.Response)
+            or not isinstance(response.body, bytes)
         ):
             return
-        self._remembered[(caller.id, request.path_qs)] = (time.monotonic(), response.text or "")
-        self._remembered.move_to_end((caller.id, request.path_qs))
-        if len(self._remembered) > REMEMBERED:
-            self._remembered.popitem(last=False)
+        page = (caller.id, request.path_qs)
+        self._forget(page)
+        self._remembered[page] = (time.monotonic(), response.body)
+        self._bytes += len(response.body)
+        while self._bytes > REMEMBERED_BYTES:
+            self._forget(next(iter(self._remembered)))
+
+    def _forget(self, page: tuple[str, str]) -> None:
+        self._bytes -= len(self._remembered.pop(page, (0.0, b""))[1])
 
     def _last_state(self, request: web.Request, error: Unavailable) -> web.Response:
         """The page as this caller last saw it, with its age, or a page that says that Redis is down."""
         caller = caller_of(request)
-        seen_at, text = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, ""))
-        if request.method != "GET" or not text:
+        seen_at, seen = self._remembered.get((caller.id if caller else "-", request.path_qs), (0.0, b""))
+        if request.method != "GET" or not seen:
             return _error(request, 503, "Redis is down", error)
         banner = render.environment().get_template("away.html")
         age = in_units((time.monotonic() - seen_at) * 1000)
-        text = text.replace(STATE, banner.render(age=age, reason=str(error)), 1)
+        text = seen.decode().replace(STATE, banner.render(age=age, reason=str(error)), 1)
         return web.Response(text=text, status=503, content_type="text/html", headers=render.HEADERS)
 
 
