@@ -49,9 +49,10 @@ class _Known(Generic[S_co]):
     """What every run knows besides its timer.
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
-    act twice. `idempotency_key` (`prefix:id:occurrence`) is the same on every try. `deadline` is when the run times
-    out, None if never. `state` is what the processor's `lifespan` yielded, None without one: annotate the context as
-    `Context[Pool]`. `traceparent` is the W3C trace in which the timer was armed, to link the run to it.
+    act twice. `idempotency_key` (`prefix:id:created:occurrence`) is the same on every try and never used again.
+    `deadline` is when the run times out, None if never. `state` is what the processor's `lifespan` yielded, None
+    without one: annotate the context as `Context[Pool]`. `traceparent` is the W3C trace in which the timer was armed,
+    to link the run to it.
     """
 
     token: int

@@ -23,7 +23,9 @@ async def test_a_processor_sets_its_own_key_again_and_again(fleet: Fleet) -> Non
     assert [run.occurrence for run in calls.timers] == [1, 2, 3, 4, 5]
     assert calls.attempts == [1, 1, 1, 1, 1]
     assert {run.payload for run in calls.timers} == {"kept"}
-    assert [context.idempotency_key for context in calls.contexts] == [f"note:x:{n}" for n in range(1, 6)]
+    assert [context.idempotency_key for context in calls.contexts] == [
+        f"note:x:{timer.created_ms}:{n}" for n in range(1, 6)
+    ]
     tokens = [context.token for context in calls.contexts]
     assert tokens == sorted(set(tokens))
     assert notes(timer).count("re-armed") == 4

@@ -183,7 +183,7 @@ async def test_a_context_carries_what_a_receiver_needs(fleet: Fleet) -> None:
     await fleet.client.create("note", "x", delay=0)
     await fleet.completed("x")
     (context,), (timer,) = calls.contexts, calls.timers
-    assert context.idempotency_key == "note:x:1"
+    assert context.idempotency_key == f"note:x:{timer.created_ms}:1"
     assert context.token == timer.token
     assert context.deadline is not None
     assert (context.deadline - timer.due_at).total_seconds() - 60 > 0

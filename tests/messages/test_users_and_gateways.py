@@ -109,10 +109,10 @@ class TestGateway:
             "channel": "phone",
             "subject": "Welcome",
             "text": "Hi Ann",
-            "idempotency_key": "send-message:user-42:1",
+            "idempotency_key": f"send-message:user-42:{a_timer().created_ms}:1",
             "token": 7,
         }
-        assert got.headers["Idempotency-Key"] == "send-message:user-42:1"
+        assert got.headers["Idempotency-Key"] == f"send-message:user-42:{a_timer().created_ms}:1"
         assert got.headers["Authorization"].startswith("Basic ")
         assert result == Done(f"sent by phone: 127.0.0.1:{gateway.port} answered 202 Accepted: queued")
 

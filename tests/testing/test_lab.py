@@ -178,7 +178,7 @@ async def test_one_processor_is_called_by_itself() -> None:
             raise Fail("twice")
         return Done(context.idempotency_key)
 
-    assert await call(odd, id="x", occurrence=3) == Done("odd:x:3")
+    assert await call(odd, id="x", occurrence=3, due_at=5) == Done("odd:x:5:3")
     with pytest.raises(Fail, match="twice"):
         await call(odd, attempt=2)
 
@@ -192,3 +192,19 @@ async def test_one_processor_is_called_by_itself() -> None:
         await call(asks)
     with pytest.raises(AssertionError, match="TimerLab"):
         await call(asks, metadata={"a": "b"})
+
+
+async def test_a_timer_that_was_purged_and_armed_again_has_another_idempotency_key(timer_lab: TimerLab) -> None:
+    """The lab's clock stands still, so both are armed in the same millisecond."""
+    seen: list[str] = []
+
+    @processor("sees")
+    async def sees(_timer: Timer, context: Context) -> None:
+        seen.append(context.idempotency_key)
+
+    timer_lab.add(sees)
+    for _ in range(3):
+        await timer_lab.timers.create("sees", "a", delay=0)
+        await timer_lab.advance(0)
+        await timer_lab.timers.cancel("sees", "a", purge=True)
+    assert len(set(seen)) == 3

@@ -56,7 +56,7 @@ def a_context(timer: Timer, state: Any = None) -> Context[Any]:
     """The context that the engine gives a processor with `timer`. It logs with structlog's own configuration."""
     return Context(
         token=timer.token,
-        idempotency_key=f"{timer.key}:{timer.occurrence}",
+        idempotency_key=timer.idempotency_key,
         deadline=None,
         log=structlog.get_logger(),
         state=state,

@@ -217,7 +217,7 @@ class TestMatch:
             return Done(f"{timer.id} {context.idempotency_key}")
 
         timer = a_timer(prefix="plain-x", id="user-42-a:b")
-        assert await run(plain, timer) == Done("user-42-a:b plain-x:user-42-a:b:1")
+        assert await run(plain, timer) == Done(f"user-42-a:b plain-x:user-42-a:b:{timer.created_ms}:1")
 
     def test_answers_the_same_the_second_time(self) -> None:
         registry = Registry([serving("a")])

@@ -60,7 +60,7 @@ class TestSend:
     async def test_a_message_24h_after_signup_lands_in_the_outbox(self, outbox: Path) -> None:
         timer = signup({"email": "ann@example.org", "name": "Ann"})
         assert Registry([send_message]).match(timer.prefix) is send_message
-        file = outbox / file_name("send-message-24h-after-signup:user-42:1")
+        file = outbox / file_name(f"send-message-24h-after-signup:user-42:{a_timer().created_ms}:1")
         assert await send(outbox, timer) == Done(f"written to {file}, not sent")
         assert sent(outbox) == [
             {
@@ -68,7 +68,7 @@ class TestSend:
                 "channel": "email",
                 "subject": "Welcome",
                 "text": "Hello Ann, welcome! It is good to have you here.",
-                "idempotency_key": "send-message-24h-after-signup:user-42:1",
+                "idempotency_key": f"send-message-24h-after-signup:user-42:{a_timer().created_ms}:1",
                 "token": 7,
             }
         ]

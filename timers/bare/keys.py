@@ -160,7 +160,7 @@ class BareKeys:
         """Run a script with three words for each key. Returns the code for each."""
         lines = ["\n".join(map(str, (*identity, *what))) for identity, what in told.items()]
         codes = await self.store.tell(f"bare/{script}", list(told), lines)
-        return {identity: code.decode() for identity, (_, code) in zip(told, codes, strict=True)}
+        return {identity: code.decode() for identity, (code,) in zip(told, codes, strict=True)}
 
 
 def _index(shard: int) -> str:

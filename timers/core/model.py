@@ -226,6 +226,12 @@ class Timer(NamedTuple):
         """`prefix:id`, unambiguous because a prefix has no colon."""
         return f"{self.prefix}:{self.id}"
 
+    @property
+    def idempotency_key(self) -> str:
+        """`prefix:id:created:occurrence`, created as epoch ms: the same on every try of an occurrence, and never used
+        again, also not after a purge or a replace."""
+        return f"{self.key}:{self.created_ms}:{self.occurrence}"
+
     def to_json(self) -> TimerAnswer:
         """The timer as the HTTP API shows it."""
         spec, retry, repeat = self.spec, self.retry, self.repeat

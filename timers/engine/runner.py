@@ -301,7 +301,7 @@ class Runner:
         made = partial(Context, timers=self._timers) if own is None else partial(BlockingContext, timers=own)
         return made(
             token=timer.token,
-            idempotency_key=f"{timer.prefix}:{timer.id}:{timer.occurrence}",
+            idempotency_key=timer.idempotency_key,
             deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
             log=_processors_log,
             state=self._lifespans.state_of(run.processor),

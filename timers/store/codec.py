@@ -144,7 +144,7 @@ def _ms(text: str) -> int:
 
 
 def new_record(
-    prefix: str, timer_id: str, *, due_ms: int, now_ms: int, spec: Mapping[str, Any], progress: Progress
+    prefix: str, timer_id: str, *, due_ms: int, created_ms: int, spec: Mapping[str, Any], progress: Progress
 ) -> Timer:
     """The timer of the record that `arm` makes for a free identity: what `decode` would read from it."""
     return Timer(
@@ -157,11 +157,11 @@ def new_record(
         attempt=0,
         failures=0,
         occurrence=1,
-        created_ms=now_ms,
-        updated_ms=now_ms,
+        created_ms=created_ms,
+        updated_ms=created_ms,
         spec=spec,
         progress=progress,
-        history=StoredHistory(now_ms, 0, []),
+        history=StoredHistory(created_ms, 0, []),
     )
 
 

@@ -129,7 +129,7 @@ class Store:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
         told = await self.tell("arm", identities, lines, head=head, words=2, line=line)
-        return [self._armed(a, now_ms, *said) for a, (now_ms, *said) in zip(armings, told, strict=True)]
+        return [self._armed(a, *said) for a, said in zip(armings, told, strict=True)]
 
     async def tell(
         self,
@@ -142,7 +142,7 @@ class Store:
         line: Line | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns the
-        server's time and the script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
+        script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
         the arguments that come before a batch of lines."""
         if identities and not self.identity.epoch:
             await self.identity.make()
@@ -169,7 +169,7 @@ class Store:
                     foreign.add(shard)
                     continue
                 for i, place in enumerate(places):
-                    told[place] = (int(reply[0]), *reply[1 + words * i : 1 + words * (i + 1)])
+                    told[place] = tuple(reply[1 + words * i : 1 + words * (i + 1)])
             if len(told) == len(identities):
                 return [told[place] for place in range(len(identities))]
             await self.identity.found(foreign)
@@ -342,12 +342,13 @@ class Store:
     async def _one(self, name: str, prefix: str, timer_id: str, arguments: Sequence[scripts.Argument]) -> Reply:
         return self._answer(prefix, timer_id, *await self.run(name, self.shard_of(prefix, timer_id), arguments))
 
-    def _armed(self, arming: Arming, now_ms: int, code: bytes, told: bytes) -> Reply:
-        """For a new timer the script returns only the due time; everything else is known."""
+    def _armed(self, arming: Arming, code: bytes, told: bytes) -> Reply:
+        """For a new timer the script returns only the due time and the creation; everything else is known."""
         if code != b"created":
             return self._answer(arming.prefix, arming.id, code, told)
+        due_ms, created_ms = map(int, told.split())
         timer = codec.new_record(
-            arming.prefix, arming.id, due_ms=int(told), now_ms=now_ms, spec=arming.spec, progress=arming.progress
+            arming.prefix, arming.id, due_ms=due_ms, created_ms=created_ms, spec=arming.spec, progress=arming.progress
         )
         return Reply("created", timer)
 

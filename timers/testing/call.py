@@ -53,7 +53,7 @@ async def call(
     )
     known: dict[str, Any] = {
         "token": timer.token,
-        "idempotency_key": f"{timer.prefix}:{timer.id}:{timer.occurrence}",
+        "idempotency_key": timer.idempotency_key,
         "deadline": None,
         "log": get_logger("timers.processor"),
         "state": state,

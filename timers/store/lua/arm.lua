@@ -6,8 +6,8 @@
 -- ARGV[4]  room that a quota leaves: how many may be armed that are not scheduled already; '' for no limit
 -- ARGV[5…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
 --          `+<ms from now>`), spec, progress, cause for the history if it replaces
--- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only its due time, because the
---          caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last
+-- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only `<due> <created>`, because
+--          the caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last
 --          five change nothing; `full` may have no record), `rights` (with what the user may not do as the record: nothing was
 --          changed). {now, `foreign`} if the shard does not carry the epoch; then
 --          nothing was changed
@@ -34,9 +34,10 @@ local function arm(prefix, id, if_exists, due, spec, progress, said)
   if room and not (r and r.status == 's') then room = room - 1 end
   if r then leave(prefix, id, r.status) end
   enqueue(prefix, id, due)
-  raw = write(member, new_life(prefix, r, due, spec, progress, said))
+  local life = new_life(prefix, r, due, spec, progress, said)
+  raw = write(member, life)
   if r then return 'replaced', raw end
-  return 'created', due
+  return 'created', due .. ' ' .. life.created
 end
 
 local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'

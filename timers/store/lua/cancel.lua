@@ -21,8 +21,8 @@ local function refused_with()
   if r.status ~= 's' and r.status ~= 'x' and not purge then return 'finished' end
 end
 
-local function remove()
-  call('HDEL', r.bucket, member)
+local function forget_it()
+  remove(member, r)
   call('ZREM', finished_key(r.status, prefix), id)
   count(r.status, prefix, -1)
 end
@@ -42,7 +42,7 @@ if code then return {text(now), code, raw} end
 local refusal = r.status == 's' and drop_trigger(prefix, id)
 if refusal then return {text(now), 'rights', refusal} end
 if r.status == 's' then raw = cancel() end
-if purge or forget then remove() end
+if purge or forget then forget_it() end
 if purge then tell(member, r, 'purged') end
 conclude()
 return {text(now), purge and 'purged' or 'cancelled', raw}

@@ -208,13 +208,37 @@ local function block(prefix, until_ms)
   refresh_head(prefix)
 end
 
+-- The newest fencing token given; 0 if the counter is missing or has an impossible value.
+local function newest_token()
+  local newest = tonumber(redis.pcall('GET', root .. 'token'))
+  return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
+end
+
+-- When a new timer is created: now, but no earlier than the newest token. `remove` sees to it that this is after the creation
+-- of every earlier timer of that name that ran, also if the server's clock was set back. So no idempotency key, which has the
+-- creation in it, ever comes again.
+local birth = nil
+local function creation()
+  birth = birth or text(math.max(now, math.floor(newest_token() / 1000)))
+  return birth
+end
+
+-- Remove a record. A token is nearly always behind the millisecond in which its timer was created; else the newest one is made so.
+local function remove(member, r)
+  call('HDEL', r.bucket, member)
+  local after = (r.created + 1) * 1000
+  if r.token ~= '0' and tonumber(r.token) < after and newest_token() < after then
+    call('SET', root .. 'token', text(after))
+  end
+end
+
 -- A record that is armed anew. It is scheduled and keeps the timer's token, because tokens only grow. If the last occurrence
 -- has started, it is the next one; otherwise one idempotency key would stand for two different runs.
 local function new_life(prefix, r, due, spec, progress, said)
   if not r then
     count('s', prefix, 1)
     return {status = 's', version = '1', token = '0', attempt = '0', failures = '0', occurrence = '1', due = due,
-            created = text(now), entries = '0', rest = spec .. '\n' .. progress}
+            created = creation(), entries = '0', rest = spec .. '\n' .. progress}
   end
   if r.attempt ~= '0' then r.occurrence = text(r.occurrence + 1) end
   recount(r.status, 's', prefix)
@@ -306,12 +330,6 @@ local function conclude()
   if earliest and earliest <= now + WAKE_HORIZON_MS then
     publish(ARGV[1], tag .. ' ' .. text(earliest))
   end
-end
-
--- The newest fencing token given; 0 if the counter is missing or has an impossible value.
-local function newest_token()
-  local newest = tonumber(redis.pcall('GET', root .. 'token'))
-  return newest and newest > 0 and newest < 2 ^ 53 and math.floor(newest) or 0
 end
 
 -- Take `n` fresh tokens and return the newest. The counter alone could repeat tokens: if the server loses its last seconds, it

@@ -31,7 +31,8 @@ local function prune(status, prefix)
   if #ids == 0 then return end
   for _, id in ipairs(ids) do
     local member = member_of(prefix, id)
-    call('HDEL', record_key(member), member)
+    local r = read(member)
+    if r then remove(member, r) else call('HDEL', record_key(member), member) end
   end
   call('ZREM', index, unpack(ids))
   count(status, prefix, -#ids)

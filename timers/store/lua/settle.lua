@@ -23,7 +23,7 @@ end
 
 local function finish(e, r)
   if string.find(removes, r.status, 1, true) then
-    call('HDEL', r.bucket, e.member)
+    remove(e.member, r)
     count('r', e.prefix, -1)
     tell(e.member, r, e.said)
     return
