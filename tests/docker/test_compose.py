@@ -154,6 +154,45 @@ async def test_nobody_can_log_in_to_the_shipped_server_but_its_health_is_seen(tm
     assert shell(there).returncode != 0
 
 
+def test_the_secrets_are_made_with_only_docker_too(tmp_path: Path) -> None:
+    """`docker run` stands for the image: it runs the command that is the image's entry point."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    run = f'shift 5; export PYTHONPATH={ROOT} TIMERS_REDIS_URL=redis://none; exec {sys.executable} -m timers "$@"'
+    (programs / "docker").write_text(f'#!/bin/sh\n[ "$1" != run ] || {{ {run}; }}\n')
+    (programs / "docker").chmod(0o755)
+    stack(tmp_path, "usage")
+    (tmp_path / ".venv").unlink()
+    path = f"{programs}:/usr/bin:/bin"
+    for forbidden in ("python", "python3", "openssl"):
+        (programs / forbidden).write_text(f"#!/bin/sh\necho {forbidden} >>{tmp_path}/used\nexit 1\n")
+        (programs / forbidden).chmod(0o755)
+    done = stack(tmp_path, "secrets", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "used").exists()
+    folder = tmp_path / "docker" / "secrets"
+    settings = load_settings({}, folder / "pods.env")
+    key_id = (folder / "api-key").read_text().split("_")[1]
+    assert settings.api_keys is not None
+    assert settings.api_keys.get_secret_value().startswith(f"{key_id}:")
+
+
+def test_without_docker_and_without_setup_the_secrets_say_what_is_missing(tmp_path: Path) -> None:
+    stack(tmp_path, "usage")
+    (tmp_path / ".venv").unlink()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    done = stack(tmp_path, "secrets", PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert line == (
+        "docker/stack secrets: no container engine with compose answers here (docker info); start one, "
+        "or run `make setup`, which gives what makes the key"
+    )
+    assert not (tmp_path / "docker" / "secrets").exists()
+
+
 async def test_a_pod_with_the_made_secrets_runs_a_timer_on_the_redis_of_the_compose_file(tmp_path: Path) -> None:
     stack(tmp_path, "secrets")
     secrets = tmp_path / "docker" / "secrets"
