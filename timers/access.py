@@ -93,15 +93,14 @@ def _check_pattern(pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the id of the key, what it covers, and its limits. None means no limit; `most_prefixes` applies only
-    together with `pending`."""
+    """Who asks: the id of the key, what it covers, and its limits. None means no limit."""
 
     id: str
     scope: Scope
     rights: frozenset[Right]
     rate: Rate | None = None
     pending: int | None = None
-    most_prefixes: int = MOST_PREFIXES
+    most_prefixes: int | None = None
 
 
 EVERYTHING: Final = Scope((ALL_PREFIXES,))
@@ -165,7 +164,8 @@ class ApiKey:
     def caller(self) -> Caller:
         """Who asks with this key."""
         rate = None if self.rate_text is None else _rate(self.rate_text)
-        return Caller(self.id, self.scope, self.rights, rate, self.pending, self.most_prefixes or MOST_PREFIXES)
+        most_prefixes = self.most_prefixes or (None if self.pending is None else MOST_PREFIXES)
+        return Caller(self.id, self.scope, self.rights, rate, self.pending, most_prefixes)
 
 
 def parse_rights(given: Iterable[str]) -> frozenset[Right]:

@@ -1,16 +1,21 @@
 """Every call with every right: what a key may do, what it may not, and that other keys' prefixes look empty to it."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final, get_args
 
 import pytest
+from aiohttp import web
 from redis.asyncio import Redis
 
 from tests.api.harness import Api, Reply, running_api
+from tests.api.keyed import new_key
 from tests.members import announce
 from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
 from timers.api.operations import OPERATIONS, Operation
-from timers.core.model import Timer
+from timers.api.stream import EventRoutes
+from timers.core.model import Status, Timer
+from timers.dashboard.site import Parts
 from timers.embedded import EmbeddedServer
 from timers.processor import Context, processor
 
@@ -224,3 +229,64 @@ async def test_pods_and_stats_tell_a_key_of_no_others_prefixes(guarded: Api) -> 
         assert (pod["serves"], pod["only"]) == (serves, only)
         assert [pod["lateness_ms"]["max"] is None, stats["lateness_ms"]["max"] is None] == [late is None] * 2
         assert (stats["overdue_ms"] > 0) == (late is not None)
+
+
+async def test_a_retry_takes_no_place_that_the_key_does_not_have(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    headers, kept = new_key("mine", pending=1)
+    async with running_api(server.url, [mine], keys=kept.entry) as api:
+        for timer_id in ("one", "two"):
+            await api.client.create("mine", timer_id, delay="1h")
+            await api.client.cancel("mine", timer_id)
+        assert (await api.call("POST", "/v1/timers/mine/one/retry", headers=headers)).status == 200
+        refused = await api.call("POST", "/v1/timers/mine/two/retry", headers=headers)
+        refused.problem(429, "too-many-pending")
+        every = {"action": "retry", "filter": {"prefix": "mine"}}
+        acted = await api.call("POST", "/v1/timers/actions", every, headers=headers)
+        assert acted.body["refused"] == {"too-many-pending": 1}
+        form = {"Origin": api.server.url, **headers, "Accept": "text/html"}
+        async with api.session.post(f"{api.server.url}/ui/timers/mine/two/retry", headers=form, data={}) as page:
+            assert (page.status, "the maximum of the key" in await page.text()) == (429, True)
+        assert (await api.client.counts())["mine"][Status.SCHEDULED] == 1
+
+
+async def test_a_key_for_prefixes_alone_is_limited_to_them(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    secret, kept = make_key(Scope.parse(["*"]), frozenset(RIGHTS), most_prefixes=1)
+    async with running_api(server.url, [mine, theirs], keys=kept.entry) as api:
+        new = [{"prefix": prefix, "id": "x", "delay": "1h"} for prefix in ("mine", "theirs")]
+        created = await api.call("POST", "/v1/timers", new[0], headers=bearer(secret))
+        assert created.status == 201
+        (await api.call("POST", "/v1/timers", new[1], headers=bearer(secret))).problem(429, "too-many-pending")
+
+
+async def test_the_listeners_of_one_key_leave_places_for_others(server: EmbeddedServer, redis: Redis) -> None:
+    await redis.ping()
+    (first, first_key), (second, second_key) = new_key(), new_key()
+
+    def fewer(parts: Parts) -> Sequence[web.RouteDef]:
+        return EventRoutes(parts.client, most_of_key=2).routes()
+
+    async with (
+        running_api(server.url, [mine], keys=f"{first_key.entry} {second_key.entry}", instead=fewer) as api,
+        AsyncExitStack() as open_streams,
+    ):
+
+        async def listen(headers: Mapping[str, str]) -> int:
+            stream = api.session.get(f"{api.server.url}/v1/events", headers=headers)
+            return (await open_streams.enter_async_context(stream)).status
+
+        assert [await listen(first) for _ in range(3)] == [200, 200, 503]
+        assert await listen(second) == 200
+
+
+async def test_a_key_for_some_prefixes_sees_no_numbers_of_the_fleet_on_the_overview(guarded: Api) -> None:
+    seen = {}
+    for name, secret in (("some", SECRETS["read"]), ("all", ALL_SECRET)):
+        headers = {**bearer(secret), "Accept": "text/html"}
+        async with guarded.session.get(f"{guarded.server.url}/", headers=headers) as page:
+            assert page.status == 200
+            seen[name] = await page.text()
+    for told in ("Fired in the last minute", "Late in the last hour", "Workers", "Last hour", "Last day"):
+        assert told in seen["all"]
+        assert told not in seen["some"]

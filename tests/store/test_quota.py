@@ -11,8 +11,10 @@ from tests.members import declare
 from tests.servers import Kind, start_kind
 from tests.waiting import patient
 from timers.client import TimerClient, open_store
+from timers.client.actions import BulkAction
+from timers.core.model import Status
 from timers.core.spec import NewTimer
-from timers.errors import TooManyPending
+from timers.errors import NotFound, TooManyPending
 from timers.store import keys
 from timers.store.connect import connect
 from timers.store.quotas import Quota
@@ -112,3 +114,47 @@ async def test_creates_at_the_same_time_share_a_booking(store: Store) -> None:
     ran.clear()
     await client.arm(timer("a", "free"))
     assert ran == {"arm": 1}
+
+
+async def test_a_retry_takes_no_place_that_the_quota_does_not_have(store: Store) -> None:
+    client, quota = TimerClient.over(store), Quota(2, ("a",), 100)
+    assert await codes(client, quota, timer("a", "1"), timer("a", "2")) == ["created", "created"]
+    await client.cancel("a", "1")
+    assert await codes(client, quota, timer("a", "3")) == ["created"]
+    with pytest.raises(TooManyPending, match="2 timers are scheduled under a, the maximum of the key"):
+        await client.retry("a", "1", quota=quota)
+    with pytest.raises(NotFound):
+        await client.retry("a", "none", quota=quota)
+    assert await codes(client, quota, timer("a", "1", if_exists="replace")) == ["TooManyPending"]
+    await client.cancel("a", "3")
+    assert (await client.retry("a", "1", quota=quota)).status is Status.SCHEDULED
+    assert not await store.connections.commands.exists(f"{keys.ACCESS_ROOT}bookings")
+
+
+async def test_an_action_retries_as_many_as_the_quota_has_places_for(store: Store) -> None:
+    client, quota = TimerClient.over(store), Quota(4, ("a",), 100)
+    await codes(client, quota, *(timer("a", f"{n}") for n in range(4)))
+    await client.act("cancel", {"prefix": "a"})
+    await codes(client, quota, timer("a", "new"))
+    asked = BulkAction.parse({"action": "retry", "filter": {"prefix": "a"}})
+    counts = await client.carry_out(asked, quota=quota)
+    assert (counts.matched, counts.done, counts.refused) == (4, 3, {"too-many-pending": 1})
+    assert (await client.counts())["a"][Status.SCHEDULED] == 4
+
+
+async def test_a_timer_that_was_fired_keeps_its_place_while_it_runs(store: Store) -> None:
+    """It may come back: as a repeat, a retry, or handed back."""
+    client, quota = TimerClient.over(store), Quota(1, ("a",), 100)
+    assert await codes(client, quota, timer("a", "1")) == ["created"]
+    await client.fire("a", "1")
+    shard = store.shard_of("a", "1")
+    assert (await store.claim(shard, [("a", 1)], pod="p", lease_ms=60_000, cause="event")).timers
+    assert await codes(client, quota, timer("a", "2")) == ["TooManyPending"]
+
+
+async def test_a_bound_on_prefixes_holds_without_one_on_timers(store: Store) -> None:
+    client, quota = TimerClient.over(store), Quota(None, ("*",), 2)
+    news = [timer(f"p{n}", "1") for n in range(3)]
+    assert await codes(client, quota, *news) == ["created", "created", "TooManyPending"]
+    await client.cancel("p0", "1")
+    assert (await client.retry("p0", "1", quota=quota)).status is Status.SCHEDULED

@@ -72,7 +72,7 @@ class ManyRoutes:
         visible = asked.model_copy(update={"filter": asked.filter.seen_by(visible_to(request))})
         self._acting += 1
         try:
-            counts = await self._client.carry_out(visible, _enough_for(request))
+            counts = await self._client.carry_out(visible, _enough_for(request), quota=quota_of(request))
         finally:
             self._acting -= 1
         return answer(counts.to_json())

@@ -144,7 +144,7 @@ TIMER_OPERATIONS: Final = (
         "Arm a failed, unhandled or cancelled timer again, due now",
         _timer("The armed timer."),
         _IDENTITY,
-        problems=_REARMING,
+        problems=(*_REARMING, "too-many-pending"),
     ),
     Operation(
         "fireTimer",

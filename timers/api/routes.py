@@ -86,7 +86,7 @@ class TimerRoutes:
     async def retry(self, request: web.Request) -> web.Response:
         """Answers 200 with the timer, armed again for now."""
         await refuse_body(request)
-        return _shown(await self._client.retry(*parsed(request, _identity, request)))
+        return _shown(await self._client.retry(*parsed(request, _identity, request), quota=quota_of(request)))
 
     async def fire(self, request: web.Request) -> web.Response:
         """Answers 200 with the timer, due now."""

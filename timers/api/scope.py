@@ -50,4 +50,6 @@ def nothing_of(prefix: str) -> NotFound:
 def quota_of(request: web.Request) -> Quota | None:
     """The quota of the request, or None if it has none."""
     caller = request[_CALLER]
-    return None if caller.pending is None else Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)
+    if caller.most_prefixes is None:
+        return None
+    return Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)

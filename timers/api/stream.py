@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -12,7 +13,7 @@ from timers.api.auth import AUTH
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
 from timers.api.requests import LAST_EVENT_ID, EventsQuery
-from timers.api.scope import visible_to
+from timers.api.scope import caller_of, visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
 from timers.client.feed import QUEUE_LIMIT, Dropped, Event, FeedListener, Wants, event_json
@@ -34,6 +35,9 @@ END_SECONDS: Final = 0.2
 LISTENERS: Final = 256
 """Listeners of one pod at a time. Each change is written to every one of them."""
 
+LISTENERS_OF_KEY: Final = 64
+"""Of these, how many one API key may have: a quarter, so that no tenant shuts the others out."""
+
 LINGER_SECONDS: Final = 60.0
 """How long a pod remembers changes after its last listener has left, for listeners that come back."""
 
@@ -52,12 +56,14 @@ class EventRoutes:
         client: TimerClient,
         most: int = LISTENERS,
         *,
+        most_of_key: int = LISTENERS_OF_KEY,
         linger_seconds: float = LINGER_SECONDS,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        self._client, self._most = client, most
+        self._client, self._most, self._most_of_key = client, most, most_of_key
         self._linger_seconds, self._heartbeat_seconds = linger_seconds, heartbeat_seconds
         self._listening = 0
+        self._of_key: Counter[str] = Counter()
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
@@ -68,11 +74,19 @@ class EventRoutes:
         wants = _wants(request)
         if self._listening >= self._most:
             raise Busy(f"this pod has {self._most} listeners, its maximum; try again later")
+        caller = caller_of(request)
+        key = caller.id if caller else ""
+        if key and self._of_key[key] >= self._most_of_key:
+            raise Busy(f"this API key has {self._most_of_key} listeners on this pod, its maximum; close some")
         self._listening += 1
+        self._of_key[key] += 1
         try:
             return await self._stream(request, wants)
         finally:
             self._listening -= 1
+            self._of_key[key] -= 1
+            if not self._of_key[key]:
+                del self._of_key[key]
 
     async def _stream(self, request: web.Request, wants: Wants | None) -> web.StreamResponse:
         feed = await self._client.feed()

@@ -42,7 +42,7 @@ def make(
     rate: Annotated[str | None, typer.Option(metavar="100/s", help="Maximum rate of calls.")] = None,
     pending: Annotated[int | None, typer.Option(metavar="N", help="Maximum of waiting timers.")] = None,
     most_prefixes: Annotated[
-        int | None, typer.Option(metavar="N", help="With --pending: maximum of prefixes with timers (100).")
+        int | None, typer.Option(metavar="N", help="Maximum of prefixes with timers (with --pending 100).")
     ] = None,
     entry_only: Annotated[
         bool, typer.Option("--entry-only", help="Do not store it in Redis; you put its entry into TIMERS_API_KEYS.")

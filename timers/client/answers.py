@@ -40,10 +40,7 @@ def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPendin
     if answer.refused is not None:
         return answer.refused
     if answer.code == "full" and quota is not None:
-        return TooManyPending(
-            f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key; "
-            "try again when some have run, or cancel some"
-        )
+        return _too_many(quota)
     if answer.code == "prefixes" and quota is not None:
         return TooManyPending(
             f"{quota.most_prefixes} prefixes under {', '.join(quota.prefixes)} have timers, the maximum of the key; "
@@ -57,8 +54,17 @@ def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPendin
     return refusal(answer.code, timer.prefix, timer.id, timer)
 
 
-def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...]) -> Timer:
+def _too_many(quota: Quota) -> TooManyPending:
+    return TooManyPending(
+        f"{quota.most} timers are scheduled under {', '.join(quota.prefixes)}, the maximum of the key, or running; "
+        "try again when some have run, or cancel some"
+    )
+
+
+def accepted(answer: Reply, prefix: str, timer_id: str, codes: tuple[str, ...], quota: Quota | None = None) -> Timer:
     """The timer, if the reply has one of these codes. Raises the error for any other code."""
+    if answer.code == "full" and quota is not None:
+        raise _too_many(quota)
     if answer.refused is not None:
         raise answer.refused
     if answer.code not in codes or answer.timer is None:

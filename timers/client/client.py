@@ -202,11 +202,12 @@ class TimerClient(Timers):
         answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause="fired")
         return accepted(answer, prefix, id, ("changed",))
 
-    async def retry(self, prefix: str, id: str) -> Timer:
-        """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
-        store = await self._open()
-        answer = await store.rearm(check_prefix(prefix), check_id(id), cause="retried")
-        return accepted(answer, prefix, id, ("changed",))
+    async def retry(self, prefix: str, id: str, *, quota: Quota | None = None) -> Timer:
+        """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled, and
+        TooManyPending if the quota is full."""
+        await self._open()
+        answer = await self._group_commit.rearm(check_prefix(prefix), check_id(id), quota)
+        return accepted(answer, prefix, id, ("changed",), quota)
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the
@@ -244,8 +245,8 @@ class TimerClient(Timers):
         given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, "changes": changes, **due}
         return await self.carry_out(BulkAction.parse(given), stop)
 
-    async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False) -> Counts:
-        """As `act`, for a checked action."""
+    async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False, *, quota: Quota | None = None) -> Counts:
+        """As `act`, for a checked action, within a quota."""
         store = await self._open()
         begun = Begun(await store.now_ms()) if asked.cursor is None else Begun.read(asked.cursor)
         change = asked.change_from(begun.since_ms)
@@ -255,14 +256,16 @@ class TimerClient(Timers):
             asked.narrowed.at(begun.since_ms),
             begun,
             skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,
-            act=None if asked.dry_run else self._act_of(asked.action, change),
+            act=None if asked.dry_run else self._act_of(asked.action, change, quota),
             stop=stop,
         )
 
-    async def act_on(self, asked: BulkAction, chosen: Sequence[tuple[str, str]]) -> Counts:
+    async def act_on(
+        self, asked: BulkAction, chosen: Sequence[tuple[str, str]], *, quota: Quota | None = None
+    ) -> Counts:
         """As `carry_out`, on the timers with these prefixes and ids, whatever the filter says."""
         store, counts = await self._open(), Counts()
-        act = self._act_of(asked.action, asked.change_from(await store.now_ms()))
+        act = self._act_of(asked.action, asked.change_from(await store.now_ms()), quota)
         found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in chosen])
         for (prefix, id), timer in zip(chosen, found, strict=True):
             if timer is None:
@@ -271,11 +274,11 @@ class TimerClient(Timers):
         await act_on_some([timer for timer in found if timer is not None], act, counts)
         return counts
 
-    def _act_of(self, action: str, change: TimerChange | None) -> Act:
+    def _act_of(self, action: str, change: TimerChange | None, quota: Quota | None) -> Act:
         def act(timer: Timer) -> Awaitable[Timer]:
             prefix, id, version = timer.prefix, timer.id, timer.version
             if action == "retry":
-                return self.retry(prefix, id)
+                return self.retry(prefix, id, quota=quota)
             if change is not None:
                 return self.change(prefix, id, change, version=version)
             return self.cancel(prefix, id, version=version, purge=action == "purge")

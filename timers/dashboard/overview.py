@@ -39,6 +39,10 @@ SCOPES: Final = 16
 NEXT: Final = 8
 
 
+RINGS: Final = {"hour": "a minute", "day": "half an hour"}
+"""What the charts of fired timers show, and what each bar is. They count timers of all prefixes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
     """One sentence on the state of the service. `level` is `ok`, `warn` or `bad`; `reasons` are everything that is
@@ -50,13 +54,15 @@ class Health:
 
 
 def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], visible: Visible | None) -> Health:
-    """What an operator should know first."""
+    """What an operator should know first; without figures over all prefixes for whoever sees only some."""
     bad, warn = list(_bad(stats, visible)), list(_warnings(stats, by_status))
     warn += uncovered.warnings() if visible is None else []
     if bad:
         return Health("bad", bad[0], [*bad[1:], *warn])
     if warn:
         return Health("warn", warn[0], warn[1:])
+    if visible is not None:
+        return Health("ok", "All is well.", ())
     fired = stats.lateness_ms["p99"]
     on_time = "Nothing has fired in the last five minutes." if fired is None else f"99 % start within {fired} ms."
     return Health("ok", f"All is well. Timers fire on time. {on_time}", ())
@@ -64,6 +70,8 @@ def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], 
 
 def _bad(stats: Stats, visible: Visible | None) -> Sequence[str]:
     found = [f"Data was lost: {loss}." for loss in stats.losses]
+    if found and visible is not None:
+        found = ["Data was lost. Whoever operates the service sees how much."]
     lacks = {prefix: said for pod in stats.pods for prefix, said in pod.lacks.items()}
     found += [f"Timers of {p!r} stand still: {said}." for p, said in lacks.items() if visible is None or visible(p)]
     if not any(pod.works for pod in stats.pods):
@@ -117,7 +125,7 @@ class OverviewPage:
         for counts in stats.counts.values():
             for status, n in counts.items():
                 by_status[status] += n
-        fired = await self._fired.get()
+        fired = await self._fired.get() if visible is None else {}
         uncovered, ringing = await self._uncovered.get(), await self._alarms.get()
         coming = await next_timers(self._parts.store, NEXT, visible)
         # Last, because counting keeps the server busy.
@@ -133,7 +141,7 @@ class OverviewPage:
             by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
-            rings=[_ring("hour", "a minute", fired["hour"]), _ring("day", "half an hour", fired["day"])],
+            rings=[_ring(name, step, fired[name]) for name, step in RINGS.items() if name in fired],
             load=load and _load_chart(load[0], now_ms),
             load_is_whole=load is None or load[1],
             next=coming,

@@ -90,7 +90,7 @@ class TimerPages:
         """Answers 303 back to the timer, or 409 with the timer and why the action was refused."""
         prefix, timer_id = _identity(request)
         form, action = await form_of(request), request.match_info["action"]
-        do = self._acts(prefix, timer_id, form).get(action)
+        do = self._acts(request, prefix, timer_id, form).get(action)
         if do is None:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a timer")
         try:
@@ -100,13 +100,15 @@ class TimerPages:
         where = "/ui/timers" if action == "purge" else f"/ui/timers/{prefix}/{timer_id}"
         return redirect(f"{where}?done={action}" if action != "purge" else f"{where}?prefix={prefix}")
 
-    def _acts(self, prefix: str, timer_id: str, form: Mapping[str, str]) -> Mapping[str, Callable[[], Awaitable[Any]]]:
+    def _acts(
+        self, request: web.Request, prefix: str, timer_id: str, form: Mapping[str, str]
+    ) -> Mapping[str, Callable[[], Awaitable[Any]]]:
         version = int(form["version"]) if form.get("version", "").isdecimal() else None
         return {
             "cancel": lambda: self._client.cancel(prefix, timer_id, version=version),
             "purge": lambda: self._client.cancel(prefix, timer_id, version=version, purge=True),
             "fire": lambda: self._client.fire(prefix, timer_id),
-            "retry": lambda: self._client.retry(prefix, timer_id),
+            "retry": lambda: self._client.retry(prefix, timer_id, quota=quota_of(request)),
             "reschedule": lambda: self._client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
         }
 

@@ -1,14 +1,15 @@
 """Owns arming within a quota, exactly, over all pods and shards; shared data has its own hash slot.
 
-A caller books places, counts what is scheduled, arms within what is left, and ends its booking. Earlier bookings count
-with all their places: either their timers are counted or their booking is seen, so the last place is taken once. A
-booking whose caller died expires.
+A caller books places, counts what is scheduled or runs, arms within what is left, and ends its booking. Earlier
+bookings count with all their places: either their timers are counted or their booking is seen, so the last place is
+taken once. A booking whose caller died expires.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,10 +30,11 @@ COUNT_BATCH: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How many timers may be scheduled at once under some prefixes, and how many of these prefixes may have timers.
-    `name*` stands for every prefix that begins with `name`."""
+    """How many timers may be scheduled at once under some prefixes (None: any number), and how many of these prefixes
+    may have timers. `name*` stands for every prefix that begins with `name`. A running timer counts as scheduled,
+    because a retry or a repeat makes it that again."""
 
-    most: int
+    most: int | None
     prefixes: tuple[str, ...]
     most_prefixes: int
 
@@ -62,13 +64,24 @@ class Quotas:
 
     async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Reply], int]:
         """One round; also returns how many places there were."""
-        booking, room, known = await self._book(len(armings), quota)
-        allowed = _within(armings, known, quota)
-        some = [arming for arming in armings if arming.prefix in allowed]
-        answers = iter(await self._store.arm(some, edit_lock_ms=edit_lock_ms, room=room))
+        async with self._booked(len(armings), quota) as (room, known):
+            allowed = _within(armings, known, quota)
+            some = [arming for arming in armings if arming.prefix in allowed]
+            answers = iter(await self._store.arm(some, edit_lock_ms=edit_lock_ms, room=room))
+        return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
+
+    async def rearm(self, prefix: str, timer_id: str, quota: Quota, *, cause: str) -> Reply:
+        """As `Store.rearm`, with one more code: `full` if there is no place."""
+        async with self._turns[quota], self._booked(1, quota) as (room, _):
+            return await self._store.rearm(prefix, timer_id, cause=cause, full=room == 0)
+
+    @asynccontextmanager
+    async def _booked(self, wanted: int, quota: Quota) -> AsyncIterator[tuple[int, set[str]]]:
+        """Book places, and end the booking when they are taken. Yields the room, and the prefixes with timers."""
+        booking, room, known = await self._book(wanted, quota)
+        yield room, known
         with reachable():
             await self._redis.zrem(f"{keys.ACCESS_ROOT}bookings", booking)
-        return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
 
     async def _book(self, wanted: int, quota: Quota) -> tuple[bytes, int, set[str]]:
         """A booking, the room it gives, and the prefixes with timers. While earlier bookings could take what it wants,
@@ -78,13 +91,13 @@ class Quotas:
             asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
             booking, ahead = await self._store.run_at(keys.ACCESS_ROOT, "book", asked)
             scheduled, known = await self._counted(quota)
-            room = min(max(quota.most - scheduled - ahead, 0), wanted)
+            room = wanted if quota.most is None else min(max(quota.most - scheduled - ahead, 0), wanted)
             if room == wanted or ahead == 0 or time.monotonic() > until:
                 return booking, room, known
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
-        """How many timers are scheduled under the quota's prefixes, and which prefixes have timers in any status."""
+        """How many timers are scheduled or run under the quota's prefixes, and which prefixes have timers at all."""
         found: dict[tuple[int, bytes], int] = {}
         cursors = {(shard, pattern): 0 for shard in range(self._store.shards) for pattern in quota.prefixes}
         while cursors:
@@ -97,7 +110,7 @@ class Quotas:
                 found |= {(shard, field): int(n) for field, n in fields.items()}
                 cursors[shard, pattern] = cursor
             cursors = {source: cursor for source, cursor in cursors.items() if cursor}
-        scheduled = sum(n for (_, field), n in found.items() if field.startswith(b"s "))
+        scheduled = sum(n for (_, field), n in found.items() if field.startswith((b"s ", b"r ")))
         return scheduled, {field[2:].decode() for (_, field), n in found.items() if n}
 
 

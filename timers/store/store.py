@@ -230,10 +230,12 @@ class Store:
         due: str = "+0",
         version: int | None = None,
         completed: bool = False,
+        full: bool = False,
     ) -> Reply:
-        """Arm a failed, unhandled or cancelled timer again; with `completed` also a completed one. Codes: changed,
-        missing, version, running, scheduled, completed."""
-        arguments = (prefix, timer_id, due, _expected(version), "completed" if completed else "", cause)
+        """Arm a failed, unhandled or cancelled timer again; with `completed` also a completed one; none if a quota is
+        `full`. Codes: changed, missing, version, running, scheduled, completed, full, rights."""
+        which, room = "completed" if completed else "", "full" if full else ""
+        arguments = (prefix, timer_id, due, _expected(version), which, cause, room)
         return await self._one("rearm", prefix, timer_id, arguments)
 
     async def claim(

@@ -7,8 +7,9 @@
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `completed` to arm a completed timer too, or ''
 -- ARGV[7]  cause for the history
--- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`, `rights` (with what the user
---          may not do in the place of the record)
+-- ARGV[8]  `full` if a quota leaves no room, or ''
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`, `full`, `rights`
+--          (with what the user may not do in the place of the record)
 
 local prefix, id = ARGV[2], ARGV[3]
 local member = member_of(prefix, id)
@@ -20,6 +21,7 @@ local function refused_with()
   if r.status == 'r' then return 'running' end
   if r.status == 's' then return 'scheduled' end
   if r.status == 'c' and ARGV[6] ~= 'completed' then return 'completed' end
+  if ARGV[8] == 'full' then return 'full' end
 end
 
 local code = refused_with()
