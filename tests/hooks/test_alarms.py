@@ -159,8 +159,8 @@ async def test_an_alarm_that_no_mail_server_took_does_not_count_as_sent(
     await fleet.client.create("note", "a", delay=0)
 
     async def ended() -> Timer | None:
-        messages = [timer async for timer in fleet.client.iterate(status=["completed", "failed"])]
-        return next((timer for timer in messages if timer.prefix.startswith("timers.alarm-")), None)
+        messages = fleet.client.iterate(prefix="timers.alarm-*", status=["completed", "failed"])
+        return next(iter([timer async for timer in messages]), None)
 
     message = await eventually(ended, "the message has ended")
     assert message is not None
@@ -184,7 +184,7 @@ async def test_a_command_gets_the_alarm_and_none_of_the_settings_and_is_tried_ag
     async def retried() -> Timer | None:
         calls = [
             timer
-            async for timer in fleet.client.iterate(status="scheduled")
+            async for timer in fleet.client.iterate(prefix="timers.*", status="scheduled")
             if timer.failures and "failed-" in timer.id
         ]
         return next(iter(calls), None)

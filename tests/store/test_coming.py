@@ -9,6 +9,7 @@ import time_machine
 from tests.conftest import SharedServers
 from tests.store.acts import armed
 from tests.store.backends import open_store
+from timers.store.filters import Filter
 from timers.store.starts import add_starts, due_load, next_timers, past_starts, total
 from timers.store.store import Arming, Store
 
@@ -22,7 +23,7 @@ async def test_each_hour_counts_what_is_due_in_it(store: Store) -> None:
     counts, is_whole = await due_load(store, step_ms=HOUR, steps=24)
     assert (counts[0], counts[1], counts[23], sum(counts)) == (2, 2, 1, 5)
     assert is_whole
-    seen, _ = await due_load(store, step_ms=HOUR, steps=24, visible=lambda prefix: prefix == "other")
+    seen, _ = await due_load(store, step_ms=HOUR, steps=24, wanted=Filter(prefix="other"))
     assert sum(seen) == 1
 
 
@@ -40,7 +41,7 @@ async def test_the_next_are_those_due_first_over_all_queues_and_shards(servers: 
         await store.arm(order)
         found = await next_timers(store, 8)
         assert [timer.id for timer in found] == [a.id for a in sorted(order, key=lambda a: int(a.due[1:]))[:8]]
-        only = await next_timers(store, 8, lambda prefix: prefix == "p3")
+        only = await next_timers(store, 8, Filter(prefix="p3"))
         assert {timer.prefix for timer in only} == {"p3"}
 
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.answer import answer, encoded, joined, of_bytes
-from timers.api.body import parsed, refuse_body, refuse_query
+from timers.api.body import parsed, read_query, refuse_body, refuse_query
 from timers.api.operations import route
+from timers.api.requests import PrefixQuery
 from timers.api.scope import require_visible, visible_to
 from timers.client import TimerClient
 from timers.client.fleet import by_name
@@ -53,9 +54,8 @@ class OperatingRoutes:
 
     async def stats(self, request: web.Request) -> web.Response:
         """Answers 200 with the state of the whole service, but only with timers that the caller may see."""
-        refuse_query(request)
-        visible = visible_to(request)
-        stats = await self._client.stats(visible)
+        prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+        stats = await self._client.stats(prefix, visible=visible)
         counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
         total: Counter[Status] = Counter()
         async for counted in in_turns(counts.values()):
@@ -71,9 +71,8 @@ class OperatingRoutes:
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes that the caller may see."""
-        refuse_query(request)
-        visible = visible_to(request)
-        views = [view for view in await self._client.prefixes() if visible is None or visible(view.prefix)]
+        prefix, visible = read_query(request, PrefixQuery).prefix, visible_to(request)
+        views = [view for view in await self._client.prefixes(prefix) if visible is None or visible(view.prefix)]
         return of_bytes(b'{"items":[' + await joined(views, lambda view: encoded(view.to_json())) + b"]}")
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -118,7 +117,7 @@ class OperatingRoutes:
         found = defaultdict[str, Counter[Status]](Counter)
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                uncovered, counts = await self._client.uncovered(), await self._client.counts()
+                uncovered, counts = await self._client.uncovered(), await self._client.counts(own=True)
                 async for prefix, counted in in_turns(counts.items()):
                     found[await self._label(prefix)].update(counted)
                 overdue_ms, posted = await self._client.overdue_ms(), await self._client.posted()

@@ -201,7 +201,7 @@ MANY_OPERATIONS: Final = (
         "Follow the changes of timers as server-sent events",
         _ok(_EVENTS, media_type=EVENTS),
         (given.RESUME,),
-        query=given.EventsQuery,
+        query=given.PrefixQuery,
     ),
 )
 
@@ -213,6 +213,7 @@ POD_OPERATIONS: Final = (
         "read",
         "Get counts, lateness, and whether notifications arrive",
         _ok("The state of the whole service.", answers.StatsAnswer),
+        query=given.PrefixQuery,
     ),
     Operation(
         "listPrefixes",
@@ -221,6 +222,7 @@ POD_OPERATIONS: Final = (
         "read",
         "List the prefixes that have timers or a processor",
         _ok("The prefixes.", answers.PrefixesAnswer),
+        query=given.PrefixQuery,
     ),
     Operation(
         "pausePrefix",

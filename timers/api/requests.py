@@ -48,8 +48,8 @@ class CancelQuery(StrictModel):
     ] = False
 
 
-class EventsQuery(StrictModel):
-    """Which changes a stream of events contains."""
+class PrefixQuery(StrictModel):
+    """Which prefixes: all but the service's own, or those asked for."""
 
     prefix: PrefixPattern | None = None
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from timers.api.auth import AUTH
 from timers.api.body import read_query
 from timers.api.operations import EVENTS, route
-from timers.api.requests import LAST_EVENT_ID, EventsQuery
+from timers.api.requests import LAST_EVENT_ID, PrefixQuery
 from timers.api.scope import caller_of, visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
@@ -137,7 +137,7 @@ class EventRoutes:
 
 
 def _wants(request: web.Request) -> Wants | None:
-    asked, visible = read_query(request, EventsQuery), visible_to(request)
+    asked, visible = read_query(request, PrefixQuery), visible_to(request)
     if asked.prefix is None and visible is None:
         return None
     wanted = Filter(prefix=asked.prefix).seen_by(visible)

@@ -7,6 +7,7 @@ from typing import Final
 import typer
 
 from timers.cli.session import Session, run
+from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.model import Status
 from timers.store.filters import Filter
 from timers.store.listing import read_page
@@ -25,7 +26,9 @@ def prefixes(incomplete: str) -> Sequence[str]:
     """The prefixes that begin with this text."""
 
     async def read(session: Session) -> Sequence[str]:
-        return [view.prefix for view in await session.client.prefixes() if view.prefix.startswith(incomplete)][:MOST]
+        asked = f"{OWN_PREFIXES}*" if is_own(incomplete) else None
+        found = [view.prefix for view in await session.client.prefixes(asked)]
+        return [prefix for prefix in found if prefix.startswith(incomplete)][:MOST]
 
     return _read(read)
 

@@ -10,6 +10,7 @@ import typer
 from timers.cli import completing
 from timers.cli.output import Format, Output, cell, progress, show_record, show_records
 from timers.cli.session import Session, run
+from timers.cli.timers import Of
 from timers.client import reachable_url
 from timers.client.doctor import examine, unreachable
 from timers.client.replay import Replayed, arm_again, preview
@@ -52,11 +53,11 @@ def init(
     show_record(run(make, TIMERS_SHARDS=shards), output)
 
 
-def prefixes(context: typer.Context, output: Output = Format.TABLE) -> None:
+def prefixes(context: typer.Context, of: Of = None, output: Output = Format.TABLE) -> None:
     """List the prefixes that have timers, were declared, or are paused, and who runs them."""
     if context.invoked_subcommand is not None:
         return
-    found = [view.to_json() for view in run(lambda session: session.client.prefixes())]
+    found = [view.to_json() for view in run(lambda session: session.client.prefixes(of))]
     show_records([_row(view) for view in found] if output is Format.TABLE else found, output)
 
 

@@ -239,9 +239,9 @@ def ls(
         typer.echo(f"timers: there are more timers; continue with --cursor {found.next_cursor}", err=True)
 
 
-def stats(output: Output = Format.TABLE) -> None:
+def stats(prefix: Of = None, output: Output = Format.TABLE) -> None:
     """Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive."""
-    found = run(lambda session: session.client.stats()).to_json()
+    found = run(lambda session: session.client.stats(prefix)).to_json()
     if output is not Format.TABLE:
         show_document(found, output)
         return

@@ -30,6 +30,7 @@ from timers.core.model import Status, Timer
 from timers.dashboard.overview import health
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
+from timers.store.filters import Filter
 from timers.store.search import Ending, endings
 from timers.store.starts import Slot, next_timers, past_starts, total
 
@@ -159,8 +160,7 @@ async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
 
 async def _look(session: Session, prefix: str | None) -> _Snapshot:
     client, store = session.client, session.store
-    visible = None if prefix is None else prefix.__eq__
-    stats = await client.stats(visible)
+    stats = await client.stats(prefix)
     failing = {name: n for name, counts in stats.counts.items() if (n := counts.get(Status.FAILED, 0))}
     failures = [
         (name, ending)
@@ -172,7 +172,7 @@ async def _look(session: Session, prefix: str | None) -> _Snapshot:
         stats=stats,
         uncovered=await client.uncovered(),
         fired=await past_starts(store),
-        coming=await next_timers(store, ROWS, visible),
+        coming=await next_timers(store, ROWS, Filter(prefix=prefix)),
         failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
     )
 

@@ -129,13 +129,13 @@ class BlockingTimerClient(BlockingTimers):
             lambda client: client.act(action, filter, dry_run=dry_run, cursor=cursor, changes=changes, **due)
         )
 
-    def stats(self) -> Stats:
+    def stats(self, prefix: str | None = None) -> Stats:
         """As TimerClient.stats."""
-        return self._wait(lambda client: client.stats())
+        return self._wait(lambda client: client.stats(prefix))
 
-    def prefixes(self) -> Sequence[PrefixView]:
+    def prefixes(self, prefix: str | None = None) -> Sequence[PrefixView]:
         """As TimerClient.prefixes."""
-        return self._wait(lambda client: client.prefixes())
+        return self._wait(lambda client: client.prefixes(prefix))
 
     def pods(self) -> Sequence[Member]:
         """As TimerClient.pods."""

@@ -1,6 +1,6 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -13,7 +13,7 @@ from timers.client.fleet import PrefixView, Stats, forget_prefix, read_overdue_m
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan
 from timers.core.calls import Timers
-from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent
+from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
@@ -22,7 +22,7 @@ from timers.errors import ConfigurationError, InvalidInput, NoProcessor
 from timers.settings import Settings, load_worker_settings
 from timers.store import outbox
 from timers.store.connect import Connections, connect
-from timers.store.filters import Filter
+from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
@@ -285,13 +285,15 @@ class TimerClient(Timers):
 
         return act
 
-    async def stats(self, visible: Callable[[str], bool] | None = None) -> Stats:
-        """Counts, lateness, what is overdue, how notifications arrive. `visible` leaves out timers of some prefixes."""
-        return await read_stats(await self._open(), visible)
+    async def stats(self, prefix: str | None = None, *, visible: Visible | None = None) -> Stats:
+        """Counts, lateness, what is overdue, how notifications arrive; `prefix` as in a filter. `visible` leaves out
+        timers of some prefixes."""
+        return await read_stats(await self._open(), Filter.parse({"prefix": prefix}).seen_by(visible))
 
-    async def counts(self) -> Mapping[str, Mapping[Status, int]]:
-        """How many timers of each prefix are in each status; zeros left out."""
-        return await Queries(await self._open()).counts()
+    async def counts(self, *, own: bool = False) -> Mapping[str, Mapping[Status, int]]:
+        """How many timers of each prefix are in each status, zeros left out; with `own` also the service's own."""
+        counts = await Queries(await self._open()).counts()
+        return counts if own else {prefix: counted for prefix, counted in counts.items() if not is_own(prefix)}
 
     async def overdue_ms(self) -> int:
         """How long the oldest due timer that is neither paused nor at a limit has waited to be claimed."""
@@ -305,9 +307,10 @@ class TimerClient(Timers):
         """The shards and due prefixes that no live pod takes."""
         return await read_uncovered(await self._open())
 
-    async def prefixes(self) -> Sequence[PrefixView]:
-        """The prefixes that have timers or a processor, or are paused."""
-        return await read_prefixes(await self._open())
+    async def prefixes(self, prefix: str | None = None) -> Sequence[PrefixView]:
+        """The prefixes that have timers or a processor, or are paused; `prefix` as in a filter."""
+        wanted = Filter.parse({"prefix": prefix})
+        return [view for view in await read_prefixes(await self._open()) if wanted.covers(view.prefix)]
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, on a live pod or not; None if none was ever declared."""
@@ -341,7 +344,8 @@ class TimerClient(Timers):
         return await (await self._open()).pause(check_prefix(prefix), paused=False)
 
     async def events(self, prefix: str | None = None) -> AsyncIterator[Event]:
-        """The timers' changes from now on, and word of changes that were missed. Ends when the client is closed."""
+        """The timers' changes from now on, of one prefix or of all but the service's own, and word of changes that were
+        missed. Ends when the client is closed."""
         wants = None if prefix is None else partial(_is_of, check_prefix(prefix))
         async for event in (await self.feed()).events(wants):
             yield event

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from timers.core.fields import OWN_PREFIXES
+from timers.core.fields import is_own
 from timers.errors import FieldError, NoProcessor, shown
 from timers.store.membership import Membership, Roster
 from timers.store.queries import Queries
@@ -27,14 +27,15 @@ class Uncovered:
     prefixes: Sequence[str]
 
     def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
-        """A sentence for the shards and one for the prefixes, if there are any. Prefixes that may not be seen are
-        counted."""
+        """A sentence for the shards and one for the prefixes but the service's own, if there are any. Prefixes that may
+        not be seen are counted."""
         shards = f"no live pod takes the shards {shortened(self.shards)}"
-        seen = [prefix for prefix in self.prefixes if visible is None or visible(prefix)]
+        callers = [prefix for prefix in self.prefixes if not is_own(prefix)]
+        seen = [prefix for prefix in callers if visible is None or visible(prefix)]
         named = [f"of the prefixes {shortened(seen)}"] if seen else []
-        counted = [f"of {len(self.prefixes) - len(seen)} prefixes"] if len(seen) < len(self.prefixes) else []
+        counted = [f"of {len(callers) - len(seen)} prefixes"] if len(seen) < len(callers) else []
         prefixes = f"no live pod takes due timers {' and '.join([*named, *counted])}"
-        return [*([shards] if self.shards else ()), *([prefixes] if self.prefixes else ())]
+        return [*([shards] if self.shards else ()), *([prefixes] if callers else ())]
 
 
 def uncovered(roster: Roster, queues: Iterable[Queue], shards: int) -> Uncovered:
@@ -95,7 +96,7 @@ class Declared:
         return [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
 
     def _refusal(self, prefix: str) -> NoProcessor:
-        callers = [prefix for prefix in sorted(self._roster.declared) if not prefix.startswith(OWN_PREFIXES)]
+        callers = [prefix for prefix in sorted(self._roster.declared) if not is_own(prefix)]
         known = shortened(callers) or "no prefix was ever declared"
         return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from timers.core.answers import ChangeAnswer
 from timers.core.durations import format_time
+from timers.core.fields import is_own
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.queries import Change, Queries
@@ -122,11 +123,15 @@ class _Log:
         return [change for _, change in newest_first if change is not None][::-1]
 
 
+def _of_callers(change: Change) -> bool:
+    return not is_own(change.prefix)
+
+
 class FeedListener:
     """A listener: what waits for it, and from which change on it has lost some. `Feed.join` makes one."""
 
     def __init__(self, feed: "Feed", wants: Wants | None) -> None:
-        self._feed, self._wants = feed, wants
+        self._feed, self._wants, self._wants_all = feed, wants or _of_callers, wants is None
         self._waiting: deque[Event] = deque()
         self._lost_from: int | None = None
         self._ended = False
@@ -147,12 +152,12 @@ class FeedListener:
     def catch_up(self, place: str, missed: Iterable[Change]) -> None:
         """The subscription is confirmed and the listener is back: it first hears what it has missed."""
         self.open(place)
-        self._waiting += [change for change in missed if self._wants is None or self._wants(change)]
+        self._waiting += [change for change in missed if self._wants(change)]
         self._room += len(self._waiting)
 
     def offer(self, change: Change) -> bool:
         """Hand a change over without waiting. False if the listener's queue is full."""
-        if self._wants is not None and not self._wants(change):
+        if not self._wants(change):
             return True
         if len(self._waiting) >= self._room:
             return False
@@ -180,7 +185,7 @@ class FeedListener:
             return None
         lost = self._feed.keep_up(self) - self._lost_from
         self._lost_from = None
-        return Dropped(lost if self._wants is None else None)
+        return Dropped(lost if self._wants_all else None)
 
     @property
     def place(self) -> str | None:
@@ -215,9 +220,9 @@ class Feed:
         return self._log.place
 
     def join(self, wants: Wants | None = None, after: str | None = None) -> FeedListener:
-        """Listen to the changes that are wanted: from now on, or with a place from there on, as far as it is
-        remembered. `OPEN` says that the subscription is confirmed, `GAP` that changes since the place may be lost. The
-        listener must `leave`."""
+        """Listen to the changes that are wanted, by default to all but those of the service's own timers: from now on,
+        or with a place from there on, as far as it is remembered. `OPEN` says that the subscription is confirmed, `GAP`
+        that changes since the place may be lost. The listener must `leave`."""
         listener = FeedListener(self, wants)
         if self._closed:
             listener.end()
@@ -294,7 +299,7 @@ class Feed:
             await asyncio.gather(subscribing, return_exceptions=True)
 
     def keep_up(self, listener: FeedListener) -> int:
-        """Tell the listener of changes again; returns how many there have been."""
+        """Tell the listener of changes again; returns how many there have been of callers' timers."""
         self._keeping_up.add(listener)
         return self._changes
 
@@ -313,4 +318,4 @@ class Feed:
             listener.fall_behind(self._changes)
         self._keeping_up.difference_update(full)
         self.dropped += len(self._listeners) - len(self._keeping_up)
-        self._changes += 1
+        self._changes += _of_callers(change)

@@ -1,7 +1,7 @@
 """Owns reading what pods report: who is alive, who serves what, and the state of the fleet."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import cast
@@ -13,6 +13,7 @@ from timers.core.explain import explain
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
 from timers.errors import NotFound, Refused
+from timers.store.filters import ALL, Filter
 from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
 from timers.store.queries import Queries
@@ -107,20 +108,22 @@ async def read_pods(store: Store) -> list[Member]:
     return sorted((await Membership(store).read()).members, key=lambda member: member.pod)
 
 
-async def read_stats(store: Store, visible: Callable[[str], bool] | None = None, *, by_prefix: bool = True) -> Stats:
-    """The current state, without timers of prefixes that may not be seen. With `by_prefix` False all counts are summed
-    under an empty name. Raises Unavailable."""
+async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = True) -> Stats:
+    """The current state of the prefixes that the filter covers. With `by_prefix` False, for all prefixes, the counts
+    are summed under an empty name. Raises Unavailable."""
     queries = Queries(store)
     counts: Mapping[str, Mapping[Status, int]]
     counts = await queries.counts() if by_prefix else {"": await queries.totals()}
     pods = await read_pods(store)
-    if visible is None:
+    if by_prefix:
+        whole = in_turns(counts.items())
+        counts = {prefix: counted async for prefix, counted in whole if wanted.covers(prefix)}
+    if wanted.is_of_all:
         oldest_ms = await queries.oldest_due_ms()
         late_ms = await queries.oldest_due_ms(held=False)
     else:
-        counts = {prefix: counted for prefix, counted in counts.items() if visible(prefix)}
         oldest_ms, late_ms = [
-            min((ms for prefix, ms in (await queries.heads(held=held)).items() if visible(prefix)), default=None)
+            min((ms for prefix, ms in (await queries.heads(held=held)).items() if wanted.covers(prefix)), default=None)
             for held in (True, False)
         ]
     await store.identity.look()
@@ -138,7 +141,7 @@ def _waited_ms(store: Store, due_ms: int | None) -> int:
 
 
 async def read_prefixes(store: Store) -> list[PrefixView]:
-    """The prefixes by name. Raises Unavailable."""
+    """The prefixes by name, also the service's own. Raises Unavailable."""
     queries = Queries(store)
     counts, paused, heads = await queries.counts(), set(await queries.paused()), await queries.heads()
     roster = await Membership(store).read()

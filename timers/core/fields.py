@@ -26,6 +26,11 @@ DurationInput = str | int | float
 TimeInput = str | int
 
 
+def is_own(prefix: str) -> bool:
+    """Whether a prefix is one of the service's own."""
+    return prefix.startswith(OWN_PREFIXES)
+
+
 def is_prefix(text: str) -> bool:
     """Whether a text is a valid prefix."""
     return text != RESERVED_PREFIX and _PREFIX.fullmatch(text) is not None
@@ -41,7 +46,7 @@ def check_prefix(value: object, field: str = "prefix") -> str:
 def check_callers_prefix(value: object, field: str = "prefix") -> str:
     """As `check_prefix`, but also refuses the service's own prefixes, whose timers nobody else makes or changes."""
     prefix = check_prefix(value, field)
-    if prefix.startswith(OWN_PREFIXES):
+    if is_own(prefix):
         raise InvalidInput.of(
             field, prefix, f"a prefix that does not begin with {OWN_PREFIXES!r}, which is reserved for the service"
         )

@@ -147,7 +147,7 @@ class BulkPages:
             return 0, True
         found = order.filter
         if order.wanted.counts_alone:
-            counts = await self._client.counts()
+            counts = await self._client.counts(own=True)
             numbers = [n for prefix, of in counts.items() for status, n in of.items() if found.covers(prefix, status)]
             return sum(numbers), True
         page = await read_page(self._parts.store, found, limit=1000)

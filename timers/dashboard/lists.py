@@ -91,12 +91,12 @@ class ListPages:
 
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""
-        visible = visible_to(request)
+        covers = Filter().seen_by(visible_to(request)).covers
         counts = await self._parts.client.counts()
         ended = {
             prefix: {status: n for status in (Status.FAILED, Status.UNHANDLED) if (n := by_status.get(status, 0))}
             for prefix, by_status in counts.items()
-            if visible is None or visible(prefix)
+            if covers(prefix)
         }
         most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
         given = request.query.get("page", "1")

@@ -21,7 +21,7 @@ from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
 from timers.store import alarms
-from timers.store.filters import Visible
+from timers.store.filters import Filter, Visible
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
 
 HOUR_MS: Final = 3_600_000
@@ -120,14 +120,14 @@ class OverviewPage:
         """Answers 200 with the page."""
         refuse_query(request)
         visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
-        stats = await (self._stats.get() if visible is None else self._parts.client.stats(visible))
+        stats = await (self._stats.get() if visible is None else self._parts.client.stats(visible=visible))
         by_status = dict.fromkeys(Status, 0)
         for counts in stats.counts.values():
             for status, n in counts.items():
                 by_status[status] += n
         fired = await self._fired.get() if visible is None else {}
         uncovered, ringing = await self._uncovered.get(), await self._alarms.get()
-        coming = await next_timers(self._parts.store, NEXT, visible)
+        coming = await next_timers(self._parts.store, NEXT, Filter().seen_by(visible))
         # Last, because counting keeps the server busy.
         load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
         return show(
@@ -149,7 +149,7 @@ class OverviewPage:
 
     async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:
         visible = None if scope.is_everything else scope.covers
-        return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, visible=visible)
+        return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
 
 
 def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:

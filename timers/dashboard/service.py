@@ -11,7 +11,9 @@ from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.scope import caller_of, require_visible, visible_to
 from timers.client.doctor import examine
+from timers.client.fleet import read_prefixes
 from timers.core.durations import MINUTE_MS
+from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Parts, form_of, is_admin, pairs_of, show
@@ -19,6 +21,7 @@ from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
+from timers.store.filters import Filter
 from timers.store.queries import Queries
 
 PREFIXES_A_PAGE: Final = 100
@@ -33,7 +36,7 @@ class ServicePages:
 
     def __init__(self, parts: Parts, *, views_seconds: float = VIEWS_SECONDS) -> None:
         self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
-        self._prefixes = Fresh(parts.client.prefixes, views_seconds)
+        self._prefixes = Fresh(lambda: read_prefixes(parts.store), views_seconds)
         self._checks = Fresh(lambda: examine(parts.store), CHECKS_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -51,9 +54,9 @@ class ServicePages:
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes that the caller may see, a page at a time."""
-        visible, words = visible_to(request), request.query.get("q", "").strip()
-        known = await self._prefixes.get()
-        found = [view for view in known if words in view.prefix and (visible is None or visible(view.prefix))]
+        words = request.query.get("q", "").strip()
+        asked = Filter(prefix=f"{OWN_PREFIXES}*" if is_own(words) else None).seen_by(visible_to(request))
+        found = [view for view in await self._prefixes.get() if words in view.prefix and asked.covers(view.prefix)]
         after = request.query.get("after", "")
         rest = [view for view in found if view.prefix > after]
         views, now_ms = rest[:PREFIXES_A_PAGE], round(self._parts.store.clock.now_ms())
@@ -84,7 +87,7 @@ class ServicePages:
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")
         await acts[action](prefix)
-        self._prefixes = Fresh(self._client.prefixes, self._views_seconds)
+        self._prefixes = Fresh(lambda: read_prefixes(self._parts.store), self._views_seconds)
         return redirect(f"/ui/prefixes?q={prefix}")
 
     async def pods(self, request: web.Request) -> web.Response:

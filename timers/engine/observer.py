@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
+from timers.core.fields import is_own
 from timers.core.lateness import bucket_of
 from timers.errors import Unavailable
 
@@ -58,6 +59,8 @@ class Observer:
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """A run started this late."""
+        if is_own(prefix):
+            return
         bucket = bucket_of(lateness_ms)
         self.lateness.add(bucket)
         self.unreported[bucket] += 1

@@ -8,7 +8,7 @@ from pydantic import PlainValidator, PrivateAttr, WithJsonSchema
 
 from timers.core import shapes
 from timers.core.durations import FromNow, parse_bound
-from timers.core.fields import PREFIX_RULE, is_prefix
+from timers.core.fields import PREFIX_RULE, is_own, is_prefix
 from timers.core.model import Status, Timer
 from timers.core.spec import TAG_LIMIT_CHARACTERS
 from timers.core.strict import StrictModel
@@ -58,9 +58,9 @@ Bound = Annotated[int, PlainValidator(parse_bound), WithJsonSchema(shapes.BOUND)
 
 
 class Filter(StrictModel):
-    """Which timers. All that is given must hold; what is left out or null means any. A timer passes with one of the
-    statuses and all of the tags. `due_after` is inclusive, `due_before` exclusive; each is a time, or a duration from
-    now, with `-` into the past."""
+    """Which timers. All that is given must hold; what is left out or null means any, but the service's own timers pass
+    only if `prefix` begins with `timers.`. A timer passes with one of the statuses and all of the tags. `due_after` is
+    inclusive, `due_before` exclusive; each is a time, or a duration from now, with `-` into the past."""
 
     prefix: PrefixPattern | None = None
     status: Statuses | None = None
@@ -97,6 +97,11 @@ class Filter(StrictModel):
         return not self.model_dump(exclude_none=True)
 
     @property
+    def is_of_all(self) -> bool:
+        """Whether timers of all prefixes but the service's own may pass."""
+        return self.prefix is None and self._visible is None
+
+    @property
     def only_prefix(self) -> str | None:
         """The one prefix whose timers may pass; None where there may be several."""
         return None if self.prefix is None or self.prefix.endswith("*") else self.prefix
@@ -104,7 +109,12 @@ class Filter(StrictModel):
     def covers(self, prefix: str, status: Status | None = None) -> bool:
         """Whether timers of a prefix, and of a status if one is given, may pass."""
         wanted = self.prefix
-        named = wanted is None or (prefix.startswith(wanted[:-1]) if wanted.endswith("*") else prefix == wanted)
+        if wanted is None:
+            named = not is_own(prefix)
+        elif wanted.endswith("*"):
+            named = prefix.startswith(wanted[:-1]) and is_own(wanted) == is_own(prefix)
+        else:
+            named = prefix == wanted
         return (
             named
             and (self._visible is None or self._visible(prefix))
@@ -123,3 +133,7 @@ class Filter(StrictModel):
             and (before_ms is None or timer.due_ms < before_ms)
             and (passes is None or passes(timer))
         )
+
+
+ALL: Final = Filter()
+"""All timers but the service's own."""

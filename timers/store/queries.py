@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from timers.core.causes import in_english
 from timers.core.durations import MAX_TIME_MS
+from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.store import codec, keys
 from timers.store.notifications import subscribe
@@ -22,7 +23,12 @@ WANTING_LIMIT: Final = 1000
 TOTALLED_AT_ONCE: Final = 1000
 """Counts added up before others get the loop: half a millisecond."""
 
+OWN_QUEUES: Final = 100
+"""More queues than the service has of its own in a shard: one for each target of a hook or an alarm."""
+
 QUARANTINED_SHOWN: Final = 3
+
+_OWN: Final = OWN_PREFIXES.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +69,14 @@ class Queries:
         return found
 
     async def totals(self, *, at_once: int = TOTALLED_AT_ONCE) -> dict[Status, int]:
-        """How many timers are in each status: a fifth of the work of `counts` where there are many prefixes."""
+        """How many timers are in each status, without the service's own: a fifth of the work of `counts` where there
+        are many prefixes."""
         total = Counter[bytes]()
         for counted in await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
             fields: Iterator[tuple[bytes, bytes]] = iter(counted.items())
             async for _ in in_turns(range(0, len(counted), at_once)):
                 for field, n in islice(fields, at_once):
-                    if n.isdigit():
+                    if n.isdigit() and not field.startswith(_OWN, 2):
                         total[field[:1]] += int(n)
         found = dict.fromkeys(Status, 0)
         for letter, status in codec.STATUSES.items():
@@ -118,15 +125,23 @@ class Queries:
         return sorted(found)
 
     async def oldest_due_ms(self, *, held: bool = True) -> int | None:
-        """The earliest due time of all scheduled timers; None if there are none. Without `held`, only of prefixes that
-        may run now: neither paused nor at a limit."""
+        """The earliest due time of all scheduled timers but the service's own; None if there are none. Without `held`,
+        only of prefixes that may run now: neither paused nor at a limit."""
+        indexes = ("heads", "held") if held else ("heads",)
+        firsts: list[Any] = []
+        for last in (0, OWN_QUEUES):  # looks behind the service's own queues only if one of them is due first
 
-        def first_of(asked: Any, root: str) -> Any:
-            asked.zrange(f"{root}heads", 0, 0, withscores=True)
-            return asked.zrange(f"{root}held", 0, 0, withscores=True) if held else asked
+            def first_of(asked: Any, root: str, last: int = last) -> None:
+                for index in indexes:
+                    asked.zrange(f"{root}{index}", 0, last, withscores=True)
 
-        firsts = await self._of_shards(first_of, [])
-        return min((int(score) for first in firsts for _, score in first if _is_time(score)), default=None)
+            firsts = await self._of_shards(first_of, [])
+            if not any(queue.startswith(_OWN) for first in firsts for queue, _ in first[:1]):
+                break
+        return min(
+            (int(at) for first in firsts for queue, at in first if _is_time(at) and not queue.startswith(_OWN)),
+            default=None,
+        )
 
     async def heads(self, *, held: bool = True) -> dict[str, int]:
         """The earliest due time of each prefix with scheduled timers; `held` as above."""

@@ -5,13 +5,15 @@ take a few KB in their own hash slot, so that a restarted pod still shows them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
 from timers.core.model import Timer
 from timers.store import codec, keys
+from timers.store.filters import ALL, Filter
+from timers.store.queries import OWN_QUEUES
 from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
 
@@ -27,15 +29,12 @@ CALLS_AT_ONCE: Final = 10
 PAGE_BYTES: Final = 256 * 1024
 """Bytes of records read from one queue: with larger records, fewer of the next timers are found."""
 
-Visible = Callable[[str], bool] | None
-"""Whether a prefix may be seen; None allows all."""
 
-
-async def due_load(store: Store, *, step_ms: int, steps: int, visible: Visible = None) -> tuple[Sequence[int], bool]:
+async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = ALL) -> tuple[Sequence[int], bool]:
     """How many timers are due in each step from now on, and whether that is all of them: false if there were too many
     queues to count. Bare keys that were not adopted are not counted. Raises Unavailable."""
     now_ms = await store.now_ms()
-    heads = await _heads(store, now_ms + step_ms * steps, visible)
+    heads = await _heads(store, now_ms + step_ms * steps, wanted)
     counts = [0] * steps
     for shard, queues in enumerate(heads):
         batches = _batches([prefix for _, prefix in queues[:QUEUES_LIMIT]])
@@ -47,14 +46,14 @@ async def due_load(store: Store, *, step_ms: int, steps: int, visible: Visible =
     return counts, all(len(queues) <= QUEUES_LIMIT for queues in heads)
 
 
-async def next_timers(store: Store, most: int, visible: Visible = None) -> list[Timer]:
-    """The timers that are due first, over all queues. Raises Unavailable."""
-    heads = await _heads(store, None, visible, most if visible is None else QUEUES_LIMIT)
+async def next_timers(store: Store, most: int, wanted: Filter = ALL) -> list[Timer]:
+    """The timers that are due first, over all queues of the prefixes that the filter covers. Raises Unavailable."""
+    heads = await _heads(store, None, wanted, most + OWN_QUEUES if wanted.is_of_all else QUEUES_LIMIT)
     first = nsmallest(most, ((due, shard, prefix) for shard, queue in enumerate(heads) for due, prefix in queue))
     found: list[Timer] = []
     for _, shard, prefix in first:
-        wanted: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
-        listed, _ = await store.run("list", shard, wanted)
+        asked: list[Argument] = ["due", prefix, "-inf", "+inf", "", "", most, PAGE_BYTES]
+        listed, _ = await store.run("list", shard, asked)
         raws = [(keys.text(listed[i]), listed[i + 2]) for i in range(0, len(listed), 3) if listed[i + 2]]
         timers = (codec.readable(prefix, timer_id, raw) for timer_id, raw in raws)
         found += [timer for timer in timers if timer is not None]
@@ -62,7 +61,7 @@ async def next_timers(store: Store, most: int, visible: Visible = None) -> list[
 
 
 async def _heads(
-    store: Store, before_ms: int | None, visible: Visible, most: int = QUEUES_LIMIT
+    store: Store, before_ms: int | None, wanted: Filter, most: int = QUEUES_LIMIT
 ) -> list[list[tuple[float, str]]]:
     """The queues of each shard that are due first, with their due times; at most one more than are counted."""
     high = "+inf" if before_ms is None else f"({before_ms}"
@@ -70,10 +69,7 @@ async def _heads(
         for shard in range(store.shards):
             asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
         answers = await read(asked, [])
-    return [
-        [(due, keys.text(name)) for name, due in heads if visible is None or visible(keys.text(name))]
-        for heads in answers
-    ]
+    return [[(due, keys.text(name)) for name, due in heads if wanted.covers(keys.text(name))] for heads in answers]
 
 
 def _batches(prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
