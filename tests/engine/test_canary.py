@@ -1,9 +1,10 @@
 """The canary alone: how it judges an event that comes in time, late, or not at all."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -15,12 +16,15 @@ from timers.store.connect import Connections
 from timers.store.keys import canary_key
 from timers.store.store import Store
 
+AT_MS: Final = 1_795_000_000_000
+
 
 class _Rig:
     """A canary on a fake server: the test decides when the key is gone and whether its expiry is announced."""
 
     def __init__(self, **seconds: float) -> None:
         server: Any = self
+        self.connection_pool, self.connection_kwargs = self, dict[str, str]()
         self.store = Store(Connections(server, 0))
         given = {"every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
         self.canary = Canary(self.store, "a", life_ms=0, **given)
@@ -30,25 +34,27 @@ class _Rig:
         self.rounds = 0
         self.announced_ms = float("inf")
         self.ahead_ms: list[float] = []
+        self.names: list[str] = []
         self.trouble: Exception | None = None
 
-    async def evalsha(self, _digest: str, _keys: int, key: str, *_: object) -> None:
+    async def evalsha(self, _digest: str, _keys: int, key: str, *_: object) -> list[int]:
         """Arm the canary, as `canary.lua` does."""
         if self.trouble is not None:
             raise self.trouble
-        assert key == canary_key("a")
+        self.names.append(key.removeprefix(canary_key("")))
         if self.rounds:
             self.ahead_ms.append(self.canary.heard_until_ms - self.announced_ms)
         self.rounds += 1
         self.announced_ms = self.store.clock.now_ms()
-        self._left = self.touches_until_gone
+        self.touches_left = self.touches_until_gone
+        return [int(self.announced_ms)]
 
     async def exists(self, _key: str) -> bool:
         """Touch the canary."""
-        self._left -= 1
-        if self._left == 0 and self.announces:
-            asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, "a")
-        return self._left > 0
+        self.touches_left -= 1
+        if self.touches_left == 0 and self.announces:
+            asyncio.get_running_loop().call_later(self.announce_after, self.canary.heard, self.names[-1])
+        return self.touches_left > 0
 
 
 @asynccontextmanager
@@ -109,22 +115,48 @@ async def test_an_event_that_takes_its_time_is_late() -> None:
 async def test_another_pods_canary_is_not_taken_for_its_own(rig: _Rig) -> None:
     rig.announces = False
     for _ in range(3):
-        rig.canary.heard("b")
+        rig.canary.heard(rig.names[-1].replace("a", "b"))
     await rounds(rig)
     assert rig.canary.is_deaf()
 
 
 async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(rig: _Rig) -> None:
+    """A pod that had stood still took an old event for the newest, and events unread between them for heard."""
     rig.announces = False
     await rounds(rig)
-    rig.canary.heard("a")
+    rig.canary.heard(rig.names[-2])
     await rounds(rig, 3)
     assert rig.canary.is_deaf()
+    assert len(set(rig.names)) == len(rig.names)
+
+
+async def test_a_pod_that_stood_still_is_not_deaf_if_the_event_waits_to_be_read() -> None:
+    """Its listener dropped the subscription, with everything that had come over it meanwhile."""
+    async with running_canary(deaf_seconds=0.5) as rig:
+        await rounds(rig)
+        rig.announces = False
+        await rounds(rig, 1)
+        await until(lambda: rig.touches_left == 0, "it waits for the event")
+        silence = asyncio.create_task(rig.canary.next_silence())
+        await asyncio.sleep(0)
+        time.sleep(0.6)  # noqa: ASYNC251 (it stands still)
+        rig.announces = True
+        asyncio.get_running_loop().call_later(0.005, rig.canary.heard, rig.names[-1])
+        await rounds(rig)
+        assert not silence.done()
+        silence.cancel()
+
+
+async def test_what_a_pod_has_heard_counts_from_before_it_asked_for_the_subscription(rig: _Rig) -> None:
+    """A pod that stood still before it read the confirmation took what had come meanwhile for news."""
+    canary = Canary(rig.store, "b")
+    canary.resubscribed(AT_MS)
+    assert canary.heard_until_ms == AT_MS
 
 
 async def test_a_pod_that_is_deaf_or_not_subscribed_cannot_hear(rig: _Rig) -> None:
     assert not rig.canary.can_hear()
-    rig.canary.resubscribed()
+    rig.canary.resubscribed(AT_MS)
     assert rig.canary.can_hear()
     rig.announces = False
     await until(rig.canary.is_deaf, "it is deaf")
@@ -142,7 +174,7 @@ async def test_a_fresh_subscription_ends_the_pause() -> None:
             before = rig.rounds
 
             def judged(before: int = before) -> bool:
-                rig.canary.resubscribed()
+                rig.canary.resubscribed(AT_MS)
                 return rig.rounds > before
 
             await until(judged, "another round")

@@ -65,7 +65,7 @@ class _Rig:
 
 
 async def _after_a_gap_was_swept(rig: _Rig) -> None:
-    rig.canary.resubscribed()
+    rig.canary.resubscribed(0)
     assert await rig.marks_after_a_look()
     rig.store.looked.clear()
 

@@ -75,7 +75,7 @@ class _Rig:
         self.peers, self.canary = _Ranked(self.store), Canary(self.store, "a")
         pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
         self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary)
-        self.canary.resubscribed()
+        self.canary.resubscribed(0)
         self.one = self.sweeper.sweeps[0]
 
     async def look(self, next_rank: int = 0) -> float:

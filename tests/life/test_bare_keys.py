@@ -1,5 +1,9 @@
 """Bare keys and pods: adoption, changes by key and by API, deletion, and expiry while no pod is alive."""
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tests.engine.fleet import Calls, Fleet, until
@@ -7,6 +11,7 @@ from tests.waiting import eventually
 from timers.core.explain import attempts
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
+from timers.store.connect import Connections
 from timers.store.keys import expired_channel
 
 EXPIRED = expired_channel(0)
@@ -170,6 +175,54 @@ class TestForged:
         await until(lambda: pod.seen.subscriptions == 1, "it hears")
         assert await fleet.redis.publish(EXPIRED, "note:new") == 1
         assert (await fleet.completed("new")).payload is None
+
+
+class TestOnce:
+    async def test_a_pod_that_stands_still_as_it_subscribes_fires_no_key_again(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It took what came before it read the confirmation for news, though another pod had answered it."""
+        calls, let_go = Calls(), asyncio.Event()
+        pod = await fleet.pod(calls, adopt_every_ms=OFTEN_MS)
+        await fleet.redis.set("note:x", "1", px=HOUR_MS)
+        await adopted(fleet, "x")
+        monkeypatch.setattr(Connections, "dial", _reading_once(let_go, Connections.dial))
+        slow = await fleet.pod(calls, name="b", adopt_every_ms=HOUR_MS)
+
+        async def subscribed() -> bool:
+            return bool((await fleet.redis.pubsub_numsub(EXPIRED))[0][1] == 2)
+
+        await eventually(subscribed, "both have subscribed")
+        await fleet.redis.set("note:x", "1", px=1)
+        await fleet.completed("x")
+        await fleet.drain(pod)
+        await until(lambda: len(slow.worker.peers.members) == 1, "nobody else is left")
+        await fleet.redis.set("note:told-after", "1", px=1)
+        let_go.set()
+        await fleet.completed("told-after")
+        assert calls.ids == ["x", "told-after"]
+
+
+def _reading_once(let_go: asyncio.Event, dial: Callable[[Connections], Any]) -> Callable[[Connections], Any]:
+    """Connections that read nothing after a SUBSCRIBE before the test lets them go."""
+
+    def dialled(connections: Connections) -> Any:
+        connection = dial(connections)
+        send, read = connection.send_command, connection.read_response
+
+        async def reads(*given: Any, **more: Any) -> Any:
+            await let_go.wait()
+            return await read(*given, **more)
+
+        async def sends(*words: Any, **more: Any) -> None:
+            await send(*words, **more)
+            if words[0] == "SUBSCRIBE":
+                connection.read_response = reads
+
+        connection.send_command = sends
+        return connection
+
+    return dialled
 
 
 async def fleet_past(fleet: Fleet, at_ms: int) -> None:

@@ -13,6 +13,9 @@ EVERY_SECONDS: Final = 2.0
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5
 DEAF_SECONDS: Final = 3.0
+STEPS: Final = 10
+"""The wait for an event has so many parts. If the pod itself stands still, that takes one of them, however long: in the
+others it reads what has come meanwhile. So it does not take itself for deaf."""
 
 
 class Canary:
@@ -30,7 +33,7 @@ class Canary:
         late_seconds: float = LATE_SECONDS,
         deaf_seconds: float = DEAF_SECONDS,
     ) -> None:
-        self._store, self._pod = store, pod
+        self._store, self._pod, self._round = store, pod, 0
         self._every_seconds, self._life_ms = every_seconds, life_ms
         self._late_seconds, self._deaf_seconds = late_seconds, deaf_seconds
         self._heard = asyncio.Event()
@@ -42,19 +45,24 @@ class Canary:
         """From touching the newest canary to its event; infinite if the event never came."""
         self._subscribed = False
         self.heard_until_ms = 0
-        """Server time up to which this pod has heard everything it will ever hear: the time of the newest subscription,
-        or the earliest time at which the newest canary it heard can have expired. The time of the touch would be too
-        late, because a pod may stall before it touches."""
+        """Server time up to which this pod has heard everything it will ever hear: from just before it asked for the
+        newest subscription, or the time at which the newest canary it heard expired. The time at which it reads the
+        confirmation or touches the canary would be too late, because a pod may stall before."""
 
-    def heard(self, pod: str) -> None:
+    @property
+    def _name(self) -> str:
+        """A name for each round: an event of an earlier one, read late, says nothing about the events after it."""
+        return f"{self._pod}:{self._round}"
+
+    def heard(self, name: str) -> None:
         """A canary's event arrived."""
-        if pod == self._pod:
+        if name == self._name:
             self._heard.set()
 
-    def resubscribed(self) -> None:
-        """A subscription was confirmed: start judging again."""
+    def resubscribed(self, at_ms: int) -> None:
+        """A subscription was confirmed, which was asked for after the server's time `at_ms`: start judging again."""
         self._subscribed = True
-        self.heard_until_ms = int(self._store.clock.now_ms())
+        self.heard_until_ms = at_ms
         self._resubscribe.set()
 
     def unsubscribed(self) -> None:
@@ -83,22 +91,28 @@ class Canary:
 
     async def _judge(self) -> None:
         self._heard.clear()
+        self._round += 1
         redis = self._store.connections.commands
-        expires_ms = int(self._store.clock.now_ms()) + self._life_ms
-        await server.set_canary(redis, self._pod, self._life_ms)
+        expires_ms = await server.set_canary(redis, self._name, self._life_ms)
         # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
         await asyncio.sleep((self._life_ms + 2) / 1000)
         touched = time.monotonic()
-        while await server.touch_canary(redis, self._pod):
+        while await server.touch_canary(redis, self._name):
             await asyncio.sleep(0.001)
             touched = time.monotonic()
-        if not await set_within(self._heard, self._deaf_seconds):
+        if not await self._is_heard():
             self.hearing, self.lag_seconds = "deaf", math.inf
             self._silent.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
         self.hearing = "late" if self.lag_seconds > self._late_seconds else "ok"
+
+    async def _is_heard(self) -> bool:
+        for _ in range(STEPS):
+            if await set_within(self._heard, self._deaf_seconds / STEPS):
+                return True
+        return False
 
     async def _pause(self) -> None:
         """Wait for the next round; a new subscription ends the wait early."""

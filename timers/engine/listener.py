@@ -106,13 +106,13 @@ class Listener:
                 self._sweeper.wake(shard, due_ms)
             case Posted(shard):
                 self._hooks.posted(shard)
-            case CanaryExpired(pod):
-                self._canary.heard(pod)
-            case Subscribed():
+            case CanaryExpired(name):
+                self._canary.heard(name)
+            case Subscribed(at_ms):
                 _log.info("subscribed; looking at all queues")
                 self._confirmed = True
                 self._pod.observer.resubscribed()
-                self._canary.resubscribed()
+                self._canary.resubscribed(at_ms)
                 self._sweeper.sweep_everything()
                 self._peers.beat_soon()
             case _:

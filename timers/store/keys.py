@@ -71,6 +71,6 @@ def events_channel(db: int) -> str:
     return f"timers:events:{db}"
 
 
-def canary_key(pod: str) -> str:
+def canary_key(name: str) -> str:
     """The small key whose expiry proves that notifications arrive."""
-    return f"timers:canary:{pod}"
+    return f"timers:canary:{name}"

@@ -7,7 +7,7 @@ is a new subscribe confirmation, so none is hidden: each means "anything may hav
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
@@ -61,14 +61,17 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class CanaryExpired:
-    """A pod's canary key expired."""
+    """A canary key expired; `name` is what follows `timers:canary:`."""
 
-    pod: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A subscription was confirmed, the first or a later one: events before it may be lost."""
+    """A subscription was confirmed, the first or a later one: events before it may be lost. `at_ms` is the server's
+    time just before it was asked for: its confirmation may be read much later."""
+
+    at_ms: int = field(default=0, compare=False)
 
 
 Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | CanaryExpired | Subscribed
@@ -100,10 +103,13 @@ async def hear(connections: Connections, sink: Sink) -> None:
     """Subscribe and report each notification of the db until the connection breaks; then raise Unavailable. Never
     returns otherwise."""
     expired = keys.expired_channel(connections.db).encode()
+    with reachable():
+        seconds, micros = await connections.commands.time()
+    subscribed = Subscribed(seconds * 1000 + micros // 1000)
 
     def take(channel: bytes, data: bytes | None) -> None:
         if data is None:
-            found: Notification | None = SUBSCRIBED if channel == expired else None
+            found: Notification | None = subscribed if channel == expired else None
         else:
             found = parse_expired(data) if channel == expired else _parse_wake(data)
         if found is not None:

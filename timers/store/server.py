@@ -49,15 +49,16 @@ async def is_full(redis: Redis) -> bool:
     return 0 < int(memory.get("maxmemory", 0)) < memory_used(memory)
 
 
-async def set_canary(redis: Redis, pod: str, ttl_ms: int) -> None:
-    """Arm the pod's canary key."""
-    await run(redis, ScriptCall("canary", keys.canary_key(pod), ["", ttl_ms]))
+async def set_canary(redis: Redis, name: str, ttl_ms: int) -> int:
+    """Arm a canary key. Returns the server's time (ms) at which it expires."""
+    (now_ms,) = await run(redis, ScriptCall("canary", keys.canary_key(name), ["", ttl_ms]))
+    return int(now_ms) + ttl_ms
 
 
-async def touch_canary(redis: Redis, pod: str) -> bool:
+async def touch_canary(redis: Redis, name: str) -> bool:
     """Touch the canary, so that Redis announces it if it is due. True while it is still there."""
     with reachable():
-        return bool(await redis.exists(keys.canary_key(pod)))
+        return bool(await redis.exists(keys.canary_key(name)))
 
 
 def _text(value: bytes | str | None) -> str:
