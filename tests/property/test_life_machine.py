@@ -63,7 +63,7 @@ VERBS: Final = frozenset(
             "page",
         ),
         *("adopt: adopted", "adopt: moved", "adopt: stale", "adopt: running"),
-        *("announce: due", "announce: known", "announce: running", "announce: look"),
+        *("announce: due", "announce: known", "announce: running", "announce: look", "announce: refused"),
         *("resolve: due", "resolve: waits", "resolve: spare", "resolve: forgotten", "resolve: cancelled"),
         *("there", "ending", "expired", "deleted", "lost-ttl"),
     }

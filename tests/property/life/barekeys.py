@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.property.life.world import IDENTITIES, VALUES, World, identities, verb
 from timers.bare.keys import GONE, NO_TTL, Look, spec_of
 from timers.core.durations import HOUR_MS
+from timers.core.model import Status
 from timers.store.store import Identity
 
 LAST_MOMENT_MS: Final = 8
@@ -83,11 +84,14 @@ class BareVerbs(World):
         self.happened(f"adopt: {code}")
         return code
 
-    @verb(which=st.integers(0), late=st.integers(0, 1))
-    def announce(self, *, which: int, late: int) -> None:
-        """Two pods report expiries of a key: all that happened, or one less."""
-        heard = sorted(self.heard)
-        for identity in heard[which % len(heard) :][:1] * 2 if heard else ():
+    @verb(which=st.integers(0), late=st.integers(0, 1), forged=st.booleans())
+    def announce(self, *, which: int, late: int, forged: bool) -> None:
+        """Two pods report expiries of a key: all that happened, or one less. A forged one is of any key, preferably one
+        whose timer runs."""
+        running = [i for i in self.oracle.of_status(Status.RUNNING) if self.oracle.lives[i].came_from_key]
+        some = (running or IDENTITIES) if forged else sorted(self.heard)
+        for identity in some[which % len(some) :][:1] * 2 if some else ():
+            self.heard[identity] += forged
             self._announce(identity, late)
 
     def _announce(self, identity: Identity, late: int) -> None:
