@@ -93,7 +93,8 @@ def _check_pattern(pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the id of the key, what it covers, and its limits. None means no limit."""
+    """Who asks: the id of the key, what it covers, its limits, and its name (its id if it has none). None means no
+    limit."""
 
     id: str
     scope: Scope
@@ -101,6 +102,7 @@ class Caller:
     rate: Rate | None = None
     pending: int | None = None
     most_prefixes: int | None = None
+    name: str = ""
 
 
 EVERYTHING: Final = Scope((ALL_PREFIXES,))
@@ -165,7 +167,7 @@ class ApiKey:
         """Who asks with this key."""
         rate = None if self.rate_text is None else _rate(self.rate_text)
         most_prefixes = self.most_prefixes or (None if self.pending is None else MOST_PREFIXES)
-        return Caller(self.id, self.scope, self.rights, rate, self.pending, most_prefixes)
+        return Caller(self.id, self.scope, self.rights, rate, self.pending, most_prefixes, self.name or self.id)
 
 
 def parse_rights(given: Iterable[str]) -> frozenset[Right]:

@@ -212,6 +212,17 @@ async def running_url(data_dir: Path) -> str | None:
     return _url(socket) if await _ask(socket, "PING") else None
 
 
+async def reachable_url(configured: str | None, data_dir: Path) -> str:
+    """The URL of the configured Redis or of a running `timers dev`. Raises ConfigurationError if there is neither."""
+    url = configured or await running_url(data_dir)
+    if url is None:
+        raise ConfigurationError(
+            f"no Redis to connect to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {data_dir} "
+            "(TIMERS_DATA_DIR)"
+        )
+    return url
+
+
 def _url(socket: Path) -> str:
     return f"unix://{quote(str(socket))}?db=0"
 

@@ -4,8 +4,12 @@ from timers.access import RIGHTS, ApiKey, Right, Scope, make_key
 
 
 def new_key(
-    *prefixes: str, rights: tuple[Right, ...] = RIGHTS, rate: str | None = None, pending: int | None = None
+    *prefixes: str,
+    rights: tuple[Right, ...] = RIGHTS,
+    rate: str | None = None,
+    pending: int | None = None,
+    name: str | None = None,
 ) -> tuple[dict[str, str], ApiKey]:
     """Returns the header to send and the key as it is stored. Without prefixes the key is for all of them."""
-    secret, kept = make_key(Scope.parse(prefixes or ["*"]), frozenset(rights), rate=rate, pending=pending)
+    secret, kept = make_key(Scope.parse(prefixes or ["*"]), frozenset(rights), rate=rate, pending=pending, name=name)
     return {"Authorization": f"Bearer {secret}"}, kept

@@ -132,3 +132,11 @@ async def test_the_first_page_with_all_that_it_loads_is_under_100_kb(visitor: Vi
 
 async def test_a_static_file_of_another_version_is_not_there(visitor: Visitor) -> None:
     assert (await visitor.get("/ui/static/dashboard.000000000000.css")).status == 404
+
+
+async def test_a_timers_life_names_the_key_that_changed_it(guest: Visitor) -> None:
+    await guest.api.client.create("mine", "one", delay="1h")
+    await guest.sign_in(EVERYTHING)
+    await guest.post("/ui/timers/mine/one/cancel")
+    assert (await guest.api.client.get("mine", "one")).history[0].by == EVERYTHING_KEY.id
+    assert f'<span class="gap">by {EVERYTHING_KEY.id}</span>' in (await guest.get("/ui/timers/mine/one")).text

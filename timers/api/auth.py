@@ -25,7 +25,7 @@ from timers.store.callers import REVOKED, Callers
 
 _log = get_logger("timers.api")
 
-_SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights)
+_SIGNER: Final = Caller("signed", ANYBODY.scope, ANYBODY.rights, name="signed")
 """Anybody with a signing secret may do everything that a signature can cover."""
 
 _STRANGER: Final = Caller("", Scope(()), frozenset())

@@ -12,7 +12,7 @@ from timers.api.answer import answer, encoded, joined, of_bytes
 from timers.api.body import parsed, read_query, refuse_body, refuse_query
 from timers.api.operations import route
 from timers.api.requests import PrefixQuery
-from timers.api.scope import require_visible, visible_to
+from timers.api.scope import acting, require_visible, visible_to
 from timers.client import TimerClient
 from timers.client.fleet import by_name
 from timers.core.answers import PodAnswer
@@ -78,18 +78,18 @@ class OperatingRoutes:
     async def pause(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefix, paused."""
         prefix = await _prefix(request)
-        await self._client.pause(prefix)
+        await acting(self._client, request).pause(prefix)
         return answer({"prefix": prefix, "paused": True})
 
     async def resume(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefix, no longer paused."""
         prefix = await _prefix(request)
-        await self._client.resume(prefix)
+        await acting(self._client, request).resume(prefix)
         return answer({"prefix": prefix, "paused": False})
 
     async def forget(self, request: web.Request) -> web.Response:
         """Answers 204 after taking back the declaration."""
-        await self._client.forget(await _prefix(request))
+        await acting(self._client, request).forget(await _prefix(request))
         return web.Response(status=204)
 
     async def pods(self, request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ from typing import Final
 from aiohttp import web
 
 from timers.access import Caller, Scope
+from timers.client import TimerClient
 from timers.errors import NotFound, shown
 from timers.store.filters import Visible
 from timers.store.quotas import Quota
@@ -22,6 +23,11 @@ def limit(request: web.Request, caller: Caller) -> None:
 def caller_of(request: web.Request) -> Caller | None:
     """The caller, or None if the request was not asked for one."""
     return request.get(_CALLER)
+
+
+def acting(client: TimerClient, request: web.Request) -> TimerClient:
+    """The client, so that changes are made in the name of the request's key."""
+    return client.acting(request[_CALLER].name or None)
 
 
 def scope_of(request: web.Request) -> Scope:

@@ -11,9 +11,9 @@ from timers.cli import completing
 from timers.cli.output import Format, Output, cell, progress, show_record, show_records
 from timers.cli.session import Session, run
 from timers.cli.timers import Of
-from timers.client import reachable_url
 from timers.client.doctor import examine, unreachable
 from timers.client.replay import Replayed, arm_again, preview
+from timers.embedded import reachable_url
 from timers.errors import InvalidInput, Unavailable
 from timers.processor import Rate
 from timers.settings import load_worker_settings
@@ -110,7 +110,7 @@ def doctor(
 async def _examined(*, fix: bool, acknowledge: bool) -> Sequence[Check]:
     """Run the checks. This also works on a db that no other command would open."""
     settings = load_worker_settings()
-    connections = connect(await reachable_url(settings))
+    connections = connect(await reachable_url(settings.redis_url, settings.data_dir))
     try:
         store = Store(connections, shards=settings.shards)
         return await examine(store, fix=fix, acknowledge=acknowledge, progress=progress)

@@ -93,7 +93,8 @@ def _as_table(timer: Mapping[str, Any]) -> str:
     width = max(map(len, timer)) + 2
     lines = [f"{name:<{width}}{cell(value)}" for name, value in timer.items() if name != "history"]
     for position, entry in enumerate(timer["history"]):
-        by = "" if entry["processor"] is None else f"  by {entry['processor']}"
+        who = entry["processor"] or entry["by"]
+        by = "" if who is None else f"  by {cell(who)}"
         late = "" if entry["lateness_ms"] is None else f"  {entry['lateness_ms']} ms late"
         told = f"{entry['at']}  {entry['status']:<9}  attempt {entry['attempt']}{by}{late}  {cell(entry['note'])}"
         lines.append(f"{'' if position else 'history':<{width}}{told}")

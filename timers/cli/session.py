@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from timers.app import client_over, open_redis
-from timers.client import TimerClient, reachable_url
+from timers.client import TimerClient
+from timers.embedded import reachable_url
 from timers.settings import load_worker_settings
 from timers.store.store import Store
 
@@ -72,6 +73,6 @@ def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
 
 async def _run(act: Callable[[Session], Awaitable[T]], options: Mapping[str, str]) -> T:
     settings = load_worker_settings(**options)
-    store = await open_redis(await reachable_url(settings), settings)
+    store = await open_redis(await reachable_url(settings.redis_url, settings.data_dir), settings)
     async with client_over(store, settings) as client:
         return await act(Session(store, client))

@@ -2,6 +2,6 @@
 
 from timers.client.answers import Armed
 from timers.client.blocking import BlockingTimerClient
-from timers.client.client import BATCH_LIMIT, TimerClient, open_store, reachable_url
+from timers.client.client import BATCH_LIMIT, TimerClient, open_store
 
-__all__ = ["BATCH_LIMIT", "Armed", "BlockingTimerClient", "TimerClient", "open_store", "reachable_url"]
+__all__ = ["BATCH_LIMIT", "Armed", "BlockingTimerClient", "TimerClient", "open_store"]

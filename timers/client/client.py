@@ -1,7 +1,7 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from functools import partial
+from copy import copy
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -11,27 +11,31 @@ from timers.client.coverage import Declared, Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
 from timers.client.fleet import PrefixView, Stats, forget_prefix, read_overdue_ms, read_pods, read_prefixes, read_stats
 from timers.client.group_commit import GroupCommit
-from timers.client.planning import changed_progress, due_of_change, plan
+from timers.client.planning import changed_progress, due_of_change, plan, try_plan
 from timers.core.calls import Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.embedded import running_url
-from timers.errors import ConfigurationError, InvalidInput, NoProcessor
-from timers.settings import Settings, load_worker_settings
+from timers.embedded import reachable_url
+from timers.errors import InvalidInput
+from timers.logs import get_logger
+from timers.settings import load_worker_settings
 from timers.store import outbox
+from timers.store.codec import encode_act
 from timers.store.connect import Connections, connect
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
-from timers.store.queries import Change, Queries
+from timers.store.queries import Queries
 from timers.store.quotas import Quota
 from timers.store.store import Arming, Reply, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
+
+_log = get_logger("timers.client")
 
 _CHANGE_TRIES: Final = 10
 """A change reads, edits and compares versions. It gives up after this many other writers in a row."""
@@ -43,6 +47,8 @@ class TimerClient(Timers):
     Every method raises `Unavailable` while Redis is down, `InvalidInput` for bad values, and a `Refused` if the timer's
     state forbids the call.
     """
+
+    _by: str | None = None
 
     def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
         """A client for a Redis URL whose db number is the dedicated one. Without a URL it finds what the command line
@@ -60,6 +66,18 @@ class TimerClient(Timers):
         client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
         client._use(store)
         return client
+
+    def acting(self, by: str | None) -> Self:
+        """This client in somebody's name: the timers' history and the log name them for each change."""
+        client = copy(self)
+        client._by = by
+        return client
+
+    def _did(self, act: str, timer: Timer) -> Timer:
+        """The timer after a change, which the log tells if it was made in somebody's name."""
+        if self._by is not None:
+            _log.info("a caller changed a timer", act=act, timer=timer.key, by=self._by)
+        return timer
 
     def _use(self, store: Store) -> Store:
         self._store, self._feed, self._declared = store, Feed(Queries(store)), Declared(store)
@@ -98,7 +116,7 @@ class TimerClient(Timers):
         store = await self._open()
         for refused in (await self._declared.refusals([new.prefix])).values():
             raise refused
-        arming = plan(new, store.clock.now_ms(), traceparent)
+        arming = plan(new, store.clock.now_ms(), traceparent, self._by)
         answer = await self._group_commit.arm(arming, quota)
         result = armed(answer, quota)
         if isinstance(result, Exception):
@@ -116,7 +134,7 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
-        planned = [_planned(new, store.clock.now_ms(), traceparent) for new in news]
+        planned = [try_plan(new, store.clock.now_ms(), traceparent, self._by) for new in news]
         refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
@@ -140,8 +158,9 @@ class TimerClient(Timers):
             version=version,
             purge=purge,
             keep=self._keeps_cancelled,
+            cause=encode_act("cancelled", self._by),
         )
-        return accepted(answer, prefix, id, ("cancelled", "purged"))
+        return self._did("purge" if purge else "cancel", accepted(answer, prefix, id, ("cancelled", "purged")))
 
     async def change(
         self,
@@ -166,7 +185,7 @@ class TimerClient(Timers):
             if answer.code != "version" or version is not None:
                 break
             answer = await self._change(store, await self.get(prefix, id), change, version)
-        return accepted(answer, prefix, id, ("changed",))
+        return self._did("change", accepted(answer, prefix, id, ("changed",)))
 
     async def _change(self, store: Store, current: Timer, change: TimerChange, version: int | None) -> Reply:
         due_ms = due_of_change(change, store.clock.now_ms())
@@ -178,7 +197,7 @@ class TimerClient(Timers):
             progress=changed_progress(current, change, due_ms),
             edit_lock_ms=self._edit_lock_ms,
             version=current.version if version is None else version,
-            cause="rescheduled" if due_ms is not None else "changed",
+            cause=encode_act("rescheduled" if due_ms is not None else "changed", self._by),
         )
 
     async def reschedule(
@@ -199,15 +218,17 @@ class TimerClient(Timers):
     async def fire(self, prefix: str, id: str) -> Timer:
         """Make a scheduled timer due now, even inside the edit lock. Raises NotFound, Running, NotScheduled."""
         store = await self._open()
-        answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause="fired")
-        return accepted(answer, prefix, id, ("changed",))
+        cause = encode_act("fired", self._by)
+        answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause=cause)
+        return self._did("fire", accepted(answer, prefix, id, ("changed",)))
 
     async def retry(self, prefix: str, id: str, *, quota: Quota | None = None) -> Timer:
         """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled, and
         TooManyPending if the quota is full."""
         await self._open()
-        answer = await self._group_commit.rearm(check_prefix(prefix), check_id(id), quota)
-        return accepted(answer, prefix, id, ("changed",), quota)
+        cause = encode_act("retried", self._by)
+        answer = await self._group_commit.rearm(check_prefix(prefix), check_id(id), quota, cause=cause)
+        return self._did("retry", accepted(answer, prefix, id, ("changed",), quota))
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the
@@ -337,16 +358,23 @@ class TimerClient(Timers):
 
     async def pause(self, prefix: str) -> bool:
         """Start no more timers of a prefix; runs in progress continue. True if that changed anything."""
-        return await (await self._open()).pause(check_prefix(prefix), paused=True)
+        return await self._pause("pause", prefix)
 
     async def resume(self, prefix: str) -> bool:
         """Start timers of a prefix again. True if that changed anything."""
-        return await (await self._open()).pause(check_prefix(prefix), paused=False)
+        return await self._pause("resume", prefix)
+
+    async def _pause(self, act: str, prefix: str) -> bool:
+        changed = await (await self._open()).pause(check_prefix(prefix), paused=act == "pause")
+        if self._by is not None:
+            _log.info("a caller changed a prefix", act=act, prefix=prefix, by=self._by)
+        return changed
 
     async def events(self, prefix: str | None = None) -> AsyncIterator[Event]:
         """The timers' changes from now on, of one prefix or of all but the service's own, and word of changes that were
         missed. Ends when the client is closed."""
-        wants = None if prefix is None else partial(_is_of, check_prefix(prefix))
+        wanted = None if prefix is None else check_prefix(prefix)
+        wants = None if wanted is None else lambda change: change.prefix == wanted
         async for event in (await self.feed()).events(wants):
             yield event
 
@@ -365,15 +393,12 @@ class TimerClient(Timers):
         number of shards, so it is read again."""
         if self._connections is None:
             settings = load_worker_settings()
-            self._connections, self._edit_lock_ms = connect(await reachable_url(settings)), settings.edit_lock_ms
+            self._connections = connect(await reachable_url(settings.redis_url, settings.data_dir))
+            self._edit_lock_ms = settings.edit_lock_ms
         store = self._store or self._use(Store(self._connections))
         if not (store.identity.armed and store.clock.known):
             await store.identity.look()
         return store
-
-
-def _is_of(prefix: str, change: Change) -> bool:
-    return change.prefix == prefix
 
 
 async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
@@ -381,23 +406,3 @@ async def open_store(connections: Connections, *, shards: int | None = None) -> 
     store = Store(connections, shards=shards)
     await store.identity.look()
     return store
-
-
-async def reachable_url(settings: Settings) -> str:
-    """The URL of the configured Redis or of a running `timers dev`. Raises ConfigurationError if there is neither."""
-    url = settings.redis_url or await running_url(settings.data_dir)
-    if url is None:
-        raise ConfigurationError(
-            f"no Redis to connect to: TIMERS_REDIS_URL is not set, and no `timers dev` runs over {settings.data_dir} "
-            "(TIMERS_DATA_DIR)"
-        )
-    return url
-
-
-def _planned(
-    new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None
-) -> Arming | InvalidInput | NoProcessor:
-    try:
-        return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent)
-    except InvalidInput as error:
-        return error

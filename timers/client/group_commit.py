@@ -59,11 +59,11 @@ class GroupCommit:
             return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, line=line)
         return await self._quotas.arm(armings, quota, edit_lock_ms=self._edit_lock_ms)
 
-    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None) -> Reply:
+    async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str) -> Reply:
         """As `Store.rearm`, or `Quotas.rearm`."""
         if quota is None or quota.most is None:  # its prefix has timers already
-            return await self._store.rearm(prefix, timer_id, cause="retried")
-        return await self._quotas.rearm(prefix, timer_id, quota, cause="retried")
+            return await self._store.rearm(prefix, timer_id, cause=cause)
+        return await self._quotas.rearm(prefix, timer_id, quota, cause=cause)
 
     async def _work(self, group: _Group, line: Line | None) -> None:
         """Arm until nobody waits."""

@@ -5,10 +5,12 @@ import time
 
 from timers.core import calendar
 from timers.core.durations import Duration, format_time, parse_time, within_reach
+from timers.core.keywords import NewTimerFields
 from timers.core.model import NO_PROGRESS, Progress, Timer
 from timers.core.policies import Repeat
 from timers.core.spec import NewTimer, TimerChange
-from timers.errors import InvalidInput
+from timers.errors import InvalidInput, NoProcessor
+from timers.store.codec import encode_act
 from timers.store.store import Arming
 
 
@@ -21,15 +23,26 @@ def new_id() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def plan(new: NewTimer, now_ms: float, traceparent: str | None = None) -> Arming:
-    """Plan a new timer's due time and first progress. The trace is kept with the spec. Raises InvalidInput."""
+def plan(new: NewTimer, now_ms: float, traceparent: str | None = None, by: str | None = None) -> Arming:
+    """Plan a new timer's due time and first progress. The trace is kept with the spec; if it replaces another timer,
+    the history names who did that. Raises InvalidInput."""
     due, progress = _first_due(new, now_ms), NO_PROGRESS
     if new.repeat is not None:
         due_ms = round(now_ms) + int(due[1:]) if due[0] == "+" else int(due[1:])
         _require_before_end(new.repeat, due_ms)
         due, progress = f"@{due_ms}", calendar.start(due_ms)
     spec = new.spec() if traceparent is None else {**new.spec(), "traceparent": traceparent}
-    return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists)
+    return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, encode_act("replaced", by))
+
+
+def try_plan(
+    new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None, by: str | None
+) -> Arming | InvalidInput | NoProcessor:
+    """As `plan`, for a timer of a batch: the error instead of raising it."""
+    try:
+        return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent, by)
+    except InvalidInput as error:
+        return error
 
 
 def _first_due(new: NewTimer, now_ms: float) -> str:

@@ -36,7 +36,8 @@ class LeaseAnswer(TypedDict):
 
 
 class HistoryAnswer(TypedDict):
-    """One transition. `pod` is null if a caller made the change. `processor` and `lateness_ms` are set if a run
+    """One transition. `pod` is null if a caller made the change; `by` is then the name of its API key, if it has one.
+    `processor` and `lateness_ms` are set if a run
     started. `cause` is a code for programs to compare, `note` says the same in English. The end of a run has its times:
     `claim_ms` (from when the pod knew that it was due to the claim; null if it waited for room or for the rate, or was
     rescued), `queue_ms` (from there to the call of the processor) and `run_ms` (the call)."""
@@ -48,6 +49,7 @@ class HistoryAnswer(TypedDict):
     processor: str | None
     cause: Cause
     note: Cause
+    by: Annotated[str, Field(examples=["billing"])] | None
     lateness_ms: int | None
     claim_ms: NotRequired[int | None]
     queue_ms: NotRequired[Count]

@@ -7,6 +7,9 @@ from typing import Final
 Cause = tuple[str, str]
 """A code and the details of this change (empty for none)."""
 
+ACTS: Final = frozenset(("replaced", "changed", "rescheduled", "fired", "cancelled", "retried", "replayed"))
+"""What callers do. The details of such a change are the name of the caller's API key."""
+
 ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
     {
         "created": "created",

@@ -85,7 +85,8 @@ def explain(timer: Timer, now_ms: int, *, obstacle: str = "", pause: Sequence[in
 def _entry(entry: HistoryEntry, ran: Attempt | None) -> str:
     where = f" on {entry.pod}" if entry.pod else ""
     attempt = f", attempt {entry.attempt}" if entry.status is Status.RUNNING else ""
-    by = f" by {entry.processor}" if entry.processor else ""
+    who = entry.processor or entry.by
+    by = f" by {who}" if who else ""
     cause = _CAUSES.get(entry.cause, entry.note)
     late = "" if entry.lateness_ms is None else f" ({entry.lateness_ms} ms after due)"
     took = "" if ran is None else f" ({_split(ran)}, run {ran.run_ms} ms)"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from timers.core.answers import HistoryAnswer, LeaseAnswer, TimerAnswer
-from timers.core.causes import in_english
+from timers.core.causes import ACTS, in_english
 from timers.core.durations import format_time, parse_ms, to_datetime
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 
@@ -58,6 +58,11 @@ class HistoryEntry(NamedTuple):
         return in_english(self.cause, self.text)
 
     @property
+    def by(self) -> str | None:
+        """The name of the API key that a caller made the change with; None if there is none."""
+        return self.text or None if self.cause in ACTS else None
+
+    @property
     def at(self) -> datetime:
         """When, as an aware UTC datetime."""
         return to_datetime(self.at_ms)
@@ -72,6 +77,7 @@ class HistoryEntry(NamedTuple):
             "processor": self.processor,
             "cause": self.cause,
             "note": self.note,
+            "by": self.by,
             "lateness_ms": self.lateness_ms,
         }
         if self.queue_ms is not None and self.run_ms is not None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from timers.api.operations import route
-from timers.api.scope import nothing_of, quota_of, visible_to
+from timers.api.scope import acting, nothing_of, quota_of, visible_to
 from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.model import Status
@@ -160,7 +160,7 @@ class BulkPages:
             progress.add(await self._act_on_chosen(request, order, asked))
         elif order.statuses:
             progress.add(
-                await self._client.carry_out(
+                await acting(self._client, request).carry_out(
                     asked,
                     lambda counts: counts.matched >= self._slice_limit or time.monotonic() > until,
                     quota=quota_of(request),
@@ -171,7 +171,7 @@ class BulkPages:
         visible = visible_to(request)
         chosen = [identity_of(member) for member in order.chosen]
         mine = [each for each in chosen if visible is None or visible(each[0])]
-        counts = await self._client.act_on(asked, mine, quota=quota_of(request))
+        counts = await acting(self._client, request).act_on(asked, mine, quota=quota_of(request))
         for prefix, timer_id in set(chosen).difference(mine):
             counts.matched += 1
             counts.refuse(prefix, timer_id, nothing_of(prefix))

@@ -9,7 +9,7 @@ from aiohttp import web
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
 from timers.api.fresh import Fresh
 from timers.api.operations import route
-from timers.api.scope import caller_of, require_visible, visible_to
+from timers.api.scope import acting, caller_of, require_visible, visible_to
 from timers.client.doctor import examine
 from timers.client.fleet import read_prefixes
 from timers.core.durations import MINUTE_MS
@@ -79,10 +79,11 @@ class ServicePages:
         await form_of(request)
         prefix, action = request.match_info["prefix"], request.match_info["action"]
         require_visible(request, prefix)
+        client = acting(self._client, request)
         acts: dict[str, Callable[[str], Awaitable[object]]] = {
-            "pause": self._client.pause,
-            "resume": self._client.resume,
-            "forget": self._client.forget,
+            "pause": client.pause,
+            "resume": client.resume,
+            "forget": client.forget,
         }
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.operations import route
-from timers.api.scope import quota_of, require_visible
+from timers.api.scope import acting, quota_of, require_visible
 from timers.client.fleet import read_story
 from timers.core.calendar import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
@@ -103,13 +103,14 @@ class TimerPages:
     def _acts(
         self, request: web.Request, prefix: str, timer_id: str, form: Mapping[str, str]
     ) -> Mapping[str, Callable[[], Awaitable[Any]]]:
+        client = acting(self._client, request)
         version = int(form["version"]) if form.get("version", "").isdecimal() else None
         return {
-            "cancel": lambda: self._client.cancel(prefix, timer_id, version=version),
-            "purge": lambda: self._client.cancel(prefix, timer_id, version=version, purge=True),
-            "fire": lambda: self._client.fire(prefix, timer_id),
-            "retry": lambda: self._client.retry(prefix, timer_id, quota=quota_of(request)),
-            "reschedule": lambda: self._client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
+            "cancel": lambda: client.cancel(prefix, timer_id, version=version),
+            "purge": lambda: client.cancel(prefix, timer_id, version=version, purge=True),
+            "fire": lambda: client.fire(prefix, timer_id),
+            "retry": lambda: client.retry(prefix, timer_id, quota=quota_of(request)),
+            "reschedule": lambda: client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
         }
 
     async def new_page(self, request: web.Request) -> web.Response:
@@ -127,7 +128,7 @@ class TimerPages:
         try:
             new = NewTimer.parse(_spec(form, NEW_FIELDS))
             require_visible(request, new.prefix)
-            armed = await self._client.arm(new, quota=quota_of(request))
+            armed = await acting(self._client, request).arm(new, quota=quota_of(request))
         except TimersError as error:
             return _form(request, "Arm a timer", NEW_FIELDS, form, error)
         return redirect(f"/ui/timers/{armed.timer.prefix}/{armed.timer.id}?done=new")
@@ -143,7 +144,8 @@ class TimerPages:
         form = await form_of(request)
         try:
             change = TimerChange.parse(_spec(form, CHANGED_FIELDS, emptied=True))
-            await self._client.change(prefix, timer_id, change, version=int(form.get("version", "0") or 0))
+            client = acting(self._client, request)
+            await client.change(prefix, timer_id, change, version=int(form.get("version", "0") or 0))
         except (Refused, InvalidInput, ValueError) as error:
             return _form(request, f"Change {prefix}:{timer_id}", CHANGED_FIELDS, form, error)
         return redirect(f"/ui/timers/{prefix}/{timer_id}?done=edit")

@@ -80,6 +80,12 @@ def encode_cause(cause: str, text: str = "") -> str:
     return cause if text in ("", cause) else f"{cause} {_clean(text)}"
 
 
+def encode_act(cause: str, by: str | None) -> str:
+    """The end of the history line of what a caller did, and who it was. No pod writes such a cause, so no processor can
+    pretend to be somebody."""
+    return cause if by is None else f"{cause} {_clean(by)}"
+
+
 def _clean(note: str) -> str:
     """The note as a history entry can hold it: one line, bounded, without control characters (Lua's format ends at a
     NUL)."""

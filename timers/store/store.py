@@ -197,11 +197,13 @@ class Store:
         version: int | None = None,
         purge: bool = False,
         keep: bool = True,
+        cause: str = "cancelled",
     ) -> Reply:
         """Cancel a timer; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
         finished."""
         record = "purge" if purge else "" if keep else "forget"
-        return await self._one("cancel", prefix, timer_id, [edit_lock_ms, prefix, timer_id, _expected(version), record])
+        arguments = (edit_lock_ms, prefix, timer_id, _expected(version), record, cause)
+        return await self._one("cancel", prefix, timer_id, arguments)
 
     async def reschedule(
         self,

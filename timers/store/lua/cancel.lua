@@ -5,6 +5,7 @@
 -- ARGV[3]  prefix      ARGV[4] id
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `purge`; `forget` to remove the record of a cancelled timer, for a retention of 0; or ''
+-- ARGV[7]  cause for the history; left out or '' for `cancelled`
 -- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`, `rights` (with
 --          what the user may not do in the place of the record). The record is the cancelled one, even if it has just been removed. Cancelling a cancelled timer answers `cancelled`
 --          again, because the first answer may have been lost.
@@ -31,7 +32,7 @@ local function cancel()
   call('ZREM', queue_key(prefix), id)
   refresh_head(prefix)
   r.status = 'x'
-  note(r, 'cancelled')
+  note(r, ARGV[7] ~= '' and ARGV[7] or 'cancelled')
   call('ZADD', finished_key('x', prefix), text(now), id)
   recount('s', 'x', prefix)
   return write(member, r)
