@@ -19,9 +19,9 @@ _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _V4_COMPATIBLE: Final = IPv6Network("::/96")
 _ISATAP: Final = 0x5EFE
-_NOT_PUBLIC: Final = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
-"""Networks that Python 3.11 calls public, or that look public, but are not: protocol assignments, the 6to4 relay, and
-the address of Azure's service to its guests."""
+_NOT_PUBLIC: Final = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20")))
+"""Networks that Python 3.11 calls public, or that look public, but are not: protocol assignments, the 6to4 relay, the
+address of Azure's service to its guests, and addresses for documentation (RFC 9637)."""
 
 LOOKUPS_AT_ONCE: Final = 32
 """Threads that look names up. They are not the event loop's, so a name server that hangs holds up only webhooks."""
@@ -126,8 +126,10 @@ def unwrapped(address: Address) -> Address:
 def is_public(address: Address) -> bool:
     """Whether the address is on the public internet. An IPv6 address that stands for an IPv4 one (NAT64, mapped, 6to4)
     passes here, because `GuardedResolver.check` judges the IPv4 address as well."""
+    if any(address in network for network in _NOT_PUBLIC):
+        return False
     if isinstance(address, IPv4Address):
-        return address.is_global and not address.is_multicast and not any(address in net for net in _NOT_PUBLIC)
+        return address.is_global and not address.is_multicast
     if address in _NAT64 or address.ipv4_mapped or address.sixtofour:
         return True
     return address in _GLOBAL_UNICAST and address.is_global

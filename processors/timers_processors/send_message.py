@@ -154,8 +154,11 @@ def _skipped(context: Context[Sending], reason: str) -> Done:
 
 
 def _user(given: object) -> str | int:
+    """Refuses what would lead to another path: `..` leaves the folder of users, whatever is quoted."""
     if isinstance(given, bool) or not isinstance(given, str | int) or not 1 <= len(str(given)) <= 200:
         raise Fail("user: expected a number, or text of 1 to 200 characters")
+    if given in (".", ".."):
+        raise Fail(f"user: {given!r} is not accepted; expected a name")
     return given
 
 

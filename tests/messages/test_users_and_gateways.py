@@ -89,6 +89,13 @@ class TestUser:
         with pytest.raises(Fail, match=r"^user: expected a number, or text"):
             await send({"user": user}, user_url="https://users.example/{user}")
 
+    @pytest.mark.parametrize("user", [".", ".."])
+    async def test_a_user_that_would_lead_to_another_path_is_refused(self, tmp_path: Path, user: str) -> None:
+        async with receiving(web.json_response({})) as users:
+            with pytest.raises(Fail, match=r"^user: '\.+' is not accepted; expected a name"):
+                await send({"user": user}, user_url=f"{users.url}/users/{{user}}", outbox=tmp_path)
+        assert users.received == []
+
     async def test_conditions_that_are_not_a_list_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(Fail, match=r"^unless: expected a list"):
             await looked_up(web.json_response({}), tmp_path, unless="verified")
