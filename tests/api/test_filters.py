@@ -138,6 +138,14 @@ async def test_an_unknown_parameter_hides_no_other_mistake(api: Api) -> None:
     assert rules["sort"].startswith("only the query parameters prefix, status, tag, due_after, due_before, limit")
 
 
+async def test_the_value_of_an_unknown_parameter_is_not_repeated(api: Api) -> None:
+    """It may be a key that somebody put into the address."""
+    for path in ("/v1/timers", "/v1/stats", "/v1/timers/login/a"):
+        reply = await api.call("GET", f"{path}?key=tmk_secret&key=tmk_secret", headers=ALL)
+        assert reply.bad_fields() == ["key"]
+        assert "secret" not in str(reply.body)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "fields"),
     [
