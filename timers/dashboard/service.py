@@ -16,7 +16,7 @@ from timers.core.durations import MINUTE_MS
 from timers.core.fields import OWN_PREFIXES, is_own
 from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
-from timers.dashboard.site import Parts, form_of, is_admin, pairs_of, show
+from timers.dashboard.site import Parts, form_of, is_admin, number_of, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox
 from timers.store.callers import REVOKED
@@ -183,19 +183,11 @@ def _made(form: Mapping[str, str], rights: Sequence[str]) -> tuple[str, ApiKey]:
         Scope.parse(form.get("prefixes", "").replace(",", " ").split()),
         parse_rights(rights),
         rate=form.get("rate", "").strip() or None,
-        pending=_number(form, "pending"),
-        most_prefixes=_number(form, "most_prefixes"),
+        pending=number_of(form, "pending"),
+        most_prefixes=number_of(form, "most_prefixes"),
         name=form.get("name", "").strip() or None,
         made=datetime.now(UTC).date().isoformat(),
     )
-
-
-def _number(form: Mapping[str, str], name: str) -> int | None:
-    """The number in a field, or None if the field is empty."""
-    text = form.get(name, "").strip()
-    if text and not (text.isascii() and text.isdecimal()):
-        raise InvalidInput.of(name, text, "a whole number such as 100")
-    return int(text) if text else None
 
 
 def _row(key_id: str, entry: str) -> dict[str, Any]:

@@ -83,6 +83,14 @@ async def pairs_of(request: web.Request) -> Sequence[tuple[str, str]]:
         raise InvalidInput.of("", raw[:80], f"a form in UTF-8 with at most {FIELDS_LIMIT} fields") from None
 
 
+def number_of(form: Mapping[str, str], name: str) -> int | None:
+    """The number in a field, or None if the field is empty. Raises InvalidInput."""
+    text = form.get(name, "").strip()
+    if text and not (text.isascii() and text.isdecimal() and len(text) <= 15):
+        raise InvalidInput.of(name, text, "a whole number such as 100")
+    return int(text) if text else None
+
+
 class Guard:
     """The middleware around all pages. It runs inside the one that answers with problems."""
 

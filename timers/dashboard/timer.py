@@ -15,7 +15,7 @@ from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.core.strict import decode
 from timers.dashboard.render import redirect
-from timers.dashboard.site import Parts, form_of, show
+from timers.dashboard.site import Parts, form_of, number_of, show
 from timers.errors import FieldError, InvalidInput, Refused, TimersError, shown
 
 OCCURRENCES: Final = 10
@@ -104,7 +104,7 @@ class TimerPages:
         self, request: web.Request, prefix: str, timer_id: str, form: Mapping[str, str]
     ) -> Mapping[str, Callable[[], Awaitable[Any]]]:
         client = acting(self._client, request)
-        version = int(form["version"]) if form.get("version", "").isdecimal() else None
+        version = number_of(form, "version")
         return {
             "cancel": lambda: client.cancel(prefix, timer_id, version=version),
             "purge": lambda: client.cancel(prefix, timer_id, version=version, purge=True),
@@ -145,8 +145,8 @@ class TimerPages:
         try:
             change = TimerChange.parse(_spec(form, CHANGED_FIELDS, emptied=True))
             client = acting(self._client, request)
-            await client.change(prefix, timer_id, change, version=int(form.get("version", "0") or 0))
-        except (Refused, InvalidInput, ValueError) as error:
+            await client.change(prefix, timer_id, change, version=number_of(form, "version") or 0)
+        except (Refused, InvalidInput) as error:
             return _form(request, f"Change {prefix}:{timer_id}", CHANGED_FIELDS, form, error)
         return redirect(f"/ui/timers/{prefix}/{timer_id}?done=edit")
 
