@@ -3,18 +3,21 @@
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from aiohttp import web
+from redis.asyncio import Redis
 
 from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
+from tests.servers import FAMILIES, start_server
 from tests.waiting import eventually
 from timers.dashboard import site
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import ServicePages
 from timers.dashboard.site import Parts
-from timers.embedded import EmbeddedServer
+from timers.embedded import EmbeddedServer, Family
 
 
 def reading_each_time(parts: Parts) -> Sequence[web.RouteDef]:
@@ -84,3 +87,34 @@ async def test_however_large_the_pages_only_so_many_bytes_are_kept(
         os.kill(own_server.pid, signal.SIGCONT)
     assert (kept[0], kept[-1]) == (False, True)
     assert sum(size for size, is_kept in zip(sizes, kept, strict=True) if is_kept) <= 500_000
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("key", ["timers:keys", "timers:meta"])
+async def test_a_strangers_value_in_the_place_of_the_keys_is_503(family: Family, key: str, tmp_path: Path) -> None:
+    entries = " ".join(each.entry for each in KEYS)
+    async with (
+        await start_server(family, tmp_path) as server,
+        running_api(server.url, PROCESSORS, keys=entries, keys_fresh_seconds=0.0) as api,
+    ):
+        visitor, redis = Visitor(api), api.store.connections.commands
+        assert (await visitor.sign_in(EVERYTHING)).status == 303
+        await redis.delete(key)
+        await redis.set(key, "x")
+        for method, path in (("GET", "/v1/timers"), ("GET", "/v1/prefixes"), ("POST", "/v1/losses/acknowledge")):
+            reply = await api.call(method, path, headers={"Authorization": f"Bearer {EVERYTHING}"})
+            reply.problem(503, "redis-unavailable")
+        assert (await visitor.get("/")).status in (200, 503)  # by the keys last known
+        assert (await visitor.post("/ui/keys", {"prefixes": "mine", "right": "read"})).status == 503
+
+
+async def test_a_strangers_value_in_the_place_of_the_session_secret_is_503(guest: Visitor, redis: Redis) -> None:
+    await redis.sadd("timers:{access}:session", "x")
+    assert (await guest.sign_in(EVERYTHING)).status == 503
+    assert (await guest.get("/")).status == 303  # whoever is not signed in
+
+
+async def test_a_key_that_is_no_text_affects_no_other(guest: Visitor, redis: Redis) -> None:
+    await redis.hset("timers:keys", b"\xff", b"\xff")
+    assert (await guest.sign_in(EVERYTHING)).status == 303
+    assert (await guest.get("/")).status == 200

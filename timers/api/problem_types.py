@@ -8,6 +8,7 @@ from typing import Final
 from timers.errors import (
     AlreadyExists,
     Busy,
+    ConfigurationError,
     Denied,
     EditLocked,
     Forbidden,
@@ -46,6 +47,17 @@ _INTERNAL: Final = Kind(
     "a fault of the service; its log has the reason",
     "This pod's log has the reason; trying again may help.",
 )
+
+_UNAVAILABLE: Final = Kind(
+    503,
+    "redis-unavailable",
+    "Redis is not available",
+    "Redis is down, slow or refuses writes. Unless `detail` says that nothing was done, the call may have "
+    "taken effect: repeat it with PUT, or as a create with an id and `if_exists: keep`",
+    "Redis is not available: Connection closed by server; the call may have taken effect: repeat it with "
+    "PUT, or with an id and if_exists 'keep'",
+)
+"""Also for a db whose identity cannot be read: somebody wrote to it, or it belongs to another service."""
 
 KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
     {
@@ -148,15 +160,8 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
             "the caller may not do this, for another reason",
             "this is not allowed",
         ),
-        Unavailable: Kind(
-            503,
-            "redis-unavailable",
-            "Redis is not available",
-            "Redis is down, slow or refuses writes. Unless `detail` says that nothing was done, the call may have "
-            "taken effect: repeat it with PUT, or as a create with an id and `if_exists: keep`",
-            "Redis is not available: Connection closed by server; the call may have taken effect: repeat it with "
-            "PUT, or with an id and if_exists 'keep'",
-        ),
+        Unavailable: _UNAVAILABLE,
+        ConfigurationError: _UNAVAILABLE,
         RedisRights: Kind(
             503,
             "redis-rights",
