@@ -82,7 +82,8 @@ async def test_looking_changes_nothing(guest: Visitor, redis: Redis) -> None:
             b"stream": redis.xrange,
             b"zset": lambda key: redis.zrange(key, 0, -1, withscores=True),
         }
-        keys = [key async for key in redis.scan_iter("timers:*", count=1000) if b":canary:" not in key]
+        ours = [key async for key in redis.scan_iter("timers:*", count=1000)]
+        keys = [key for key in ours if b":canary:" not in key and b":rate:" not in key]  # these go by themselves
         return {key: await reads[await redis.type(key)](key) for key in keys}
 
     before = await kept()

@@ -1,16 +1,20 @@
 """Who may see the dashboard: sessions, revoked keys, other sites' forms, and what pages may load."""
 
+import itertools
 import re
 import time
 
 import pytest
+from redis.asyncio import Redis
 
 from tests.api.harness import Api, running_api
 from tests.dashboard.conftest import EVERYTHING, EVERYTHING_KEY, PROCESSORS, READS, READS_KEY, Visitor
 from tests.waiting import eventually
+from timers.api.auth import SIGN_INS
 from timers.api.operations import PAGES
-from timers.api.session import COOKIE
+from timers.api.session import COOKIE, SESSION_SECONDS
 from timers.embedded import EmbeddedServer
+from timers.errors import RateLimited
 
 POLICY = {"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"}
 
@@ -51,16 +55,18 @@ async def test_a_wrong_key_shows_the_form_again(guest: Visitor) -> None:
     assert guest.cookies == {}
 
 
-@pytest.mark.parametrize("tampered", ["key", "end", "signature", "expired", "garbage"])
+@pytest.mark.parametrize("tampered", ["key", "end", "number", "signature", "expired", "garbage", "shorter"])
 async def test_a_session_that_was_changed_or_is_over_opens_nothing(guest: Visitor, tampered: str) -> None:
     await guest.sign_in(READS)
-    key_id, end, signature = guest.cookies[COOKIE].split(".")
+    key_id, end, own, signature = guest.cookies[COOKIE].split(".")
     guest.cookies[COOKIE] = {
-        "key": f"{EVERYTHING_KEY.id}.{end}.{signature}",
-        "end": f"{key_id}.{int(end) + 1}.{signature}",
-        "signature": f"{key_id}.{end}.{signature[::-1]}",
-        "expired": f"{key_id}.{int(time.time()) - 1}.{signature}",
+        "key": f"{EVERYTHING_KEY.id}.{end}.{own}.{signature}",
+        "end": f"{key_id}.{int(end) + 1}.{own}.{signature}",
+        "number": f"{key_id}.{end}.{own[::-1]}.{signature}",
+        "signature": f"{key_id}.{end}.{own}.{signature[::-1]}",
+        "expired": f"{key_id}.{int(time.time()) - 1}.{own}.{signature}",
         "garbage": "..\u00e4.",
+        "shorter": f"{key_id}.{end}.{signature}",
     }[tampered]
     assert (await guest.get("/")).status == 303
 
@@ -92,6 +98,71 @@ async def test_signing_out_forgets_the_session(guest: Visitor) -> None:
     assert (await guest.post("/ui/sign-out")).where == "/ui/sign-in"
     assert COOKIE not in guest.cookies
     assert (await guest.get("/")).status == 303
+
+
+async def test_a_copied_cookie_opens_nothing_after_signing_out(guest: Visitor, server: EmbeddedServer) -> None:
+    """On no pod, and for no stream. Other sessions of the same key go on."""
+    copy, neighbour = Visitor(guest.api), Visitor(guest.api)
+    await guest.sign_in(READS)
+    await neighbour.sign_in(READS)
+    copy.cookies.update(guest.cookies)
+    assert (await copy.get("/")).status == 200
+    async with running_api(server.url, PROCESSORS, keys=READS_KEY.entry) as other:
+        elsewhere = Visitor(other, dict(guest.cookies))
+        assert (await elsewhere.get("/")).status == 200
+        sent = {"Cookie": f"{COOKIE}={guest.cookies[COOKIE]}"}
+        async with other.session.get(f"{other.server.url}/ui/live", headers=sent) as stream:
+            assert stream.status == 200
+            await guest.post("/ui/sign-out")
+            await stream.read()  # to its end
+        for visitor in (copy, elsewhere):
+            for path in ("/", "/ui/timers", "/ui/live"):
+                assert (await visitor.get(path)).where.startswith("/ui/sign-in"), path
+    assert (await neighbour.get("/")).status == 200
+
+
+async def test_only_a_session_of_ours_takes_room_when_it_ends(guest: Visitor, redis: Redis) -> None:
+    await guest.sign_in(READS)
+    for session in ("", "a.b.c", f"{READS_KEY.id}.9999999999.0.{'0' * 64}", guest.cookies[COOKIE] + "0"):
+        await Visitor(guest.api, {COOKIE: session}).post("/ui/sign-out")
+    assert await redis.keys("timers:{access}:ended:*") == []
+    for _ in range(2):
+        await Visitor(guest.api, dict(guest.cookies)).post("/ui/sign-out")
+    (kept,) = await redis.keys("timers:{access}:ended:*")
+    assert 0 < await redis.ttl(kept) <= SESSION_SECONDS
+
+
+async def test_guessing_keys_is_throttled_over_all_pods(guest: Visitor, server: EmbeddedServer) -> None:
+    async with running_api(server.url, PROCESSORS, keys=READS_KEY.entry) as other:
+        pods = itertools.cycle((guest, Visitor(other)))
+        tried = 0
+        while (shown := await next(pods).sign_in("tmk_none_nothing")).status == 403:
+            tried += 1
+            assert tried < 500, "nobody is throttled"
+        assert tried >= SIGN_INS.burst
+        assert (shown.status, shown.headers["Retry-After"], "too many attempts" in shown.text) == (429, "1", True)
+        assert (await next(pods).sign_in(READS)).status == 429
+
+    async def signed_in() -> bool:
+        return (await guest.sign_in(READS)).status == 303
+
+    await eventually(signed_in, "the right key opens again")
+
+
+@pytest.mark.parametrize("addresses", ["2001:db8::{:x}", "10.0.0.{}"], ids=["one subscriber", "everywhere"])
+async def test_many_addresses_are_throttled_too_and_leave_little_behind(
+    guest: Visitor, redis: Redis, addresses: str
+) -> None:
+    tried = 0
+    try:
+        for tried in range(10_000):
+            await guest.api.parts.auth.admit_sign_in(addresses.format(tried))
+    except RateLimited:
+        pass
+    assert SIGN_INS.burst <= tried < 9_999
+    longest_ms = SIGN_INS.burst * SIGN_INS.interval_us // 1000 + 1
+    for key in await redis.keys("timers:{access}:rate:sign-in:*"):
+        assert await redis.pttl(key) <= longest_ms  # -2 once it is gone
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Final
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from timers.api.tracing import Handler
 from timers.core.fields import check_id, is_prefix
 from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable
 from timers.logs import get_logger
+from timers.processor import Rate
 from timers.store.callers import REVOKED, Callers
 
 _log = get_logger("timers.api")
@@ -34,6 +36,13 @@ _STRANGER: Final = Caller("", Scope(()), frozenset())
 FRESH_SECONDS: Final = 1.0
 """How long the keys read from Redis count. Every pod learns of a new or a revoked key within this time. A stream
 looks again now and then (`stream.LOOK_SECONDS`), so it ends within two seconds."""
+
+SIGN_INS: Final = Rate(1_000_000, 20)
+"""Attempts to sign in from one address, over all pods: one a second, 20 at once. All who come through a proxy share
+its address."""
+
+SIGN_INS_OF_ALL: Final = Rate(100_000, 100)
+"""Attempts to sign in from everywhere, over all pods: ten a second, 100 at once."""
 
 READER_SECONDS: Final = 0.3
 """How long a probe or a scrape waits to find out whose key it carries."""
@@ -123,7 +132,8 @@ class Auth:
         if not self._closed and not self._ever_kept:
             return self._optional_caller(request)
         if operation.tag == DASHBOARD and "Authorization" not in request.headers:
-            key_id = await self.sessions.key_id(request)
+            patience_seconds = READER_SECONDS if operation.id in _WITHOUT_REDIS else None
+            key_id = await self.sessions.key_id(request, patience_seconds=patience_seconds)
             caller = None if key_id is None else ring.named(key_id)
         else:
             caller = ring.find(_token(request))
@@ -154,6 +164,12 @@ class Auth:
         except Denied:
             return False
         return now == caller
+
+    async def admit_sign_in(self, address: str | None) -> None:
+        """Count an attempt to sign in. Raises RateLimited if too many come from the address, or from everywhere."""
+        for name, rate in ((f"sign-in:{_network(address)}", SIGN_INS), ("sign-in:", SIGN_INS_OF_ALL)):
+            if wait_ms := await self._callers.wait_ms(name, rate):
+                raise RateLimited(f"too many attempts to sign in; try again in {wait_ms} ms", wait_ms)
 
     async def owner_of(self, key: str) -> Caller | None:
         """The owner of this key, or None for any other text. Raises Unavailable."""
@@ -211,6 +227,17 @@ class Auth:
 
 AUTH: Final = web.AppKey("auth", Auth)
 """An application's own."""
+
+
+def _network(address: str | None) -> str:
+    """The address, or for IPv6 its /64, which one subscriber has."""
+    try:
+        found = ip_address(address or "")
+    except ValueError:
+        return address or ""
+    if isinstance(found, IPv4Address) or found.ipv4_mapped is not None:
+        return str(found)
+    return str(IPv6Network((int(found), 64), strict=False))
 
 
 def _parsed(kept: Mapping[str, str]) -> list[ApiKey]:

@@ -1,6 +1,7 @@
 """Owns how errors leave: as `application/problem+json` (RFC 9457)."""
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -65,14 +66,20 @@ def field_json(error: FieldError) -> BadField:
 def of_error(error: TimersError) -> web.Response:
     """The problem for an error of this package."""
     response = _response(problem_body(error))
+    response.headers.update(headers_of(error))
+    return response
+
+
+def headers_of(error: TimersError) -> Mapping[str, str]:
+    """The headers of an answer to an error: how to get in, or when to try again."""
     match error:
         case Unauthorized():
-            response.headers["WWW-Authenticate"] = 'Bearer realm="timers"'
+            return {"WWW-Authenticate": 'Bearer realm="timers"'}
         case RateLimited():
-            response.headers["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+            return {"Retry-After": str(-(-error.retry_after_ms // 1000))}
         case TooManyPending():
-            response.headers["Retry-After"] = str(PENDING_RETRY_AFTER_SECONDS)
-    return response
+            return {"Retry-After": str(PENDING_RETRY_AFTER_SECONDS)}
+    return {}
 
 
 def _in_doubt(error: Unavailable) -> Unavailable:

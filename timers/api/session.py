@@ -1,12 +1,14 @@
 """Owns sign-in: the cookie that stands for an API key in a browser, and the one that makes a browser read-only.
 
-A session is `<key id>.<end, Unix seconds>.<HMAC-SHA256 of both>`, signed with a secret that all pods share through
-Redis. It proves only that the browser showed the key. Each request looks up the key's rights and prefixes, and whether
-it was revoked.
+A session is `<key id>.<end, Unix seconds>.<random>.<HMAC-SHA256 of these>`, signed with a secret that all pods share
+through Redis. It proves only that the browser showed the key. Each request looks up the key's rights and prefixes,
+whether it was revoked, and whether the session was ended.
 """
 
+import asyncio
 import hashlib
 import hmac
+import secrets
 import time
 from typing import Final
 
@@ -31,23 +33,39 @@ class Sessions:
         self._secret = b""
         self._read_at = float("-inf")
 
-    async def key_id(self, request: web.Request) -> str | None:
-        """The id of the session's key, or None without a valid session."""
-        key_id, _, rest = request.cookies.get(COOKIE, "").partition(".")
-        end, _, signature = rest.partition(".")
-        if not signature or not end.isdecimal() or len(end) > 12 or int(end) < time.time():
+    async def key_id(self, request: web.Request, *, patience_seconds: float | None = None) -> str | None:
+        """The id of the session's key, or None without a valid session. If Redis does not say within
+        `patience_seconds` (None: ever) whether it was ended, it counts as not ended. Raises HTTP 400."""
+        session = _given(request)
+        if not await self._is_ours(session):
             return None
-        expected = _signature(await self._current(), key_id, end)
-        return key_id if hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")) else None
+        try:
+            async with asyncio.timeout(patience_seconds):
+                has_ended = await self._callers.has_ended(session)
+        except (Unavailable, TimeoutError):
+            if patience_seconds is None:
+                raise
+            has_ended = False
+        return None if has_ended else session.partition(".")[0]
+
+    async def _is_ours(self, session: str) -> bool:
+        """Whether a pod signed this session, and its time is not over."""
+        signed, _, signature = session.rpartition(".")
+        if signed.count(".") != 2 or _seconds_left(session) <= 0:
+            return False
+        return hmac.compare_digest(_signature(await self._current(), signed), signature.encode())
 
     async def begin(self, request: web.Request, response: web.StreamResponse, key_id: str) -> None:
         """Sign the browser in with a key that it has just shown."""
-        end = str(int(time.time()) + SESSION_SECONDS)
-        value = f"{key_id}.{end}.{_signature(await self._current(), key_id, end)}"
+        signed = f"{key_id}.{int(time.time()) + SESSION_SECONDS}.{secrets.token_hex(8)}"
+        value = f"{signed}.{_signature(await self._current(), signed).decode()}"
         _set(request, response, COOKIE, value, SESSION_SECONDS)
 
-    def end(self, response: web.StreamResponse) -> None:
-        """Sign the browser out."""
+    async def end(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Sign the browser out. From now on a copy of its cookie opens nothing on any pod."""
+        session = _given(request)
+        if await self._is_ours(session):
+            await self._callers.end_session(session, _seconds_left(session))
         response.del_cookie(COOKIE, path="/")
 
     async def _current(self) -> bytes:
@@ -79,5 +97,21 @@ def _set(request: web.Request, response: web.StreamResponse, name: str, value: s
     response.set_cookie(name, value, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
 
 
-def _signature(secret: bytes, key_id: str, end: str) -> str:
-    return hmac.new(secret, f"{key_id}.{end}".encode(), hashlib.sha256).hexdigest()
+def _given(request: web.Request) -> str:
+    """The session in the request's cookie, or an empty text. Raises HTTP 400."""
+    given = request.cookies.get(COOKIE, "")
+    try:
+        given.encode()
+    except UnicodeEncodeError:  # bytes that aiohttp could not decode
+        raise web.HTTPBadRequest(text=f"the cookie {COOKIE} is not UTF-8; sign in again at /ui/sign-in") from None
+    return given
+
+
+def _seconds_left(session: str) -> int:
+    """How long the session lasts; 0 or less if it is over or says no time."""
+    end = session.split(".")[1]
+    return int(end) - int(time.time()) if end.isascii() and end.isdecimal() and len(end) <= 12 else 0
+
+
+def _signature(secret: bytes, signed: str) -> bytes:
+    return hmac.new(secret, signed.encode(), hashlib.sha256).hexdigest().encode()

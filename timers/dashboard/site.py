@@ -15,6 +15,7 @@ from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.operations import DASHBOARD, operation_of, route
 from timers.api.origin import check_origin
 from timers.api.problem_types import kind_of
+from timers.api.problems import headers_of
 from timers.api.scope import caller_of
 from timers.api.session import is_read_only, set_read_only
 from timers.api.tracing import Handler
@@ -113,7 +114,9 @@ class Guard:
         except Unavailable as error:
             return self._last_state(request, error)
         except TimersError as error:
-            return _error(request, kind_of(error).status, kind_of(error).title, error)
+            page = _error(request, kind_of(error).status, kind_of(error).title, error)
+            page.headers.update(headers_of(error))
+            return page
         except web.HTTPException as error:
             return _error(request, error.status, error.reason, error.text or "")
         except Exception:  # noqa: BLE001 (a person must get a page; the log gets the error)
@@ -216,7 +219,8 @@ class SignIn:
         return show(request, "sign_in", title="Sign in", to=_own(request.query.get("to", "/")), wrong=False, section="")
 
     async def sign_in(self, request: web.Request) -> web.Response:
-        """Answers 303 to the page that was asked for, with the cookie, or 403 with the form again."""
+        """Answers 303 to the page that was asked for, with the cookie; 403 with the form again; or 429."""
+        await self._auth.admit_sign_in(request.remote)
         form = await form_of(request)
         to, caller = _own(form.get("to", "/")), await self._auth.owner_of(form.get("key", "").strip())
         if caller is None:
@@ -230,7 +234,7 @@ class SignIn:
         """Answers 303 to the form."""
         await form_of(request)
         response = render.redirect("/ui/sign-in")
-        self._auth.sessions.end(response)
+        await self._auth.sessions.end(request, response)
         return response
 
     async def set_read_only(self, request: web.Request) -> web.Response:
