@@ -85,7 +85,7 @@ async def test_a_key_sees_no_others_through_a_glob(api: Api) -> None:
         assert await listed(api, query, OWN) == ["soon", "later", "off"]
     action = {"action": "purge", "filter": {"prefix": "login*"}}
     done = (await api.call("POST", "/v1/timers/actions", action, headers=OWN)).body
-    assert done == {"matched": 3, "done": 3, "refused": {}, "next_cursor": None}
+    assert done == {"matched": 3, "done": 3, "refused": {}, "examples": {}, "next_cursor": None}
     assert await listed(api, "prefix=l*") == ["exact", "dotted"]
 
 
