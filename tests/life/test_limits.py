@@ -13,6 +13,7 @@ from tests.waiting import eventually
 from timers.client.doctor import examine
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer
+from timers.engine import claimer
 from timers.processor import BURST_US, Context
 from timers.store import scripts
 
@@ -213,6 +214,20 @@ class TestOrder:
         await sharded.store.pause("note", paused=False)
         await ended(sharded, ids(50))
         assert calls.ids == [timer_id for _, timer_id in sorted(armed)]
+
+    async def test_one_at_a_time_waits_for_no_block_where_each_pod_has_its_own_shards(
+        self, sharded: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A pod that found no room looked again after half a second, or later: 0.2 starts a second in place of 20."""
+        monkeypatch.setattr(claimer, "FULL_MS", 3_600_000)
+        calls = Busy(concurrency=1)
+        for shard in range(4):
+            await sharded.pod(calls, name=f"pod-{shard}", shard_subset=(shard,))
+        now_ms = await sharded.store.now_ms()
+        for number in range(40):
+            await arm(sharded, [f"n{number}"], due_at=now_ms + 5 * number)
+        await ended(sharded, ids(40))
+        assert calls.most[""] == 1
 
     async def test_a_failed_timer_is_overtaken_only_while_it_waits(self, fleet: Fleet) -> None:
         """Its next try is due later, so the queue continues."""

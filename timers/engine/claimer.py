@@ -111,8 +111,12 @@ class Claimer:
         most = min(ask.most, self._room_of(ask.prefix))
         with self._asking({ask.prefix: most}):
             reserved = await self._reserve(ask.prefix, self._runner.limits_of(ask.prefix), most)
-            used = await self._claim_reserved(wanted, ask, reserved) if reserved.count else 0
+            shard, used = await self._shard_of(wanted, reserved), 0
+            if shard in self._pod.shards:
+                used = await self._claim_reserved(shard, wanted.cause, ask, reserved)
             await self._pod.permits.give_back(reserved, used)
+        if shard is not None and shard not in self._pod.shards:
+            await self._pod.store.block(shard, ask.prefix, 0)  # its pods were told that there is no room
         if used == reserved.count and reserved.wait_ms:
             self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
             self._follow_up(wanted, ask, has_more=False)
@@ -128,17 +132,18 @@ class Claimer:
         if block_ms >= FULL_MS:
             await self._pod.store.block(shard, prefix, block_ms)
 
-    async def _claim_reserved(self, wanted: PlannedClaim, ask: Ask, reserved: Reservation) -> int:
-        """Claim, and return how many. A queue that runs one timer at a time has one order over all shards: its earliest
-        timer comes first, whichever shard it is in."""
-        in_order, shard = reserved.limits.in_order, wanted.shard
-        if in_order:
-            earliest = await self._pod.permits.next_shard(reserved.prefix)
-            if earliest not in self._pod.shards:
-                return 0
-            shard = earliest
+    async def _shard_of(self, wanted: PlannedClaim, reserved: Reservation) -> int | None:
+        """Where to claim; None if nothing may start. A queue that runs one timer at a time has one order over all
+        shards: its earliest timer comes first, whichever shard it is in, and whichever pods take that."""
+        if not reserved.count:
+            return None
+        return await self._pod.permits.next_shard(reserved.prefix) if reserved.limits.in_order else wanted.shard
+
+    async def _claim_reserved(self, shard: int, cause: str, ask: Ask, reserved: Reservation) -> int:
+        """Claim, and return how many."""
         most, known_at, permits = {ask.prefix: reserved.count}, {ask.prefix: ask.known_at}, reserved.permits
-        claimed = await self._take(shard, most, wanted.cause, known_at, in_order=in_order, permits=permits)
+        in_order = reserved.limits.in_order
+        claimed = await self._take(shard, most, cause, known_at, in_order=in_order, permits=permits)
         return len(claimed.timers) + len(claimed.unreadable)
 
     async def _take(

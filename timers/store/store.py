@@ -262,7 +262,8 @@ class Store:
         return replace(self._claimed(claimed, bad, pod, lease_ms), more=left)
 
     async def block(self, shard: int, prefix: str, block_ms: int) -> None:
-        """Start nothing of a queue for this long. Nobody looks at it meanwhile."""
+        """Start nothing of a queue for this long. Nobody looks at it meanwhile. 0 lets it go on, and its shard's pods
+        look at once."""
         await self.run("block", shard, [prefix, block_ms])
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
