@@ -15,7 +15,8 @@ from pydantic import AfterValidator, ConfigDict, StrictBool, WithJsonSchema
 from timers.client.planning import due_of_change
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
-from timers.core.fields import AnyDuration, Time
+from timers.core.fields import AnyDuration, Time, is_own
+from timers.core.hooks import ids_of_calls
 from timers.core.keywords import Action
 from timers.core.model import Status, Timer
 from timers.core.spec import TimerChange
@@ -44,6 +45,9 @@ PAGE: Final = 100
 
 AT_ONCE: Final = 8
 """Calls in progress at once: a quarter of the connections, so that an action over a million timers holds up nobody."""
+
+CALLS_AT_ONCE: Final = 200
+"""Of how many changes of a timer the calls are looked up at a time."""
 
 _WAITING: Final = (Status.RUNNING, Status.SCHEDULED)
 
@@ -247,3 +251,15 @@ async def act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts) 
             failed.nothing_done = failed.nothing_done and not counts.done
         if failed is not None:
             raise failed
+
+
+async def purge_calls(store: Store, timer: Timer, prefixes: Sequence[str]) -> str | None:
+    """Remove the calls of hooks about a timer that was purged, which may carry its payload. Returns the key of one that
+    is running, which cannot be removed."""
+    running, ids = None, ids_of_calls(timer) if prefixes and not is_own(timer.prefix) else ()
+    for start in range(0, len(ids), CALLS_AT_ONCE):
+        calls = [(prefix, id) for id in ids[start : start + CALLS_AT_ONCE] for prefix in prefixes]
+        for call in filter(None, await store.get(calls)):
+            answer = await store.cancel(call.prefix, call.id, purge=True)
+            running = call.key if answer.code == "running" else running
+    return running

@@ -1,11 +1,11 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all, act_on_some
+from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all, act_on_some, purge_calls
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Declared, Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
@@ -14,11 +14,12 @@ from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan, try_plan
 from timers.core.calls import Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
+from timers.core.hooks import CALLS
 from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput
+from timers.errors import InvalidInput, Running
 from timers.logs import get_logger
 from timers.settings import load_worker_settings
 from timers.store import outbox
@@ -150,6 +151,12 @@ class TimerClient(Timers):
         return timer
 
     async def cancel(self, prefix: str, id: str, *, version: int | None = None, purge: bool = False) -> Timer:
+        timer = await self._cancel(prefix, id, version, purge=purge)
+        if purge:
+            await purge_calls(await self._open(), timer, await self._declared.calls())
+        return timer
+
+    async def _cancel(self, prefix: str, id: str, version: int | None, *, purge: bool) -> Timer:
         store = await self._open()
         answer = await store.cancel(
             check_prefix(prefix),
@@ -158,7 +165,7 @@ class TimerClient(Timers):
             version=version,
             purge=purge,
             keep=self._keeps_cancelled,
-            cause=encode_act("cancelled", self._by),
+            cause=encode_act("removed" if purge else "cancelled", self._by),
         )
         return self._did("purge" if purge else "cancel", accepted(answer, prefix, id, ("cancelled", "purged")))
 
@@ -277,7 +284,7 @@ class TimerClient(Timers):
             asked.narrowed.at(begun.since_ms),
             begun,
             skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,
-            act=None if asked.dry_run else self._act_of(asked.action, change, quota),
+            act=None if asked.dry_run else await self._act_of(asked.action, change, quota),
             stop=stop,
         )
 
@@ -286,7 +293,7 @@ class TimerClient(Timers):
     ) -> Counts:
         """As `carry_out`, on the timers with these prefixes and ids, whatever the filter says."""
         store, counts = await self._open(), Counts()
-        act = self._act_of(asked.action, asked.change_from(await store.now_ms()), quota)
+        act = await self._act_of(asked.action, asked.change_from(await store.now_ms()), quota)
         found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in chosen])
         for (prefix, id), timer in zip(chosen, found, strict=True):
             if timer is None:
@@ -295,14 +302,25 @@ class TimerClient(Timers):
         await act_on_some([timer for timer in found if timer is not None], act, counts)
         return counts
 
-    def _act_of(self, action: str, change: TimerChange | None, quota: Quota | None) -> Act:
-        def act(timer: Timer) -> Awaitable[Timer]:
+    async def _act_of(self, action: str, change: TimerChange | None, quota: Quota | None) -> Act:
+        store = await self._open()
+        # Also the calls of hooks that nobody asks for any more.
+        calls = (
+            [prefix for prefix in await self.counts(own=True) if prefix.startswith(CALLS)] if action == "purge" else []
+        )
+
+        async def act(timer: Timer) -> None:
             prefix, id, version = timer.prefix, timer.id, timer.version
             if action == "retry":
-                return self.retry(prefix, id, quota=quota)
-            if change is not None:
-                return self.change(prefix, id, change, version=version)
-            return self.cancel(prefix, id, version=version, purge=action == "purge")
+                await self.retry(prefix, id, quota=quota)
+            elif change is not None:
+                await self.change(prefix, id, change, version=version)
+            else:
+                ended = await self._cancel(prefix, id, version, purge=action == "purge")
+                if running := await purge_calls(store, ended, calls):
+                    raise Running(
+                        f"timer {timer.key} is removed, but not the call {running} about it, which is running"
+                    )
 
         return act
 

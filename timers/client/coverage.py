@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Final
 
 from timers.core.fields import is_own
+from timers.core.hooks import CALLS
 from timers.errors import FieldError, NoProcessor, shown
 from timers.store.membership import Membership, Roster
 from timers.store.queries import Queries
@@ -91,6 +92,11 @@ class Declared:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
         await self._read_since(time.monotonic() - self._fresh_seconds)
         return self._roster.owner(prefix)
+
+    async def calls(self) -> list[str]:
+        """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
+        await self._read_since(time.monotonic() - self._fresh_seconds)
+        return [prefix for prefix in self._roster.declared if prefix.startswith(CALLS)]
 
     def _missing(self, prefixes: Iterable[str]) -> list[str]:
         return [prefix for prefix in prefixes if self._roster.owner(prefix) is None]

@@ -7,7 +7,7 @@ from typing import Final
 Cause = tuple[str, str]
 """A code and the details of this change (empty for none)."""
 
-ACTS: Final = frozenset(("replaced", "changed", "rescheduled", "fired", "cancelled", "retried", "replayed"))
+ACTS: Final = frozenset(("replaced", "changed", "rescheduled", "fired", "cancelled", "removed", "retried", "replayed"))
 """What callers do. The details of such a change are the name of the caller's API key."""
 
 ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
@@ -19,6 +19,7 @@ ENGLISH: Final[Mapping[str, str]] = MappingProxyType(
         "rescheduled": "rescheduled",
         "fired": "fired on request",
         "cancelled": "cancelled",
+        "removed": "cancelled and removed",
         "retried": "retried on request",
         "replayed": "replayed",
         "event": "event",

@@ -21,6 +21,9 @@ HOOK: Final = f"{OWN_PREFIXES}hook"
 ALARM: Final = f"{OWN_PREFIXES}alarm"
 """Prefixes of the service's own timers, each followed by `-` and a digest of the target."""
 
+CALLS: Final = f"{HOOK}-"
+"""What the prefixes of the calls of hooks begin with."""
+
 _BY_CAUSE: Final = MappingProxyType(
     {"completed": "c", "skipped": "c", "failed": "f", "retry": "t", "snoozed": "", "handed-back": "", "bare-due": ""}
 )
@@ -91,15 +94,25 @@ def page_of(timer: Timer, public_url: str | None) -> str | None:
 def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | None) -> tuple[str, dict[str, Any]]:
     """The id and the payload of the timer that makes the call. The payload has the `body`, the `prefix` of the timer
     that changed, and in `after` the id of the call that must end first. All the hooks have the same target. The same
-    change always gives the same call."""
+    change always gives the same call. Nothing keeps the payload of a timer that was purged."""
     before = _version_before(timer, "".join(hook.letters for hook in hooks))
-    with_payload = any(hook.with_payload for hook in hooks if letter in hook.letters)
+    with_payload = any(hook.with_payload for hook in hooks if letter in hook.letters) and not _is_removed(timer)
     payload = {
         "prefix": timer.prefix,
         "body": _body(timer, letter, with_payload=with_payload, page=page_of(timer, public_url)),
         **({} if before is None else {"after": _call_id(timer, before)}),
     }
     return _call_id(timer, timer.version), payload
+
+
+def ids_of_calls(timer: Timer) -> Sequence[str]:
+    """The ids that calls about a timer may have, newest first; after a purge without that about its removal."""
+    return [_call_id(timer, version) for version in range(timer.version - _is_removed(timer), 0, -1)]
+
+
+def _is_removed(timer: Timer) -> bool:
+    """Whether a purge cancelled the timer."""
+    return bool(timer.history) and timer.history[0].cause == "removed"
 
 
 def _call_id(timer: Timer, version: int) -> str:

@@ -136,8 +136,8 @@ class Hooks:
                 call_id, payload = call_of(entry.timer, entry.letter, those, self._public_url)
                 if place == len(steps):
                     steps.append([])
-                due = f"+{place * STEP_MS}"
-                steps[place].append(Arming(target, call_id, due, {"payload": payload}, if_exists="keep"))
+                due, spec = f"+{place * STEP_MS}", {"payload": payload, "tags": list(entry.timer.tags)}
+                steps[place].append(Arming(target, call_id, due, spec, if_exists="keep"))
         return steps
 
 
