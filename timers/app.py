@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -45,6 +46,9 @@ _LATER: Final = ("redis+sentinel://", "redis+cluster://")
 
 TRY_AGAIN_SECONDS: Final = 0.2
 """The pause between two tries to reach Redis while a pod starts."""
+
+END_SECONDS: Final = 0.5
+"""How long the threads of a pod that ends have to end by themselves."""
 
 PROBE_CONNECTIONS: Final = 64
 """The most connections to the probe port: kubelets and scrapers are few."""
@@ -315,8 +319,11 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a pod in its own event loop, uvloop's if it is installed; returns the pod's exit code."""
     collect_seldom()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        idle = ThreadPoolExecutor(thread_name_prefix="timers")
+        runner.get_loop().set_default_executor(idle)
         code = _run_on(runner, runner.get_loop().create_task(_run_to_completion(main)))
-        if asyncio.all_tasks(runner.get_loop()) or any(_delays_exit(thread) for thread in threading.enumerate()):
+        idle.shutdown(wait=False, cancel_futures=True)
+        if asyncio.all_tasks(runner.get_loop()) or _threads_hang():
             _exit_now(code)
     return code
 
@@ -359,8 +366,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _delays_exit(thread: threading.Thread) -> bool:
-    return thread is not threading.main_thread() and not thread.daemon
+def _threads_hang() -> bool:
+    """Whether some thread would keep this process alive. An idle one ends at once."""
+    deadline = time.monotonic() + END_SECONDS
+    threads = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return any(thread.is_alive() for thread in threads)
 
 
 def _exit_now(code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,3 +387,21 @@ async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient
     assert len(slow.waiting(most=2 * QUEUE_LIMIT)) <= QUEUE_LIMIT + 1
     await feed.leave(slow)
     await feed.leave(quick)
+
+
+async def test_first_calls_at_the_same_time_share_one_pool(
+    own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they looked for the server of `timers dev`, each opened its own, and one stayed open."""
+    monkeypatch.setenv("TIMERS_REDIS_URL", "")
+    monkeypatch.setenv("TIMERS_DATA_DIR", str(tmp_path))
+    async with Redis.from_url(own_server.url) as redis:
+        await redis.ping()
+        timers = TimerClient()
+        await asyncio.gather(*[timers.stats() for _ in range(20)])
+        await timers.close()
+
+        async def closed() -> bool:
+            return len(await redis.client_list()) == 1
+
+        await eventually(closed, "all connections are closed")

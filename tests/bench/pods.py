@@ -12,10 +12,11 @@ from typing import Final, Self
 from redis.asyncio import Redis
 
 from tests.chaos.pods import PodDied, until
+from tests.waiting import DEADLINE_SECONDS
 
 ROOT: Final = Path(__file__).parents[2]
-READY_TIMEOUT_S: Final = 30.0
-STOP_TIMEOUT_S: Final = 20.0
+READY_TIMEOUT_S: Final = DEADLINE_SECONDS
+STOP_TIMEOUT_S: Final = DEADLINE_SECONDS
 
 _SEEN: Final = "timers:{pods}:seen"
 _EXPIRED: Final = "__keyevent@0__:expired"

@@ -12,12 +12,13 @@ from typing import Final, Self
 from redis.asyncio import Redis
 
 from tests.chaos.processors import DIRECTORY_VARIABLE
+from tests.waiting import DEADLINE_SECONDS
 
 ROOT: Final = Path(__file__).parents[2]
 
 _SERVE: Final = ("-m", "timers", "serve", "--roles", "worker")
-_READY_TIMEOUT_S: Final = 30.0
-_STOP_TIMEOUT_S: Final = 30.0
+_READY_TIMEOUT_S: Final = DEADLINE_SECONDS
+_STOP_TIMEOUT_S: Final = DEADLINE_SECONDS
 _POLL_S: Final = 0.02
 _REGISTRY: Final = "timers:{pods}:seen"
 _SIGNS_OF_A_START: Final = 2

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,13 @@ def run_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 class Process:
     """The `timers` command as a process. Its output goes to files, which can be read while it runs."""
 
+    program: Sequence[str] = (sys.executable, "-m", "timers")
+
     def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
         self._out, self._err = folder / "stdout", folder / "stderr"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "timers", *arguments],
+                [*self.program, *arguments],
                 cwd=folder,
                 env=clean_environment({"PYTHONPATH": str(Path(__file__).parents[2]), **settings}),
                 stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from aiohttp import ClientConnectionError, ClientSession
 from redis import Redis
 
 from tests.cli.commands import Process
+from tests.install.environment import ROOT
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers.app import stopped_by_signals
@@ -218,6 +220,53 @@ async def test_a_function_that_hangs_in_its_thread_keeps_no_pod_alive(
         pod.signal(signal.SIGTERM)
         assert (await asyncio.to_thread(pod.end)).code == 0
         assert (await client.get("hang", "one")).status == "scheduled"
+
+
+@pytest.mark.parametrize("roles", ["api", "worker", "api,worker"])
+async def test_a_pod_that_ends_runs_what_atexit_registered(
+    start: Start, server: EmbeddedServer, redis: Redis, roles: str, tmp_path: Path
+) -> None:
+    """An API pod left it out: a thread that had prepared the pages was idle."""
+    redis.ping()
+    (tmp_path / "leaving.py").write_text(
+        "import atexit, sys\nfrom tests.cli.processors_for_pods import hold\n"
+        "atexit.register(lambda: print('left', file=sys.stderr))\n"
+    )
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "TIMERS_PROCESSORS": "leaving:hold", "TIMERS_HTTP_PORT": "0"}
+    pod = start("serve", "--roles", roles, **path, TIMERS_REDIS_URL=server.url)
+    await eventually(_said(pod, "ready"), "the pod has started")
+    pod.signal(signal.SIGTERM)
+    ended = await asyncio.to_thread(pod.end)
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, "left")
+
+
+class WithFewFiles(Process):
+    """As under `ulimit -n 256`."""
+
+    program = ("sh", "-c", 'ulimit -n 256 && exec "$0" -m timers "$@"', sys.executable)
+
+
+async def test_a_pod_with_few_file_descriptors_serves(server: EmbeddedServer, redis: Redis, tmp_path: Path) -> None:
+    """With 256 it refused every connection, and was never ready."""
+    redis.ping()
+    pod = WithFewFiles(tmp_path, "serve", **OURS, TIMERS_REDIS_URL=server.url, TIMERS_PROBE_PORT="0")
+    held = list[asyncio.StreamWriter]()
+    try:
+        url = await url_of(pod)
+        await until_ready(url)
+        port = int(url.rpartition(":")[2])
+        for _ in range(200):
+            held.append((await asyncio.open_connection("127.0.0.1", port))[1])
+        (probes,) = set(re.findall(r"http://127\.0\.0\.1:\d+", pod.out + pod.err)) - {url}
+        await until_ready(probes)
+        async with TimerClient(server.url) as client:
+            await client.create("log", "one", delay=0)
+            await until_status(client, "log", "completed")
+        for writer in held:
+            writer.close()
+        await until_ready(url)
+    finally:
+        pod.kill()
 
 
 async def test_a_sys_exit_in_a_task_of_a_processor_ended_the_pod(

@@ -15,7 +15,7 @@ CONNECTION_LIMIT: Final = 4096
 """The number of connections that a pod holds at a time. An idle one costs about 30 KB."""
 
 OTHER_FILES: Final = 256
-"""File descriptors left for Redis, logs and whatever processors open."""
+"""File descriptors left for Redis, logs and whatever processors open; half of all if there are few."""
 
 IDLE_SECONDS: Final = 20.0
 """How long a connection may stay open without a complete request head: a new one, one between two requests, or one that
@@ -48,7 +48,9 @@ class ConnectionLimit:
         if soft != resource.RLIM_INFINITY and soft < wanted:
             soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return cls(CONNECTION_LIMIT if soft == resource.RLIM_INFINITY else min(CONNECTION_LIMIT, soft - OTHER_FILES))
+        if soft == resource.RLIM_INFINITY:
+            return cls(CONNECTION_LIMIT)
+        return cls(min(CONNECTION_LIMIT, max(soft - OTHER_FILES, soft // 2)))
 
 
 def _refuse(transport: asyncio.Transport) -> None:
