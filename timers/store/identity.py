@@ -228,6 +228,8 @@ class DbIdentity:
         return _meta(reply)
 
     def _to_do(self, act: str, *arguments: str) -> scripts.ScriptCall:
+        if act == "look":
+            return scripts.ScriptCall("look", keys.META, [self._wake])
         return scripts.ScriptCall("meta", keys.META, [self._wake, act, *arguments])
 
     def _take(self, meta: Meta | None) -> None:

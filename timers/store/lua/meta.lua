@@ -1,8 +1,7 @@
 #!lua flags=allow-oom
--- Read or change what the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
+-- Change what the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
 --
 -- ARGV[2]  what to do, then its arguments:
---          `look`  nothing
 --          `make`  format, number of shards or '' for any, number if none is asked for, a fresh epoch: makes the meta if there
 --                  is none, and again if no timer was ever armed and another number is asked for
 --          `arm`   epoch: notes that timers are armed from now on, if it is still this epoch
@@ -50,7 +49,7 @@ local function founded()
   return epoch == meta.epoch and shards or nil
 end
 
-local acts = {look = function() end}
+local acts = {}
 
 function acts.make(format, wanted, default, fresh)
   if meta.format and meta.format ~= format then return end
