@@ -213,3 +213,9 @@ async def fail_a_call(store: Store) -> None:
 
 async def leave_alone(store: Store) -> None:
     """Let a timer wait without any worker."""
+
+
+async def strand_a_call(store: Store) -> None:
+    """Leave a call of a hook whose URL no pod has."""
+    await store.arm([Arming("timers.hook-1", "note:a:1:1", "+0", {})])
+    await store.abandon(0, "timers.hook-1", (), before_ms=await store.now_ms() + 1000, most=1, pod="a")

@@ -46,6 +46,7 @@ from tests.doctor.setups import (
     serve_another,
     setting,
     spoil_a_record,
+    strand_a_call,
     strangers,
     write_to_a_folder,
 )
@@ -141,6 +142,11 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "a displaced key": ((), displace, {"strangers": ("warn", "it is 'timers:{0}:displaced:timers:{0}:nonsense' now")}),
     "an outbox that nobody drains": ((), post_long_ago, {"hooks": ("fail", "1 changes wait, the oldest for 10")}),
     "a receiver that fails": ((), fail_a_call, {"hooks": ("warn", "timers.hook-1:note:a:1:1: 503 from hooks.example")}),
+    "a call that no pod makes": (
+        (),
+        strand_a_call,
+        {"hooks": ("warn", "timers.hook-1:note:a:1:1: no live pod serves the prefix")},
+    ),
     "no worker": (
         (),
         leave_alone,

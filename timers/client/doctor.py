@@ -247,9 +247,10 @@ def _messages(workers: Sequence[Member]) -> Check:
 
 async def _hooks(store: Store) -> Check:
     waiting, oldest_ms = await outbox.waiting(store)
-    calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed"})
-    page = await read_page(store, calls.where(lambda timer: timer.last_error is not None), limit=1)
-    failing = [f"{timer.key}: {(timer.last_error or {}).get('reason')}" for timer in page.items]
+    calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed,unhandled"})
+    wrong = calls.where(lambda timer: timer.last_error is not None or timer.status is Status.UNHANDLED)
+    page = await read_page(store, wrong, limit=1)
+    failing = [f"{timer.key}: {(timer.last_error or {}).get('reason', timer.history[0].note)}" for timer in page.items]
     return judged(
         "hooks",
         f"{waiting} changes wait for a pod",
@@ -265,7 +266,7 @@ async def _hooks(store: Store) -> Check:
             "warn",
             f"calls of hooks or messages of alarms fail, such as {shortened(failing)}",
             "their receivers learn late what happened, or never",
-            f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed --yes`",
+            f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`",
         ),
     )
 
