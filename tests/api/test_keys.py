@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp.web import Request
 from redis.asyncio import Redis
 
 from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.api.auth import FRESH_SECONDS
+from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.stream import END_SECONDS, LOOK_SECONDS
 from timers.embedded import EmbeddedServer
 from timers.processor import Rate
@@ -136,6 +137,24 @@ async def test_a_revoked_key_keeps_no_stream_open(guarded: Api, path: str) -> No
         await Callers(guarded.store).revoke(KEY.id)
         async with asyncio.timeout(DEADLINE_SECONDS):
             await stream.content.read()
+
+
+async def test_a_stream_stays_open_while_its_key_is_as_it_was(guarded: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, still_lets = list[bool](), Auth.still_lets
+
+    async def noted(self: Auth, request: Request) -> bool:
+        looked.append(await still_lets(self, request))
+        return looked[-1]
+
+    monkeypatch.setattr(Auth, "still_lets", noted)
+
+    async def thrice() -> bool:
+        return len(looked) >= 3
+
+    async with guarded.session.get(guarded.server.url + "/v1/events", headers=HEADERS) as stream:
+        await eventually(thrice, "it was looked at again")
+        assert stream.status == 200
+    assert all(looked)
 
 
 async def test_a_stream_of_an_open_api_ends_when_the_first_key_is_made(open_api: Api) -> None:
