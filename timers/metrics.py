@@ -68,6 +68,7 @@ class Metrics(Observer):
         self._sizes = Histogram("timers_claim_size", "Timers that a claim brought", buckets=CLAIM_SIZES, **ours)
         self._bare = Counter("timers_bare_keys_total", "Bare keys adopted, and what became of them", ["what"], **ours)
         self._subscribed = Counter("timers_subscriptions_total", "Subscriptions confirmed", **ours)
+        self._gaps = Counter("timers_subscription_gap_seconds_total", "Time without a subscription", **ours)
         self._calls = Summary("timers_redis_call_seconds", "Calls of scripts in Redis", ["script"], **ours)
         self._loop = Histogram("timers_loop_lag_seconds", "Lateness of the event loop", buckets=LOOP_SECONDS, **ours)
         self._dropped = Counter("timers_events_dropped_total", "Changes that slow listeners lost", **ours)
@@ -144,9 +145,10 @@ class Metrics(Observer):
         """See Observer."""
         self._calls.labels(script).observe(seconds)
 
-    def resubscribed(self) -> None:
+    def resubscribed(self, gap_seconds: float) -> None:
         """See Observer."""
         self._subscribed.inc()
+        self._gaps.inc(gap_seconds)
 
     def unposted(self, count: int) -> None:
         """See Observer."""

@@ -51,8 +51,12 @@ async def test_a_worker_serves_health_readiness_and_metrics_without_a_key(
     pod = start("serve", **WORKER, **keys, TIMERS_REDIS_URL=server.url, TIMERS_PROBE_PORT="0")
     async with ClientSession(await probes_of(pod)) as session:
         assert await asked(session, "/healthz") == (200, '{"status":"ok"}')
-        status, ready = await asked(session, "/readyz")
-        assert (status, json.loads(ready)["ready"]) == (200, True)
+
+        async def is_ready() -> bool:
+            status, ready = await asked(session, "/readyz")
+            return (status, json.loads(ready)["ready"]) == (200, True)
+
+        await eventually(is_ready, "it is ready, once it has subscribed")
         status, metrics = await asked(session, "/metrics")
         assert (status, "timers_ready 1.0" in metrics.splitlines()) == (200, True)
         for path in ("/", "/v1/timers", "/v1/stats", "/docs", "/openapi.json"):

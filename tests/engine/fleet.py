@@ -93,7 +93,7 @@ class Seen(Observer):
     def bare_key(self, what: str) -> None:
         self.bare_keys.append(what)
 
-    def resubscribed(self) -> None:
+    def resubscribed(self, gap_seconds: float) -> None:
         self.subscriptions += 1
 
     def unposted(self, count: int) -> None:

@@ -197,6 +197,24 @@ async def test_scans_continue_as_before_while_there_are_keys(keys: _Keys, how: s
     assert scanner.rests == BUSY_RESTS
 
 
+async def test_a_gap_is_followed_by_a_scan_at_once(keys: _Keys) -> None:
+    scanner = looking(keys, every_ms=HOUR_MS)
+    running = asyncio.create_task(scanner.run())
+    for scans in (1, 2, 3):
+        await until(lambda: keys.scans == scans, "a scan")  # noqa: B023 (awaited at once)
+        scanner.scan_now()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_a_pod_scans_as_soon_as_it_leads(keys: _Keys) -> None:
+    """It began only with its next interval, so keys that lived for more than two intervals were not found."""
+    asked = iter([False] * 3)
+    scanner = Scanner(keys, leads=lambda: next(asked, True), declared=lambda _prefix: True, every_ms=HOUR_MS)
+    await _run_until(lambda: keys.scans, scanner)
+
+
 async def test_a_pod_that_does_not_lead_neither_scans_nor_looks(keys: _Keys) -> None:
     await _run_until(lambda: keys.turns > 5, looking(keys, leads=False))
     assert keys.scans == 0

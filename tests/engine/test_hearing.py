@@ -23,6 +23,7 @@ from timers.errors import Unavailable
 from timers.processor import Registry, processor
 from timers.store.connect import connect
 from timers.store.membership import Member, Membership
+from timers.store.notifications import SUBSCRIBED, Notification, Sink, Wake
 from timers.store.store import Store, Touched
 
 
@@ -106,8 +107,10 @@ class _Subscriptions(Observer):
     def __init__(self) -> None:
         super().__init__()
         self.confirmed = asyncio.Event()
+        self.gaps: list[float] = []
 
-    def resubscribed(self) -> None:
+    def resubscribed(self, gap_seconds: float) -> None:
+        self.gaps.append(gap_seconds)
         self.confirmed.set()
 
 
@@ -123,12 +126,7 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     """The listener handles a cut by itself: if it failed instead, the supervisor would pause for longer each
     time."""
     subscriptions = _Subscriptions()
-    pod = Pod("a", store, Registry([_note]), (0,), 30_000, subscriptions)
-    canary, peers, intake = Canary(store, "a"), Peers(Membership(store), Member("a")), Intake()
-    sweeper = Sweeper(pod, intake, peers, canary)
-    hooks = Hooks(pod, peers, (), FleetAlarms(pod, peers, TIMES, public_url=None))
-    listener = Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, expired_keys=None)
-    listening = asyncio.create_task(listener.run())
+    listening = asyncio.create_task(_listener(store, Canary(store, "a"), subscriptions).run())
 
     async def cut() -> bool:
         return bool(await store.connections.commands.client_kill_filter(_type="pubsub"))
@@ -140,3 +138,61 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     assert not listening.done()
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
+    assert subscriptions.gaps[0] == 0
+    assert all(seconds > 0 for seconds in subscriptions.gaps[1:])
+
+
+def _listener(store: Store, canary: Canary, observer: Observer) -> Listener:
+    pod = Pod("a", store, Registry([_note]), (0,), 30_000, observer)
+    peers, intake = Peers(Membership(store), Member("a")), Intake()
+    sweeper = Sweeper(pod, intake, peers, canary)
+    hooks = Hooks(pod, peers, (), FleetAlarms(pod, peers, TIMES, public_url=None))
+    return Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, expired_keys=None)
+
+
+class _Line:
+    """Stands for `hear`: confirms each subscription, and then brings only what the test says."""
+
+    def __init__(self, *brings: Notification) -> None:
+        self.brings, self.seen = brings, list[str]()
+
+    async def __call__(self, _connections: object, sink: Sink) -> None:
+        self.seen.append("opened")
+        sink(SUBSCRIBED)
+        try:
+            while True:
+                await asyncio.sleep(0.001)
+                for notification in self.brings:
+                    sink(notification)
+        finally:
+            self.seen.append("closed")
+
+
+async def _silences(
+    store: Store, line: _Line, monkeypatch: pytest.MonkeyPatch, wanted: Callable[[int], object]
+) -> None:
+    """Listen over this line, which brings no canary, until `wanted` agrees with the number of silences."""
+    monkeypatch.setattr("timers.engine.listener.hear", line)
+    canary, silences = Canary(store, "a", every_seconds=0.01, deaf_seconds=0.01), 0
+    services = [asyncio.create_task(s.run()) for s in (canary, _listener(store, canary, Observer()))]
+    while not wanted(silences):
+        await canary.next_silence()
+        silences += 1
+    for service in services:
+        service.cancel()
+    await asyncio.gather(*services, return_exceptions=True)
+
+
+async def test_a_silent_subscription_is_closed_only_after_the_next_is_open(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = _Line()
+    await _silences(store, line, monkeypatch, lambda _: len(line.seen) >= 5)
+    assert line.seen[:5] == ["opened", "opened", "closed", "opened", "closed"]
+
+
+async def test_a_subscription_that_is_only_slow_is_not_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it still held was lost with it."""
+    line = _Line(Wake(0, 1))
+    await _silences(store, line, monkeypatch, lambda silences: silences > 5)
+    assert line.seen == ["opened", "closed"]

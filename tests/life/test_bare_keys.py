@@ -203,6 +203,34 @@ class TestOnce:
         assert calls.ids == ["x", "told-after"]
 
 
+class TestSubscription:
+    async def test_a_pod_is_not_ready_before_it_has_subscribed(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another pod ended as soon as this one was ready, and the bare keys that expired in between were lost."""
+        let_go = asyncio.Event()
+        monkeypatch.setattr(Connections, "dial", _reading_once(let_go, Connections.dial))
+        pod = await fleet.pod(Calls())
+
+        async def subscribed() -> bool:
+            return bool((await fleet.redis.pubsub_numsub(EXPIRED))[0][1])
+
+        await eventually(subscribed, "it has asked for its subscription")
+        health = pod.worker.health()
+        assert (health.ready, health.problems) == (False, ("no subscription to the server's notifications",))
+        let_go.set()
+        await until(lambda: pod.worker.health().ready, "it is ready")
+
+    async def test_a_cut_subscription_is_followed_by_a_scan(self, fleet: Fleet) -> None:
+        """Keys that expire while no pod hears are lost, unless a scan has found them."""
+        pod = await fleet.pod(Calls(), adopt_every_ms=HOUR_MS)
+        await until(lambda: pod.seen.subscriptions == 1, "it hears")
+        for key in ("first", "second"):
+            await fleet.redis.set(f"note:{key}", "1", px=HOUR_MS)
+            await fleet.redis.client_kill_filter(_type="pubsub")
+            await adopted(fleet, key)
+
+
 def _reading_once(let_go: asyncio.Event, dial: Callable[[Connections], Any]) -> Callable[[Connections], Any]:
     """Connections that read nothing after a SUBSCRIBE before the test lets them go."""
 

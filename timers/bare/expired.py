@@ -62,6 +62,10 @@ class ExpiredKeys:
         self._scanner.noticed()
         self._add(identity, (self._count(identity), until_ms), 0.0 if mine else LATER_SECONDS)
 
+    def missed(self) -> None:
+        """Expiries may have been missed: look for keys that are still there."""
+        self._scanner.scan_now()
+
     async def run(self) -> None:
         """Report expiries batch by batch."""
         while True:

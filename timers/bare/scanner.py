@@ -57,7 +57,7 @@ class Scanner:
         self._every_ms, self._told = every_ms, told
         self._doubt_seconds, self._idle_longest_seconds = doubt_seconds, idle_longest_seconds
         self.rests = BUSY_RESTS
-        self._noticed, self._nearer = asyncio.Event(), asyncio.Event()
+        self._noticed, self._nearer, self._now = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def noticed(self) -> None:
         """Bare keys are in use: scan and look often."""
@@ -65,6 +65,11 @@ class Scanner:
             self._nearer.set()
         self.rests = BUSY_RESTS
         self._noticed.set()
+
+    def scan_now(self) -> None:
+        """Expiries may have been missed: do not wait for the next scan."""
+        self.noticed()
+        self._now.set()
 
     async def run(self) -> None:
         """Look at each key before its deadline; at intervals look at all known keys and scan for new ones."""
@@ -89,12 +94,14 @@ class Scanner:
 
     async def _rounds(self, every_ms: int) -> None:
         while True:
-            began = time.monotonic()
+            began, seconds = time.monotonic(), every_ms / 1000
+            self._now.clear()
             if self._leads():
                 await self.round()
             else:
                 self.rests = BUSY_RESTS  # whoever leads may adopt some
-            await asyncio.sleep(max(every_ms / 1000 - (time.monotonic() - began), 0))
+                seconds = min(seconds, LONGEST_SECONDS)  # it may be gone
+            await set_within(self._now, max(seconds - (time.monotonic() - began), 0))
 
     async def round(self) -> None:
         """Look at all known keys, then adopt those that no shard knows."""

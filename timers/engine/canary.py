@@ -37,13 +37,14 @@ class Canary:
         self._every_seconds, self._life_ms = every_seconds, life_ms
         self._late_seconds, self._deaf_seconds = late_seconds, deaf_seconds
         self._heard = asyncio.Event()
-        self._resubscribe = asyncio.Event()
+        self._soon = asyncio.Event()
         self._silent = asyncio.Event()
         self.hearing: Literal["ok", "late", "deaf"] = "ok"
         """How notifications arrive at this pod."""
         self.lag_seconds = math.nan
         """From touching the newest canary to its event; infinite if the event never came."""
-        self._subscribed = False
+        self.subscribed = False
+        """Whether this pod has a subscription."""
         self.heard_until_ms = 0
         """Server time up to which this pod has heard everything it will ever hear: from just before it asked for the
         newest subscription, or the time at which the newest canary it heard expired. The time at which it reads the
@@ -61,14 +62,18 @@ class Canary:
 
     def resubscribed(self, at_ms: int) -> None:
         """A subscription was confirmed, which was asked for after the server's time `at_ms`: start judging again."""
-        self._subscribed = True
+        self.subscribed = True
         self.heard_until_ms = at_ms
-        self._resubscribe.set()
+        self.judge_soon()
 
     def unsubscribed(self) -> None:
         """The subscription is gone. This is known at once and says nothing about how events will arrive over the next
         one."""
-        self._subscribed = False
+        self.subscribed = False
+
+    def judge_soon(self) -> None:
+        """Begin the next round at once."""
+        self._soon.set()
 
     async def next_silence(self) -> None:
         """Wait until a canary's event fails to arrive."""
@@ -81,7 +86,7 @@ class Canary:
 
     def can_hear(self) -> bool:
         """Whether it makes sense to wait for an event."""
-        return self._subscribed and not self.is_deaf()
+        return self.subscribed and not self.is_deaf()
 
     async def run(self) -> None:
         """Judge over and over."""
@@ -115,6 +120,6 @@ class Canary:
         return False
 
     async def _pause(self) -> None:
-        """Wait for the next round; a new subscription ends the wait early."""
-        self._resubscribe.clear()
-        await set_within(self._resubscribe, self._every_seconds)
+        """Wait for the next round."""
+        self._soon.clear()
+        await set_within(self._soon, self._every_seconds)

@@ -1,6 +1,7 @@
 """Owns hearing: keeps a subscription alive and turns each notification into a mark. O(1) an event; never awaits."""
 
 import asyncio
+import time
 from typing import Final, assert_never
 
 from timers.bare.expired import ExpiredKeys
@@ -26,9 +27,10 @@ from timers.store.notifications import (
 )
 from timers.store.store import Identity
 
+STEADY_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 0.05
-"""Pause between a subscription that worked and the next, so that a server that cuts every subscription is not
-flooded."""
+"""Pause before the next subscription if this one lasted for less than STEADY_SECONDS, so that a server that cuts every
+subscription is not flooded. Otherwise the next one follows at once: bare keys that expire in between are lost."""
 
 _log = get_logger("timers.listener")
 
@@ -53,47 +55,92 @@ class Listener:
         self._peers, self._canary, self._hooks, self._expired_keys = peers, canary, hooks, expired_keys
         self.flags = "not checked yet"
         """What is known of the server's notification flags."""
-        self._confirmed = False
+        self._confirmed_at = 0.0
+        self._gap_at: float | None = None
+        self._brought = False
+        self._old: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Subscribe again and again, as long as each subscription is confirmed before it breaks. In between, the sweep
         is told to claim without waiting for events."""
         while True:
-            self._confirmed = False
+            self._confirmed_at = 0.0
             try:
-                await self._subscribe()
+                await self._hold()
             except Unavailable as error:
-                if not self._confirmed:
+                if not self._confirmed_at:
                     raise
                 _log.warning("subscription lost", reason=str(error))
             finally:
+                self._gap_at = self._gap_at or time.monotonic()
                 self._canary.unsubscribed()
                 self._sweeper.sweep_everything()
-            await asyncio.sleep(AGAIN_SECONDS)
+            if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
+                await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _subscribe(self) -> None:
-        """Hold one subscription. Check the flags first: a restarted server has forgotten a CONFIG SET."""
+    async def _hold(self) -> None:
+        """Hold a subscription until it breaks; then raise Unavailable. If it brings nothing, open another one before it
+        is closed: it may be held by a server that is no longer the master."""
+        hearing = self._subscribe()
+        try:
+            await self._check_flags()
+            while await self._is_silent(hearing):
+                await self._check_flags()
+                # What has brought something since the last silence is only slow: it may hold more.
+                if not self._brought and self._old is None:
+                    self._old, self._gap_at = hearing, time.monotonic()
+                    hearing = self._subscribe()
+                self._brought = False
+                self._missed()
+                self._canary.judge_soon()
+        finally:
+            self._old, ended = None, [task for task in (hearing, self._old) if task is not None]
+            for task in ended:
+                task.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)
+
+    def _subscribe(self) -> asyncio.Task[None]:
+        return asyncio.create_task(hear(self._pod.store.connections, self.hear))
+
+    async def _is_silent(self, hearing: asyncio.Task[None]) -> bool:
+        """Return once a canary's event failed to arrive. Raises Unavailable if the subscription breaks first."""
+        silence = asyncio.create_task(self._canary.next_silence())
+        try:
+            await asyncio.wait({hearing, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                await hearing
+            return True
+        finally:
+            silence.cancel()
+
+    async def _check_flags(self) -> None:
+        """A restarted server has forgotten a CONFIG SET, and somebody may have turned the flags off."""
         is_on, self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
         if not is_on:
             _log.warning("notification flags unknown", said=self.flags)
-        await self._hear_until_deaf()
 
-    async def _hear_until_deaf(self) -> None:
-        """Give up a subscription that brings no events: somebody may have turned the flags off."""
-        hearing = asyncio.create_task(hear(self._pod.store.connections, self.hear))
-        silence = asyncio.create_task(self._canary.next_silence())
-        try:
-            done, _ = await asyncio.wait({hearing, silence}, return_when=asyncio.FIRST_COMPLETED)
-            if hearing in done:
-                return await hearing
-            raise Unavailable("notifications do not arrive")
-        finally:
-            hearing.cancel()
-            silence.cancel()
-            await asyncio.gather(hearing, silence, return_exceptions=True)
+    def _missed(self) -> None:
+        """Expiries may have been missed: look for everything that is due, and for bare keys."""
+        self._sweeper.sweep_everything()
+        if self._expired_keys is not None:
+            self._expired_keys.missed()
+
+    def _subscribed(self, at_ms: int) -> None:
+        _log.info("subscribed; looking at all queues")
+        self._confirmed_at = time.monotonic()
+        gap_seconds = 0.0 if self._gap_at is None else self._confirmed_at - self._gap_at
+        self._gap_at = None
+        if self._old is not None:
+            self._old.cancel()
+            self._old = None
+        self._pod.observer.resubscribed(gap_seconds)
+        self._canary.resubscribed(at_ms)
+        self._missed()
+        self._peers.beat_soon()
 
     def hear(self, notification: Notification) -> None:
         """Handle one notification."""
+        self._brought = True
         match notification:
             case TriggerExpired(shard, prefix, timer_id):
                 self._trigger(shard, prefix, timer_id)
@@ -109,12 +156,7 @@ class Listener:
             case CanaryExpired(name):
                 self._canary.heard(name)
             case Subscribed(at_ms):
-                _log.info("subscribed; looking at all queues")
-                self._confirmed = True
-                self._pod.observer.resubscribed()
-                self._canary.resubscribed(at_ms)
-                self._sweeper.sweep_everything()
-                self._peers.beat_soon()
+                self._subscribed(at_ms)
             case _:
                 assert_never(notification)
 

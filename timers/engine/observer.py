@@ -95,8 +95,8 @@ class Observer:
     def called(self, script: str, seconds: float) -> None:
         """A call of a script was answered."""
 
-    def resubscribed(self) -> None:
-        """A subscription was confirmed."""
+    def resubscribed(self, gap_seconds: float) -> None:
+        """A subscription was confirmed; for so long this pod had none that brought events (0: the first)."""
 
 
 REPORT_SECONDS: Final = 5.0

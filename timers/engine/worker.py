@@ -286,6 +286,8 @@ class Worker:
         """The pod's current state."""
         states = {name: state for each in self.supervisors for name, state in each.states.items()}
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
+        if not self._canary.subscribed:
+            problems.append("no subscription to the server's notifications")
         if self._canary.is_deaf():
             problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags}")
         if self.runner.abandoned >= self._options.concurrency:
