@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, notes
-from timers.core.keywords import RetryFields
+from timers.core.keywords import RepeatFields, RetryFields
 from timers.core.model import Timer
 from timers.core.outcome import Done, Fail, Rearm, Retry
+from timers.core.strict import encode
 from timers.processor import Context, processor
+from timers.store.codec import NOTE_LIMIT_CHARACTERS
 
 ONE_TRY = {"max_attempts": 1}
 TWO_QUICK_TRIES: RetryFields = {"max_attempts": 2, "base": "1ms", "jitter": False}
@@ -320,3 +323,64 @@ async def test_a_processor_that_returns_an_awaitable_is_awaited(fleet: Fleet) ->
     await fleet.client.create("lambda", "x", delay=0)
     await fleet.completed("x", "lambda")
     assert ended == ["x"]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"charged": 5, "who": "\u00e4"}, [1, [2]], "text", 0, False, "", {}, "x" * 4094],
+    ids=lambda r: repr(r)[:20],
+)
+async def test_the_result_of_a_run_is_kept_with_the_timer_and_in_its_history(fleet: Fleet, result: Any) -> None:
+    async def act(_timer: Timer, _context: Context) -> Done:
+        return Done(result=result)
+
+    await fleet.pod(Calls(act=act))
+    await fleet.client.create("note", "x", delay=0)
+    timer = await fleet.completed("x")
+    assert timer.result == timer.to_json()["result"] == result
+    assert type(timer.result) is type(result)
+    assert timer.history[0].note == f"result {encode(result)}"[:NOTE_LIMIT_CHARACTERS]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ("x" * 4095, "Done.result: '4097 bytes' is not accepted; expected at most 4096 bytes as JSON"),
+        ({1, 2}, "Done.result: {1, 2} is not accepted; expected a JSON value"),
+        (math.nan, "Done.result: nan is not accepted; expected a JSON value"),
+        (Nameless(), "it raised RuntimeError when it was read"),
+    ],
+    ids=["too large", "a set", "not a number", "nameless"],
+)
+async def test_a_result_that_cannot_be_kept_makes_no_run_happen_again(fleet: Fleet, result: Any, why: str) -> None:
+    async def act(_timer: Timer, _context: Context) -> Done:
+        return Done("sent", result)
+
+    calls = Calls(act=act)
+    await fleet.pod(calls)
+    await fleet.client.create("note", "x", delay=0)
+    with capture_logs() as logs:
+        timer = await fleet.completed("x")
+    assert (timer.result, calls.attempts, timer.failures) == (None, [1], 0)
+    assert timer.history[0].note.startswith(f"sent; its result was not kept: {why}")
+    assert [log["timer"] for log in logs if log["event"] == "result of a run not kept"] == ["note:x"]
+
+
+async def test_a_repeat_shows_the_result_of_its_newest_completed_run(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> Done | None:
+        if timer.occurrence == 2:
+            raise Fail("no")
+        return Done(result={"run": timer.occurrence}) if timer.occurrence < 4 else None
+
+    seen: list[Any] = []
+    calls = Calls(act=act)
+    await fleet.pod(calls)
+    repeat: RepeatFields = {"every": "1ms", "count": 4, "mode": "fixed_delay"}
+    await fleet.client.create("note", "x", delay=0, repeat=repeat)
+    timer = await fleet.completed("x")
+    seen = [run.result for run in calls.timers]
+    assert seen == [None, {"run": 1}, {"run": 1}, {"run": 3}]
+    assert timer.result is None
+    assert [entry.note for entry in timer.history if entry.cause == "completed"] == [
+        "completed", 'result {"run":3}', 'result {"run":1}',
+    ]  # fmt: skip

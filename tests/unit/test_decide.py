@@ -28,6 +28,11 @@ class TestDone:
         timer = a_timer(progress=Progress(last_error={"type": "ValueError"}))
         assert after(timer, Done()).progress.last_error == {"type": "ValueError"}
 
+    def test_keeps_its_result_and_shows_it_behind_the_note(self) -> None:
+        decided = after(a_timer(), Done("charged", {"cents": 5}))
+        assert decided.progress == Progress(result={"cents": 5})
+        assert decided.note == 'charged; result {"cents":5}'
+
     def test_of_a_repeat_plans_the_next_occurrence_with_nothing_counted(self) -> None:
         timer = armed({"delay": 0, "repeat": {"every": "1h"}})
         timer = timer._replace(attempt=3, failures=2, progress=replace(timer.progress, last_error={"type": "X"}))

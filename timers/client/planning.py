@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 from timers.core import calendar
 from timers.core.durations import Duration, format_time, parse_time, within_reach
@@ -90,4 +91,4 @@ def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) ->
     first_ms = current.due_ms if due_ms is None else due_ms
     _require_before_end(repeat, first_ms)
     started = calendar.start(first_ms)
-    return Progress(current.last_error, started.slot_ms, started.anchor_ms, 0, current.progress.occurrences)
+    return replace(current.progress, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)

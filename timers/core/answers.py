@@ -58,7 +58,8 @@ class HistoryAnswer(TypedDict):
 
 class TimerAnswer(TypedDict):
     """A timer as it was when it was read. `version` is its ETag. `token` only grows, over the whole life of a prefix
-    and id. `history` is newest first; its last entry is the creation, or says how many older ones were dropped."""
+    and id. `history` is newest first; its last entry is the creation, or says how many older ones were dropped.
+    `result` is what the newest run that completed returned, null if nothing."""
 
     prefix: Prefix
     id: Id
@@ -80,6 +81,7 @@ class TimerAnswer(TypedDict):
     updated_at: Instant
     lease: LeaseAnswer | None
     last_error: dict[str, Any] | None
+    result: Annotated[Any, WithJsonSchema(shapes.RESULT)]
     history: Annotated[list[HistoryAnswer], Field(max_length=HISTORY_LIMIT)]
     traceparent: NotRequired[str]
 

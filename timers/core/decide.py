@@ -12,6 +12,7 @@ from timers.core.keywords import Delay
 from timers.core.model import Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import RetryPolicy
+from timers.core.strict import encode
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
 
@@ -38,8 +39,11 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
     """The transition out of `running`. `policy` is the processor's; the timer's own takes precedence. Raises
     InvalidInput for an impossible `Rearm`."""
     match outcome:
-        case Done(note):
-            return _next_or_finish(timer, Status.COMPLETED, timer.progress, now_ms, ("completed", note))
+        case Done(note, result):
+            progress = timer.progress
+            if result is not None or progress.result is not None:
+                progress = replace(progress, result=result)
+            return _next_or_finish(timer, Status.COMPLETED, progress, now_ms, ("completed", _told(note, result)))
         case Rearm():
             return _rearm(timer, outcome, now_ms)
         case HandBack(reason):
@@ -56,6 +60,14 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             return _next_or_finish(last, Status.FAILED, progress, now_ms, ("failed", reason))
         case Failed():
             return _failed(timer, outcome, now_ms, policy, rng)
+
+
+def _told(note: str, result: Any) -> str:
+    """What the history says of a completed run."""
+    if result is None:
+        return note
+    shown = f"result {encode(result)}"
+    return shown if note == Done().note else f"{note}; {shown}"
 
 
 def missed(timer: Timer, now_ms: int) -> Missed | None:
@@ -103,7 +115,8 @@ def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: in
         code, text = cause
         cause = code, f"{text}; skipped what was missed before {format_time(planned.due_ms)}"
     last_error = progress.last_error if status is Status.FAILED else None
-    return _next(timer, planned.due_ms, replace(planned.progress, last_error=last_error), cause)
+    kept = replace(planned.progress, last_error=last_error, result=progress.result)
+    return _next(timer, planned.due_ms, kept, cause)
 
 
 def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:

@@ -29,7 +29,7 @@ _BY_CAUSE: Final = MappingProxyType(
 )
 _BY_STATUS: Final = MappingProxyType({Status.SCHEDULED: "armed", Status.RUNNING: "started"})
 _LONGEST_NAME: Final = 160
-_LEFT_OUT: Final = ("payload", "lease", "history", "updated_at")
+_LEFT_OUT: Final = ("payload", "result", "lease", "history", "updated_at")
 
 
 class Hook(NamedTuple):
@@ -138,10 +138,11 @@ def letter_of(entry: HistoryEntry) -> str:
 
 
 def _body(timer: Timer, letter: str, *, with_payload: bool, page: str | None) -> dict[str, Any]:
-    """What the receiver gets: the timer as the API shows it, without its payload unless a hook asks for that."""
+    """What the receiver gets: the timer as the API shows it, without its payload and result unless a hook asks for the
+    payload."""
     data: dict[str, Any] = {name: value for name, value in timer.to_json().items() if name not in _LEFT_OUT}
     if with_payload:
-        data["payload"] = timer.payload
+        data |= {"payload": timer.payload, "result": timer.result}
     if (error := data["last_error"]) is not None:
         data["last_error"] = {name: value for name, value in error.items() if name not in {"detail", "where"}}
     if page is not None:

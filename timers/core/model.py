@@ -109,7 +109,7 @@ class Progress:
     `slot_ms` is the planned time of the current occurrence: `due_ms` moves with retries, the slot does not, so a
     fixed rate cannot drift. `anchor_ms` and `step` give the slot as anchor + step × interval, so that the 31st stays
     the 31st after a short month; with a cron `step` counts the missed slots made up for in a row. `occurrences` counts
-    the runs of a repeat against its `count`.
+    the runs of a repeat against its `count`. `result` is that of the newest run that completed.
     """
 
     last_error: Mapping[str, Json] | None = None
@@ -117,6 +117,7 @@ class Progress:
     anchor_ms: int | None = None
     step: int = 0
     occurrences: int = 0
+    result: Json = None
 
 
 NO_PROGRESS: Final = Progress()
@@ -213,6 +214,11 @@ class Timer(NamedTuple):
         return self.progress.last_error
 
     @property
+    def result(self) -> Json:
+        """What the newest run that completed returned as `Done(result=…)`; None if nothing."""
+        return self.progress.result
+
+    @property
     def due_at(self) -> datetime:
         """When it is due."""
         return to_datetime(self.due_ms)
@@ -262,6 +268,7 @@ class Timer(NamedTuple):
             "updated_at": format_time(self.updated_ms),
             "lease": None if self.lease is None else self.lease.to_json(),
             "last_error": None if self.last_error is None else dict(self.last_error),
+            "result": self.result,
             "history": [entry.to_json() for entry in self.history],
         }
         if "traceparent" in spec:

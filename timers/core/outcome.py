@@ -20,17 +20,33 @@ class _Unset:
 
 UNSET: Final = _Unset()
 
+RESULT_LIMIT_BYTES: Final = 4096
+"""The largest result of a run, as JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The run is complete. `note` goes into the history, e.g. why there was nothing to do. Raises InvalidInput for one
-    that is not text."""
+    """The run is complete. `note` goes into the history, e.g. why there was nothing to do. `result` is any JSON of at
+    most 4 KiB: it is kept as the timer's `result` until another run completes, and the history shows its beginning. If
+    it cannot be kept, the note says so. Raises InvalidInput for a note that is not text."""
 
     note: str = "completed"
+    result: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.note, str):
             raise InvalidInput.of("Done.note", self.note, "text")
+
+
+def kept_result(result: object) -> tuple[Any, str]:
+    """A result as the record keeps it, and why it cannot, empty if it can. Work that is done is never done again only
+    because its result cannot be kept."""
+    try:
+        return json.loads(encode_payload(result, "Done.result", RESULT_LIMIT_BYTES)), ""
+    except InvalidInput as error:
+        return None, f"its result was not kept: {error}"
+    except BaseException as error:  # noqa: BLE001 (of the processor's own objects)
+        return None, f"its result was not kept: it raised {type(error).__name__} when it was read"
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ def _rules(*examples: Schema, **rules: Any) -> Schema:
     return {"x-rules": rules, **({"examples": [*examples]} if examples else {})}
 
 
+RESULT: Final[Schema] = {"description": "any JSON, at most 4 KiB encoded", "examples": [{"charged": 5}]}
 PAYLOAD: Final[Schema] = {"description": "any JSON, at most 64 KiB encoded", "examples": [{"email": "ada@example.org"}]}
 
 LADDER_HAS_ITS_MAXIMUM: Final = _rules(

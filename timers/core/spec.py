@@ -23,8 +23,8 @@ _STRICT: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allo
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
-def encode_payload(payload: object, field: str = "payload") -> str:
-    """The payload as compact JSON. Raises InvalidInput if it is not JSON or exceeds 64 KiB."""
+def encode_payload(payload: object, field: str = "payload", limit_bytes: int = PAYLOAD_LIMIT_BYTES) -> str:
+    """The payload as compact JSON. Raises InvalidInput if it is not JSON or exceeds the limit."""
     try:
         text = _encoded(payload)
     except RecursionError:
@@ -32,8 +32,8 @@ def encode_payload(payload: object, field: str = "payload") -> str:
     except (TypeError, ValueError) as error:
         raise InvalidInput.of(field, payload, f"a JSON value ({error})") from None
     size = len(text.encode())
-    if size > PAYLOAD_LIMIT_BYTES:
-        raise InvalidInput.of(field, f"{size} bytes", f"at most {PAYLOAD_LIMIT_BYTES} bytes as JSON")
+    if size > limit_bytes:
+        raise InvalidInput.of(field, f"{size} bytes", f"at most {limit_bytes} bytes as JSON")
     return text
 
 

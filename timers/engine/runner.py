@@ -18,7 +18,7 @@ from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
 from timers.core.model import Timer
-from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze
+from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze, kept_result
 from timers.engine.failure import failure, plain, text_of, where
 from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
@@ -253,7 +253,7 @@ class Runner:
         if self._pod.spans is not None:
             run.span = self._pod.spans.begin(run)
         try:
-            return _as_outcome(await self._result(run))
+            return _as_outcome(run, await self._result(run))
         except Retry as asked:
             reason = text_of(asked)
             if asked.snooze:
@@ -352,12 +352,20 @@ def _why_over(run: Run) -> str:
     return f"the run of {run.timer.key} is over ({why}), so its context.timers no longer works"
 
 
-def _as_outcome(result: Any) -> Outcome:
+def _as_outcome(run: Run, result: Any) -> Outcome:
     if result is None:
         return _DONE
     if isinstance(result, Done):
-        return Done(plain(result.note))
+        return _done(run, plain(result.note), result.result)
     if isinstance(result, Rearm):
         return result
     kind = plain(type(result).__name__)
     return Failed("TypeError", f"the processor returned {kind}; it may return None, Done or Rearm")
+
+
+def _done(run: Run, note: str, given: object) -> Done:
+    result, trouble = (None, "") if given is None else kept_result(given)
+    if trouble:
+        _log.warning("result of a run not kept", **run.named, reason=trouble)
+        note = f"{note}; {trouble}"
+    return Done(note, result)

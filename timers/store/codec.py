@@ -70,6 +70,8 @@ def encode_progress(progress: Progress) -> str:
         "occurrences": progress.occurrences,
     }
     kept = {k: v for k, v in fields.items() if v}
+    if progress.result is not None:
+        kept["result"] = progress.result
     text = _ENCODER.encode(kept) if kept else ""
     # A processor's exception may contain half characters, which UTF-8 cannot encode.
     return text if text.isascii() else text.encode(errors="replace").decode()
@@ -290,4 +292,5 @@ def _progress(text: str) -> Progress:
         numbers.get("anchor"),
         numbers.get("step", 0),
         numbers.get("occurrences", 0),
+        fields.get("result"),
     )

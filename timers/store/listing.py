@@ -295,7 +295,8 @@ def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
 
 def _size_of(timer: Timer) -> int:
     """The approximate size of the timer's record."""
-    return len(codec.encode_spec(timer.spec)) + sum(_ENTRY_BYTES + len(entry.text) for entry in timer.history)
+    body = len(codec.encode_spec(timer.spec)) + len(codec.encode_progress(timer.progress))
+    return body + sum(_ENTRY_BYTES + len(entry.text) for entry in timer.history)
 
 
 def check_cursor(value: object) -> str:
