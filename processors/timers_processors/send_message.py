@@ -68,6 +68,9 @@ RENDERED_LIMIT_CHARACTERS: Final = 64 * 1024
 """The same limit as for a payload. Without it, ten thousand placeholders, each for a long value, could multiply the
 text."""
 
+SUBJECT_LIMIT_CHARACTERS: Final = 998
+"""The longest line of a mail (RFC 5322). Folding 64 KiB would stand the event loop still for seconds."""
+
 RECIPIENTS_LIMIT: Final = 50
 
 # Excludes everything that a mail header could read as a second recipient or a second line.
@@ -143,6 +146,8 @@ async def send_message(timer: Timer, context: Context[Sending]) -> Done:
         return _skipped(context, recipient)
     channel, to = recipient
     subject, text, html = content(payload, found, sending.templates, timer.prefix)
+    if len(subject) > SUBJECT_LIMIT_CHARACTERS:
+        raise Fail(f"subject: longer than {SUBJECT_LIMIT_CHARACTERS} characters once filled in")
     unsubscribe = _unsubscribe(found.get("unsubscribe", payload.get("unsubscribe")))
     message = Message(to, channel, subject, text, context.idempotency_key, context.token, html, unsubscribe)
     return Done(await sending.by_channel[channel](message))

@@ -146,6 +146,21 @@ class TestMessage:
                 await send(settings(box), payload)
         assert box.mails == []
 
+    @pytest.mark.parametrize(
+        "payload", [{"subject": "é {name}"}, {"template": "greeting"}], ids=["payload", "template"]
+    )
+    async def test_a_subject_that_would_keep_the_pod_busy_fails_at_once(
+        self, tmp_path: Path, payload: dict[str, str]
+    ) -> None:
+        (tmp_path / "greeting.txt").write_text("Hello")
+        (tmp_path / "greeting.subject.txt").write_text("{{ name }}")
+        async with mailbox() as box:
+            with pytest.raises(Fail, match=r"^subject: longer than 998 characters once filled in$"):
+                await send(
+                    settings(box, templates=tmp_path), {"email": "ann@example.org", "name": "é" * 999, **payload}
+                )
+        assert box.mails == []
+
     async def test_text_and_html_come_from_templates(self, tmp_path: Path) -> None:
         (tmp_path / "welcome.txt").write_text("Hello {{ name }}")
         (tmp_path / "welcome.html").write_text("<p>Hello {{ name }}</p>")
