@@ -9,8 +9,9 @@ from tests.life.past import make_older
 from tests.members import announce, sign_off
 from tests.waiting import eventually
 from timers.client.fleet import read_story
+from timers.core.durations import format_time
 from timers.core.explain import Attempt, attempts, explain
-from timers.core.model import HistoryEntry, Status, Timer
+from timers.core.model import HistoryEntry, Progress, Status, Timer
 from timers.core.outcome import Done, Fail, Retry
 from timers.engine.intake import Intake
 from timers.processor import Context, Result
@@ -136,7 +137,7 @@ class TestSplit:
         ended = (await fleet.completed("x")).history[0]
         attempt = await only_attempt(fleet)
         assert attempt.event_ms is not None
-        assert attempt.event_ms + attempt.claim_ms == attempt.waited_ms
+        assert attempt.event_ms + (attempt.claim_ms or 0) == attempt.waited_ms
         assert ended.to_json()["run_ms"] == attempt.run_ms
         assert ended.to_json()["queue_ms"] == attempt.queue_ms
 
@@ -174,15 +175,40 @@ class TestSplit:
         """The first run has no end. The second waited from the start of the first."""
         lost, second = attempts((await rescued(fleet)).history)
         assert (lost.event_ms, lost.queue_ms, lost.ended) == (None, None, second.start)
-        assert (second.event_ms, second.claim_ms) == (None, second.start.at_ms - lost.start.at_ms)
+        assert (second.event_ms, second.claim_ms) == (None, None)
+        assert second.waited_ms == second.start.at_ms - lost.start.at_ms
         assert second.ended is not None
         assert second.run_ms == second.ended.run_ms
+
+    async def test_a_rescue_shows_no_claim_time_that_the_record_lacks(self, fleet: Fleet) -> None:
+        timer = await rescued(fleet)
+        assert timer.history[0].claim_ms is None
+        (ended,) = [line for line in explain(timer, timer.updated_ms) if " completed on b" in line]
+        assert re.search(r"\(queue \d+ ms, run \d+ ms\)$", ended)
+
+    async def test_a_rescued_run_names_its_pods_end_as_the_last_error(self, fleet: Fleet) -> None:
+        """It said "unknown", or what had failed before."""
+        await fleet.client.create("note", "x", delay=0)
+        lost, again = start_of(1, "a"), start_of(2, "b", "rescue")
+        timer = (await fleet.client.get("note", "x"))._replace(
+            status=Status.RUNNING, attempt=2, failures=1, history=(again, lost)
+        )
+        said = "failed attempts: 1; the last error: its pod a died or lost the lease during attempt 1"
+        assert said in explain(timer, HOUR_MS)
+        earlier = {"type": "Fail", "reason": "before", "at": format_time(lost.at_ms - 1), "attempt": 0}
+        assert said in explain(timer._replace(progress=Progress(earlier)), HOUR_MS)
+        later = {"type": "Fail", "reason": "after", "at": format_time(lost.at_ms + 1), "attempt": 1}
+        assert "the last error: after" in explain(timer._replace(progress=Progress(later)), HOUR_MS)[-1]
 
     async def test_of_a_timer_that_nobody_ran(self, fleet: Fleet) -> None:
         await fleet.client.create("note", "x", delay="30m", missed="skip")
         await make_older(fleet, "note", "x", HOUR_MS)
         await fleet.pod(Calls())
         assert "run_ms" not in (await fleet.completed("x")).history[0].to_json()
+
+
+def start_of(attempt: int, pod: str, cause: str = "event") -> HistoryEntry:
+    return HistoryEntry(HOUR_MS + attempt, Status.RUNNING, attempt, pod, cause, lateness_ms=1)
 
 
 def first_time(act: Act) -> Act:

@@ -41,9 +41,9 @@ class Attempt:
         return None if known_ms is None else max(0, self.waited_ms - known_ms)
 
     @property
-    def claim_ms(self) -> int:
-        """The rest of the wait, until the claim."""
-        return self.waited_ms - (self.event_ms or 0)
+    def claim_ms(self) -> int | None:
+        """The rest of the wait, until the claim. None for a rescue, which waits for a lease to expire."""
+        return None if self.start.cause == "rescue" else self.waited_ms - (self.event_ms or 0)
 
     @property
     def queue_ms(self) -> int | None:
@@ -95,8 +95,8 @@ def _entry(entry: HistoryEntry, ran: Attempt | None) -> str:
 
 def _split(attempt: Attempt) -> str:
     """The parts of an attempt's lateness."""
-    event = "" if attempt.event_ms is None else f"event {attempt.event_ms} ms, "
-    return f"{event}claim {attempt.claim_ms} ms, queue {attempt.queue_ms} ms"
+    parts = {"event": attempt.event_ms, "claim": attempt.claim_ms, "queue": attempt.queue_ms}
+    return ", ".join(f"{name} {ms} ms" for name, ms in parts.items() if ms is not None)
 
 
 def _answers(timer: Timer, now_ms: int, obstacle: str, pause: Sequence[int]) -> Iterator[str]:
@@ -125,10 +125,14 @@ def _late(attempt: Attempt, pause: Sequence[int]) -> Iterator[str]:
 
 
 def _last_error(timer: Timer) -> str:
-    """What failed last, and in which line of the processor's code."""
+    """What failed last: a run whose pod was lost, or what a processor said, and in which line of its code."""
     error = timer.last_error or {}
+    for lost, after in zip(timer.history[1:], timer.history, strict=False):
+        is_lost = lost.status is Status.RUNNING and after.cause in ("rescue", "lost-unserved")
+        if is_lost and format_time(lost.at_ms) > str(error.get("at", "")):
+            return f"its pod {lost.pod} died or lost the lease during attempt {lost.attempt}"
     where = f" ({error['where']})" if "where" in error else ""
-    return f"{error.get('reason', 'unknown')}{where}"
+    return f"{error.get('reason', 'not in the record any more')}{where}"
 
 
 def _not_run(timer: Timer, now_ms: int, obstacle: str) -> Iterator[str]:
