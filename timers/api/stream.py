@@ -141,7 +141,8 @@ def _wants(request: web.Request) -> Wants | None:
     if asked.prefix is None and visible is None:
         return None
     wanted = Filter(prefix=asked.prefix).seen_by(visible)
-    return lambda change: wanted.covers(change.prefix)
+    covers = wanted.covering()
+    return lambda change: covers(change.prefix)
 
 
 async def write(response: web.StreamResponse, data: bytes) -> None:

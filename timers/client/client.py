@@ -348,8 +348,8 @@ class TimerClient(Timers):
 
     async def prefixes(self, prefix: str | None = None) -> Sequence[PrefixView]:
         """The prefixes that have timers or a processor, or are paused; `prefix` as in a filter."""
-        wanted = Filter.parse({"prefix": prefix})
-        return [view for view in await read_prefixes(await self._open()) if wanted.covers(view.prefix)]
+        covers = Filter.parse({"prefix": prefix}).covering()
+        return [view for view in await read_prefixes(await self._open()) if covers(view.prefix)]
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, on a live pod or not; None if none was ever declared."""

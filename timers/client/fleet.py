@@ -114,16 +114,16 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
     queries = Queries(store)
     counts: Mapping[str, Mapping[Status, int]]
     counts = await queries.counts() if by_prefix else {"": await queries.totals()}
-    pods = await read_pods(store)
+    pods, covers = await read_pods(store), wanted.covering()
     if by_prefix:
         whole = in_turns(counts.items())
-        counts = {prefix: counted async for prefix, counted in whole if wanted.covers(prefix)}
+        counts = {prefix: counted async for prefix, counted in whole if covers(prefix)}
     if wanted.is_of_all:
         oldest_ms = await queries.oldest_due_ms()
         late_ms = await queries.oldest_due_ms(held=False)
     else:
         oldest_ms, late_ms = [
-            min((ms for prefix, ms in (await queries.heads(held=held)).items() if wanted.covers(prefix)), default=None)
+            min((ms for prefix, ms in (await queries.heads(held=held)).items() if covers(prefix)), default=None)
             for held in (True, False)
         ]
     await store.identity.look()

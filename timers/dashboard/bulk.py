@@ -148,8 +148,10 @@ class BulkPages:
         found = order.filter
         if order.wanted.counts_alone:
             counts = await self._client.counts(own=True)
-            numbers = [n for prefix, of in counts.items() for status, n in of.items() if found.covers(prefix, status)]
-            return sum(numbers), True
+            covers, statuses = found.covering(), order.statuses
+            return sum(
+                of.get(status, 0) for prefix, of in counts.items() if covers(prefix) for status in statuses
+            ), True
         page = await read_page(self._parts.store, found, limit=1000)
         return len(page.items), page.next_cursor is None
 

@@ -91,7 +91,7 @@ class ListPages:
 
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""
-        covers = Filter().seen_by(visible_to(request)).covers
+        covers = Filter().seen_by(visible_to(request)).covering()
         counts = await self._parts.client.counts()
         ended = {
             prefix: {status: n for status in (Status.FAILED, Status.UNHANDLED) if (n := by_status.get(status, 0))}

@@ -56,7 +56,8 @@ class ServicePages:
         """Answers 200 with the prefixes that the caller may see, a page at a time."""
         words = request.query.get("q", "").strip()
         asked = Filter(prefix=f"{OWN_PREFIXES}*" if is_own(words) else None).seen_by(visible_to(request))
-        found = [view for view in await self._prefixes.get() if words in view.prefix and asked.covers(view.prefix)]
+        covers = asked.covering()
+        found = [view for view in await self._prefixes.get() if words in view.prefix and covers(view.prefix)]
         after = request.query.get("after", "")
         rest = [view for view in found if view.prefix > after]
         views, now_ms = rest[:PREFIXES_A_PAGE], round(self._parts.store.clock.now_ms())

@@ -108,18 +108,12 @@ class Filter(StrictModel):
 
     def covers(self, prefix: str, status: Status | None = None) -> bool:
         """Whether timers of a prefix, and of a status if one is given, may pass."""
-        wanted = self.prefix
-        if wanted is None:
-            named = not is_own(prefix)
-        elif wanted.endswith("*"):
-            named = prefix.startswith(wanted[:-1]) and is_own(wanted) == is_own(prefix)
-        else:
-            named = prefix == wanted
-        return (
-            named
-            and (self._visible is None or self._visible(prefix))
-            and (not self.status or status is None or status in self.status)
-        )
+        return self.covering()(prefix) and (not self.status or status is None or status in self.status)
+
+    def covering(self) -> Callable[[str], bool]:
+        """The function that says whether timers of a prefix may pass, which is quicker where there are many."""
+        named, visible = _named(self.prefix), self._visible
+        return named if visible is None else lambda prefix: named(prefix) and visible(prefix)
 
     def test(self) -> Callable[[Timer], bool]:
         """The function that says whether a timer passes. It knows the conditions, because reading them from the model
@@ -133,6 +127,16 @@ class Filter(StrictModel):
             and (before_ms is None or timer.due_ms < before_ms)
             and (passes is None or passes(timer))
         )
+
+
+def _named(wanted: str | None) -> Callable[[str], bool]:
+    """Whether a prefix is meant."""
+    if wanted is None:
+        return lambda prefix: not is_own(prefix)
+    if not wanted.endswith("*"):
+        return lambda prefix: prefix == wanted
+    beginning, own = wanted[:-1], is_own(wanted)
+    return lambda prefix: prefix.startswith(beginning) and is_own(prefix) == own
 
 
 ALL: Final = Filter()

@@ -193,8 +193,9 @@ async def _sources(store: Store, wanted: Filter, after: _Place | None) -> list[_
     """The indexes that may hold wanted timers, in listing order, after that of the place. Running timers are in one
     index, which may continue."""
     found: set[_Source] = set()
+    covers, statuses = wanted.covering(), wanted.status or ORDER
     async for shard, prefix, status, n in Queries(store).counted(wanted.only_prefix):
-        if wanted.covers(prefix, status):
+        if status in statuses and covers(prefix):
             found.add(_source(prefix, status, shard, n))
     if after is None or after.source.listing == _RUNNING.listing:
         return sorted(found)

@@ -69,7 +69,8 @@ async def _heads(
         for shard in range(store.shards):
             asked.zrangebyscore(f"{keys.root(shard)}heads", "-inf", high, 0, most + 1, withscores=True)
         answers = await read(asked, [])
-    return [[(due, keys.text(name)) for name, due in heads if wanted.covers(keys.text(name))] for heads in answers]
+    covers = wanted.covering()
+    return [[(due, keys.text(name)) for name, due in heads if covers(keys.text(name))] for heads in answers]
 
 
 def _batches(prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
