@@ -12,6 +12,7 @@ from tests.bench.report import Benchmark, Column, Row, worst
 from tests.bench.stage import Stage
 from tests.bench.starts import Lateness, Tally
 from tests.chaos.pods import until
+from tests.waiting import DEADLINE_SECONDS
 
 SPREAD_S: Final = 10.0
 PLAIN_WAIT_S: Final = 20.0
@@ -72,7 +73,7 @@ async def _plain(stage: Stage, keys: int) -> Row:
         ((_, subscribers),) = await stage.redis.pubsub_numsub("__keyevent@0__:expired")
         return int(subscribers) > 0
 
-    await until(subscribed, timeout_s=10, what="the subscription")
+    await until(subscribed, timeout_s=DEADLINE_SECONDS, what="the subscription")
     due_ms = await _set_plain(stage, keys)
 
     async def all_heard() -> bool:

@@ -11,6 +11,7 @@ from tests.bench.report import Benchmark, Column, Row, worst
 from tests.bench.stage import Stage
 from tests.bench.starts import Lateness, Start
 from tests.chaos.pods import until
+from tests.waiting import DEADLINE_SECONDS
 
 _COLUMNS: Final = (
     Column("TIMERS_LEASE s", 1),
@@ -47,7 +48,7 @@ async def _with_lease(stage: Stage, lease_ms: int, trials: int) -> Row:
 async def _trial(stage: Stage, pods: Pods, lease_ms: int) -> float:
     prefix = stage.fresh("hang")
     await stage.arm(prefix, [await stage.store.now_ms() + 100])
-    first = await _start(stage, prefix, 1, timeout_s=10)
+    first = await _start(stage, prefix, 1, timeout_s=DEADLINE_SECONDS)
     await asyncio.sleep(stage.rng.uniform(0, lease_ms / 1000))
     killed_ms = time.time() * 1000
     await pods.kill(next(pod for pod in pods.live if pod.name == first.pod))

@@ -9,8 +9,9 @@ from typing import Final
 
 from tests.chaos.pods import Pod, until
 from tests.chaos.witness import FaultKind, Witness
+from tests.waiting import DEADLINE_SECONDS
 
-_SIGNAL_TIMEOUT_S: Final = 5.0
+_SIGNAL_TIMEOUT_S: Final = DEADLINE_SECONDS
 
 
 async def kill(witness: Witness, pod: Pod) -> None:

@@ -19,13 +19,13 @@ from tests.chaos.proxy import Proxy
 from tests.chaos.server import Server
 from tests.chaos.timeline import EVERY_POD
 from tests.chaos.witness import Event, Kind, Witness, read_history
-from tests.waiting import patient
+from tests.waiting import DEADLINE_SECONDS, patient
 from timers import TimerClient
 from timers.embedded import Family
 from timers.engine.worker import taken_lease_ms
 from timers.store.connect import connect
 
-_START_TIMEOUT_S: Final = 20.0
+_START_TIMEOUT_S: Final = DEADLINE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tests.chaos.pods import Pods, until
 from tests.chaos.processors import PREFIX
 from tests.chaos.server import Server
 from tests.chaos.witness import Witness
+from tests.waiting import DEADLINE_SECONDS
 from tests.webhooks.receivers import LOOPBACK, receiving
 from timers import NewTimer, TimerClient
 from timers.core.hooks import letter_of
@@ -40,7 +41,9 @@ async def test_pods_killed_between_a_change_and_its_call_lose_none(tmp_path: Pat
             await pods.start(2)
             await client.batch([_timer(number) for number in range(TIMERS)])
             for number in range(1, KILLS + 1):
-                await until(partial(_has, receiver.received, 60 * number), timeout_s=60, what="more calls")
+                await until(
+                    partial(_has, receiver.received, 60 * number), timeout_s=DEADLINE_SECONDS, what="more calls"
+                )
                 await kill(witness, pod := rng.choice(await pods.one_to_spare()))
                 await pods.replace(pod)
             await until(lambda: _all_told(redis), timeout_s=120, what="the end of all timers and calls")

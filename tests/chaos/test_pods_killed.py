@@ -8,6 +8,7 @@ from tests.chaos.driver import Plan, run
 from tests.chaos.faults import kill
 from tests.chaos.stage import stage
 from tests.servers import FAMILIES
+from tests.waiting import DEADLINE_SECONDS
 from timers.embedded import Family
 
 LEASE_MS = 4_000
@@ -48,7 +49,7 @@ async def _take_over(directory: Path, family: Family) -> None:
         await kill(on.witness, winner)
         on.pods.live.remove(winner)
         second = await on.started(attempt=2)
-        report = await on.judge(["once"], drain_s=20.0)
+        report = await on.judge(["once"], drain_s=DEADLINE_SECONDS)
         timer = await on.client.get("chaos", "once")
     print(f"{family}: taken over {report.figures.takeover_max_ms} ms after the kill, lease {LEASE_MS} ms")
     assert report.ok, str(report)

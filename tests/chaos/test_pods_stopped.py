@@ -11,6 +11,7 @@ from tests.chaos import endings
 from tests.chaos.faults import paused, stop, throttled
 from tests.chaos.pods import until
 from tests.chaos.stage import Needs, stage
+from tests.waiting import DEADLINE_SECONDS
 from timers import Status
 
 
@@ -20,7 +21,7 @@ async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tm
         first = await on.started(attempt=1)
         async with paused(on.witness, on.pods.named(first.pod)):
             second = await on.started(attempt=2)
-        report = await on.judge(["once"], drain_s=20.0)
+        report = await on.judge(["once"], drain_s=DEADLINE_SECONDS)
         timer = await on.client.get("chaos", "once")
     assert report.ok, str(report)
     assert report.figures.duplicates == 1
@@ -32,7 +33,7 @@ async def test_late_result_of_a_pod_that_was_paused_past_its_lease_is_refused(tm
 async def test_a_processor_that_blocks_its_pod_for_three_leases_runs_once(tmp_path: Path) -> None:
     async with stage(tmp_path, family="redis", pods=2, lease_ms=3_000) as on:
         await on.calls.create("once", int(time.time() * 1000) + 100, {"block_ms": 9_000})
-        report = await on.judge(["once"], drain_s=30.0)
+        report = await on.judge(["once"], drain_s=DEADLINE_SECONDS)
     assert report.ok, str(report)
     assert report.figures.starts == 1
 
@@ -43,8 +44,8 @@ async def test_pods_with_a_tenth_of_a_core_run_each_timer_once(tmp_path: Path) -
         async with throttled(on.pods.live[0]), throttled(on.pods.live[1]):
             for timer_id in ids:
                 await on.calls.create(timer_id, int(time.time() * 1000) + 100, {"run_ms": 9_000})
-            await endings.drained(on.redis, timeout_s=40.0)
-        report = await on.judge(ids, drain_s=20.0)
+            await endings.drained(on.redis, timeout_s=DEADLINE_SECONDS)
+        report = await on.judge(ids, drain_s=DEADLINE_SECONDS)
     assert report.ok, str(report)
     assert report.figures.starts == len(ids)
 
@@ -58,7 +59,7 @@ async def test_a_run_of_a_stopping_pod_is_handed_back_and_done_by_another(tmp_pa
         code = await stop(on.witness, leaving)
         on.pods.live.remove(leaving)
         second = await on.started(attempt=2)
-        report = await on.judge(["once"], drain_s=20.0)
+        report = await on.judge(["once"], drain_s=DEADLINE_SECONDS)
         timer = await on.client.get("chaos", "once")
     assert report.ok, str(report)
     assert code == 0
@@ -73,10 +74,14 @@ async def test_bare_key_that_expired_while_a_pod_was_paused_fires_once(tmp_path:
         async with paused(on.witness, on.pods.live[0]):
             await on.calls.set_bare("bare", life_ms, {})
             seconds, _ = await on.redis.time()
-            await until(partial(_counted_no_more, on.redis, seconds), timeout_s=20.0, what="the counts are forgotten")
+            await until(
+                partial(_counted_no_more, on.redis, seconds),
+                timeout_s=DEADLINE_SECONDS,
+                what="the counts are forgotten",
+            )
         for _ in range(2):  # the pod reports what it found together with its first sign of life
             await on.pods.healed()
-        report = await on.judge(["bare"], drain_s=20.0)
+        report = await on.judge(["bare"], drain_s=DEADLINE_SECONDS)
     assert report.ok, str(report)
     assert report.figures.starts == 1
 

@@ -8,6 +8,7 @@ from tests.chaos.driver import Plan, run
 from tests.chaos.server_faults import lose_reply
 from tests.chaos.stage import Needs, stage
 from tests.chaos.witness import Kind, Made, read_history
+from tests.waiting import DEADLINE_SECONDS
 
 ANSWERS = frozenset({Kind.OK, Kind.FAIL, Kind.INFO})
 
@@ -31,7 +32,7 @@ async def test_lost_answers_make_a_create_unknown_and_a_claim_a_rescue_but_nothi
             group.create_task(lose_reply(on.witness, on.proxy, "arm"))
             group.create_task(lose_reply(on.witness, on.proxy, "claim"))
             group.create_task(on.calls.create_surely("once", int(time.time() * 1000) + 100, {}))
-        report = await on.judge(["first", "once"], drain_s=20.0)
+        report = await on.judge(["first", "once"], drain_s=DEADLINE_SECONDS)
         timer = await on.client.get("chaos", "once")
     assert report.ok, str(report)
     answers = [line for line in read_history(on.lines) if line.timer == "chaos/once" and line.kind in ANSWERS]
