@@ -138,7 +138,7 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
     wanted = [*_REPLAYED, *(f"set {prefix}:x -" for prefix in sorted(prefixes)[:PREFIXES_LIMIT])]
     try:
         denied, refusal = await _denied_to_default(store, wanted), ""
-    except Refusal as error:
+    except (RedisRights, Refusal) as error:
         denied, refusal = [], str(error)
     if not (denied or refusal) or not await _has_append_only_file(store):
         return Check("replay", "ok", fine)
