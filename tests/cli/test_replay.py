@@ -2,18 +2,19 @@
 
 import asyncio
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.cli.commands import CommandLine
 from tests.store.acts import an_end, armed, claim, finished, settle
-from tests.waiting import patient
+from tests.waiting import eventually, patient
 from timers.client import TimerClient, open_store
 from timers.core.decide import decide
 from timers.core.durations import format_time, parse_time
 from timers.core.model import Status, Timer
-from timers.core.outcome import Missed
+from timers.core.outcome import Failed, Missed
 from timers.core.policies import RetryPolicy
 from timers.embedded import EmbeddedServer
 from timers.store.connect import connect
@@ -43,6 +44,24 @@ class Past:
             (timer,) = await claim(store, prefix="mail")
             left_out = decide(timer, Missed(7_000), timer.due_ms, RetryPolicy(), None)  # type: ignore[arg-type]
             await settle(store, Settlement(timer, left_out))
+
+        self._in_store(live)
+
+    def retried(self, timer_id: str, minute: int) -> None:
+        """It failed twice, and its second try was hours after its due time."""
+
+        async def live(store: Store) -> None:
+            policy = RetryPolicy(max_attempts=2, backoff="fixed", base="1ms")
+            await armed(store, timer_id, prefix="mail", due=_due(minute))
+            for failures in (1, 2):
+
+                async def claimed() -> list[Timer]:
+                    return await claim(store, prefix="mail")
+
+                (timer,) = await eventually(claimed, "it is due")
+                now_ms = await store.now_ms()
+                await settle(store, Settlement(timer, decide(timer, Failed("Error", "no"), now_ms, policy, Random())))
+                assert (await store.get([("mail", timer_id)]))[0].failures == failures  # type: ignore[union-attr]
 
         self._in_store(live)
 
@@ -172,3 +191,16 @@ def test_waiting_and_cancelled_timers_are_left_alone(timers: CommandLine, server
 )
 def test_a_bad_option_is_named(timers: CommandLine, options: tuple[str, ...], named: str) -> None:
     assert named in timers("replay", *options).refusal(2)
+
+
+def test_a_timer_that_was_retried_is_found_by_the_time_when_it_was_due_first(timers: CommandLine, past: Past) -> None:
+    """Each retry moves the due time, so a failed timer was never in the window of the outage that failed it."""
+    past.retried("again", 5)
+    assert past.timer("again").due_ms > NOON_MS + 60 * MINUTE_MS
+    found = replayed(timers, "--prefix", "mail")
+    assert [each["id"] for each in found] == ["again", "first", "second", "third"]
+    assert found[0]["due_at"] == format_time(NOON_MS + 5 * MINUTE_MS)
+    timer = past.timer("again")
+    assert (timer.status, timer.first_due_ms) == (Status.SCHEDULED, timer.due_ms)
+    assert timer.last_error is not None
+    assert replayed(timers, "--prefix", "mail") == []

@@ -143,7 +143,8 @@ class TestSnooze:
     def test_waits_as_asked_and_burns_nothing(self) -> None:
         timer = a_timer(attempt=2, failures=1, progress=Progress(last_error={"type": "X"}))
         assert after(timer, Snooze("not there yet", "10m")) == Transition(
-            *(Status.SCHEDULED, ENDED_MS + 10 * MINUTE_MS, 2, 1, 1, Progress(last_error={"type": "X"})),
+            *(Status.SCHEDULED, ENDED_MS + 10 * MINUTE_MS, 2, 1, 1),
+            Progress(last_error={"type": "X"}, first_due_ms=START_MS),
             ("snoozed", "not there yet"),
         )
 

@@ -1,16 +1,19 @@
 """After a failed attempt: how often and when the timer is tried again."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from tests.unit.deciding import BROKEN, ENDED_MS, STEADY, after, armed, claimed, failing, waits
 from tests.unit.samples import START_MS, a_timer, at
+from timers.client.planning import changed_progress
 from timers.core.decide import DETAIL_LIMIT_CHARACTERS, Transition, decide, exhausted
 from timers.core.durations import HOUR_MS, MINUTE_MS, SECOND_MS, format_time
 from timers.core.model import Progress, Status
 from timers.core.outcome import Done, Failed, Outcome, Rearm, Retry
 from timers.core.policies import RetryPolicy
+from timers.core.spec import TimerChange
 from timers.errors import InvalidInput
 
 
@@ -30,10 +33,27 @@ class TestFailed:
                     "detail": "Traceback …",
                     "at": format_time(ENDED_MS),
                     "attempt": 1,
-                }
+                },
+                first_due_ms=START_MS,
             ),
             ("retry", "ValueError: broken"),
         )
+
+    def test_keeps_when_the_occurrence_was_due_first_until_the_next_begins(self) -> None:
+        first = armed({"delay": 0, "repeat": {"every": "1h"}})
+        assert first.progress.first_due_ms is None
+        retried = claimed(first, after(first, Failed("ValueError", "broken")))
+        assert retried.due_ms > first.due_ms
+        twice = claimed(retried, after(retried, Failed("ValueError", "broken")))
+        assert twice.first_due_ms == retried.first_due_ms == first.due_ms
+        assert after(twice, Done()).progress.first_due_ms is None
+
+    def test_a_due_time_that_a_caller_moves_is_the_occurrences_first(self) -> None:
+        timer = a_timer()
+        retried = claimed(timer, after(timer, Failed("ValueError", "broken")))
+        progress = changed_progress(retried, TimerChange.parse({"delay": "1h"}), START_MS + HOUR_MS)
+        assert progress == replace(retried.progress, first_due_ms=None)
+        assert changed_progress(retried, TimerChange.parse({"tags": ["x"]}), None) is None
 
     @pytest.mark.parametrize("most", [1, 2, 5, 17])
     def test_max_attempts_is_the_number_of_runs_that_may_fail(self, most: int) -> None:

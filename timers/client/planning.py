@@ -83,12 +83,13 @@ def due_of_change(change: TimerChange, now_ms: float) -> int | None:
 
 
 def changed_progress(current: Timer, change: TimerChange, due_ms: int | None) -> Progress | None:
-    """A moved due time or another cycle restarts the plan from there and keeps the counts. Raises InvalidInput for a
-    cycle that would already be over."""
+    """A moved due time or another cycle restarts the plan from there and keeps the counts. None if nothing changes.
+    Raises InvalidInput for a cycle that would already be over."""
+    moved = current.progress if due_ms is None else replace(current.progress, first_due_ms=None)
     repeat = change.repeat if "repeat" in change.model_fields_set else current.repeat
     if repeat is None or (due_ms is None and "repeat" not in change.model_fields_set):
-        return None
+        return None if moved == current.progress else moved
     first_ms = current.due_ms if due_ms is None else due_ms
     _require_before_end(repeat, first_ms)
     started = calendar.start(first_ms)
-    return replace(current.progress, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)
+    return replace(moved, slot_ms=started.slot_ms, anchor_ms=started.anchor_ms, step=0)

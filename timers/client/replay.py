@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from timers.core.decide import was_skipped
 from timers.core.durations import format_time
-from timers.core.model import Status, Timer
+from timers.core.model import Progress, Status, Timer
 from timers.errors import InvalidInput
 from timers.processor import Rate
 from timers.store.filters import Filter
@@ -29,14 +29,15 @@ _STATUSES: Final = (Status.FAILED, Status.UNHANDLED, Status.COMPLETED)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A timer of the window as it was found, when it will run again, and the result of arming it (empty: nothing
-    yet)."""
+    """A timer of the window as it was found, when it was due first, its progress if that must change, when it will run
+    again, and the result of arming it (empty: nothing yet)."""
 
     prefix: str
     id: str
     status: Status
     version: int
     due_ms: int
+    progress: Progress | None = None
     runs_ms: int = 0
     result: str = ""
 
@@ -57,13 +58,16 @@ async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) 
     when it would run again; with `completed` also completed ones. Scheduled and running timers are left out because
     they run anyway, and so are cancelled ones. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
     found: list[Replayed] = []
-    async for timer in _finished(store, window):
+    now_ms = await store.now_ms()
+    async for timer in _finished(store, window.at(now_ms)):
         if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
             continue
-        found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.due_ms))
+        is_moved = timer.progress.first_due_ms is not None
+        anew = replace(timer.progress, first_due_ms=None) if is_moved else None
+        found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.first_due_ms, anew))
         if len(found) > REPLAY_LIMIT:
             raise InvalidInput.of("to", None, f"a window with at most {REPLAY_LIMIT} timers to replay; narrow it")
-    return _paced(found, await store.now_ms(), pace)
+    return _paced(found, now_ms, pace)
 
 
 async def arm_again(
@@ -79,9 +83,13 @@ async def arm_again(
 
 
 async def _finished(store: Store, window: Filter) -> AsyncIterator[Timer]:
-    async for timers in read_pages(store, window.model_copy(update={"status": _STATUSES})):
+    """Finished timers whose occurrence was due in the window first: each retry has moved the due time since."""
+    after_ms, before_ms = window.due_after or 0, window.due_before
+    whenever = window.model_copy(update={"status": _STATUSES, "due_after": None, "due_before": None})
+    async for timers in read_pages(store, whenever):
         for timer in timers:
-            yield timer
+            if after_ms <= timer.first_due_ms and (before_ms is None or timer.first_due_ms < before_ms):
+                yield timer
 
 
 def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]:
@@ -91,7 +99,13 @@ def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]
 
 async def _arm(store: Store, planned: Replayed) -> Replayed:
     answer = await store.rearm(
-        planned.prefix, planned.id, due=f"@{planned.runs_ms}", version=planned.version, completed=True, cause="replayed"
+        planned.prefix,
+        planned.id,
+        due=f"@{planned.runs_ms}",
+        version=planned.version,
+        completed=True,
+        cause="replayed",
+        progress=planned.progress,
     )
     return replace(planned, result="armed" if answer.code == "changed" else _REASONS[answer.code])
 

@@ -50,13 +50,15 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             return _again(timer, timer.due_ms, timer.failures, timer.progress, ("handed-back", reason))
         case Snooze(reason, after):
             delay_ms = _delayed(after, now_ms, _backoff_ms(timer, policy, 1, rng))
-            return _again(timer, delay_ms, timer.failures, timer.progress, ("snoozed", reason))
+            progress = replace(timer.progress, first_due_ms=timer.first_due_ms)
+            return _again(timer, delay_ms, timer.failures, progress, ("snoozed", reason))
         case Missed(lateness_ms):
             text = f"{lateness_ms} ms late, missed policy {timer.missed_policy.policy}"
             return _next_or_finish(_not_started(timer), Status.COMPLETED, timer.progress, now_ms, ("skipped", text))
         case Exhausted(reason):
             last = _not_started(timer)
-            progress = replace(timer.progress, last_error=_error(last, Failed("Lost", reason), now_ms))
+            lost = _error(last, Failed("Lost", reason), now_ms)
+            progress = replace(timer.progress, last_error=lost, first_due_ms=timer.first_due_ms)
             return _next_or_finish(last, Status.FAILED, progress, now_ms, ("failed", reason))
         case Failed():
             return _failed(timer, outcome, now_ms, policy, rng)
@@ -150,7 +152,8 @@ def _next_spec(spec: Mapping[str, Any], payload: object) -> Mapping[str, Any] | 
 def _failed(timer: Timer, failed: Failed, now_ms: int, policy: RetryPolicy, rng: Random) -> Transition:
     chosen = timer.retry or policy
     failures = timer.failures + 1
-    progress = replace(timer.progress, last_error=_error(timer, failed, now_ms))
+    error = _error(timer, failed, now_ms)
+    progress = replace(timer.progress, last_error=error, first_due_ms=timer.first_due_ms)
     text = f"{failed.error}: {failed.reason}"
     if failed.final or failures >= _maximum(timer, chosen):
         last = timer._replace(failures=failures)

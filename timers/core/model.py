@@ -110,6 +110,7 @@ class Progress:
     fixed rate cannot drift. `anchor_ms` and `step` give the slot as anchor + step × interval, so that the 31st stays
     the 31st after a short month; with a cron `step` counts the missed slots made up for in a row. `occurrences` counts
     the runs of a repeat against its `count`. `result` is that of the newest run that completed.
+    `first_due_ms` is when the occurrence's first try was due, once a try has failed or was snoozed.
     """
 
     last_error: Mapping[str, Json] | None = None
@@ -118,6 +119,7 @@ class Progress:
     step: int = 0
     occurrences: int = 0
     result: Json = None
+    first_due_ms: int | None = None
 
 
 NO_PROGRESS: Final = Progress()
@@ -217,6 +219,11 @@ class Timer(NamedTuple):
     def result(self) -> Json:
         """What the newest run that completed returned as `Done(result=…)`; None if nothing."""
         return self.progress.result
+
+    @property
+    def first_due_ms(self) -> int:
+        """When the first try of this occurrence was due; `due_ms` moves with each retry."""
+        return self.due_ms if self.progress.first_due_ms is None else self.progress.first_due_ms
 
     @property
     def due_at(self) -> datetime:

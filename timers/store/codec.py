@@ -68,6 +68,7 @@ def encode_progress(progress: Progress) -> str:
         "anchor": progress.anchor_ms,
         "step": progress.step,
         "occurrences": progress.occurrences,
+        "first_due": progress.first_due_ms,
     }
     kept = {k: v for k, v in fields.items() if v}
     if progress.result is not None:
@@ -283,7 +284,7 @@ def _check_policy(text: str) -> None:
 
 def _progress(text: str) -> Progress:
     fields = json.loads(text)
-    numbers = {name: fields[name] for name in ("slot", "anchor", "step", "occurrences") if name in fields}
+    numbers = {name: fields[name] for name in ("slot", "anchor", "step", "occurrences", "first_due") if name in fields}
     if not all(isinstance(number, int) for number in numbers.values()):
         raise TypeError(f"progress with {numbers}")
     return Progress(
@@ -293,4 +294,5 @@ def _progress(text: str) -> Progress:
         numbers.get("step", 0),
         numbers.get("occurrences", 0),
         fields.get("result"),
+        numbers.get("first_due"),
     )

@@ -233,11 +233,13 @@ class Store:
         version: int | None = None,
         completed: bool = False,
         full: bool = False,
+        progress: Progress | None = None,
     ) -> Reply:
         """Arm a failed, unhandled or cancelled timer again; with `completed` also a completed one; none if a quota is
         `full`. Codes: changed, missing, version, running, scheduled, completed, full, rights."""
         which, room = "completed" if completed else "", "full" if full else ""
-        arguments = (prefix, timer_id, due, _expected(version), which, cause, room)
+        begun = "-" if progress is None else codec.encode_progress(progress)
+        arguments = (prefix, timer_id, due, _expected(version), which, cause, room, begun)
         return await self._one("rearm", prefix, timer_id, arguments)
 
     async def claim(

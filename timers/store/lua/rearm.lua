@@ -8,6 +8,7 @@
 -- ARGV[6]  `completed` to arm a completed timer too, or ''
 -- ARGV[7]  cause for the history
 -- ARGV[8]  `full` if a quota leaves no room, or ''
+-- ARGV[9]  progress, or '-' or left out to keep it
 -- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`, `full`, `rights`
 --          (with what the user may not do in the place of the record)
 
@@ -32,6 +33,7 @@ if refusal then return {text(now), 'rights', refusal} end
 call('ZREM', finished_key(from, prefix), id)
 if from == 'c' then r.occurrence, r.attempt = text(r.occurrence + 1), '0' end
 r.status, r.failures, r.due = 's', '0', due
+if ARGV[9] and ARGV[9] ~= '-' then set_body(r, nil, ARGV[9]) end
 note(r, ARGV[7])
 enqueue(prefix, id, due)
 recount(from, 's', prefix)
