@@ -72,7 +72,7 @@ class Metrics(Observer):
         self._calls = Summary("timers_redis_call_seconds", "Calls of scripts in Redis", ["script"], **ours)
         self._loop = Histogram("timers_loop_lag_seconds", "Lateness of the event loop", buckets=LOOP_SECONDS, **ours)
         self._dropped = Counter("timers_events_dropped_total", "Changes that slow listeners lost", **ours)
-        self._unposted = Counter("timers_unposted_total", "Changes that a full outbox has not taken", **ours)
+        self._unposted = Counter("timers_unposted_total", "Changes that a hook does not hear of", **ours)
         self._known_dropped = 0
 
     def _make_read(self) -> None:

@@ -63,6 +63,9 @@ class _FakeRunner:
     def room_of(self, _prefix: str) -> int:
         return self.room
 
+    def held_off_ms(self, _prefix: str) -> int:
+        return 0
+
     def limits_of(self, _prefix: str) -> Limits:
         return NO_LIMITS
 

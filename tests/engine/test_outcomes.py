@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.engine.fleet import Calls, Fleet, notes
+from tests.engine.fleet import Calls, Fleet, notes, until
 from timers.core.keywords import RepeatFields, RetryFields
 from timers.core.model import Timer
 from timers.core.outcome import Done, Fail, Rearm, Retry
@@ -240,6 +240,29 @@ async def test_a_snooze_uses_up_no_attempt(fleet: Fleet) -> None:
     assert calls.attempts == [1, 2, 3, 4, 5, 6]
     assert (timer.attempt, timer.failures) == (6, 2)
     assert notes(timer)[2] == "snoozed: not there yet"
+
+
+async def test_a_pod_holds_off_with_a_prefix_and_then_tries_one_at_a_time(fleet: Fleet) -> None:
+    async def act(timer: Timer, _context: Context) -> None:
+        if len(calls) < 4:
+            raise Retry("the server is away", after="1h", snooze=True, hold_off="1h" if timer.id == "x" else "20ms")
+
+    calls = Calls(act=act)
+    pod = await fleet.pod(calls, Calls("other"))
+    await fleet.client.create("note", "x", delay=0)
+    await until(lambda: pod.worker.runner.held_off_ms("note"), "it holds off")
+    for number in range(5):
+        await fleet.client.create("note", f"n-{number}", delay=0)
+    await fleet.client.create("other", "y", delay=0)
+    await fleet.completed("y", "other")
+    assert calls.ids == ["x"]
+    assert (await fleet.client.get("note", "n-0")).attempt == 0
+    pod.worker.runner._held_off["note"] = 0.0
+    assert pod.worker.runner.room_of("note") == 1
+    await fleet.redis.zadd("timers:{0}:blocked", {"note": 1}, xx=True)
+    await until(lambda: len(calls) == 6, "after two more that waited the others run")
+    assert sorted(calls.ids[1:]) == [f"n-{number}" for number in range(5)]
+    assert pod.worker.runner.room_of("note") > 1
 
 
 async def test_fail_gives_up_at_once_whatever_attempts_are_left(fleet: Fleet) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -52,6 +53,23 @@ async def test_a_failure_is_tried_again_when_its_policy_says(timer_lab: TimerLab
     ]
     assert [(run.at - began).total_seconds() for run in timer_lab.runs] == [0, 600, 1200]
     assert (await timer_lab.timers.get("partner", "a")).status is Status.FAILED
+
+
+async def test_what_holds_off_lets_the_others_wait(timer_lab: TimerLab) -> None:
+    @processor("partner")
+    async def partner(timer: Timer, context: Context) -> None:
+        if timer_lab.now < up_at:
+            raise Retry("partner is away", after="10m", snooze=True, hold_off="10m")
+
+    timer_lab.add(partner)
+    up_at = timer_lab.now + timedelta(minutes=15)
+    for number in range(5):
+        await timer_lab.timers.create("partner", f"n-{number}", delay=number)
+    await timer_lab.advance("1h")
+    assert [run.status for run in timer_lab.runs] == ["snoozed"] * 2 + ["completed"] * 5
+    assert {timer.status for timer in [await timer_lab.timers.get("partner", f"n-{n}") for n in range(5)]} == {
+        Status.COMPLETED
+    }
 
 
 async def test_a_run_that_takes_too_long_times_out(timer_lab: TimerLab) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from timers.core.durations import Duration, parse_time
+from timers.core.durations import Duration, parse_ms, parse_time
 from timers.core.keywords import Delay
 from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
@@ -80,16 +80,21 @@ def _as_json(payload: object) -> Any:
 class Retry(Exception):
     """Raised by a processor to ask for another try, after the policy's delay or `after`. It counts as a failed attempt.
 
-    With `snooze=True` it does not count: what the processor waits for is simply not there yet. Raises InvalidInput for
-    a bad `after`, which makes the run a failed attempt as well.
+    With `snooze=True` it does not count: what the processor waits for is simply not there yet. `hold_off` is for a
+    prefix whose timers all need what is not there: for that long the pod starts no other timer of the prefix, and then
+    one at a time until one is done. Raises InvalidInput for a bad `after` or `hold_off`, which makes the run a failed
+    attempt as well.
     """
 
-    def __init__(self, reason: str = "", *, after: Delay | None = None, snooze: bool = False) -> None:
+    def __init__(
+        self, reason: str = "", *, after: Delay | None = None, snooze: bool = False, hold_off: Delay | None = None
+    ) -> None:
         super().__init__(reason or "the processor asked for another try")
         if after is not None:
             Duration.parse(after, "Retry.after")
         self.after = after
         self.snooze = snooze
+        self.hold_off_ms = None if hold_off is None else parse_ms(hold_off, "Retry.hold_off")
 
 
 class Fail(Exception):

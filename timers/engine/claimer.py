@@ -93,16 +93,22 @@ class Claimer:
     async def _claim(self, wanted: PlannedClaim) -> None:
         """Claim from all queues without fleet-wide limits in one call, and from each limited queue in a call of its
         own."""
+        for ask in wanted.asks:
+            if held_off_ms := self._runner.held_off_ms(ask.prefix):
+                self._intake.mark_after(wanted.shard, ask.prefix, held_off_ms / 1000)
+                if wanted.cause == "sweep":
+                    await self._block(wanted.shard, ask.prefix, held_off_ms)
         limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
         free = [ask for ask in wanted.asks if not self._runner.limits_of(ask.prefix).over_fleet]
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
-        if most:
+        if free:
             with self._asking(most):
                 known_at = {ask.prefix: ask.known_at for ask in free}
-                claimed = await self._take(wanted.shard, most, wanted.cause, known_at)
+                has_room = any(most.values())
+                claimed = await self._take(wanted.shard, most, wanted.cause, known_at) if has_room else None
                 for ask in free:
-                    has_more = most[ask.prefix] == ask.most and ask.prefix in claimed.more
-                    self._follow_up(wanted, ask, has_more=has_more)
+                    is_full = claimed is not None and most[ask.prefix] == ask.most and ask.prefix in claimed.more
+                    self._follow_up(wanted, ask, has_more=is_full)
         for ask in limited:
             await self._claim_limited(wanted, ask)
 

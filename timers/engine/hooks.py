@@ -6,6 +6,7 @@ lost or doubled if a pod dies in between, or if two pods drain at once.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -27,6 +28,12 @@ IDLE_SECONDS: Final = 5.0
 """The pause between two looks; IDLE_SECONDS while no pod has hooks."""
 
 BATCH: Final = 250
+CALLS_LIMIT: Final = 10_000
+"""Calls that wait for one target. Nothing is armed for further changes; they are only counted."""
+
+TELL_SECONDS: Final = 60.0
+"""How often the log says that."""
+
 STEP_MS: Final = 50
 """Calls about one timer that are armed together become due this far apart, so that each usually finds the last one
 done."""
@@ -56,6 +63,8 @@ class Hooks:
         self._doubtful: dict[int, Asked] = {}
         self._posted: set[int] = set()
         self._something = asyncio.Event()
+        self._left_out: Counter[str] = Counter()
+        self._tell_at = 0.0
 
     async def start(self) -> None:
         """Register this pod's hooks. From then on every shard posts what they ask for. Raises Unavailable."""
@@ -69,6 +78,7 @@ class Hooks:
         while True:
             await self._ask()
             await self._look(self._pod.shards)
+            self._tell_of_left_out()
             is_idle = not self._asked and not any(self._doubtful.values())
             look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
             while await self._something_before(look_at):
@@ -114,8 +124,10 @@ class Hooks:
         """Arm the calls of all entries, batch after batch. Calls about one timer are armed one after the other, because
         each looks for the one before it."""
         hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
+        targets = sorted({hook.prefix for hook in hooks if not hook.prefix.startswith(ALARM)})
         while entries := await outbox.first(self._pod.store, shard, BATCH):
-            for armings in self._steps(entries, hooks):
+            waiting = await outbox.armed(self._pod.store, targets) if targets else {}
+            for armings in self._steps(entries, hooks, waiting):
                 await outbox.arm(self._pod.store, armings)
             if any(hook.prefix.startswith(ALARM) for hook in hooks):
                 await self._alarms.count(shard, entries)
@@ -124,14 +136,26 @@ class Hooks:
                 self._pod.observer.unposted(unposted)
                 _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)
 
-    def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook]) -> list[list[Arming]]:
-        """The calls, in groups that may be armed together."""
+    def _tell_of_left_out(self) -> None:
+        if self._left_out and time.monotonic() >= self._tell_at:
+            for target, count in self._left_out.items():
+                _log.error("changes not reported: too many calls wait", prefix=target, count=count)
+            self._left_out.clear()
+            self._tell_at = time.monotonic() + TELL_SECONDS
+
+    def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook], waiting: dict[str, int]) -> list[list[Arming]]:
+        """The calls, in groups that may be armed together. `waiting` calls are armed already, by target."""
         steps: list[list[Arming]] = []
         places: dict[tuple[str, str], int] = {}
         for entry in entries:
             for target, those in _by_target(entry, hooks).items():
                 if entry.timer is None or target.startswith(ALARM):
                     continue
+                if waiting[target] >= CALLS_LIMIT:
+                    self._left_out[target] += 1
+                    self._pod.observer.unposted(1)
+                    continue
+                waiting[target] += 1
                 place = places[target, entry.timer.key] = places.get((target, entry.timer.key), -1) + 1
                 call_id, payload = call_of(entry.timer, entry.letter, those, self._public_url)
                 if place == len(steps):

@@ -84,7 +84,7 @@ class Observer:
         """A claim or a rescue brought this many timers; `cause` is what made this pod ask."""
 
     def unposted(self, count: int) -> None:
-        """A full outbox had not taken this many changes, of which no hook will hear."""
+        """This many changes were left out: an outbox was full, or too many calls wait for a hook's target."""
 
     def bare_key(self, what: str) -> None:
         """A bare key was adopted, an adopted key met its end, or an announced one was refused."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,7 @@ class Runner:
         self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
         self._executing = self._abandoned = 0
         self._of_prefix: Counter[str] = Counter()
+        self._held_off: dict[str, float] = {}
         self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
         self._threads = Threads()
@@ -105,7 +107,13 @@ class Runner:
     def room_of(self, prefix: str) -> int:
         """How many more timers of a queue this pod takes now."""
         limit = self.limits_of(prefix).pod_concurrency
+        if prefix in self._held_off:
+            limit = 0 if self.held_off_ms(prefix) else 1
         return self._concurrency if limit is None else max(limit - self._of_prefix[prefix], 0)
+
+    def held_off_ms(self, prefix: str) -> int:
+        """For how much longer nothing of the queue starts on this pod, because a processor asked for that."""
+        return math.ceil(max(self._held_off.get(prefix, 0.0) - self._clock.now_ms(), 0.0))
 
     async def room_free(self, taken: int) -> None:
         """Wait until there is room besides what claims in progress have `taken`."""
@@ -208,12 +216,19 @@ class Runner:
         if outcome is None:
             self._runs.drop(run)
         else:
+            if isinstance(outcome, Done | Rearm):
+                self._held_off.pop(run.timer.prefix, None)
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
                 self._observer.retried(run.processor.prefix)
             self._settler.put(run, Settlement(run.timer, transition, run.took(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
+
+    def _hold_off(self, prefix: str, hold_off_ms: int, reason: str) -> None:
+        if not self.held_off_ms(prefix):
+            _log.warning("holding off with a prefix", prefix=prefix, seconds=hold_off_ms / 1000, reason=reason)
+        self._held_off[prefix] = self._clock.now_ms() + hold_off_ms
 
     def _decided(self, run: Run, outcome: Outcome) -> Transition:
         now_ms = round(self._clock.now_ms())
@@ -256,6 +271,8 @@ class Runner:
             return _as_outcome(run, await self._result(run))
         except Retry as asked:
             reason = text_of(asked)
+            if asked.hold_off_ms is not None:
+                self._hold_off(run.timer.prefix, asked.hold_off_ms, reason)
             if asked.snooze:
                 return Snooze(reason, asked.after)
             return Failed("Retry", reason, after=asked.after, where=where(asked))

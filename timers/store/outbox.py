@@ -17,6 +17,16 @@ Asked = frozenset[str]
 """The hooks that pods ask for, each as the text of a `core.hooks.Hook`."""
 
 
+async def armed(store: Store, prefixes: Sequence[str]) -> dict[str, int]:
+    """How many calls wait, by the prefix of their target."""
+    async with store.connections.commands.pipeline(transaction=False) as asked:
+        for shard in range(store.shards):
+            asked.hmget(f"{keys.root(shard)}counts", [f"s {prefix}" for prefix in prefixes])
+        answers = await read(asked, [None] * len(prefixes))
+    numbers = [[int(n) if n and n.isdigit() else 0 for n in counts] for counts in answers]
+    return dict(zip(prefixes, map(sum, zip(*numbers, strict=True)), strict=True))
+
+
 async def arm(store: Store, armings: Sequence[Arming]) -> None:
     """Arm calls. Raises RedisRights if one was refused."""
     for reply in await store.arm(armings):
