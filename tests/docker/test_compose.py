@@ -107,9 +107,17 @@ def test_without_an_engine_there_is_one_clear_line(tmp_path: Path, verb: str) ->
     assert not (tmp_path / "docker" / "secrets").exists()
 
 
-def server_options(folder: Path) -> list[str]:
-    """The options of the compose file's Redis, with the secrets that the stack made in a folder."""
+def server_options(folder: Path, *, kubernetes: bool = False) -> list[str]:
+    """The options of the compose file's Redis, or of the overlay's, with the secrets made in a folder."""
     options: list[str] = compose()["services"]["redis"]["command"][1:]
+    if kubernetes:
+        text = (FOLDER / "kubernetes" / "overlays" / "dev" / "redis.yaml").read_text()
+        (options,) = (
+            each["spec"]["template"]["spec"]["containers"][0]["args"]
+            for each in yaml.safe_load_all(text)
+            if each["kind"] == "StatefulSet"
+        )
+        options = [word for word in options if word not in ("--dir", "/data")]
     options[options.index("--aclfile") + 1] = str(folder / "docker" / "secrets" / "redis.acl")
     return options
 
@@ -122,11 +130,14 @@ def server_url(folder: Path, server: ServerHandle) -> str:
     return patient(f"{server.url.partition('?')[0]}?db=5&username=timers&password={password[1]}")
 
 
+@pytest.mark.parametrize("kubernetes", [False, True], ids=["compose", "kubernetes"])
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_restart_of_the_shipped_server_keeps_every_timer(family: Family, tmp_path: Path) -> None:
+async def test_a_restart_of_the_shipped_server_keeps_every_timer(
+    family: Family, kubernetes: bool, tmp_path: Path
+) -> None:
     stack(tmp_path, "secrets")
-    ids = [f"n{i}" for i in range(20)]
-    async with await start_server(family, tmp_path / "server", *server_options(tmp_path)) as server:
+    ids, options = [f"n{i}" for i in range(20)], server_options(tmp_path, kubernetes=kubernetes)
+    async with await start_server(family, tmp_path / "server", *options) as server:
         store = await open_store(connect(server_url(tmp_path, server)))
         await declare(store, "log")
         async with TimerClient.over(store) as client:
@@ -134,7 +145,7 @@ async def test_a_restart_of_the_shipped_server_keeps_every_timer(family: Family,
                 await client.create("log", each, delay="1h")
         await store.connections.close()
     async with (
-        await start_server(family, tmp_path / "server", *server_options(tmp_path)) as server,
+        await start_server(family, tmp_path / "server", *options) as server,
         TimerClient(server_url(tmp_path, server)) as client,
     ):
         assert sorted(timer.id for timer in (await client.list()).items) == sorted(ids)
