@@ -33,6 +33,8 @@ class ShardState:
     leases: dict[Identity, float] = field(default_factory=dict)
     held: dict[Identity, str] = field(default_factory=dict)
     finished: dict[tuple[Status, Identity], float] = field(default_factory=dict)
+    retrying: dict[Identity, float] = field(default_factory=dict)
+    retrying_counts: dict[str, float] = field(default_factory=dict)
     waiting: set[Identity] = field(default_factory=set)
     bare: dict[Identity, float] = field(default_factory=dict)
     counts: dict[tuple[Status, str], int] = field(default_factory=dict)
@@ -65,7 +67,7 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
             _read_record(state, _identity(member), record)
     elif kind in ("counts", "quarantine"):
         _read_fields(state, kind, await _fields(redis, key))
-    elif kind in ("due", "heads", "held", "blocked", "leases", "bare", "finished"):
+    elif kind in ("due", "heads", "held", "blocked", "leases", "bare", "finished", "retrying"):
         _read_index(state, kind, rest, await _scores(redis, key))
     elif kind == "lease":
         held: Any = await redis.get(key)
@@ -106,6 +108,9 @@ def _read_fields(state: ShardState, kind: str, fields: Mapping[str, bytes]) -> N
 
 
 def _read_index(state: ShardState, kind: str, rest: str, scores: Mapping[str, float]) -> None:
+    if kind == "retrying":
+        state.retrying |= {(rest, name): score for name, score in scores.items() if rest}
+        state.retrying_counts |= {} if rest else scores
     for name, score in scores.items():
         match kind:
             case "due":
@@ -139,6 +144,7 @@ def disorder(state: ShardState) -> list[str]:
         *_wrong_due(state),
         *_wrong_running(state),
         *_wrong_finished(state),
+        *_wrong_retrying(state),
     ]
 
 
@@ -185,6 +191,12 @@ def _wrong_running(state: ShardState) -> Iterator[str]:
 def _wrong_finished(state: ShardState) -> Iterator[str]:
     finished = {(timer.status, name) for name, timer in state.records.items() if timer.status.finished}
     yield from _differences("finished index", dict.fromkeys(state.finished), dict.fromkeys(finished))
+
+
+def _wrong_retrying(state: ShardState) -> Iterator[str]:
+    retrying = [name for name, timer in state.records.items() if timer.is_retrying]
+    yield from _differences("retrying index", dict.fromkeys(state.retrying), dict.fromkeys(retrying))
+    yield from _differences("retrying counts", state.retrying_counts, Counter(prefix for prefix, _ in retrying))
 
 
 def _differences(what: str, index: Mapping[Any, object], wanted: Mapping[Any, object]) -> Iterator[str]:

@@ -28,8 +28,8 @@ OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost
 
 
 class Figures(NamedTuple):
-    """What Redis tells at a scrape. `counts` and `uncovered` are by declared
-    prefix: its timers by status, and how many of its prefixes have due timers that no pod takes. `shards` are those
+    """What Redis tells at a scrape. By declared prefix: `counts`, its timers by status; `uncovered`, how many of its
+    prefixes have due timers that no pod takes; `failing_ms`, how long a retrying timer has failed. `shards` are those
     that no pod takes. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
 
     counts: Mapping[str, Mapping[Status, int]] = {}
@@ -38,6 +38,7 @@ class Figures(NamedTuple):
     overdue_ms: float = nan
     posted: float = nan
     posted_ms: float = nan
+    failing_ms: Mapping[str, int] = {}
 
 
 class Metrics(Observer):
@@ -80,6 +81,10 @@ class Metrics(Observer):
         ours: dict[str, Any] = {"registry": self._registry}
         self._up = Gauge("timers_redis_up", "1 while this pod can read Redis", **ours)
         self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], **ours)
+        self._retrying = Gauge("timers_retrying", "Scheduled timers whose last attempt failed", ["prefix"], **ours)
+        self._failing = Gauge(
+            "timers_retrying_seconds", "How long the first of these timers has failed", ["prefix"], **ours
+        )
         self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], **ours)
         self._prefixes = Gauge("timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], **ours)
         self._losses = Gauge("timers_data_losses", "Losses of data that nobody has acknowledged", **ours)
@@ -101,6 +106,8 @@ class Metrics(Observer):
                 self._ended.labels(prefix, outcome)
             for counter in (self._retried, self._refused, self._rescued):
                 counter.labels(prefix)
+            for status in (Status.FAILED, Status.UNHANDLED):
+                self._removed.labels(prefix, status.value)
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """See Observer."""
@@ -174,11 +181,16 @@ class Metrics(Observer):
         self._overdue.set(figures.overdue_ms / 1000)
         self._posted.set(figures.posted)
         self._posted_age.set(figures.posted_ms / 1000)
-        for gauge in (self._timers, self._shards, self._prefixes):
+        for gauge in (self._timers, self._shards, self._prefixes, self._retrying, self._failing):
             gauge.clear()
         for prefix, statuses in figures.counts.items():
             for status, n in statuses.items():
-                self._timers.labels(prefix, status.value).set(n)
+                if status is Status.RETRYING:  # among the scheduled ones, so that a sum counts each timer once
+                    self._retrying.labels(prefix).set(n)
+                else:
+                    self._timers.labels(prefix, status.value).set(n)
+        for prefix, ms in figures.failing_ms.items():
+            self._failing.labels(prefix).set(ms / 1000)
         for shard in figures.shards:
             self._shards.labels(shard).set(1)
         for prefix, n in figures.uncovered.items():

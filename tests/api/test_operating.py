@@ -9,8 +9,9 @@ from redis.asyncio import Redis
 from tests.api.harness import Api, running_api
 from tests.docker.metric_names import documented_metrics, kinds, labels_of
 from tests.members import announce, sign_off
-from tests.store.acts import arming
+from tests.store.acts import arming, retrying
 from tests.waiting import eventually
+from timers.core.durations import format_time
 from timers.core.model import Timer
 from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
@@ -28,6 +29,27 @@ async def test_stats_have_the_members_of_the_contract(api: Api) -> None:
     assert set(stats) == {"by_status", "by_prefix", "lateness_ms", "overdue_ms", "notifications", "pods", "losses"}
     assert stats["by_status"]["scheduled"] == stats["by_prefix"]["test"]["scheduled"] == 1
     assert list(stats["lateness_ms"]) == ["p50", "p99", "max"]
+
+
+async def test_timers_that_wait_for_their_next_try_are_counted_listed_and_measured(api: Api) -> None:
+    since = format_time(await api.store.now_ms() - 600_000)
+    await retrying(api.store, "failing", prefix="test", since=since)
+    await api.create("fresh")
+    stats = (await api.call("GET", "/v1/stats")).body
+    assert stats["by_status"] == stats["by_prefix"]["test"]
+    assert (stats["by_status"]["scheduled"], stats["by_status"]["retrying"]) == (2, 1)
+    (listed,) = (await api.call("GET", "/v1/timers?status=retrying")).body["items"]
+    assert (listed["id"], listed["status"], listed["last_error"]["since"]) == ("failing", "scheduled", since)
+    assert len((await api.call("GET", "/v1/timers?status=retrying,scheduled")).body["items"]) == 2
+    (shown,) = (await api.call("GET", "/v1/prefixes")).body["items"]
+    assert shown["counts"] == stats["by_status"]
+    metrics = await api.text("/metrics")
+    assert 'timers_timers{prefix="test",status="scheduled"} 2.0' in metrics
+    assert 'status="retrying"' not in metrics
+    assert 'timers_retrying{prefix="test"} 1.0' in metrics
+    assert re.search(r'timers_retrying_seconds{prefix="test"} 6\d\d\.', metrics)
+    moved = {"action": "reschedule", "filter": {"status": "retrying"}, "delay": "1s"}
+    assert (await api.call("POST", "/v1/timers/actions", moved)).body["done"] == 1
 
 
 async def test_a_paused_prefix_starts_nothing_until_it_is_resumed(server: EmbeddedServer, redis: Redis) -> None:

@@ -92,11 +92,11 @@ def test_the_table_of_prefixes_has_each_count_once(timers: CommandLine) -> None:
     head, line, _ = timers("prefixes").out.splitlines()
     assert head.split() == [
         *("PREFIX", "PROCESSOR", "PODS", "AWAY", "DECLARED_AT", "DECLARED_BY", "PAUSED", "NEXT_DUE_AT"),
-        *("SCHEDULED", "RUNNING", "COMPLETED", "FAILED", "UNHANDLED", "CANCELLED"),
+        *("SCHEDULED", "RETRYING", "RUNNING", "COMPLETED", "FAILED", "UNHANDLED", "CANCELLED"),
     ]
     assert line.split()[:4] == ["log", "log", "0", "true"]
     assert line.split()[5:7] == ["before", "false"]
-    assert line.split()[-6:] == ["2", "0", "0", "0", "0", "0"]
+    assert line.split()[-7:] == ["2", "0", "0", "0", "0", "0", "0"]
 
 
 def test_get_explain_tells_the_story(timers: CommandLine) -> None:

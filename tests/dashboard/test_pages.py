@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import Api
 from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Visitor
+from tests.store.acts import retrying
 from tests.waiting import eventually
 from timers.api.operations import PAGES, Operation
 from timers.core.model import Status
@@ -37,6 +38,19 @@ async def open_page(visitor: Visitor, page: Operation, prefix: str = "mine") -> 
         visitor.get(path) if page.method == "GET" else visitor.post(path, {"action": "cancel", "prefix": prefix})
     )
     return shown.status
+
+
+async def test_timers_that_wait_for_their_next_try_are_among_the_failures_by_error(visitor: Visitor) -> None:
+    for number in range(3):
+        await retrying(visitor.api.store, f"r{number}", prefix="test", since="2026-01-01T00:00:00.000Z")
+    text = unescape((await visitor.get("/ui/failed")).text)
+    assert "3 retrying" in text
+    assert "OSError: mail is down" in text
+    (shown,) = re.findall(r'href="(/ui/timers\?prefix=test&status=retrying&error=[^"]+)"', text)
+    assert "r2" in (await visitor.get(shown)).text
+    (tries,) = re.findall(r'href="(/ui/bulk\?action=reschedule[^"]+)">Try now', text)
+    assert "reschedule 3" in (await visitor.get(tries)).text
+    assert "3 failed and are tried again" in (await visitor.get("/")).text
 
 
 @pytest.mark.parametrize("key", [READS, WRITES, OPERATES], ids=["reads", "writes", "operates"])

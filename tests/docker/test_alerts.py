@@ -25,8 +25,10 @@ from tests.members import declare, sign_off
 from tests.rights import as_user, grant
 from tests.servers import ServerHandle, start_server
 from tests.store.acts import arming
+from tests.store.acts import retrying as a_retrying_one
 from tests.waiting import eventually
 from timers.client import TimerClient
+from timers.core.durations import format_time
 from timers.core.model import Timer
 from timers.core.outcome import Fail
 from timers.processor import Context, Processor, processor
@@ -173,6 +175,19 @@ async def unhandled(stage: Stage) -> AsyncIterator[None]:
     await stage.fleet.completed("x", "push")
 
 
+async def retrying(stage: Stage) -> AsyncIterator[None]:
+    """A timer has failed for ten minutes, and waits for its next try."""
+    client = await stage.start(Calls().processor)
+    yield
+    store = stage.fleet.store
+    await declare(store, "push")
+    await a_retrying_one(store, "x", prefix="push", since=format_time(await store.now_ms() - 600_000))
+    await stage.tells('timers_retrying_seconds{prefix="push"} 6.*')
+    await stage.tells('timers_retrying{prefix="push"} 1.0')
+    yield
+    await client.cancel("push", "x")
+
+
 async def kept(stage: Stage) -> AsyncIterator[None]:
     """Nobody acts on thousands of timers that no pod served."""
     await stage.start(unhandled_after_ms=50)
@@ -304,6 +319,7 @@ TROUBLES: Final[Mapping[str, Callable[[Stage], AsyncIterator[None]]]] = {
     "TimersUncovered": uncovered,
     "TimersDataLost": data_lost,
     "TimersUnhandled": unhandled,
+    "TimersRetrying": retrying,
     "TimersKept": kept,
     "TimersFail": fails,
     "TimersFailed": failed,

@@ -53,9 +53,10 @@ from tests.doctor.setups import (
 from tests.install.environment import ROOT
 from tests.rights import as_user, documented, grant
 from tests.servers import FAMILIES, start_kind, start_server
-from tests.store.acts import finished
+from tests.store.acts import finished, retrying
 from tests.waiting import DEADLINE_SECONDS
 from timers.client.doctor import examine
+from timers.core.durations import format_time
 from timers.core.model import Status
 from timers.embedded import Family
 from timers.store.checkup import judge
@@ -406,3 +407,17 @@ async def test_many_failed_timers_are_reported_with_their_prefix_and_memory(
         monkeypatch.setattr("timers.client.doctor.MANY_KEPT", 1)
         said = "2 failed and unhandled timers are kept, most of them of 'note'"
         assert_named(await found(store), {"failed": ("warn", said)})
+
+
+async def test_timers_that_keep_failing_are_reported_by_prefix_with_their_commonest_error(tmp_path: Path) -> None:
+    async with await start_server("redis", tmp_path) as server, opened(server.url) as store:
+        await made(store)
+        await alive(store)
+        await retrying(store, "now", prefix="note", since=format_time(await store.now_ms()))
+        assert_named(await found(store), {})
+        since = format_time(await store.now_ms() - 600_000)
+        for timer_id in ("a", "b"):
+            await retrying(store, timer_id, prefix="note", since=since, reason=f"mail-{timer_id} is down")
+        await retrying(store, "c", prefix="note", since=since, reason="mail-b is down")
+        said = f"4 of note, the first since {since}, most of them by 'OSError: mail-b is down'"
+        assert_named(await found(store), {"retrying": ("warn", said)})

@@ -219,6 +219,30 @@ async def test_timers_that_wait_too_long_are_an_alarm_until_they_have_run(fleet:
     assert said(receiver.received, "overdue")[0] == "began"
 
 
+async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they_run(fleet: Fleet) -> None:
+    tried = asyncio.Event()
+
+    async def act(timer: Timer, _context: Context) -> None:
+        tried.set()
+        if timer.failures < 1:
+            raise ConnectionError("mail is down")
+
+    async with receiving() as receiver:
+        given = settings(alarms=receiver.url)
+        times = AlarmTimes(gather_ms=0, over_ms=0, failing_ms=0, look_ms=20)
+        calls = Calls(act=act, retry={"backoff": ["1h", "1h"]})
+        await pod_of(fleet, given, calls, times=times)
+        await fleet.client.create("note", "a", delay=0)
+        await until(lambda: of(receiver.received, "retrying"), "it is told")
+        await fleet.client.fire("note", "a")
+        await fleet.completed("a")
+        await until(lambda: "ended" in said(receiver.received, "retrying"), "it is over")
+    first = json.loads(of(receiver.received, "retrying")[0].body)["data"]
+    assert first["state"] == "began"
+    assert "1 of note, the first since" in first["newest"][0]["note"]
+    assert "ConnectionError: mail is down" in first["newest"][0]["note"]
+
+
 async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:
     async with receiving() as receiver:
         times = AlarmTimes(gather_ms=0, over_ms=0, look_ms=20)

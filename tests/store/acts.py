@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from tests.waiting import eventually
 from timers.core.decide import Transition
-from timers.core.model import NO_PROGRESS, Status, Timer
+from timers.core.model import NO_PROGRESS, Progress, Status, Timer
 from timers.store import retention
 from timers.store.store import Arming, Reply, Settlement, Store
 
@@ -13,7 +13,8 @@ PREFIX: Final = "reminder"
 POD: Final = "pod-1"
 OTHER: Final = "pod-2"
 LEASE_MS: Final = 30_000
-DAY_MS: Final = 24 * 3600 * 1000
+HOUR_MS: Final = 3600 * 1000
+DAY_MS: Final = 24 * HOUR_MS
 
 
 def arming(timer_id: str = "a", *, due: str = "+0", spec: dict[str, Any] | None = None, **more: Any) -> Arming:
@@ -83,6 +84,15 @@ async def finished(store: Store, timer_id: str = "a", status: Status = Status.CO
     ended = an_end(await running(store, timer_id, **more), status)
     assert await settle(store, ended) == ["settled"]
     return await read(store, timer_id, ended.timer.prefix)
+
+
+async def retrying(store: Store, timer_id: str = "a", *, prefix: str = PREFIX, **error: str) -> None:
+    """A timer that has failed and is due again in an hour. `error` is of its last error."""
+    timer = await running(store, timer_id, prefix=prefix)
+    progress = Progress(last_error={"type": "OSError", "reason": "mail is down", **error})
+    due_ms = timer.due_ms + HOUR_MS
+    end = an_end(timer, Status.SCHEDULED, due_ms=due_ms, failures=timer.failures + 1, progress=progress)
+    assert await settle(store, end) == ["settled"]
 
 
 async def cancelled(store: Store, timer_id: str = "a", **more: Any) -> Timer:

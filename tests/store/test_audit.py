@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.conservation import conserved, state_of
-from tests.store.acts import PREFIX, armed, arming, claim, finished, prune, put, running
+from tests.store.acts import PREFIX, an_end, armed, arming, claim, finished, prune, put, running, settle
+from timers.core.model import Status
 from timers.store.audit import audit, compare, uncounted
 from timers.store.store import Store
 
@@ -34,6 +35,8 @@ async def many_of_all(store: Store) -> None:
     await store.arm([arming(f"due-{n}") for n in range(5)])
     await store.arm([arming(f"run-{n}", prefix="runs") for n in range(3)])
     assert len(await claim(store, prefix="runs")) == 3
+    await store.arm([arming(f"fail-{n}", prefix="fails") for n in range(3)])
+    await settle(store, *(an_end(t, Status.SCHEDULED, failures=1) for t in await claim(store, prefix="fails")))
     await put(store, "cancelled", due=HOUR)
     await store.cancel(PREFIX, "cancelled")
 
@@ -57,6 +60,8 @@ async def test_an_intact_db_is_left_alone(store: Store) -> None:
         ("leases", {"leases"}),
         ("finished:c:reminder", {"finished"}),
         ("finished:x:reminder", {"finished"}),
+        ("retrying:fails", {"retrying"}),
+        ("retrying", {"counts"}),
     ],
 )
 async def test_deleted_indexes_come_back(store: Store, key: str, found: set[str]) -> None:

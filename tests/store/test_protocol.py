@@ -130,9 +130,9 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     token = claimed[2].split(b" ")[3].decode()
     assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", token) == [[]]
     head = claimed[2].decode().split("\n")[0].split(" ")
-    end = "\n".join(("reminder", "user-3", token, "c", head[7], "1", "0", "1", "", "", "1+0+20", "completed sent"))
-    assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"settled"]
-    assert await foreign.call("settle", root, "pod-x", "86400000", end) == [b"already"]
+    end = "\n".join(("reminder", "user-3", token, "c", head[7], "1", "0", "1", "", "", "1+0+20", "", "completed sent"))
+    assert await foreign.call("settle", root, "pod-x", "", end) == [b"settled"]
+    assert await foreign.call("settle", root, "pod-x", "", end) == [b"already"]
     assert next_look == b"" or int(next_look) > 0
 
 

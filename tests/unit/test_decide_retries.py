@@ -32,6 +32,7 @@ class TestFailed:
                     "reason": "broken",
                     "detail": "Traceback …",
                     "at": format_time(ENDED_MS),
+                    "since": format_time(ENDED_MS),
                     "attempt": 1,
                 },
                 first_due_ms=START_MS,
@@ -54,6 +55,21 @@ class TestFailed:
         progress = changed_progress(retried, TimerChange.parse({"delay": "1h"}), START_MS + HOUR_MS)
         assert progress == replace(retried.progress, first_due_ms=None)
         assert changed_progress(retried, TimerChange.parse({"tags": ["x"]}), None) is None
+
+    def test_the_error_says_since_when_every_try_has_failed(self) -> None:
+        earlier = Progress(last_error={"type": "ValueError", "at": "2026-11-21T09:00:00.000Z", "since": "long ago"})
+        again = after(
+            a_timer(failures=2)._replace(progress=earlier), Failed("ValueError", "broken")
+        ).progress.last_error
+        assert again is not None
+        assert again["since"] == "long ago"
+        older = Progress(last_error={"type": "ValueError", "at": "2026-11-21T09:00:00.000Z"})
+        again = after(a_timer(failures=2)._replace(progress=older), Failed("ValueError", "broken")).progress.last_error
+        assert again is not None
+        assert again["since"] == "2026-11-21T09:00:00.000Z"
+        of_the_last_occurrence = after(a_timer()._replace(progress=earlier), Failed("ValueError", "broken"))
+        assert of_the_last_occurrence.progress.last_error is not None
+        assert of_the_last_occurrence.progress.last_error["since"] == format_time(ENDED_MS)
 
     @pytest.mark.parametrize("most", [1, 2, 5, 17])
     def test_max_attempts_is_the_number_of_runs_that_may_fail(self, most: int) -> None:

@@ -121,10 +121,14 @@ class OperatingRoutes:
                 async for prefix, counted in in_turns(counts.items()):
                     found[await self._label(prefix)].update(counted)
                 overdue_ms, posted = await self._client.overdue_ms(), await self._client.posted()
+                failing_ms = dict[str, int]()
+                for prefix, _, ms in await self._client.retrying():
+                    label = await self._label(prefix)
+                    failing_ms[label] = max(ms, failing_ms.get(label, 0))
                 missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
         except (Unavailable, TimeoutError):
             return None
-        return Figures(found, missing, uncovered.shards, overdue_ms, *posted)
+        return Figures(found, missing, uncovered.shards, overdue_ms, *posted, failing_ms)
 
     async def _label(self, prefix: str) -> str:
         return await self._client.owner(prefix) or UNDECLARED

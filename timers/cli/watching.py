@@ -41,6 +41,7 @@ ROWS: Final = 8
 HEADINGS: Final = 4
 """Lines of the two lists that are not rows."""
 
+FAILING: Final = (Status.FAILED, Status.RETRYING)
 FAILING_PREFIXES: Final = 20
 """How many prefixes are searched for their newest failures. Those with most failures come first."""
 
@@ -161,11 +162,14 @@ async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
 async def _look(session: Session, prefix: str | None) -> _Snapshot:
     client, store = session.client, session.store
     stats = await client.stats(prefix)
-    failing = {name: n for name, counts in stats.counts.items() if (n := counts.get(Status.FAILED, 0))}
+    failing = {
+        name: n for name, counts in stats.counts.items() if (n := sum(counts.get(status, 0) for status in FAILING))
+    }
     failures = [
         (name, ending)
         for name in sorted(failing, key=lambda name: -failing[name])[:FAILING_PREFIXES]
-        for ending in await endings(store, name, Status.FAILED, ROWS)
+        for status in FAILING
+        for ending in await endings(store, name, status, ROWS)
     ]
     return _Snapshot(
         now_ms=await store.now_ms(),

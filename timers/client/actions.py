@@ -49,7 +49,7 @@ AT_ONCE: Final = 8
 CALLS_AT_ONCE: Final = 200
 """Of how many changes of a timer the calls are looked up at a time."""
 
-_WAITING: Final = (Status.RUNNING, Status.SCHEDULED)
+_WAITING: Final = (Status.RUNNING, Status.SCHEDULED, Status.RETRYING)
 
 TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
     {

@@ -9,7 +9,16 @@ from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_a
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.coverage import Declared, Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
-from timers.client.fleet import PrefixView, Stats, forget_prefix, read_overdue_ms, read_pods, read_prefixes, read_stats
+from timers.client.fleet import (
+    PrefixView,
+    Stats,
+    forget_prefix,
+    read_overdue_ms,
+    read_pods,
+    read_prefixes,
+    read_retrying,
+    read_stats,
+)
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan, try_plan
 from timers.core.calls import Timers
@@ -333,6 +342,10 @@ class TimerClient(Timers):
         """How many timers of each prefix are in each status, zeros left out; with `own` also the service's own."""
         counts = await Queries(await self._open()).counts()
         return counts if own else {prefix: counted for prefix, counted in counts.items() if not is_own(prefix)}
+
+    async def retrying(self) -> Sequence[tuple[str, int, int]]:
+        """The prefixes with most retrying timers: how many, and for how many ms the first of them has failed."""
+        return await read_retrying(await self._open())
 
     async def overdue_ms(self) -> int:
         """How long the oldest due timer that is neither paused nor at a limit has waited to be claimed."""

@@ -18,6 +18,7 @@ from timers.store.membership import Member, Membership, Roster
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.queries import Queries
 from timers.store.scripts import FULL
+from timers.store.search import keep_failing
 from timers.store.server import is_full
 from timers.store.store import Store
 
@@ -134,6 +135,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
         _prefixes(missing.prefixes),
         _queues(sorted(stuck - paused - {*missing.prefixes}) if workers else [], workers),
         _paused(sorted(paused & {prefix for _, prefix in due})),
+        _retrying(await keep_failing(store)),
         _kept(await queries.counts()),
         _pods(roster.members),
         _settings(roster.members),
@@ -199,6 +201,16 @@ def _kept(counts: Mapping[str, Mapping[Status, int]]) -> Check:
         "or purge them, or set TIMERS_RETENTION_FAILED"
     )
     return judged("failed", said, (kept.total() > MANY_KEPT, "warn", named, means, mend))
+
+
+def _retrying(failing: Mapping[str, str]) -> Check:
+    means = "they have not done their work, and will have failed for good when their tries are used up"
+    named = list(failing)[:NAMES_SHOWN]
+    mend = "repair what they call, then " + ", ".join(
+        f"`timers reschedule --prefix {prefix} --status retrying --in 0s --yes`" for prefix in named
+    )
+    said = f"timers keep failing and are tried again: {'; '.join(failing.values())}"
+    return judged("retrying", "no timer has kept failing for five minutes", (bool(failing), "warn", said, means, mend))
 
 
 def _pods(members: Sequence[Member]) -> Check:
@@ -288,7 +300,7 @@ async def _books(store: Store, progress: Progress) -> Check:
     """Mend. A step looks at up to STEP records, and later at as many entries of indexes."""
     total: Counter[str] = Counter()
     counts = await Queries(store).counts()
-    number, done = 2 * sum(sum(counted.values()) for counted in counts.values()), 0
+    number, done = 2 * sum(n for of in counts.values() for status, n in of.items() if status is not Status.RETRYING), 0
     with progress("mending", number) as show:
         for shard in range(store.shards):
             async for found in audit(store, shard):

@@ -60,14 +60,15 @@ class PrefixView:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `late_ms`
-    the same for timers that may run now (neither paused nor at a limit), and `losses` is lost data that nobody has
-    acknowledged."""
+    the same for timers that may run now (neither paused nor at a limit), `failing_ms` how long a timer that is tried
+    again has failed, and `losses` is lost data that nobody has acknowledged."""
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
     late_ms: int
     pods: Sequence[Member]
     losses: Sequence[Loss]
+    failing_ms: int = 0
 
     @property
     def lateness_ms(self) -> Lateness:
@@ -128,7 +129,13 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
         ]
     await store.identity.look()
     losses = list(store.identity.losses.values())
-    return Stats(counts, _waited_ms(store, oldest_ms), _waited_ms(store, late_ms), pods, losses)
+    failing_ms = max((ms for _, _, ms in await read_retrying(store, wanted)), default=0)
+    return Stats(counts, _waited_ms(store, oldest_ms), _waited_ms(store, late_ms), pods, losses, failing_ms)
+
+
+async def read_retrying(store: Store, wanted: Filter = ALL) -> Sequence[tuple[str, int, int]]:
+    """The prefixes with most retrying timers: how many, and for how many ms one has failed. Raises Unavailable."""
+    return [(prefix, n, _waited_ms(store, ms)) for prefix, n, ms in await Queries(store).retrying(wanted)]
 
 
 async def read_overdue_ms(store: Store) -> int:

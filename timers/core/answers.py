@@ -170,9 +170,10 @@ class ActionAnswer(TypedDict):
 
 
 class ByStatus(TypedDict):
-    """How many timers are in each status."""
+    """How many timers are in each status. `retrying` are those of the scheduled ones whose last attempt failed."""
 
     scheduled: Count
+    retrying: Count
     running: Count
     completed: Count
     failed: Count

@@ -172,12 +172,15 @@ def _delayed(after: Delay | None, now_ms: int, default_ms: int) -> int:
 
 
 def _error(timer: Timer, failed: Failed, now_ms: int) -> dict[str, Any]:
+    """The last error: when this attempt failed, and since when all attempts of the occurrence have."""
+    before = timer.last_error
     return {
         "type": failed.error,
         "reason": failed.reason[:DETAIL_LIMIT_CHARACTERS],
         "detail": failed.detail[-DETAIL_LIMIT_CHARACTERS:],
         **({"where": failed.where[-DETAIL_LIMIT_CHARACTERS:]} if failed.where else {}),
         "at": format_time(now_ms),
+        "since": before.get("since", before.get("at")) if timer.failures and before else format_time(now_ms),
         "attempt": timer.attempt,
     }
 

@@ -19,7 +19,7 @@ Time = datetime | str | int
 Texts = list[str] | tuple[str, ...]
 """Several strings. Not any sequence, because a string is a sequence of its characters."""
 
-StatusName = Literal["scheduled", "running", "completed", "failed", "unhandled", "cancelled"]
+StatusName = Literal["scheduled", "retrying", "running", "completed", "failed", "unhandled", "cancelled"]
 Action = Literal["cancel", "retry", "reschedule", "change", "purge"]
 IfExists = Literal["error", "replace", "keep"]
 

@@ -18,9 +18,11 @@ Json = Any
 
 
 class Status(StrEnum):
-    """Where a timer is in its life."""
+    """Where a timer is in its life. `RETRYING` is no timer's `status`: it counts and lists those scheduled timers whose
+    last attempt failed."""
 
     SCHEDULED = "scheduled"
+    RETRYING = "retrying"
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -30,7 +32,7 @@ class Status(StrEnum):
     @property
     def finished(self) -> bool:
         """True where nothing more happens unless somebody arms the timer again."""
-        return self not in (Status.SCHEDULED, Status.RUNNING)
+        return self not in (Status.SCHEDULED, Status.RETRYING, Status.RUNNING)
 
 
 class HistoryEntry(NamedTuple):
@@ -209,6 +211,11 @@ class Timer(NamedTuple):
         """The W3C trace that the caller armed it in."""
         value: str | None = self.spec.get("traceparent")
         return value
+
+    @property
+    def is_retrying(self) -> bool:
+        """Whether it is scheduled and its last attempt failed."""
+        return self.status is Status.SCHEDULED and self.failures > 0
 
     @property
     def last_error(self) -> Mapping[str, Json] | None:

@@ -37,9 +37,10 @@ def reference(name: str) -> Schema:
 
 
 STATUS: Final = choice("Status", "scheduled", "running", "completed", "failed", "unhandled", "cancelled")
+_LISTED: Final = choice("ListedStatus", *STATUS["enum"], "retrying")
 STATUSES: Final[Schema] = {
-    "anyOf": [STATUS, {"type": "array", "minItems": 1, "items": STATUS}],
-    "description": "one status, or a list of which the timer has one",
+    "anyOf": [_LISTED, {"type": "array", "minItems": 1, "items": _LISTED}],
+    "description": "one status, or a list of which the timer has one; `retrying` is `scheduled` after a failed attempt",
     "examples": ["scheduled", ["failed", "unhandled"]],
 }
 
@@ -233,7 +234,7 @@ def _action(name: str, *statuses: str, **more: Schema) -> Schema:
     return _only(action={"const": name}, filter=wanted, **{**absent, **more})
 
 
-_WAITING: Final = ("scheduled", "running")
+_WAITING: Final = ("scheduled", "retrying", "running")
 
 ALL_OF_ACTION: Final = _rules(
     {"action": "cancel", "filter": {"prefix": "send-message", "tag": "vip"}, "dry_run": True},

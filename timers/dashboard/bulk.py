@@ -148,7 +148,7 @@ class BulkPages:
         found = order.filter
         if order.wanted.counts_alone:
             counts = await self._client.counts(own=True)
-            covers, statuses = found.covering(), order.statuses
+            covers, statuses = found.covering(), found.statuses
             return sum(
                 of.get(status, 0) for prefix, of in counts.items() if covers(prefix) for status in statuses
             ), True

@@ -1,6 +1,5 @@
 """Owns the pages of many timers: the list, with its conditions in the address, and the failures by prefix and error."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,33 +10,20 @@ from timers.api.operations import route
 from timers.api.scope import visible_to
 from timers.core.model import Status
 from timers.dashboard.site import Parts, show
-from timers.dashboard.wanted import Wanted, error_group
+from timers.dashboard.wanted import Wanted
 from timers.errors import InvalidInput
 from timers.store.filters import Filter
 from timers.store.listing import ORDER, Page, read_page
-from timers.store.search import endings, newest_first
+from timers.store.search import Group, groups, newest_first
 
 PAGE: Final = 50
-GROUPED: Final = 200
-"""How many of the newest ends of a prefix and status are read to find the groups."""
-
 PREFIXES_A_PAGE: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Timers of a prefix that ended alike: how many of those looked at, and the newest."""
-
-    status: Status
-    error: str
-    number: int
-    newest_id: str
-    newest_ms: int
+_FAILING: Final = (Status.FAILED, Status.UNHANDLED, Status.RETRYING)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedPrefix:
-    """A prefix with failed or unhandled timers: how many there are, and their groups, the largest first."""
+    """A prefix with failed, unhandled or retrying timers: how many there are, and their groups, the largest first."""
 
     prefix: str
     counts: Mapping[Status, int]
@@ -94,7 +80,7 @@ class ListPages:
         covers = Filter().seen_by(visible_to(request)).covering()
         counts = await self._parts.client.counts()
         ended = {
-            prefix: {status: n for status in (Status.FAILED, Status.UNHANDLED) if (n := by_status.get(status, 0))}
+            prefix: {status: n for status in _FAILING if (n := by_status.get(status, 0))}
             for prefix, by_status in counts.items()
             if covers(prefix)
         }
@@ -105,7 +91,7 @@ class ListPages:
         return show(
             request,
             "failed",
-            title="Failed and unhandled",
+            title="Failed and retrying",
             section="failed",
             now_ms=round(self._parts.store.clock.now_ms()),
             prefixes=[await self._prefix(prefix, ended[prefix]) for prefix in shown],
@@ -115,16 +101,13 @@ class ListPages:
         )
 
     async def _prefix(self, prefix: str, counts: Mapping[Status, int]) -> FailedPrefix:
-        groups: list[Group] = []
+        found: list[Group] = []
         looked_at = 0
         for status in counts:
-            ended = await endings(self._parts.store, prefix, status, GROUPED)
-            looked_at += len(ended)
-            names = [error_group(ending.error) for ending in ended]
-            for name, number in Counter(names).most_common():
-                newest = ended[names.index(name)]
-                groups.append(Group(status, name, number, newest.id, newest.at_ms))
-        return FailedPrefix(prefix, counts, sorted(groups, key=lambda group: -group.number), looked_at)
+            some, looked = await groups(self._parts.store, prefix, status)
+            found += some
+            looked_at += looked
+        return FailedPrefix(prefix, counts, sorted(found, key=lambda group: -group.number), looked_at)
 
 
 def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:

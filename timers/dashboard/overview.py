@@ -22,6 +22,7 @@ from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
 from timers.store import alarms
 from timers.store.filters import Filter, Visible
+from timers.store.search import FAILING_MS
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
 
 HOUR_MS: Final = 3_600_000
@@ -86,6 +87,9 @@ def _warnings(stats: Stats, by_status: Mapping[Status, int]) -> Sequence[str]:
     if stats.notifications != "ok" and any(pod.works for pod in stats.pods):
         how = "arrive late" if stats.notifications == "late" else "do not arrive"
         found.append(f"Redis's notifications {how}: the sweep finds timers, up to a second late.")
+    if stats.failing_ms > FAILING_MS:
+        n = by_status.get(Status.RETRYING, 0)
+        found.append(f"{n} failed and are tried again, the first for {in_units(stats.failing_ms)}.")
     if n := by_status.get(Status.UNHANDLED, 0):
         found.append(f"{n} unhandled: no pod ran the processor they need.")
     if n := by_status.get(Status.FAILED, 0):

@@ -1,7 +1,6 @@
 """Owns what a page of timers is asked to show: the conditions in its address, the checks on them, and an address with
 them."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,24 +8,10 @@ from urllib.parse import urlencode
 
 from timers.core.model import Status, Timer
 from timers.store.filters import Filter, Visible
+from timers.store.search import error_group
 
 NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
 """Conditions that come once. `status` may come several times."""
-
-NO_ERROR: Final = "no error recorded"
-GROUP_LIMIT_CHARACTERS: Final = 160
-LOOKED_AT_CHARACTERS: Final = 4 * GROUP_LIMIT_CHARACTERS
-
-_VARYING: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b(?=[a-f]*\d)[0-9a-f]++\b", re.IGNORECASE)
-"""A UUID, or a word of hex digits with a number in it. Callers choose the text, so it takes linear time (`++`)."""
-
-
-def error_group(error: Mapping[str, Any] | None) -> str:
-    """What errors of one kind have in common: their type and reason, with `#` for each number or hash."""
-    if not error:
-        return NO_ERROR
-    said = f"{error.get('type', '')}: {error.get('reason', '')}"[:LOOKED_AT_CHARACTERS]
-    return _VARYING.sub("#", " ".join(said.split()))[:GROUP_LIMIT_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from timers.engine.pod import Pod
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
 from timers.store.outbox import Entry
+from timers.store.search import FAILING_MS, keep_failing
 from timers.store.store import Arming
 
 NEWEST: Final = 5
@@ -24,11 +25,13 @@ COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
 class AlarmTimes(NamedTuple):
     """When an alarm sends messages: first after `gather_ms`, then every `again_ms` while there is more. It is over
     `calm_ms` after the newest failure, or `over_ms` after the last look that saw its state. A timer that may run and
-    has waited for longer than `overdue_ms` is an alarm; taking over a dead pod's runs takes less time."""
+    has waited for longer than `overdue_ms` is an alarm; taking over a dead pod's runs takes less time. So is one that
+    has failed for longer than `failing_ms` and is tried again."""
 
     gather_ms: int = 5_000
     again_ms: int = 3_600_000
     calm_ms: int = 600_000
+    failing_ms: int = FAILING_MS
     over_ms: int = 60_000
     overdue_ms: int = 60_000
     look_ms: int = 5_000
@@ -99,7 +102,9 @@ class FleetAlarms:
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
         deaf = [f"pod {member.pod}" for member in self._peers.members if member.works and member.hearing == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
-        return {kind: notes for kind, notes in (("overdue", overdue), ("deaf", deaf), ("lost", lost)) if notes}
+        failing = list((await keep_failing(store, for_ms=self._times.failing_ms)).values())
+        seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}
+        return {kind: notes for kind, notes in seen.items() if notes}
 
     def _message(self, alarm: Alarm, target: str) -> Arming:
         """The timer that sends the message. Its id follows from the alarm, so it is armed once."""

@@ -16,6 +16,7 @@ from timers.store.store import Store
 TEXTS: Final[Mapping[str, tuple[str, str]]] = {
     "failed": ("{timers} failed", "over: {timers} failed"),
     "unhandled": ("{timers} unhandled: no live pod serves the prefix", "over: {timers} unhandled"),
+    "retrying": ("timers keep failing and are tried again", "over: no timer keeps failing"),
     "overdue": ("timers wait that should run", "over: no timer waits that should run"),
     "deaf": ("notifications do not arrive, timers run later", "over: notifications arrive"),
     "lost": ("data was lost", "over: the loss of data was acknowledged"),

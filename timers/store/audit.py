@@ -15,8 +15,8 @@ QUEUES: Final = 25
 """Prefixes in one step."""
 
 Found = Mapping[str, int]
-"""What disagreed, and how often: `due`, `bare`, `leases`, `finished` (missing from the index), `left over` (in the
-wrong index), `heads`, `counts`, `uncounted records`; and what was quarantined: `unreadable`, `no record`."""
+"""What disagreed, and how often: `due`, `bare`, `retrying`, `leases`, `finished` (missing from the index), `left over`
+(in the wrong index), `heads`, `counts`, `uncounted records`; and what was quarantined: `unreadable`, `no record`."""
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
@@ -55,11 +55,11 @@ async def uncounted(store: Store, shard: int) -> Found:
 
 
 async def _prefixes(store: Store, shard: int) -> set[str]:
-    """The prefixes with a count or a head."""
+    """The prefixes with a count, a head or retrying timers."""
     root = keys.root(shard)
     async with store.connections.commands.pipeline(transaction=False) as asked:
         asked.hkeys(f"{root}counts")
-        for name in ("heads", "held"):
+        for name in ("heads", "held", "retrying"):
             asked.zrange(f"{root}{name}", 0, -1)
         counted, *heads = await read(asked, [])
     return {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*heads)}
@@ -67,6 +67,7 @@ async def _prefixes(store: Store, shard: int) -> set[str]:
 
 def _indexes(prefix: str) -> Iterator[str]:
     yield f"due:{prefix}"
+    yield f"retrying:{prefix}"
     yield from (f"finished:{letter}:{prefix}" for letter in "cfux")
 
 

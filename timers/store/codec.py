@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
-from timers.core.durations import parse_ms
+from timers.core.durations import parse_ms, parse_time
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 from timers.core.shapes import HISTORY_LIMIT
@@ -18,6 +18,7 @@ from timers.core.strict import encode
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",
+    Status.RETRYING: "t",
     Status.RUNNING: "r",
     Status.COMPLETED: "c",
     Status.FAILED: "f",
@@ -25,10 +26,10 @@ LETTERS: Final[Mapping[Status, str]] = {
     Status.CANCELLED: "x",
 }
 STATUSES: Final[Mapping[str, Status]] = {
-    **{letter: status for status, letter in LETTERS.items()},
+    **{letter: status for status, letter in LETTERS.items() if status is not Status.RETRYING},
     "w": Status.SCHEDULED,
 }
-"""As LETTERS, plus `w`: scheduled, but not to be claimed before something else has happened."""
+"""Of records: as LETTERS without `t`, plus `w`: scheduled, but not to be claimed before something else has happened."""
 
 NOTE_LIMIT_CHARACTERS: Final = 1200
 """A kilobyte of a webhook target's answer, and who answered."""
@@ -76,6 +77,12 @@ def encode_progress(progress: Progress) -> str:
     text = _ENCODER.encode(kept) if kept else ""
     # A processor's exception may contain half characters, which UTF-8 cannot encode.
     return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def encode_since(progress: Progress) -> str:
+    """Since when the attempts have failed, in epoch ms; empty if the last error does not say."""
+    since = (progress.last_error or {}).get("since")
+    return "" if since is None else str(parse_time(since, "since"))
 
 
 def encode_cause(cause: str, text: str = "") -> str:

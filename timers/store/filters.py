@@ -108,12 +108,18 @@ class Filter(StrictModel):
 
     def covers(self, prefix: str, status: Status | None = None) -> bool:
         """Whether timers of a prefix, and of a status if one is given, may pass."""
-        return self.covering()(prefix) and (not self.status or status is None or status in self.status)
+        return self.covering()(prefix) and (status is None or status in self.statuses)
 
     def covering(self) -> Callable[[str], bool]:
         """The function that says whether timers of a prefix may pass, which is quicker where there are many."""
         named, visible = _named(self.prefix), self._visible
         return named if visible is None else lambda prefix: named(prefix) and visible(prefix)
+
+    @property
+    def statuses(self) -> Sequence[Status]:
+        """The statuses of which timers may pass. Retrying ones are among the scheduled, so they do not count twice."""
+        found = self.status or tuple(Status)
+        return [s for s in found if s is not Status.RETRYING or Status.SCHEDULED not in found]
 
     def test(self) -> Callable[[Timer], bool]:
         """The function that says whether a timer passes. It knows the conditions, because reading them from the model
@@ -121,7 +127,7 @@ class Filter(StrictModel):
         covers, tags, passes = cache(self.covers), set(self.tag or ()), self._passes
         after_ms, before_ms = self.due_after, self.due_before
         return lambda timer: (
-            covers(timer.prefix, timer.status)
+            (covers(timer.prefix, timer.status) or (timer.is_retrying and covers(timer.prefix, Status.RETRYING)))
             and (not tags or tags.issubset(timer.tags))
             and (after_ms is None or timer.due_ms >= after_ms)
             and (before_ms is None or timer.due_ms < before_ms)

@@ -46,8 +46,11 @@ LOOKS_AT_LEAST: Final = 2000
 READ_AFTER_REJECTS: Final = 250
 """Records that are read at a time if a filter rejects most of them."""
 
-ORDER: Final = (Status.RUNNING, Status.SCHEDULED, Status.FAILED, Status.UNHANDLED, Status.COMPLETED, Status.CANCELLED)
-"""The order of the statuses in every list."""
+ORDER: Final = (
+    *(Status.RUNNING, Status.SCHEDULED, Status.FAILED, Status.UNHANDLED, Status.COMPLETED, Status.CANCELLED),
+    Status.RETRYING,
+)
+"""The order of the statuses in every list. Cursors hold places in it, so new ones come last."""
 
 _PLACES: Final = {status: place for place, status in enumerate(ORDER)}
 _SCORE: Final = re.compile(r"-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?)")
@@ -193,7 +196,7 @@ async def _sources(store: Store, wanted: Filter, after: _Place | None) -> list[_
     """The indexes that may hold wanted timers, in listing order, after that of the place. Running timers are in one
     index, which may continue."""
     found: set[_Source] = set()
-    covers, statuses = wanted.covering(), wanted.status or ORDER
+    covers, statuses = wanted.covering(), wanted.statuses
     async for shard, prefix, status, n in Queries(store).counted(wanted.only_prefix):
         if status in statuses and covers(prefix):
             found.add(_source(prefix, status, shard, n))

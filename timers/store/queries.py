@@ -1,17 +1,18 @@
 """Owns reading a db as a whole: counts, the oldest overdue timer, and the stream of changes. Changes nothing."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import cycle, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from timers.core.causes import in_english
 from timers.core.durations import MAX_TIME_MS
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.store import codec, keys
+from timers.store.filters import ALL, Filter
 from timers.store.notifications import subscribe
 from timers.store.scripts import read
 from timers.store.store import Queue, Store
@@ -27,6 +28,9 @@ OWN_QUEUES: Final = 100
 """More queues than the service has of its own in a shard: one for each target of a hook or an alarm."""
 
 QUARANTINED_SHOWN: Final = 3
+RETRYING_SHOWN: Final = 20
+
+_Counts = Mapping[bytes, bytes | None]
 
 _OWN: Final = OWN_PREFIXES.encode()
 
@@ -53,6 +57,14 @@ class Change:
         return in_english(self.cause, self.text)
 
 
+class Retrying(NamedTuple):
+    """How many timers of a prefix are retrying, and since when the first of them has failed."""
+
+    prefix: str
+    number: int
+    since_ms: int
+
+
 class Queries:
     """Reads one db."""
 
@@ -72,13 +84,16 @@ class Queries:
         """How many timers are in each status, without the service's own: a fifth of the work of `counts` where there
         are many prefixes."""
         total = Counter[bytes]()
-        for counted in await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {}):
-            fields: Iterator[tuple[bytes, bytes]] = iter(counted.items())
+        found = dict.fromkeys(Status, 0)
+        for counted, retrying in await self._counted():
+            found[Status.RETRYING] += sum(
+                int(n) for prefix, n in retrying if _is_time(n) and not prefix.startswith(_OWN)
+            )
+            fields: Iterator[tuple[bytes, bytes | None]] = iter(counted.items())
             async for _ in in_turns(range(0, len(counted), at_once)):
                 for field, n in islice(fields, at_once):
-                    if n.isdigit() and not field.startswith(_OWN, 2):
+                    if n is not None and n.isdigit() and not field.startswith(_OWN, 2):
                         total[field[:1]] += int(n)
-        found = dict.fromkeys(Status, 0)
         for letter, status in codec.STATUSES.items():
             found[status] += total[letter.encode()]
         return found
@@ -89,19 +104,58 @@ class Queries:
 
     async def counted(self, only: str | None = None) -> AsyncIterator[tuple[int, str, Status, int]]:
         """Shard, prefix, status and number of timers, if above zero, for all prefixes or for one. Unreadable counts are
-        left out."""
-        if only is None:
-            whole = await self._of_shards(lambda asked, root: asked.hgetall(f"{root}counts"), {})
-            counted: Iterable[Mapping[bytes, bytes | None]] = whole
-        else:
-            fields = [f"{letter} {only}".encode() for letter in codec.STATUSES]
-            some = await self._of_shards(lambda asked, root: asked.hmget(f"{root}counts", fields), [None] * len(fields))
-            counted = [dict(zip(fields, values, strict=True)) for values in some]
-        for shard, fields_of_shard in enumerate(counted):
-            async for field, n in in_turns(fields_of_shard.items()):
+        left out. The retrying timers count beside the scheduled ones, and among them."""
+        for shard, (counted, retrying) in enumerate(await self._counted(only)):
+            async for field, n in in_turns(counted.items()):
                 status = codec.STATUSES.get(field[:1].decode(errors="replace"))
                 if status is not None and n is not None and n.isdigit() and int(n):
                     yield shard, keys.text(field[2:]), status, int(n)
+            for prefix, number in retrying:
+                if _is_time(number) and int(number):
+                    yield shard, keys.text(prefix), Status.RETRYING, int(number)
+
+    async def _counted(self, only: str | None = None) -> list[tuple[_Counts, Sequence[tuple[bytes, float]]]]:
+        """The counts of each shard, and the number of its retrying timers by prefix."""
+        if only is None:
+
+            def ask(asked: Any, root: str) -> object:
+                return asked.hgetall(f"{root}counts").zrange(f"{root}retrying", 0, -1, withscores=True)
+
+            whole = await self._of_shards(ask, {}, [])
+            return list(zip(whole[::2], whole[1::2], strict=True))
+        fields = [f"{letter} {only}".encode() for letter in codec.STATUSES]
+
+        def ask_one(asked: Any, root: str) -> object:
+            return asked.hmget(f"{root}counts", fields).zscore(f"{root}retrying", only)
+
+        some = await self._of_shards(ask_one, [None] * len(fields), None)
+        return [
+            (dict(zip(fields, values, strict=True)), [] if n is None else [(only.encode(), n)])
+            for values, n in zip(some[::2], some[1::2], strict=True)
+        ]
+
+    async def retrying(self, wanted: Filter = ALL) -> list[Retrying]:
+        """The prefixes with most retrying timers, of those that the filter covers."""
+        numbers = Counter[bytes]()
+        at_most = {"start": 0, "num": RETRYING_SHOWN + OWN_QUEUES} if wanted.is_of_all else {}
+
+        def ask_numbers(asked: Any, root: str) -> None:
+            asked.zrevrangebyscore(f"{root}retrying", "+inf", "-inf", withscores=True, **at_most)
+
+        for of_shard in await self._of_shards(ask_numbers, []):
+            numbers.update({p: int(n) for p, n in of_shard if _is_time(n) and wanted.covers(keys.text(p))})
+        found = numbers.most_common(RETRYING_SHOWN)
+
+        def ask(asked: Any, root: str) -> None:
+            for prefix, _ in found:
+                asked.zrange(f"{root}retrying:{keys.text(prefix)}", 0, 0, withscores=True)
+
+        firsts = await self._of_shards(ask, []) if found else []
+        since = [
+            min((int(ms) for of_shard in firsts[place :: len(found)] for _, ms in of_shard if _is_time(ms)), default=0)
+            for place in range(len(found))
+        ]
+        return [Retrying(keys.text(prefix), n, ms) for (prefix, n), ms in zip(found, since, strict=True)]
 
     async def running(self, shards: Sequence[int]) -> list[str]:
         """`<prefix>:<id>` of the running timers of some shards, sorted."""

@@ -1,17 +1,20 @@
-"""Owns searching for timers the way people do: the newest first, and why they ended."""
+"""Owns searching for timers the way people do: the newest first, and why they failed."""
 
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from timers.core.durations import format_time
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import codec, keys
 from timers.store.filters import Filter
 from timers.store.listing import LOOKS_AT_LEAST, Page
+from timers.store.queries import Queries
 from timers.store.scripts import ScriptCall
 from timers.store.store import Store
 
@@ -22,9 +25,43 @@ PROGRESS_BYTES: Final = 256 * 1024
 _SCORE: Final = re.compile(r"(-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?))?")
 
 
+FAILING_MS: Final = 300_000
+"""Timers that have failed and been tried again for so long will hardly recover by themselves."""
+
+GROUPED: Final = 200
+"""How many of the newest timers of a prefix and status are read to find the groups."""
+
+NO_ERROR: Final = "no error recorded"
+GROUP_LIMIT_CHARACTERS: Final = 160
+
+LOOKED_AT_CHARACTERS: Final = 4 * GROUP_LIMIT_CHARACTERS
+
+_VARYING: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b(?=[a-f]*\d)[0-9a-f]++\b", re.IGNORECASE)
+"""A UUID, or a word of hex digits with a number in it. Callers choose the text, so it takes linear time (`++`)."""
+
+
+def error_group(error: Mapping[str, Any] | None) -> str:
+    """What errors of one kind have in common: their type and reason, with `#` for each number or hash."""
+    if not error:
+        return NO_ERROR
+    said = f"{error.get('type', '')}: {error.get('reason', '')}"[:LOOKED_AT_CHARACTERS]
+    return _VARYING.sub("#", " ".join(said.split()))[:GROUP_LIMIT_CHARACTERS]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Timers of a prefix and status with the same error: how many of those looked at, and the newest."""
+
+    status: Status
+    error: str
+    number: int
+    newest_id: str
+    newest_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a timer ended, without its payload. `error` is like its `last_error`."""
+    """Why a timer ended, or since when and why it is retrying, without its payload. `error` is its `last_error`."""
 
     id: str
     at_ms: int
@@ -69,7 +106,7 @@ async def _before(
 
 
 async def endings(store: Store, prefix: str, status: Status, most: int) -> list[Ending]:
-    """The newest timers that ended this way and why, in a bounded number of bytes. Raises Unavailable."""
+    """The timers that ended this way, or began to fail, last: in a bounded number of bytes. Raises Unavailable."""
     arguments: list[str | int] = [codec.LETTERS[status], prefix, most, PROGRESS_BYTES]
     calls = [ScriptCall("failures", keys.root(shard), arguments) for shard in range(store.shards)]
     found = [
@@ -78,6 +115,32 @@ async def endings(store: Store, prefix: str, status: Status, most: int) -> list[
         for timer_id, at, progress in zip(listed[::3], listed[1::3], listed[2::3], strict=True)
     ]
     return sorted(found, key=lambda ending: ending.at_ms, reverse=True)[:most]
+
+
+async def groups(store: Store, prefix: str, status: Status) -> tuple[list[Group], int]:
+    """The newest timers of a prefix and status by their errors, the largest group first, and how many were looked at.
+    Raises Unavailable."""
+    found = await endings(store, prefix, status, GROUPED)
+    names = [error_group(ending.error) for ending in found]
+    newest = dict(zip(reversed(names), reversed(found), strict=True))
+    return [
+        Group(status, name, number, newest[name].id, newest[name].at_ms)
+        for name, number in Counter(names).most_common()
+    ], len(found)
+
+
+async def keep_failing(store: Store, *, for_ms: int = FAILING_MS) -> dict[str, str]:
+    """For each prefix with a timer that has failed for this long and is tried again: how many do, since when, and the
+    commonest error. Only the prefixes with most. Raises Unavailable."""
+    until_ms = store.clock.now_ms() - for_ms
+    told: dict[str, str] = {}
+    for prefix, number, since_ms in await Queries(store).retrying():
+        if since_ms <= until_ms:
+            found, _ = await groups(store, prefix, Status.RETRYING)
+            told[prefix] = f"{number} of {prefix}, the first since {format_time(since_ms)}" + (
+                f", most of them by {found[0].error!r}" if found else ""
+            )
+    return told
 
 
 def _ms(score: bytes) -> int:

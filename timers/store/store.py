@@ -412,11 +412,12 @@ def _arming(a: Arming) -> str:
 
 
 def _settlement(settlement: Settlement) -> str:
-    """Twelve lines, as above."""
+    """Thirteen lines, as above."""
     timer, after = settlement.timer, settlement.transition
     spec = "" if after.spec is None else codec.encode_spec(after.spec)
     progress, said = codec.encode_progress(after.progress), codec.encode_cause(*after.cause)
+    since = codec.encode_since(after.progress) if after.failures else ""
     return (
         f"{timer.prefix}\n{timer.id}\n{timer.token}\n{codec.LETTERS[after.status]}\n{after.due_ms}\n{after.attempt}\n"
-        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{settlement.took}\n{said}"
+        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{settlement.took}\n{since}\n{said}"
     )

@@ -18,7 +18,7 @@ local function adopt(prefix, id, known, deadline, spec)
     return 'running'
   end
   local moved = r and r.waits
-  if r then leave(prefix, id, r.status) end
+  if r then leave(prefix, id, r) end
   local cause = moved and 'bare-set-again' or 'bare-adopted'
   local life = new_life(prefix, r, deadline, spec, '', cause)
   if not r then note(life, cause) end

@@ -60,7 +60,7 @@ local function heard(prefix, id, member, times, since)
   answered(member, times)
   if r then
     drop_trigger(prefix, id)
-    leave(prefix, id, r.status)
+    leave(prefix, id, r)
   end
   enqueue(prefix, id, text(now))
   local cause = 'bare-expired ' .. text(now)
@@ -84,7 +84,7 @@ local function looked(prefix, id, member, deadline, found, spec)
   -- Pods may or may not report this expiry: 0 means that it was answered though perhaps nobody heard it.
   if found == 'expired' and (waits or deadline <= now) then answered(member, '0') end
   if not waits then return 'forgotten' end
-  leave(prefix, id, 's')
+  leave(prefix, id, r)
   if found == 'ending' or found == 'expired' then
     if found == 'expired' then r.due = text(math.min(deadline, now)) end
     if spec ~= '' then set_body(r, spec, nil) end

@@ -28,7 +28,10 @@ local function abandon_due(id)
   if not r then quarantine(prefix, id, trouble, raw) end
   drop_trigger(prefix, id)
   call('ZREM', queue_key(prefix), id)
-  if r and r.status == 's' then unhandled(id, member, r, 'unserved') end
+  if r and r.status == 's' then
+    end_retrying(prefix, id, r)
+    unhandled(id, member, r, 'unserved')
+  end
   ids[#ids + 1] = id
 end
 

@@ -32,7 +32,7 @@ local function arm(prefix, id, if_exists, due, spec, progress, said)
   local refusal = set_trigger(prefix, id, due)
   if refusal then return 'rights', refusal end
   if room and not (r and r.status == 's') then room = room - 1 end
-  if r then leave(prefix, id, r.status) end
+  if r then leave(prefix, id, r) end
   enqueue(prefix, id, due)
   local life = new_life(prefix, r, due, spec, progress, said)
   raw = write(member, life)

@@ -4,7 +4,7 @@
 --
 -- ARGV[2]  part   ARGV[3] `mend`, or `look` to change nothing
 --          `records`: bucket (0 to 255), cursor in it, most to look at: is each record in the index of its status?
---          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`,
+--          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`, `retrying:<prefix>`,
 --                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
 --          `queues`:  prefixes: is the head the earliest due, and do the counts agree with the indexes?
 --          `totals`:  nothing more: are there more records than counted? It mends nothing; `records` does
@@ -30,6 +30,10 @@ local function check_scheduled(prefix, id, member, r)
   if r.waits and not score_in(root .. 'bare', member) then
     tell_of('bare')
     if mends then call('ZADD', root .. 'bare', r.due, member) end
+  end
+  if r.failures ~= '0' and not score_in(finished_key('t', prefix), id) then
+    tell_of('retrying')
+    if mends then begin_retrying(prefix, id, text(now)) end
   end
   local score = score_in(queue_key(prefix), id)
   if score and math.floor(score) == tonumber(r.due) then return end
@@ -87,7 +91,7 @@ end
 
 local function check_entry(key, prefix, id, member, status)
   local r, trouble, raw = read(member)
-  if r and r.status == status then return end
+  if r and (r.status == status or status == 't' and r.status == 's' and r.failures ~= '0') then return end
   tell_of(r and 'left over' or 'no record')
   if not mends then return end
   if not r then quarantine(prefix, id, trouble, raw) end
@@ -97,7 +101,9 @@ end
 local function check_entries(name, cursor, most)
   local key = root .. name
   local status, prefix = string.match(name, '^finished:(.):(.*)$')
-  if name == 'leases' then status = 'r' elseif not status then status, prefix = 's', string.sub(name, 5) end
+  if name == 'leases' then status = 'r'
+  elseif string.sub(name, 1, 9) == 'retrying:' then status, prefix = 't', string.sub(name, 10)
+  elseif not status then status, prefix = 's', string.sub(name, 5) end
   local answer = peek('ZSCAN', key, cursor, 'COUNT', most)
   for i = 1, #answer[2], 2 do
     local entry = answer[2][i]
@@ -141,6 +147,12 @@ local function check_count(status, prefix, there)
   if there > 0 then call('HSET', root .. 'counts', field, there) else call('HDEL', root .. 'counts', field) end
 end
 
+local function check_retrying(prefix)
+  if (score_in(root .. 'retrying', prefix) or 0) == size(finished_key('t', prefix)) then return end
+  tell_of('counts')
+  if mends then refresh_retrying(prefix) end
+end
+
 local function check_head(prefix)
   local first = peek('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')[2]
   local other = root .. (heads_key(prefix) == root .. 'heads' and 'held' or 'heads')
@@ -158,6 +170,7 @@ function parts.queues(...)
     check_head(prefix)
     if runs then check_count('r', prefix, runs[prefix] or 0) end
     check_count('s', prefix, size(queue_key(prefix)))
+    check_retrying(prefix)
     for status in string.gmatch('cfux', '.') do
       check_count(status, prefix, size(finished_key(status, prefix)))
     end

@@ -29,8 +29,7 @@ local function forget_it()
 end
 
 local function cancel()
-  call('ZREM', queue_key(prefix), id)
-  refresh_head(prefix)
+  leave(prefix, id, r)
   r.status = 'x'
   note(r, ARGV[7] ~= '' and ARGV[7] or 'cancelled')
   call('ZADD', finished_key('x', prefix), text(now), id)

@@ -35,6 +35,7 @@ local function claim_one(prefix, id, token, processor)
     return false
   end
   if not take_lease(member, pod, token, lease_ms) then return false end
+  end_retrying(prefix, id, r)
   r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
   note(r, cause, pod, text(now - r.due), processor)
   leases[#leases + 1] = text(now + lease_ms)

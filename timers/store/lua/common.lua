@@ -68,7 +68,10 @@ local function is_member(name) return string.find(name, '^[a-z0-9][a-z0-9_.-]*:%
 local function trigger_key(prefix, id) return prefix .. ':' .. tag .. ':' .. id end
 local function queue_key(prefix) return root .. 'due:' .. prefix end
 local function lease_key(member) return root .. 'lease:' .. member end
-local function finished_key(status, prefix) return root .. 'finished:' .. status .. ':' .. prefix end
+-- Finished timers by status; with `t` those that are retrying: scheduled, and the last attempt has failed.
+local function finished_key(status, prefix)
+  return root .. (status == 't' and 'retrying:' or 'finished:' .. status .. ':') .. prefix
+end
 local function record_key(member) return root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
 
 -- The record: `<format> <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <entries>`, then
@@ -232,6 +235,23 @@ local function remove(member, r)
   end
 end
 
+-- How many timers of a prefix are retrying, in an index by that number. Timers that never fail cost nothing.
+local function refresh_retrying(prefix)
+  local number = call('ZCARD', finished_key('t', prefix))
+  if number > 0 then call('ZADD', root .. 'retrying', number, prefix)
+  else call('ZREM', root .. 'retrying', prefix) end
+end
+
+local function begin_retrying(prefix, id, since)
+  call('ZADD', finished_key('t', prefix), since, id)
+  refresh_retrying(prefix)
+end
+
+-- Call it for a scheduled timer that is about to be anything else, while its record still has its failures.
+local function end_retrying(prefix, id, r)
+  if r.failures ~= '0' and call('ZREM', finished_key('t', prefix), id) == 1 then refresh_retrying(prefix) end
+end
+
 -- A record that is armed anew. It is scheduled and keeps the timer's token, because tokens only grow. If the last occurrence
 -- has started, it is the next one; otherwise one idempotency key would stand for two different runs.
 local function new_life(prefix, r, due, spec, progress, said)
@@ -311,12 +331,13 @@ local function schedule(prefix, id, due)
 end
 
 -- Take a scheduled or finished timer out of its index. Its trigger stays.
-local function leave(prefix, id, status)
-  if status ~= 's' then
-    call('ZREM', finished_key(status, prefix), id)
+local function leave(prefix, id, r)
+  if r.status ~= 's' then
+    call('ZREM', finished_key(r.status, prefix), id)
     return
   end
   call('ZREM', queue_key(prefix), id)
+  end_retrying(prefix, id, r)
   refresh_head(prefix)
 end
 
@@ -352,6 +373,7 @@ local function quarantine(prefix, id, reason, raw)
   out(queue_key(prefix), id, 's')
   out(root .. 'leases', member, 'r')
   for status in string.gmatch('cfux', '.') do out(finished_key(status, prefix), id, status) end
+  if call('ZREM', finished_key('t', prefix), id) == 1 then refresh_retrying(prefix) end
   refresh_head(prefix)
   call('HDEL', record_key(member), member)
   call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))

@@ -3,14 +3,15 @@
 --
 -- ARGV[2]  pod
 -- ARGV[3]  letters of the finished statuses whose records are removed at once
--- ARGV[4…] one for each run, twelve lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
---          nothing to keep it), progress, how long claiming, waiting and running took (or `-`), cause with its text
+-- ARGV[4…] one for each run, thirteen lines: prefix, id, token, status after, due, attempt, failures, occurrence, spec (or
+--          nothing to keep it), progress, how long claiming, waiting and running took (or `-`), since when it fails (ms, or
+--          nothing), cause with its text
 -- Answer   {now, code, …}: `settled`; `already` (this token's result was written before: an earlier answer was lost); `fenced`
 --          (another pod has a newer token); `missing`
 
 local pod, removes = ARGV[2], ARGV[3]
 local answer, ends, leases, members = {text(now)}, {}, {}, {}
-local LINES = '^' .. string.rep('([^\n]*)\n', 11) .. '(.*)$'
+local LINES = '^' .. string.rep('([^\n]*)\n', 12) .. '(.*)$'
 
 local function verdict(e)
   e.member = member_of(e.prefix, e.id)
@@ -43,6 +44,7 @@ local function apply(e)
   r.due, r.attempt, r.failures, r.occurrence = e.due, e.attempt, e.failures, e.occurrence
   if r.status ~= 's' then return finish(e, r) end
   schedule(e.prefix, e.id, r.due)
+  if r.failures ~= '0' then begin_retrying(e.prefix, e.id, e.since ~= '' and e.since or text(now)) end
   recount('r', 's', e.prefix)
   write(e.member, r)
 end
@@ -50,7 +52,7 @@ end
 for i = 4, #ARGV do
   local e = {}
   e.prefix, e.id, e.token, e.status, e.due, e.attempt, e.failures, e.occurrence, e.spec, e.progress, e.took,
-    e.said = string.match(ARGV[i], LINES)
+    e.since, e.said = string.match(ARGV[i], LINES)
   local code = verdict(e)
   if code == 'settled' then
     ends[#ends + 1] = e
