@@ -197,12 +197,15 @@ async def test_scans_continue_as_before_while_there_are_keys(keys: _Keys, how: s
     assert scanner.rests == BUSY_RESTS
 
 
-async def test_a_gap_is_followed_by_a_scan_at_once(keys: _Keys) -> None:
+async def test_each_subscription_is_followed_by_a_scan_and_no_scan_comes_before_the_first(keys: _Keys) -> None:
+    """What Redis announces because of a scan would be lost while nobody hears."""
     scanner = looking(keys, every_ms=HOUR_MS)
     running = asyncio.create_task(scanner.run())
+    await until(lambda: keys.watched, "it has begun")
+    assert keys.scans == 0
     for scans in (1, 2, 3):
-        await until(lambda: keys.scans == scans, "a scan")  # noqa: B023 (awaited at once)
         scanner.scan_now()
+        await until(lambda: keys.scans == scans, "a scan")  # noqa: B023 (awaited at once)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
@@ -212,6 +215,7 @@ async def test_a_pod_scans_as_soon_as_it_leads(keys: _Keys) -> None:
     """It began only with its next interval, so keys that lived for more than two intervals were not found."""
     asked = iter([False] * 3)
     scanner = Scanner(keys, leads=lambda: next(asked, True), declared=lambda _prefix: True, every_ms=HOUR_MS)
+    scanner.scan_now()
     await _run_until(lambda: keys.scans, scanner)
 
 

@@ -25,6 +25,9 @@ DOUBT_SECONDS: Final = 0.1
 LONGEST_SECONDS, IDLE_LONGEST_SECONDS = 1.0, 5.0
 """The longest pause between looks at known keys, since another pod may adopt some; and after a scan that found none."""
 
+FIRST_SECONDS: Final = 5.0
+"""How long the first scan waits at most for the subscription: a scan makes Redis announce what has expired."""
+
 BUSY_RESTS, IDLE_RESTS = 4, 128
 """After each step a scan rests this many times as long: it takes a fifth of a core while bare keys are in use, and less
 than a hundredth after a whole scan that found none."""
@@ -93,6 +96,7 @@ class Scanner:
         return min((clock.seconds_until(ms - LEAD_MS) for ms in known.values()), default=longest)
 
     async def _rounds(self, every_ms: int) -> None:
+        await set_within(self._now, min(every_ms / 1000, FIRST_SECONDS))
         while True:
             began, seconds = time.monotonic(), every_ms / 1000
             self._now.clear()
