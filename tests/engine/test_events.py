@@ -86,7 +86,7 @@ async def test_every_subscription_is_followed_by_a_sweep(fleet: Fleet) -> None:
     await fleet.client.create("note", "x", delay="30m")
     await make_older(fleet, "note", "x", HOUR_MS)
     await fleet.redis.client_kill_filter(_type="pubsub")
-    assert (await fleet.completed("x")).history[-2].note == "sweep"
+    assert (await fleet.completed("x")).history[-2].cause == "sweep-gap"
     await until(lambda: pod.seen.subscriptions == 2, "the second subscription")
 
 
@@ -136,7 +136,7 @@ async def test_a_deaf_pod_says_so_and_fires_by_sweep_until_it_hears_again(fleet:
     for number in range(10):
         await fleet.client.create("note", f"n{number}", delay="20ms")
     for number in range(10):
-        assert (await fleet.completed(f"n{number}")).history[-2].note == "sweep"
+        assert (await fleet.completed(f"n{number}")).history[-2].cause == "sweep-deaf"
     await fleet.redis.config_set(server_facts.FLAGS, "Ex")
     await until(lambda: pod.worker.health().ready, "it hears again")
     assert pod.worker.health().notifications == "ok"

@@ -1,10 +1,11 @@
 """The intake alone: it asks for what is marked, for no more than there is room for, and forgets no mark."""
 
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
-from timers.engine.intake import CLAIM_BATCH, CLAIM_QUEUES, LATER_SECONDS, Ask, Intake
+from timers.engine.intake import BUSY_SECONDS, CLAIM_BATCH, CLAIM_QUEUES, LATER_SECONDS, Ask, Intake
 
 NOTE = (0, "note")
 
@@ -65,6 +66,17 @@ def test_each_event_asks_for_one_timer(intake: Intake) -> None:
         intake.mark(*NOTE)
     assert taken(intake) == [(0, "event", "note", 3)]
     assert taken(intake) == []
+
+
+def test_a_sweep_tells_a_pod_without_room_from_an_event_that_was_lost(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake.mark(*NOTE)
+    later = monotonic() + 2 * BUSY_SECONDS
+    monkeypatch.setattr("timers.engine.intake.time.monotonic", lambda: later)
+    intake.mark_all(*NOTE, "sweep")
+    intake.mark_all(0, "other", "sweep")
+    assert {prefix: cause for _, cause, prefix, _ in taken(intake)} == {"note": "sweep-busy", "other": "sweep"}
 
 
 def test_a_sweep_asks_for_a_batch(intake: Intake) -> None:

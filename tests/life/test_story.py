@@ -18,7 +18,8 @@ from timers.processor import Context, Result
 
 HOUR_MS = 3_600_000
 LATE = r"late by 30 m( \d+ s)? at attempt 1: "
-SWEPT = "no event arrived (it was lost, or Redis or the pods were down)"
+SWEPT = "its event did not arrive in time"
+STARTED = "its pod had just started, and looked for everything that was due"
 LOST = "the previous run's lease had expired: its pod died, hung or could not reach Redis"
 
 
@@ -55,11 +56,20 @@ class TestCause:
             await fleet.completed(timer_id)
         assert notes(await fleet.client.get("note", "x")) == ["created", "event", "completed"]
 
-    async def test_of_a_sweep(self, fleet: Fleet) -> None:
+    async def test_of_the_start_of_a_pod(self, fleet: Fleet) -> None:
         await fleet.client.create("note", "x", delay="30m")
         await make_older(fleet, "note", "x", HOUR_MS)
         await fleet.pod(Calls())
-        assert notes(await fleet.completed("x")) == ["created", "sweep", "completed"]
+        assert notes(await fleet.completed("x")) == ["created", "sweep at the start of its pod", "completed"]
+
+    async def test_of_an_event_that_was_lost(self, fleet: Fleet) -> None:
+        """A sweep named four causes at once: a lost event, Redis or the pods down, no room."""
+        await fleet.pod(Calls())
+        await fleet.client.create("note", "x", delay="1s")
+        await fleet.redis.delete("note:{0}:x")
+        timer = await fleet.completed("x")
+        assert timer.history[-2].cause == "sweep"
+        assert any(f": {SWEPT}" in line for line in explain(timer, timer.updated_ms))
 
     async def test_of_a_rescue(self, fleet: Fleet) -> None:
         timer = await rescued(fleet)
@@ -83,7 +93,7 @@ class TestLate:
         await fleet.pod(Calls())
         await fleet.completed("x")
         (late,) = await answers(fleet)
-        assert re.match(LATE + re.escape(SWEPT), late)
+        assert re.match(LATE + re.escape(STARTED), late)
         assert late.endswith(f"queue {(await only_attempt(fleet)).queue_ms} ms)")
 
     async def test_because_its_prefix_was_paused(self, fleet: Fleet) -> None:

@@ -14,8 +14,11 @@ PUNCTUAL_MS: Final = 100
 _CAUSES: Final = {
     "event": "its expired event arrived",
     "late-look": "the pod responsible for its event did not claim it; another pod looked 50 ms later",
-    "sweep": "no event arrived (it was lost, or Redis or the pods were down), or no pod had room; "
-    "the sweep of the due index found it",
+    "sweep": "its event did not arrive in time; the sweep of the due index found it",
+    "sweep-start": "its pod had just started, and looked for everything that was due",
+    "sweep-gap": "its pod had lost its subscription to Redis, and looked for everything that was due",
+    "sweep-deaf": "Redis's notifications do not arrive at its pod; the sweep of the due index found it",
+    "sweep-busy": "its pod knew that it was due, but had no room for another run until then",
     "room": "its queue was at its concurrency limit until another run ended",
     "rate": "its queue's rate limit did not allow it earlier",
     "rescue": "the previous run's lease had expired: its pod died, hung or could not reach Redis",

@@ -25,6 +25,9 @@ BACKLOG: Final = 25
 LATER_SECONDS: Final = 0.05
 """When a pod looks after an event that hashes to another pod: by then, normally nothing is left."""
 
+BUSY_SECONDS: Final = 0.1
+"""If a mark waits longer than that, the pod has no room for its timers. A claim takes a few milliseconds."""
+
 HOLD_SECONDS: Final = 1.5
 """For how long after Redis was down an expired lease proves nothing. Every service notices the return within half a
 second, this pod's sweep may have missed it by another half, and writing ends and extending leases take a moment."""
@@ -99,7 +102,8 @@ class Intake:
         mark = self._touch(shard, prefix, cause, known_at)
         if not mark.drain:
             # Also for a mark that an event made: a claim that drains a queue is followed up, one for an event is not.
-            mark.cause = cause
+            is_old = time.monotonic() - mark.known_at > BUSY_SECONDS
+            mark.cause = "sweep-busy" if is_old and cause == "sweep" else cause
         mark.drain, mark.deep = True, mark.deep or deep
         if self._new.pop((shard, prefix), None):
             self._old[shard, prefix] = mark

@@ -57,6 +57,7 @@ class Listener:
         """What is known of the server's notification flags."""
         self._confirmed_at = 0.0
         self._gap_at: float | None = None
+        self._gap_cause = "sweep-start"
         self._brought = False
         self._old: asyncio.Task[None] | None = None
 
@@ -74,7 +75,7 @@ class Listener:
             finally:
                 self._gap_at = self._gap_at or time.monotonic()
                 self._canary.unsubscribed()
-                self._sweeper.sweep_everything()
+                self._sweeper.sweep_everything(self._gap_cause)
             if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
 
@@ -121,7 +122,7 @@ class Listener:
 
     def _missed(self) -> None:
         """Expiries may have been missed: look for everything that is due, and for bare keys."""
-        self._sweeper.sweep_everything()
+        self._sweeper.sweep_everything(self._gap_cause)
         if self._expired_keys is not None:
             self._expired_keys.missed()
 
@@ -136,6 +137,7 @@ class Listener:
         self._pod.observer.resubscribed(gap_seconds)
         self._canary.resubscribed(at_ms)
         self._missed()
+        self._gap_cause = "sweep-gap"
         self._peers.beat_soon()
 
     def hear(self, notification: Notification) -> None:

@@ -115,7 +115,7 @@ class ShardSweep:
                 self._all.intake.hold_orphans()
             raise
         self._looked_ms = touched.now_ms
-        self._mark(touched, everything=everything or not self._all.can_hear())
+        self._mark(touched, everything=everything)
         self._advance_page(touched, rank, everything=everything)
         self._plan(touched)
 
@@ -130,11 +130,12 @@ class ShardSweep:
                 self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
 
     def _mark(self, touched: Touched, *, everything: bool) -> None:
+        cause = self._all.cause(everything=everything)
         for prefix, due_ms in touched.due.items():
-            if (everything or due_ms < touched.now_ms - self._all.grace_ms) and self._all.pod.serves(
+            if (cause != "sweep" or due_ms < touched.now_ms - self._all.grace_ms) and self._all.pod.serves(
                 self._shard, prefix
             ):
-                self._all.intake.mark_all(self._shard, prefix, "sweep")
+                self._all.intake.mark_all(self._shard, prefix, cause)
 
     def _advance_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
         """Where the next part begins, and when: at once for what has just become due or after a gap."""
@@ -163,7 +164,8 @@ class Sweeper:
 
     def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, *, grace_ms: int = GRACE_MS) -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, grace_ms
-        self.can_hear = canary.can_hear
+        self.can_hear, self._is_deaf = canary.can_hear, canary.is_deaf
+        self._gap = "sweep-start"
         self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}
 
     async def run(self) -> None:
@@ -180,7 +182,14 @@ class Sweeper:
         if shard in self.sweeps:
             self.sweeps[shard].heard(self.pod.store.clock.now_ms())
 
-    def sweep_everything(self) -> None:
-        """After a gap: look at all shards at once and mark whatever is due."""
+    def cause(self, *, everything: bool) -> str:
+        """Why a look finds due timers that no event has announced; `sweep` if their events should have arrived."""
+        if self._is_deaf():
+            return "sweep-deaf"
+        return self._gap if everything or not self.can_hear() else "sweep"
+
+    def sweep_everything(self, cause: str = "sweep-gap") -> None:
+        """After a gap, whose cause this is: look at all shards at once and mark whatever is due."""
+        self._gap = cause
         for sweep in self.sweeps.values():
             sweep.everything()
