@@ -95,6 +95,9 @@ class Metrics(Observer):
         self._abandoned = Gauge(
             "timers_abandoned", "Plain functions that keep running in their threads without a run", **ours
         )
+        self._claim_wait = Gauge(
+            "timers_claim_wait_seconds", "How long the first of the due queues waits for a claim of this pod", **ours
+        )
         self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
         self._hearing = Gauge("timers_notifications_ok", "1 while notifications arrive in time", **ours)
         self._lag = Gauge("timers_notification_lag_seconds", "How late the newest notification came", **ours)
@@ -173,6 +176,7 @@ class Metrics(Observer):
         if health is not None:
             self._running.set(health.running)
             self._abandoned.set(health.abandoned)
+            self._claim_wait.set(health.claim_wait_seconds)
             self._hearing.set(nan if figures is None else health.notifications == "ok")
             self._lag.set(nan if figures is None else health.lag_seconds)
         return generate_latest(self._registry)

@@ -261,6 +261,11 @@ class Registry:
         found = owner(prefix, self._by_prefix)
         return None if found is None else self._by_prefix[found]
 
+    def limits_fleet(self, prefix: str) -> bool:
+        """Whether starts of the prefix count over all pods."""
+        found = self.match(prefix)
+        return found is not None and found.limits.over_fleet
+
     def require(self, prefix: str) -> Processor:
         """As `match`, but raises NoProcessor instead of returning None."""
         found = self.match(prefix)

@@ -262,3 +262,15 @@ def test_twenty_thousand_queues_with_one_timer_each_took_a_claim_each(intake: In
         intake.mark_all(0, f"p{number}", "sweep")
     (wanted,) = intake.take(1000)
     assert (len(wanted.asks), wanted.most) == (CLAIM_QUEUES, CLAIM_BATCH)
+
+
+def test_queues_with_limits_hid_one_without_that_was_marked_before_them(time: _Time) -> None:
+    intake = Intake(time.later, limited=lambda prefix: prefix.startswith("limited"))
+    intake.mark(0, "free")
+    for number in range(2 * CLAIM_QUEUES):
+        intake.mark(0, f"limited-{number}")
+    assert intake.waiting()[0] == 2 * CLAIM_QUEUES + 1
+    assert taken(intake) == [(0, "event", "free", 1)]
+    asked = [ask.prefix for some in intake.take(1000, limited=True) for ask in some.asks]
+    assert len(asked) == CLAIM_QUEUES
+    assert not intake.is_empty

@@ -1,7 +1,15 @@
 """Thousands of prefixes: queues that may not run hide no others, and each queue gets its turn."""
 
-from tests.engine.fleet import Calls, Fleet, until
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.engine.fleet import Calls, Fleet, Pod, until
 from tests.waiting import eventually
+from timers.engine import worker
+from timers.store.scripts import ScriptCall
 from timers.store.store import TOUCH_LIMIT, Arming
 
 MANY = 2 * TOUCH_LIMIT
@@ -58,3 +66,44 @@ async def test_a_probe_ran_after_twenty_thousand_others_that_were_due_before_it(
     await until(lambda: len(calls) == 3_001, "all have run")
     assert len(claims) < 1_000
     assert pod.worker.runner.executing == 0
+
+
+class Reserving:
+    """Counts how a pod reserves starts of limited queues; while `free` is not set, no answer comes."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.trips, self.prefixes = 0, 0
+        self.free = asyncio.Event()
+        self._run_all = pod.store.run_all
+        pod.store.run_all = self._hold  # type: ignore[method-assign]
+
+    async def _hold(self, calls: Sequence[ScriptCall], *rest: Any, **options: Any) -> list[Any]:
+        if calls and calls[0].name == "reserve":
+            self.trips += 1
+            self.prefixes += len(calls)
+            await self.free.wait()
+        return await self._run_all(calls, *rest, **options)
+
+
+async def test_queues_with_limits_held_up_all_others_for_their_round_trips(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LONG_WAIT_SECONDS", 1e-9)
+    limited, others = Calls("note", rate="1/h"), Calls("mail")
+    pod = await fleet.pod(limited, others)
+    reserving = Reserving(pod)
+    await arm_in_many(fleet, 600)
+    await until(lambda: pod.worker.health().queues_waiting >= 200, "more queues wait than two claims take")
+    (warning,) = pod.worker.health().warnings
+    assert "queues with due timers wait for a claim of this pod" in warning
+    assert pod.worker.health().claim_wait_seconds > 0
+    for number in range(20):
+        await fleet.client.create("mail", f"n{number}", delay="10ms")
+    await until(lambda: len(others) == 20, "the others do not wait for the limited ones")
+    assert len(limited) == 0
+    reserving.free.set()
+    await until(lambda: len(limited) == 600, "each of the limited has had its start of the hour")
+    assert reserving.prefixes >= 600
+    assert reserving.trips < 100
+    await until(lambda: pod.worker.health().queues_waiting == 0, "no queue waits")
+    assert pod.worker.health().warnings == []

@@ -296,7 +296,7 @@ class TestNotRun:
         if "paused" in said:
             await fleet.client.pause("note")
         elif limits:
-            await fleet.store.block(fleet.store.shard_of("note", "x"), "note", HOUR_MS)
+            await fleet.store.block(fleet.store.shard_of("note", "x"), {"note": HOUR_MS})
 
         async def told() -> bool:
             """The pod gives a new sign of life each time, so that it counts as alive on a slow machine too."""

@@ -125,8 +125,8 @@ async def test_a_short_block_of_a_queue_does_not_shorten_a_longer_one(
     frozen: Store, clock: time_machine.Traveller
 ) -> None:
     await armed(frozen)
-    await frozen.block(0, PREFIX, 10_000)
-    await frozen.block(0, PREFIX, 1_000)
+    await frozen.block(0, {PREFIX: 10_000})
+    await frozen.block(0, {PREFIX: 1_000})
     clock.shift(5)
     assert (await frozen.touch(0)).due == {}
     clock.shift(6)

@@ -63,8 +63,9 @@ class HealthRoutes:
         state: dict[str, Any] = {
             "redis": trouble or ("full" if is_full else "ok"),
             **self._worker_state(visible),
-            "warnings": [*is_full, *unacknowledged(self._store), *uncovered.warnings(visible)],
         }
+        waits = state.pop("waits", [])
+        state["warnings"] = [*is_full, *unacknowledged(self._store), *uncovered.warnings(visible), *waits]
         troubles = [trouble] if trouble else []
         problems = [*troubles, *state.pop("problems", []), *(["draining"] if self._draining else [])]
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
@@ -99,5 +100,7 @@ class HealthRoutes:
             "notifications": health.notifications,
             "services": services,
             "running": health.running,
+            "queues_waiting": health.queues_waiting,
+            "waits": health.warnings,
             "problems": problems,
         }

@@ -274,14 +274,16 @@ class HealthAnswer(TypedDict):
 
 class ReadyAnswer(TypedDict):
     """The pod is ready. If `redis` is `full`, it takes no new timers, but everything else continues. The parts of a
-    worker appear only for a pod with that role. `warnings` say whether Redis is full, and name shards and prefixes with
-    due timers that no live pod takes."""
+    worker appear only for a pod with that role. `queues_waiting` queues with due timers wait for a claim of this pod.
+    `warnings` say whether Redis is full, whether such a queue waits long, and name shards and prefixes with due timers
+    that no live pod takes."""
 
     ready: bool
     redis: RedisState
     notifications: NotRequired[Hearing]
     services: NotRequired[Annotated[dict[str, str], Field(examples=[{"sweeper": "running"}])]]
     running: NotRequired[Count]
+    queues_waiting: NotRequired[Count]
     warnings: Annotated[list[str], Field(examples=[[]])]
     problems: Annotated[list[str], Field(max_length=0, examples=[[]])]
 

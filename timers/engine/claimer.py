@@ -23,7 +23,8 @@ _log = get_logger("timers.claimer")
 
 
 ROUNDS: Final = 2
-"""Claims in progress at once: while the server works on one, this pod starts the runs of the other."""
+"""Claims in progress at once, and as many of limited queues: while the server works on one, this pod starts the runs of
+the other."""
 
 
 FULL_MS: Final = 500
@@ -43,8 +44,9 @@ class Claimer:
         self._rounds: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Claim while there is work and room for it, until a claim fails."""
-        await side_by_side(self._turn() for _ in range(ROUNDS))
+        """Claim while there is work and room for it, until a claim fails. Queues with limits over the fleet have turns
+        of their own: they take more round trips, for which the others do not wait."""
+        await side_by_side(self._turn(limited=limited) for limited in (False, True) for _ in range(ROUNDS))
 
     @property
     def is_idle(self) -> bool:
@@ -56,13 +58,13 @@ class Claimer:
         claims took is left to its leases."""
         await asyncio.gather(*self._rounds, return_exceptions=True)
 
-    async def _turn(self) -> None:
+    async def _turn(self, *, limited: bool) -> None:
         """Claim in rounds. A round is not cancelled with the service: the timers it claimed on the server must not stay
         leased to nobody."""
         while True:
-            await self._intake.wait()
+            await self._intake.wait(limited=limited)
             await self._runner.room_free(self._asked)
-            claiming = asyncio.create_task(self._round())
+            claiming = asyncio.create_task(self._round(limited=limited))
             self._rounds.add(claiming)
             claiming.add_done_callback(self._ended)
             await asyncio.shield(claiming)
@@ -75,10 +77,13 @@ class Claimer:
         if error is not None and not isinstance(error, Unavailable):
             _log.error("claim failed", exc_info=error)
 
-    async def _round(self) -> None:
-        """Claim as many timers as there is room for. What other rounds have asked for counts as taken."""
-        orphans = self._intake.take_orphans(min(self._runner.room - self._asked, CLAIM_BATCH))
-        wanted = self._intake.take(self._runner.room - self._asked - sum(map(len, orphans.values())))
+    async def _round(self, *, limited: bool) -> None:
+        """Claim as many timers as there is room for. What other rounds have asked for counts as taken. Limited queues
+        may start fewer than they are asked for, so they leave half of the room to the others meanwhile."""
+        room = self._runner.room - self._asked
+        orphans = {} if limited else self._intake.take_orphans(min(room, CLAIM_BATCH))
+        room = (room + 1) // 2 if limited else room - sum(map(len, orphans.values()))
+        wanted = self._intake.take(room, limited=limited)
         asked = sum(map(len, orphans.values())) + sum(some.most for some in wanted)
         self._asked += asked
         try:
@@ -91,79 +96,88 @@ class Claimer:
             self._runner.room_changed()
 
     async def _claim(self, wanted: PlannedClaim) -> None:
-        """Claim from all queues without fleet-wide limits in one call, and from each limited queue in a call of its
-        own."""
-        for ask in wanted.asks:
-            if held_off_ms := self._runner.held_off_ms(ask.prefix):
-                self._intake.mark_after(wanted.shard, ask.prefix, held_off_ms / 1000)
-                if wanted.cause == "sweep":
-                    await self._block(wanted.shard, ask.prefix, held_off_ms)
+        """Claim from all queues in one call, but reserve the starts of those with fleet-wide limits before."""
+        held_off = {ask.prefix: ms for ask in wanted.asks if (ms := self._runner.held_off_ms(ask.prefix))}
+        for prefix, ms in held_off.items():
+            self._intake.mark_after(wanted.shard, prefix, ms / 1000)
+        if wanted.cause == "sweep":
+            await self._block(wanted.shard, held_off)
         limited = [ask for ask in wanted.asks if self._runner.limits_of(ask.prefix).over_fleet]
         free = [ask for ask in wanted.asks if not self._runner.limits_of(ask.prefix).over_fleet]
         most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in free}
         if free:
             with self._asking(most):
-                known_at = {ask.prefix: ask.known_at for ask in free}
-                has_room = any(most.values())
-                claimed = await self._take(wanted.shard, most, wanted.cause, known_at) if has_room else None
+                claimed = await self._take(wanted.shard, most, wanted.cause, free) if any(most.values()) else None
                 for ask in free:
                     is_full = claimed is not None and most[ask.prefix] == ask.most and ask.prefix in claimed.more
                     self._follow_up(wanted, ask, has_more=is_full)
-        for ask in limited:
-            await self._claim_limited(wanted, ask)
+        if limited:
+            await self._claim_limited(wanted, limited)
 
-    async def _claim_limited(self, wanted: PlannedClaim, ask: Ask) -> None:
-        """Reserve permits, claim as many timers, and give unused permits back."""
-        most = min(ask.most, self._room_of(ask.prefix))
-        with self._asking({ask.prefix: most}):
-            reserved = await self._reserve(ask.prefix, self._runner.limits_of(ask.prefix), most)
-            shard, used = await self._shard_of(wanted, reserved), 0
-            if shard in self._pod.shards:
-                used = await self._claim_reserved(shard, wanted.cause, ask, reserved)
-            await self._pod.permits.give_back(reserved, used)
-        if shard is not None and shard not in self._pod.shards:
-            await self._pod.store.block(shard, ask.prefix, 0)  # its pods were told that there is no room
+    async def _claim_limited(self, wanted: PlannedClaim, asks: Sequence[Ask]) -> None:
+        """Reserve starts, claim as many timers, and give unused starts back: a round trip each for all queues."""
+        most = {ask.prefix: min(ask.most, self._room_of(ask.prefix)) for ask in asks}
+        with self._asking(most):
+            reserved = await self._reserve({prefix: (self._runner.limits_of(prefix), n) for prefix, n in most.items()})
+            places = await self._places(wanted.shard, reserved)
+            used = await self._claim_reserved(wanted.cause, asks, reserved, places)
+            await self._pod.permits.give_back_all((each, used[prefix]) for prefix, each in reserved.items())
+        for prefix, shard in places.items():
+            if shard not in self._pod.shards:
+                await self._pod.store.block(shard, {prefix: 0})  # its pods were told that there is no room
+        waits = {ask.prefix: self._after(wanted, ask, most, reserved[ask.prefix], used[ask.prefix]) for ask in asks}
+        await self._block(wanted.shard, waits)
+
+    async def _block(self, shard: int, waits: Mapping[str, int]) -> None:
+        """Every look would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
+        await self._pod.store.block(shard, {prefix: ms for prefix, ms in waits.items() if ms >= FULL_MS})
+
+    async def _places(self, shard: int, reserved: Mapping[str, Reservation]) -> dict[str, int]:
+        """Where to claim from the queues that may start something. A queue that runs one timer at a time has one order
+        over all shards: its earliest timer comes first, whichever shard it is in, and whichever pods take that."""
+        starting = {prefix: each.limits.in_order for prefix, each in reserved.items() if each.count}
+        ordered = await self._pod.permits.next_shards([prefix for prefix, in_order in starting.items() if in_order])
+        places = {prefix: ordered.get(prefix, shard) for prefix in starting}
+        return {prefix: place for prefix, place in places.items() if place is not None}
+
+    async def _claim_reserved(
+        self, cause: str, asks: Sequence[Ask], reserved: Mapping[str, Reservation], places: Mapping[str, int]
+    ) -> Counter[str]:
+        """Claim in one call for each shard and kind of order. Returns how many came from each queue."""
+        together: defaultdict[tuple[int, bool], list[Ask]] = defaultdict(list)
+        for ask in asks:
+            if places.get(ask.prefix) in self._pod.shards:
+                together[places[ask.prefix], reserved[ask.prefix].limits.in_order].append(ask)
+        used: Counter[str] = Counter()
+        for (shard, in_order), some in together.items():
+            most = {ask.prefix: reserved[ask.prefix].count for ask in some}
+            permits = [permit for ask in some for permit in reserved[ask.prefix].permits]
+            claimed = await self._take(shard, most, cause, some, in_order=in_order, permits=permits)
+            used.update(timer.prefix for timer in claimed.timers)
+            used.update(timer.prefix for timer, _ in claimed.unreadable)
+        return used
+
+    def _after(self, wanted: PlannedClaim, ask: Ask, most: Mapping[str, int], reserved: Reservation, used: int) -> int:
+        """Plan what follows a claim from a limited queue. Returns for how many ms nothing of it may start."""
         if used == reserved.count and reserved.wait_ms:
             self._intake.mark_after(wanted.shard, ask.prefix, reserved.wait_ms / 1000)
             self._follow_up(wanted, ask, has_more=False)
-            await self._block(wanted.shard, ask.prefix, reserved.wait_ms)
-        elif most and not reserved.count:
-            self._follow_up(wanted, ask, has_more=False)
-            await self._block(wanted.shard, ask.prefix, FULL_MS)
-        else:
-            self._follow_up(wanted, ask, has_more=0 < used == ask.most)
-
-    async def _block(self, shard: int, prefix: str, block_ms: int) -> None:
-        """Every look would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
-        if block_ms >= FULL_MS:
-            await self._pod.store.block(shard, prefix, block_ms)
-
-    async def _shard_of(self, wanted: PlannedClaim, reserved: Reservation) -> int | None:
-        """Where to claim; None if nothing may start. A queue that runs one timer at a time has one order over all
-        shards: its earliest timer comes first, whichever shard it is in, and whichever pods take that."""
-        if not reserved.count:
-            return None
-        return await self._pod.permits.next_shard(reserved.prefix) if reserved.limits.in_order else wanted.shard
-
-    async def _claim_reserved(self, shard: int, cause: str, ask: Ask, reserved: Reservation) -> int:
-        """Claim, and return how many."""
-        most, known_at, permits = {ask.prefix: reserved.count}, {ask.prefix: ask.known_at}, reserved.permits
-        in_order = reserved.limits.in_order
-        claimed = await self._take(shard, most, cause, known_at, in_order=in_order, permits=permits)
-        return len(claimed.timers) + len(claimed.unreadable)
+            return reserved.wait_ms
+        is_full = most[ask.prefix] > 0 and not reserved.count
+        self._follow_up(wanted, ask, has_more=not is_full and 0 < used == ask.most)
+        return FULL_MS if is_full else 0
 
     async def _take(
         self,
         shard: int,
         most: Mapping[str, int],
         cause: str,
-        known_at: Mapping[str, float | None],
+        asks: Iterable[Ask],
         *,
         in_order: bool = False,
         permits: Sequence[Permit] = (),
     ) -> Claimed:
-        """Claim up to the given number from each queue and start the runs. `known_at` tells for each queue when this
-        pod learned of its due timers."""
+        """Claim up to the given number from each queue and start the runs."""
         asked_at = time.monotonic()
         claimed = await self._pod.store.claim(
             shard,
@@ -176,7 +190,7 @@ class Claimer:
         )
         _tell_quarantined(claimed)
         self._pod.observer.claimed(cause, len(claimed.timers))
-        self._runner.start(shard, claimed, asked_at, permits, known_at)
+        self._runner.start(shard, claimed, asked_at, permits, {ask.prefix: ask.known_at for ask in asks})
         return claimed
 
     async def _rescue(self, shard: int, orphans: Sequence[Identity]) -> None:
@@ -198,10 +212,12 @@ class Claimer:
         with self._asking(Counter(prefix for prefix, _ in (*free, *chain(*limited.values())))):
             if free:
                 await self._take_over(shard, free)
+            concurrency = {prefix: Limits(self._runner.limits_of(prefix).concurrency) for prefix in limited}
+            reserved = await self._reserve({prefix: (concurrency[prefix], len(limited[prefix])) for prefix in limited})
             for prefix, some in limited.items():
-                reserved = await self._reserve(prefix, Limits(self._runner.limits_of(prefix).concurrency), len(some))
-                used = await self._take_over(shard, some[: reserved.count], reserved.permits) if reserved.count else 0
-                await self._pod.permits.give_back(reserved, used)
+                each = reserved[prefix]
+                used = await self._take_over(shard, some[: each.count], each.permits) if each.count else 0
+                await self._pod.permits.give_back(each, used)
 
     async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit] = ()) -> int:
         """Rescue runs, start them, and return how many."""
@@ -218,11 +234,15 @@ class Claimer:
         self._runner.start(shard, rescued, asked_at, permits)
         return len(rescued.timers) + len(rescued.unreadable)
 
-    async def _reserve(self, prefix: str, limits: Limits, most: int) -> Reservation:
+    async def _reserve(self, wanted: Mapping[str, tuple[Limits, int]]) -> dict[str, Reservation]:
         """For a while after Redis was down, reserve nothing: live pods must keep the permits of their runs first."""
-        if most == 0 or self._intake.holds:
-            return Reservation(prefix, limits, 0, round(HOLD_SECONDS * 1000) if most else 0, ())
-        return await self._pod.permits.reserve(prefix, limits, most, pod=self._pod.name, lease_ms=self._pod.lease_ms)
+        hold_ms = round(HOLD_SECONDS * 1000) if self._intake.holds else 0
+        asked = {} if hold_ms else {prefix: (limits, most) for prefix, (limits, most) in wanted.items() if most}
+        reserved = await self._pod.permits.reserve_all(asked, pod=self._pod.name, lease_ms=self._pod.lease_ms)
+        return {
+            prefix: reserved.get(prefix) or Reservation(prefix, limits, 0, hold_ms if most else 0, ())
+            for prefix, (limits, most) in wanted.items()
+        }
 
     def _named(self, prefixes: Iterable[str]) -> dict[str, str]:
         """The processor for each queue, by the prefix it was declared with."""

@@ -5,9 +5,9 @@ A mark costs O(1) however many events there are, so a burst of 100,000 events ma
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Final
 
 from timers.store.store import Identity, Queue
@@ -38,11 +38,12 @@ class _Mark:
     """Take `wanted` timers, or with `drain` everything due, batch after batch. `deep` is set once a full batch has
     proved that there is more: then the mark stays during a claim, so that two claims can run. `touched` numbers the
     marks, so that an answer can tell whether a newer mark was made. `known_at` is the monotonic time at which this pod
-    learned that the queue has due timers."""
+    learned that the queue has due timers, and `since` that from which it has not asked for them."""
 
     wanted: int
     cause: str
     known_at: float
+    since: float
     drain: bool = False
     deep: bool = False
     touched: int = 0
@@ -73,20 +74,41 @@ class PlannedClaim:
         return sum(ask.most for ask in self.asks)
 
 
-class Intake:
-    """The marked queues. A test passes `later` to control time; it defaults to the loop's own `call_later`."""
+@dataclass(slots=True)
+class _Lane:
+    """Marked queues that wait for one another: `new` ones have just become due, `old` ones wait. `something` is set
+    while there is something to take."""
 
-    def __init__(self, later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
-        self._call_later = later
-        self._new: dict[Queue, _Mark] = {}
-        self._old: dict[Queue, _Mark] = {}
+    new: dict[Queue, _Mark] = field(default_factory=dict)
+    old: dict[Queue, _Mark] = field(default_factory=dict)
+    something: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def mark_of(self, queue: Queue) -> _Mark | None:
+        return self.new.get(queue) or self.old.get(queue)
+
+    @property
+    def marks(self) -> Iterator[_Mark]:
+        return chain(self.new.values(), self.old.values())
+
+
+class Intake:
+    """The marked queues. Those with limits over the fleet, as `limited` tells, have a lane of their own. A test passes
+    `later` to control time; it defaults to the loop's own `call_later`."""
+
+    def __init__(
+        self,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
+        *,
+        limited: Callable[[str], bool] = lambda _prefix: False,
+    ) -> None:
+        self._call_later, self._is_limited = later, limited
+        self._free, self._limited = self._lanes = _Lane(), _Lane()
         self._others: dict[Queue, float] = {}
         self._aging: dict[Queue, float] = {}
         self._orphans: dict[Identity, int] = {}
         self._held: dict[Identity, int] = {}
         self._holds = 0
         self._waiting: set[Queue] = set()
-        self._something = asyncio.Event()
         self._timer_set = False
         self._touches = 0
 
@@ -105,8 +127,9 @@ class Intake:
             is_old = time.monotonic() - mark.known_at > BUSY_SECONDS
             mark.cause = "sweep-busy" if is_old and cause == "sweep" else cause
         mark.drain, mark.deep = True, mark.deep or deep
-        if self._new.pop((shard, prefix), None):
-            self._old[shard, prefix] = mark
+        lane = self._lane(prefix)
+        if lane.new.pop((shard, prefix), None):
+            lane.old[shard, prefix] = mark
 
     def mark_later(self, shard: int, prefix: str) -> None:
         """An event that hashes to another pod: look a little later, once for all such events."""
@@ -127,7 +150,7 @@ class Intake:
             self._held[identity] = shard
         else:
             self._orphans[identity] = shard
-            self._something.set()
+            self._free.something.set()
 
     def hold_orphans(self) -> None:
         """Redis was down. In an outage longer than the lease, all leases expire. Live pods must write their ends and
@@ -141,24 +164,31 @@ class Intake:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
-        return not self._something.is_set()
+        return not any(lane.something.is_set() for lane in self._lanes)
+
+    def waiting(self) -> tuple[int, float]:
+        """How many queues this pod has not yet asked for their due timers, and for how many seconds the first of them
+        has waited."""
+        since = [mark.since for lane in self._lanes for mark in lane.marks]
+        return len(since), time.monotonic() - min(since) if since else 0.0
 
     @property
     def holds(self) -> bool:
         """True for a while after Redis was down: expired leases and permits prove nothing then."""
         return self._holds > 0
 
-    async def wait(self) -> None:
-        """Wait until there is something to take."""
-        await self._something.wait()
+    async def wait(self, *, limited: bool = False) -> None:
+        """Wait until there is something to take from the lane of the limited queues, or of the others."""
+        await self._lanes[limited].something.wait()
 
-    def take(self, room: int) -> list[PlannedClaim]:
+    def take(self, room: int, *, limited: bool = False) -> list[PlannedClaim]:
         """Return claims for at most `room` timers in all, each for one shard. The queues of a claim share its batch.
         What is asked for leaves the marks; the rest goes to the back, so that on a full pod every queue gets its
         turn."""
+        lane = self._lanes[limited]
         claims: dict[tuple[int, str], list[str]] = {}
-        for shard, prefix in self._next_queue():
-            claims.setdefault((shard, self._mark_of((shard, prefix)).cause), []).append(prefix)
+        for (shard, prefix), mark in _next_queues(lane):
+            claims.setdefault((shard, mark.cause), []).append(prefix)
         wanted: list[PlannedClaim] = []
         for (shard, cause), prefixes in claims.items():
             share = max(CLAIM_BATCH // len(prefixes), 1)
@@ -166,32 +196,11 @@ class Intake:
             for prefix in prefixes:
                 if room <= 0:
                     break
-                asks.append(self._ask((shard, prefix), min(share, room)))
+                asks.append(_ask(lane, (shard, prefix), min(share, room)))
                 room -= asks[-1].most
             wanted += [PlannedClaim(shard, asks, cause)] if asks else []
         self._update_flag()
         return wanted
-
-    def _next_queue(self) -> list[Queue]:
-        """From queues that have just become due, take the newest, which can still be on time; from waiting queues, the
-        oldest. A new queue that is not taken for a while is found by a sweep and then waits with the others."""
-        most_new = max(CLAIM_QUEUES // 2, CLAIM_QUEUES - len(self._old))
-        new = list(islice(reversed(self._new), most_new))
-        return [*reversed(new), *islice(self._old, CLAIM_QUEUES - len(new))]
-
-    def _ask(self, queue: Queue, most: int) -> Ask:
-        """Take a mark off, or the part of it that is asked for; the rest stays."""
-        mark = self._mark_of(queue)
-        most = most if mark.drain else min(most, mark.wanted)
-        mark.wanted = max(mark.wanted - most, 0)
-        self._new.pop(queue, None)
-        self._old.pop(queue, None)
-        if mark.deep or (not mark.drain and mark.wanted > 0):
-            self._old[queue] = mark
-        return Ask(queue[1], most, mark.touched, None if mark.cause in ("room", "rate") else mark.known_at)
-
-    def _mark_of(self, queue: Queue) -> _Mark:
-        return self._new.get(queue) or self._old[queue]
 
     def take_orphans(self, room: int) -> dict[int, list[Identity]]:
         """Orphans to rescue by shard, at most `room`."""
@@ -204,21 +213,26 @@ class Intake:
     def emptied(self, shard: int, ask: Ask) -> None:
         """A claim found less than it asked for, so whatever was marked before it was sent has been taken, here or
         elsewhere. Newer marks stay: their timers may have become due after the script ran."""
-        for marks in (self._new, self._old):
+        lane = self._lane(ask.prefix)
+        for marks in (lane.new, lane.old):
             mark = marks.get((shard, ask.prefix))
             if mark is not None and mark.touched == ask.touched:
                 del marks[shard, ask.prefix]
                 self._update_flag()
 
     def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> _Mark:
-        queue = shard, prefix
-        mark = self._new.get(queue) or self._old.get(queue)
+        queue, lane = (shard, prefix), self._lane(prefix)
+        mark = lane.mark_of(queue)
         if mark is None:
-            mark = self._new[queue] = _Mark(0, cause, time.monotonic() if known_at is None else known_at)
+            now = time.monotonic()
+            mark = lane.new[queue] = _Mark(0, cause, now if known_at is None else known_at, now)
         self._touches += 1
         mark.touched = self._touches
-        self._something.set()
+        lane.something.set()
         return mark
+
+    def _lane(self, prefix: str) -> _Lane:
+        return self._limited if self._is_limited(prefix) else self._free
 
     def _waited(self, shard: int, prefix: str) -> None:
         self._waiting.discard((shard, prefix))
@@ -229,15 +243,16 @@ class Intake:
         if self._holds == 0 and self._held:
             self._orphans |= self._held
             self._held.clear()
-            self._something.set()
+            self._free.something.set()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         later = self._call_later or asyncio.get_running_loop().call_later
         later(seconds, call)
 
     def _update_flag(self) -> None:
-        if not self._new and not self._old and not self._orphans:
-            self._something.clear()
+        for lane in self._lanes:
+            if not lane.new and not lane.old and not (lane is self._free and self._orphans):
+                lane.something.clear()
 
     def _set_timer(self) -> None:
         self._timer_set = True
@@ -251,3 +266,22 @@ class Intake:
         self._timer_set = False
         if self._aging:
             self._set_timer()
+
+
+def _next_queues(lane: _Lane) -> list[tuple[Queue, _Mark]]:
+    """From queues that have just become due, take the newest, which can still be on time; from waiting queues, the
+    oldest. A new queue that is not taken for a while is found by a sweep and then waits with the others."""
+    most_new = max(CLAIM_QUEUES // 2, CLAIM_QUEUES - len(lane.old))
+    new = list(islice(reversed(lane.new.items()), most_new))
+    return [*reversed(new), *islice(lane.old.items(), CLAIM_QUEUES - len(new))]
+
+
+def _ask(lane: _Lane, queue: Queue, most: int) -> Ask:
+    """Take a mark off, or the part of it that is asked for; the rest stays."""
+    mark = lane.new.pop(queue, None) or lane.old.pop(queue)
+    most = most if mark.drain else min(most, mark.wanted)
+    mark.wanted = max(mark.wanted - most, 0)
+    mark.since = time.monotonic()
+    if mark.deep or (not mark.drain and mark.wanted > 0):
+        lane.old[queue] = mark
+    return Ask(queue[1], most, mark.touched, None if mark.cause in ("room", "rate") else mark.known_at)

@@ -4,11 +4,10 @@ import asyncio
 import inspect
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, repeat
 from random import Random
 from typing import Any, Final
 
@@ -129,23 +128,27 @@ class Runner:
         permits: Sequence[Permit] = (),
         known_at: Mapping[str, float | None] = {},
     ) -> None:
-        """Run claimed timers, the first with the first permit. `asked_at` is the monotonic time at which the claim was
-        sent; from then on the leases are certain for their length. If the answer was read later than that, the runs are
-        held until their leases have been extended. `known_at` tells for each queue when this pod learned of its due
-        timers."""
-        permit = chain(permits, repeat(None))
+        """Run claimed timers, each with a permit of its prefix if there are any. `asked_at` is the monotonic time at
+        which the claim was sent; from then on the leases are certain for their length. If the answer was read later
+        than that, the runs are held until their leases have been extended. `known_at` tells for each queue when this
+        pod learned of its due timers."""
+        of_prefix: defaultdict[str, deque[Permit]] = defaultdict(deque)
+        for permit in permits:
+            of_prefix[permit[0]].append(permit)
         lease_until = asked_at + self._lease_seconds
         for timer in claimed.timers:
-            run = self._begin(shard, timer, lease_until, next(permit))
+            run = self._begin(shard, timer, lease_until, of_prefix)
             run.known_at = known_at.get(timer.prefix)
             self._starting.append(run)
         for timer, reason in claimed.unreadable:
-            run = self._begin(shard, timer, lease_until, next(permit))
+            run = self._begin(shard, timer, lease_until, of_prefix)
             self._end(run, Failed("CorruptRecord", reason, final=True))
         if self._starting:
             asyncio.get_running_loop().call_soon(self._start_some)
 
-    def _begin(self, shard: int, timer: Timer, lease_until: float, permit: Permit | None) -> Run:
+    def _begin(self, shard: int, timer: Timer, lease_until: float, permits: Mapping[str, deque[Permit]]) -> Run:
+        own = permits.get(timer.prefix)
+        permit = own.popleft() if own else None
         run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until, permit)
         self._runs.add(run)
         self._executing += 1

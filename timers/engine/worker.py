@@ -48,6 +48,9 @@ NOTICE_SHARE: Final = 20
 """Pods take leases shorter by this part of `lease_ms`, in which another pod notices the end of one and starts the
 run."""
 
+LONG_WAIT_SECONDS: Final = 1.0
+"""A queue that waits this long for a claim is told of: the pod has no room, or too much to claim."""
+
 _FINE: Final = ("running", "waiting")
 """States of services that leave a pod ready. A full server takes no new timers, but everything else continues."""
 
@@ -92,7 +95,8 @@ class WorkerOptions:
 @dataclass(frozen=True, slots=True)
 class PodHealth:
     """The state of a pod. `lag_seconds` is how long the newest canary's event took. `abandoned` counts plain functions
-    that keep running in their threads after their runs ended. `problems` says why the pod is not ready."""
+    that keep running in their threads after their runs ended. `problems` says why the pod is not ready.
+    `queues_waiting` queues with due timers wait for a claim of this pod, the first for `claim_wait_seconds`."""
 
     ready: bool
     notifications: str
@@ -101,6 +105,16 @@ class PodHealth:
     running: int
     abandoned: int
     problems: tuple[str, ...]
+    queues_waiting: int = 0
+    claim_wait_seconds: float = 0.0
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence if queues with due timers wait long for this pod to ask for them."""
+        if self.claim_wait_seconds < LONG_WAIT_SECONDS:
+            return []
+        first = f"the first for {self.claim_wait_seconds:.1f} s"
+        return [f"{self.queues_waiting} queues with due timers wait for a claim of this pod, {first}"]
 
 
 class Worker:
@@ -134,7 +148,7 @@ class Worker:
         self._canary = Canary(
             store, options.pod, every_seconds=options.canary_every_seconds, deaf_seconds=options.deaf_seconds
         )
-        self.intake = Intake()
+        self.intake = Intake(limited=registry.limits_fleet)
         self._build_ending(timers)
         self._build_taking()
 
@@ -296,6 +310,7 @@ class Worker:
             )
         if self._draining:
             problems.append("draining")
+        waiting, wait_seconds = self.intake.waiting()
         return PodHealth(
             ready=not problems,
             notifications=self._canary.hearing,
@@ -304,6 +319,8 @@ class Worker:
             running=self.runner.executing,
             abandoned=self.runner.abandoned,
             problems=tuple(problems),
+            queues_waiting=waiting,
+            claim_wait_seconds=wait_seconds,
         )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:

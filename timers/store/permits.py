@@ -6,10 +6,10 @@ extends the permits of its runs like their leases, and releases them once their 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from timers.processor import Limits
 from timers.store import keys
@@ -45,18 +45,37 @@ class Permits:
 
     async def reserve(self, prefix: str, limits: Limits, most: int, *, pod: str, lease_ms: int) -> Reservation:
         """Reserve as many starts as the limits allow, at most `most`."""
-        interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
-        arguments: list[Argument] = [pod, lease_ms, limits.concurrency or 0, interval_us, burst, most]
-        count, wait_ms, names = await self._store.run_at(keys.limits_root(prefix), "reserve", arguments)
-        return Reservation(prefix, limits, count, wait_ms, tuple((prefix, name.decode()) for name in names))
+        return (await self.reserve_all({prefix: (limits, most)}, pod=pod, lease_ms=lease_ms))[prefix]
+
+    async def reserve_all(
+        self, wanted: Mapping[str, tuple[Limits, int]], *, pod: str, lease_ms: int
+    ) -> dict[str, Reservation]:
+        """As `reserve`, for many prefixes in one round trip."""
+        calls: list[ScriptCall] = []
+        for prefix, (limits, most) in wanted.items():
+            interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
+            arguments: list[Argument] = [pod, lease_ms, limits.concurrency or 0, interval_us, burst, most]
+            calls.append(ScriptCall("reserve", keys.limits_root(prefix), arguments))
+        return {
+            prefix: Reservation(prefix, limits, count, wait_ms, tuple((prefix, name.decode()) for name in names))
+            for (prefix, (limits, _)), (_, count, wait_ms, names) in zip(
+                wanted.items(), await self._store.run_all(calls), strict=True
+            )
+        }
 
     async def give_back(self, reserved: Reservation, used: int) -> None:
         """Give back what is left of a reservation after `used` starts."""
-        unused = reserved.count - used
-        if unused:
-            off_us = reserved.limits.rate.interval_us * unused if reserved.limits.rate else 0
-            names = [name for _, name in reserved.permits[used:]]
-            await self._store.run_at(keys.limits_root(reserved.prefix), "release", [off_us, *names])
+        await self.give_back_all([(reserved, used)])
+
+    async def give_back_all(self, ended: Iterable[tuple[Reservation, int]]) -> None:
+        """As `give_back`, for many reservations in one round trip."""
+        calls: list[ScriptCall] = []
+        for reserved, used in ended:
+            if unused := reserved.count - used:
+                off_us = reserved.limits.rate.interval_us * unused if reserved.limits.rate else 0
+                names = [name for _, name in reserved.permits[used:]]
+                calls.append(ScriptCall("release", keys.limits_root(reserved.prefix), [off_us, *names]))
+        await self._store.run_all(calls)
 
     async def release(self, permits: Iterable[Permit]) -> None:
         """Release the permits of runs that have ended. A `keep` that began before they ended would bring them back, so
@@ -79,14 +98,24 @@ class Permits:
     async def next_shard(self, prefix: str) -> int | None:
         """For the holder of a prefix's only permit: the shard with its earliest timer. None if there is none, or if one
         still runs: its pod is dead or stalled, and it must be rescued first."""
+        return (await self.next_shards([prefix]))[prefix]
+
+    async def next_shards(self, prefixes: Sequence[str]) -> dict[str, int | None]:
+        """As `next_shard`, for many prefixes in one round trip."""
+        shards = range(self._store.shards)
         async with self._store.connections.commands.pipeline(transaction=False) as asked:
-            for root in map(keys.root, range(self._store.shards)):
-                asked.hget(f"{root}counts", f"r {prefix}")
-                asked.zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
-            answers = await read(asked, None, [])
-        running, heads = answers[::2], answers[1::2]
-        due = [(head[0][1], shard) for shard, head in enumerate(heads) if head]
-        return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n in running) else None
+            for prefix in prefixes:
+                for root in map(keys.root, shards):
+                    asked.hget(f"{root}counts", f"r {prefix}")
+                    asked.zrange(f"{root}due:{prefix}", 0, 0, withscores=True)
+            answers = iter(await read(asked, None, []) if prefixes else ())
+        return {prefix: _first([(next(answers), next(answers)) for _ in shards]) for prefix in prefixes}
+
+
+def _first(found: Sequence[tuple[Any, Any]]) -> int | None:
+    """The shard with the earliest timer of a queue, from how many run and the first due timer of each shard."""
+    due = [(head[0][1], shard) for shard, (_, head) in enumerate(found) if head]
+    return min(due)[1] if due and not any(n and n.isdigit() and int(n) for n, _ in found) else None
 
 
 def _calls(script: str, permits: Iterable[Permit], number: int) -> Iterator[ScriptCall]:

@@ -263,10 +263,10 @@ class Store:
         left = {prefix.decode() for prefix in set(more).difference(denied[::2])}
         return replace(self._claimed(claimed, bad, pod, lease_ms), more=left)
 
-    async def block(self, shard: int, prefix: str, block_ms: int) -> None:
-        """Start nothing of a queue for this long. Nobody looks at it meanwhile. 0 lets it go on, and its shard's pods
-        look at once."""
-        await self.run("block", shard, [prefix, block_ms])
+    async def block(self, shard: int, block_ms: Mapping[str, int]) -> None:
+        """Start nothing of these queues for so long. Nobody looks at them meanwhile. 0 lets a queue go on, and its
+        shard's pods look at once."""
+        await self.run_all([scripts.ScriptCall("block", keys.root(shard), [*each]) for each in block_ms.items()])
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
         """Pause a queue in all shards, or resume it. True if that changed anything."""

@@ -66,7 +66,7 @@ class Engine:
         self._is_open = False
         self._settler = Settler(pod, runs, retention_ms=FOR_EVER_MS, written=self._written)
         self._runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=CONCURRENCY, later=later)
-        self._intake = Intake(later)
+        self._intake = Intake(later, limited=pod.registry.limits_fleet)
         self._claimer = Claimer(pod, self._intake, self._runner)
         self._services = Supervisor([self._claimer, self._settler])
 
