@@ -126,6 +126,14 @@ def _take_records(found: Content, name: str, records: dict[bytes, bytes]) -> Non
         found.records[f"{root}{prefix}:{timer_id}"] = Record.of(decode(prefix, timer_id, raw))
 
 
+def _take_retrying(found: Content, name: str, scored: list[tuple[bytes, float]]) -> None:
+    """The index of a prefix, or the number of members in each."""
+    if name.endswith(":retrying"):
+        found.counts.update({f"{name} {prefix.decode()}": int(n) for prefix, n in scored})
+    else:
+        _take_members(found, name, [member for member, _ in scored])
+
+
 def _take_lease(found: Content, name: str, held: bytes) -> None:
     found.holders[name] = held.decode().partition(" ")[0]
 
@@ -146,6 +154,7 @@ _READERS: Final = {
     "leases": _SORTED,
     "bare": _SORTED,
     "finished": _SORTED,
+    "retrying": _Reader(lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True), _take_retrying),
     "lease": _Reader(lambda pipeline, name: pipeline.get(name), _take_lease),
 }
 _TRIGGERS: Final = _Reader(lambda pipeline, name: pipeline.pttl(name), _take_trigger)
@@ -188,6 +197,9 @@ def _expect(wanted: Content, root: str, identity: Identity, life: Life, now_ms: 
         wanted.add(f"{root}finished:{letter}:{prefix}", identity[1])
     elif life.due_ms > now_ms + FAR_MS:
         wanted.triggers.add(f"{prefix}:{root[7:-1]}:{identity[1]}")
+    if life.status is Status.SCHEDULED and life.failures:
+        wanted.counts[f"{root}retrying {prefix}"] += 1
+        wanted.add(f"{root}retrying:{prefix}", identity[1])
 
 
 def _expect_queues(wanted: Content, lives: Mapping[Identity, Life], store: Store) -> None:
