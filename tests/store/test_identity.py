@@ -317,3 +317,17 @@ async def test_a_db_made_by_an_older_version_learns_its_number_from_the_next_pod
     await store.connections.commands.hset(META, mapping=old)
     await other(store).identity.join()
     assert await meta(store) == {**old, "founded": "e 4"}
+
+
+async def test_a_shard_with_many_prefixes_is_counted_a_part_at_each_mark(real: Store) -> None:
+    redis: Any = real.connections.commands
+    await real.arm([arming(str(n), prefix=f"p{n}", due="+3600000") for n in range(1500)])
+    looked, marks = 0, 0
+    while marks == 0 or real.identity.marks[0].timers == 0:
+        await redis.config_resetstat()
+        await real.identity.mark([0])
+        stats = await redis.info("commandstats")
+        assert "cmdstat_hgetall" not in stats or stats["cmdstat_hgetall"]["calls"] == 1  # of the meta
+        looked, marks = looked + stats["cmdstat_hscan"]["calls"], marks + 1
+    assert real.identity.marks[0].timers == 1500
+    assert looked == marks >= 5

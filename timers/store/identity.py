@@ -28,9 +28,9 @@ DEFAULT_SHARDS: Final = 1
 SILENT_SECONDS: Final = 4
 """A pod whose last sign of life is older than this counts as gone."""
 
-COUNTS_A_SECOND: Final = 200
-"""Counts (each of a prefix and status) to add up for a shard's number of timers. A shard with many is counted less
-often."""
+COUNTED: Final = 200
+"""Counts (each of a prefix and status) that a mark adds up for a shard's number of timers. The next mark goes on there,
+so the number of a shard with many is older."""
 
 _LOSS: Final = re.compile(r"loss:(?:shard:(\d+)|db:\w+) (\d+) (\d+) (\d+)")
 
@@ -96,7 +96,8 @@ class DbIdentity:
         """A sentence about a number of shards that a stranger has written and nobody has acknowledged."""
         self.marks: dict[int, Mark] = {}
         self._seen_ms = 0
-        self._count_at: dict[int, float] = {}
+        self._counted: dict[int, tuple[str, int]] = {}
+        """Where the next mark goes on counting a shard, and how many timers it has so far."""
 
     async def look(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
@@ -164,6 +165,7 @@ class DbIdentity:
         meta = await self._change("renew", *known, str(timers))
         if meta is None or meta.epoch != self.epoch:
             self.marks.clear()
+            self._counted.clear()
         self._take(meta)
 
     def learn(self, epoch: str, marks: Mapping[int, Mark]) -> None:
@@ -175,8 +177,8 @@ class DbIdentity:
     async def mark(self, shards: Sequence[int]) -> None:
         """Check whether it is still the same db, renew the epoch if it is gone, mark the progress of these shards, and
         find those that went back in time: normally one round trip. Raises as `renew`."""
-        epoch, began = self.epoch, time.monotonic()
-        calls = [scripts.ScriptCall("mark", keys.root(shard), self._to_mark(shard, began)) for shard in shards]
+        epoch = self.epoch
+        calls = [scripts.ScriptCall("mark", keys.root(shard), self._to_mark(shard)) for shard in shards]
         try:
             *marked, found = await scripts.run_all(self._redis, [*calls, self._to_do("look")])
             meta = _meta(found)
@@ -190,17 +192,18 @@ class DbIdentity:
         if meta is not None and meta.wrong and epoch == self.epoch:
             self._take(await self._change("mend"))
         if epoch == self.epoch:  # an emptied db has no marks either, but that is another kind of loss
-            await self._take_marks(dict(zip(shards, marked, strict=True)), began)
+            await self._take_marks(dict(zip(shards, marked, strict=True)))
 
-    async def _take_marks(self, marked: Mapping[int, Sequence[Any]], began: float) -> None:
+    async def _take_marks(self, marked: Mapping[int, Sequence[Any]]) -> None:
         """Remember the marks that were made; report the shards in which the newest known one is missing."""
         lost: list[str] = []
-        for shard, (_, made, behind, timers, counts) in marked.items():
+        for shard, (_, made, behind, timers, reached) in marked.items():
             known = self.marks.get(shard, Mark(0, 0))
-            if timers >= 0:
-                self._count_at[shard] = began + counts / COUNTS_A_SECOND
+            so_far = self._counted.pop(shard, ("0", 0))[1] + timers
+            if made and reached != b"0":
+                self._counted[shard] = reached.decode(), so_far
             if made:
-                self.marks[shard] = Mark(int(made), timers if timers >= 0 else known.timers)
+                self.marks[shard] = Mark(int(made), so_far if reached == b"0" else known.timers)
             else:
                 lost += (str(shard), behind.decode(), str(known.ms), str(known.timers))
         if lost:
@@ -208,9 +211,9 @@ class DbIdentity:
             for shard in map(int, lost[::4]):
                 del self.marks[shard]
 
-    def _to_mark(self, shard: int, now: float) -> list[str]:
-        counts = "count" if now >= self._count_at.get(shard, 0) else ""
-        return [self._wake, str(self.marks[shard].ms if shard in self.marks else 0), counts]
+    def _to_mark(self, shard: int) -> list[str]:
+        cursor, _ = self._counted.get(shard, ("0", 0))
+        return [self._wake, str(self.marks[shard].ms if shard in self.marks else 0), str(COUNTED), cursor]
 
     async def acknowledge(self) -> Sequence[Loss]:
         """Stop reporting the losses: somebody knows of them now. Returns them."""
