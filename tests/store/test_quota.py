@@ -4,11 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.members import declare
 from tests.servers import Kind, start_kind
+from tests.store.acts import arming
 from tests.waiting import patient
 from timers.client import TimerClient, open_store
 from timers.client.actions import BulkAction
@@ -17,7 +19,7 @@ from timers.core.spec import NewTimer
 from timers.errors import NotFound, TooManyPending
 from timers.store import keys
 from timers.store.connect import connect
-from timers.store.quotas import Quota
+from timers.store.quotas import Quota, Quotas
 from timers.store.store import Store
 
 
@@ -158,3 +160,18 @@ async def test_a_bound_on_prefixes_holds_without_one_on_timers(store: Store) -> 
     assert await codes(client, quota, *news) == ["created", "created", "TooManyPending"]
     await client.cancel("p0", "1")
     assert (await client.retry("p0", "1", quota=quota)).status is Status.SCHEDULED
+
+
+async def test_a_quota_over_names_looks_at_no_other_prefix(real: Store) -> None:
+    redis: Any = real.connections.commands
+    quota = Quota(1, ("acme",), 1)
+    others = {f"s p{number}": 1 for number in range(1000)}
+    await redis.hset("timers:{0}:counts", mapping=others)
+    await redis.config_resetstat()
+    for code in ("created", "full"):
+        (reply,) = await Quotas(real).arm([arming(code, prefix="acme", due="+3600000")], quota, edit_lock_ms=0)
+        assert reply.code == code
+    stats = await redis.info("commandstats")
+    await redis.hdel("timers:{0}:counts", *others)
+    assert "cmdstat_hscan" not in stats
+    assert stats["cmdstat_hmget"]["calls"] == 2

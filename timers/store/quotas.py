@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from timers.store import keys
+from timers.store import codec, keys
+from timers.store.queries import Queries
 from timers.store.scripts import Argument, reachable
 from timers.store.store import Arming, Reply, Store
 
@@ -25,7 +26,8 @@ LOOK_SECONDS: Final = 0.01
 ROUNDS: Final = 5
 """Rounds of a batch: a timer without a place in its shard may get one that another shard did not use."""
 
-COUNT_BATCH: Final = 10_000
+COUNT_BATCH: Final = 500
+"""Counts that one command looks at for those of a pattern: less than a millisecond of the server's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,11 @@ class Quotas:
     async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
         """How many timers are scheduled or run under the quota's prefixes, and which prefixes have timers at all."""
         found: dict[tuple[int, bytes], int] = {}
-        cursors = {(shard, pattern): 0 for shard in range(self._store.shards) for pattern in quota.prefixes}
+        patterns = [name for name in quota.prefixes if name.endswith("*")]
+        for prefix in quota.prefixes:  # a name is looked up, however many other prefixes there are
+            if prefix not in patterns:
+                found |= await self._counted_of(prefix)
+        cursors = {(shard, pattern): 0 for shard in range(self._store.shards) for pattern in patterns}
         while cursors:
             with reachable():
                 async with self._redis.pipeline(transaction=False) as asked:
@@ -112,6 +118,13 @@ class Quotas:
             cursors = {source: cursor for source, cursor in cursors.items() if cursor}
         scheduled = sum(n for (_, field), n in found.items() if field.startswith((b"s ", b"r ")))
         return scheduled, {field[2:].decode() for (_, field), n in found.items() if n}
+
+    async def _counted_of(self, prefix: str) -> dict[tuple[int, bytes], int]:
+        """The counts of one prefix by shard."""
+        return {
+            (shard, f"{codec.LETTERS[status]} {prefix}".encode()): n
+            async for shard, _, status, n in Queries(self._store).counted(prefix)
+        }
 
 
 _NO_PLACE: Final = Reply("full", None)
