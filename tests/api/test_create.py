@@ -35,7 +35,7 @@ async def test_an_answer_has_every_field_of_a_timer(api: Api) -> None:
     assert list(reply.body) == [
         *("prefix", "id", "status", "due_at", "payload", "repeat", "retry", "missed", "timeout", "tags", "metadata"),
         *("version", "token", "attempt", "failures", "occurrence", "created_at", "updated_at", "lease", "last_error"),
-        "history",
+        *("result", "history"),
     ]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", reply.body["due_at"])
     assert [entry["note"] for entry in reply.body["history"]] == ["created"]
