@@ -16,7 +16,7 @@ from timers.access import read_entries
 from timers.core.durations import parse_ms
 from timers.core.fields import check_prefix, owner
 from timers.core.hooks import Hook
-from timers.errors import ConfigurationError, shown
+from timers.errors import ConfigurationError
 
 MAX_SHARDS: Final = 1024
 REDIS_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
@@ -251,9 +251,9 @@ def _text_in(name: str, path: str) -> str:
         text = Path(path).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigurationError(f"{name}: {shown(path)} cannot be read: {reason}") from None
+        raise ConfigurationError(f"{name}: {path!r} cannot be read: {reason}") from None
     if not text:
-        raise ConfigurationError(f"{name}: {shown(path)} is empty")
+        raise ConfigurationError(f"{name}: {path!r} is empty")
     return text
 
 
