@@ -77,6 +77,10 @@ class LifeMachine(CallerVerbs, PodVerbs, BareVerbs):
     @initialize()
     def live_a_little(self) -> None:
         """Start with some timers of every kind, so that each verb finds something to act on."""
+        for _ in range(2):  # the second time, the timer of the key runs
+            self.heard[IDENTITIES[-1]] += 1
+            self.announce_heard(IDENTITIES[-1], 0)
+            self.claim_of_all_shards("a", "push", 1, None)
         self.arm_all([Arming(prefix, timer_id, f"@{self.at(-3000)}", {}) for prefix, timer_id in IDENTITIES[2:]])
         self.claim_of_all_shards("a", "push", 4, None)
         self.claim_of_all_shards("b", "mail", 1, None)

@@ -48,7 +48,7 @@ class BareVerbs(World):
             self.do(self.redis.pexpire(":".join(identity), 1))
             self._until_gone(identity)
             if told:
-                self._announce(identity, 0)
+                self.announce_heard(identity, 0)
 
     def _some_bare(self, which: int) -> Identity | None:
         there = sorted(self.oracle.bare)
@@ -92,9 +92,9 @@ class BareVerbs(World):
         some = (running or IDENTITIES) if forged else sorted(self.heard)
         for identity in some[which % len(some) :][:1] * 2 if some else ():
             self.heard[identity] += forged
-            self._announce(identity, late)
+            self.announce_heard(identity, late)
 
-    def _announce(self, identity: Identity, late: int) -> None:
+    def announce_heard(self, identity: Identity, late: int) -> None:
         heard = self.heard[identity] - late
         if heard <= 0:
             return
