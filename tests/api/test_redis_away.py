@@ -21,13 +21,12 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.operating import OperatingRoutes
 from timers.api.server import ApiServer, application
-from timers.core.model import Timer
 from timers.embedded import EmbeddedServer, Family
 from timers.errors import Unavailable
 from timers.metrics import Metrics
 from timers.processor import processor
 from timers.store.callers import Callers
-from timers.store.store import Store
+from timers.store.store import Reply, Store
 
 HEADERS, KEY = new_key()
 TIMER = {"prefix": "test", "id": "one", "delay": "1h", "payload": 1}
@@ -214,14 +213,14 @@ async def test_an_action_that_broke_off_says_that_it_may_have_taken_effect(api: 
     ids = iter(("a", "b"))
     for timer_id in ids:
         await api.create(timer_id)
-    cancel = api.client.cancel
+    cancel = api.store.cancel
 
-    async def once(prefix: str, id: str, **given: Any) -> Timer:
+    async def once(prefix: str, id: str, **given: Any) -> Reply:
         if id == "b":
             raise Unavailable("Redis cannot do this now", nothing_done=True)
         return await cancel(prefix, id, **given)
 
-    with patch.object(api.client, "cancel", once):
+    with patch.object(api.store, "cancel", once):
         bulk = {"action": "cancel", "filter": {"prefix": "test"}}
         refused = (await api.call("POST", "/v1/timers/actions", bulk)).problem(503, "redis-unavailable")
     assert "the call may have taken effect" in refused["detail"]

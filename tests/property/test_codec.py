@@ -51,7 +51,7 @@ NOTES = TEXTS.map(clean_text)
 CHANGES = st.builds(
     HistoryEntry,
     at_ms=TIMES,
-    status=st.sampled_from(Status),
+    status=st.sampled_from(list(codec.STATUSES.values())),
     attempt=NUMBERS,
     pod=PODS,
     cause=st.sampled_from(sorted(ENGLISH)),
@@ -90,7 +90,7 @@ def _line(entry: HistoryEntry) -> str:
 
 
 @given(
-    status=st.sampled_from(Status),
+    status=st.sampled_from(list(codec.STATUSES.values())),
     numbers=st.tuples(TIMES, *[NUMBERS] * 5, TIMES),
     spec=WISHES,
     progress=PROGRESS | st.just(NO_PROGRESS),
