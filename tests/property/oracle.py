@@ -57,6 +57,11 @@ class Life:
         said = [note for *_, note in self.shown if note == "replaced" or "its bare key" in note]
         return bool(said) and said[-1] != "replaced"
 
+    @property
+    def is_retrying(self) -> bool:
+        """Whether it waits for its next try after a failed one."""
+        return self.status is Status.SCHEDULED and self.failures > 0
+
 
 class Oracle:
     """All timers of a db, and the bare keys that clients have set."""

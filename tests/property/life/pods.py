@@ -232,7 +232,8 @@ class PodVerbs(World):
         wanted = {
             identity: life.status
             for identity, life in self.oracle.lives.items()
-            if prefix in (None, identity[0]) and status in (None, life.status)
+            if prefix in (None, identity[0])
+            and (life.is_retrying if status is Status.RETRYING else status in (None, life.status))
         }
         assert {(timer.prefix, timer.id): timer.status for timer in listed} == wanted
         assert len(listed) == len(wanted)
