@@ -8,8 +8,10 @@ import pytest
 
 from tests.engine.fleet import Calls, Fleet, until
 from tests.hooks.test_hooks import all_calls_made, pod_of, told
+from tests.unit.samples import a_timer
 from tests.waiting import DEADLINE_SECONDS
 from tests.webhooks.receivers import hang, receiving, settings, speaking
+from timers.core.hooks import CHANGES_LIMIT, ids_of_calls
 from timers.core.model import Timer
 
 SECRET = "ada@example.org"
@@ -80,3 +82,10 @@ async def test_a_call_that_runs_during_a_purge_is_named_and_has_the_timers_tags(
         (call,) = await calls_of(fleet)
         assert f"timer note:a is removed, but not the call {call.key}" in counts.examples["running"][0]["detail"]
         assert (await fleet.client.list(prefix="timers.*", tag="ada")).items[0].key == call.key
+
+
+def test_a_purge_looks_for_a_bounded_number_of_calls_of_a_timer_that_changed_millions_of_times() -> None:
+    ids = ids_of_calls(a_timer(version=5_000_000))
+    assert len(set(ids)) == CHANGES_LIMIT
+    assert ids[1] == ids_of_calls(a_timer(version=4_999_999))[0]
+    assert len(ids_of_calls(a_timer(version=3))) == 3

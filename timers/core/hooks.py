@@ -29,6 +29,8 @@ _BY_CAUSE: Final = MappingProxyType(
 )
 _BY_STATUS: Final = MappingProxyType({Status.SCHEDULED: "armed", Status.RUNNING: "started"})
 _LONGEST_NAME: Final = 160
+CHANGES_LIMIT: Final = 10_000
+"""Of how many changes of a timer the calls are looked for: a timer that repeats for years has millions."""
 _LEFT_OUT: Final = ("payload", "result", "lease", "history", "updated_at")
 
 
@@ -106,8 +108,10 @@ def call_of(timer: Timer, letter: str, hooks: Sequence[Hook], public_url: str | 
 
 
 def ids_of_calls(timer: Timer) -> Sequence[str]:
-    """The ids that calls about a timer may have, newest first; after a purge without that about its removal."""
-    return [_call_id(timer, version) for version in range(timer.version - _is_removed(timer), 0, -1)]
+    """The ids that calls about a timer's newest changes may have, newest first; after a purge without that about its
+    removal."""
+    newest = timer.version - _is_removed(timer)
+    return [_call_id(timer, version) for version in range(newest, max(newest - CHANGES_LIMIT, 0), -1)]
 
 
 def _is_removed(timer: Timer) -> bool:

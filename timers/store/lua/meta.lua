@@ -66,7 +66,7 @@ end
 
 function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   if meta.epoch == known then return end
-  if not meta.epoch then 
+  if not meta.epoch then
     set('format', format, 'shards', shards, 'epoch', fresh, 'founded', fresh .. ' ' .. shards, 'armed', 1)
   end
   if closed == '1' then set('closed', 1) end
