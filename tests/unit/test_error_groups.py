@@ -10,6 +10,7 @@ from timers.store.search import GROUP_LIMIT_CHARACTERS, error_group
     [
         ("no user 42 in shop 7", "no user # in shop #"),
         ("order 8f14e45f-ceea-467f-ab9c-0a1b2c3d4e5f  is\nclosed", "order # is closed"),
+        ("no order 0QdV8tKZ3yBnRm1sUxW5pL, 0QdV8tKZ3yBnRm1sUxW5pL7", "no order #, 0QdV8tKZ3yBnRm1sUxW5pL7"),
         ("commit 0a1b2cdeF, face, g7, x1y", "commit #, face, g7, x1y"),
     ],
 )

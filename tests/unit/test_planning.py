@@ -1,9 +1,11 @@
-"""When a new timer becomes due, at the limits of what is accepted."""
+"""When a new timer becomes due, at the limits of what is accepted, and what its id is if the caller gives none."""
 
 import pytest
+import time_machine
 
-from timers.client.planning import plan
+from timers.client.planning import new_id, plan
 from timers.core.durations import MAX_MS
+from timers.core.fields import check_id
 from timers.core.spec import NewTimer
 from timers.errors import InvalidInput
 
@@ -21,3 +23,14 @@ def test_the_longest_delay_is_accepted_in_every_part_of_a_millisecond(delay: str
 def test_a_time_one_millisecond_beyond_the_longest_delay_is_refused(fraction: float) -> None:
     with pytest.raises(InvalidInput, match="at most 10 years ahead"):
         plan(NewTimer(prefix="note", due_at=round(NOW_MS + fraction) + MAX_MS + 1), NOW_MS + fraction)
+
+
+def test_ids_of_the_service_sort_by_time_and_never_repeat() -> None:
+    ids: list[str] = []
+    for year in (2026, 2027, 2100, 3000):
+        with time_machine.travel(f"{year}-01-01T00:00:00Z", tick=False) as clock:
+            for _ in range(3):
+                ids += sorted(new_id() for _ in range(100))
+                clock.shift(0.001)
+    assert ids == sorted(set(ids))
+    assert {len(check_id(id)) for id in ids} == {22}

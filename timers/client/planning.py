@@ -1,8 +1,10 @@
 """Owns when a timer is due: turns a caller's request into what the store arms. Pure: it never reads a clock."""
 
 import os
+import string
 import time
 from dataclasses import replace
+from typing import Final
 
 from timers.core import calendar
 from timers.core.durations import Duration, format_time, parse_time, within_reach
@@ -14,14 +16,20 @@ from timers.errors import InvalidInput, NoProcessor
 from timers.store.codec import encode_act
 from timers.store.store import Arming
 
+_DIGITS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
+"""The numbers below 62² in base 62. The digits are in the order of their bytes, so that texts sort as their numbers."""
+
 
 def new_id() -> str:
-    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix ms, then random bits, so that ids sort by creation time."""
-    millis = time.time_ns() // 1_000_000
-    random = int.from_bytes(os.urandom(10), "big")
-    value = (millis << 80) | (0x7 << 76) | (((random >> 62) & 0xFFF) << 64) | (0b10 << 62) | (random & ((1 << 62) - 1))
-    text = f"{value:032x}"  # as UUID does, in a quarter of its time
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    """22 characters: the Unix ms, then 80 random bits, as in a ULID, but in base 62. So ids sort by creation time, and
+    take 14 bytes less than a UUID in each key and index."""
+    value = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
+    pairs: list[str] = []
+    for _ in range(11):
+        value, pair = divmod(value, len(_PAIRS))
+        pairs.append(_PAIRS[pair])
+    return "".join(reversed(pairs))
 
 
 def plan(new: NewTimer, now_ms: float, traceparent: str | None = None, by: str | None = None) -> Arming:
