@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from redis.asyncio.client import Pipeline
 
 from tests.members import declare
 from tests.servers import Kind, start_kind
-from tests.store.acts import arming
+from tests.store.acts import armed, arming, claim
 from tests.waiting import patient
 from timers.client import TimerClient, open_store
 from timers.client.actions import BulkAction
@@ -175,3 +177,30 @@ async def test_a_quota_over_names_looks_at_no_other_prefix(real: Store) -> None:
     await redis.hdel("timers:{0}:counts", *others)
     assert "cmdstat_hscan" not in stats
     assert stats["cmdstat_hmget"]["calls"] == 2
+
+
+async def test_a_timer_that_starts_while_the_counts_are_read_makes_no_room(real: Store) -> None:
+    """The prefixes of a pattern are looked for in parts. A timer that started between two of them left a count that was
+    not yet read for one that had been, and was missed. Here it starts after each part in turn."""
+    others: Any = {f"s p{number}": 1 for number in range(1000)}
+    await real.connections.commands.hset("timers:{0}:counts", mapping=others)
+    execute, starts_after, parts = Pipeline.execute, 0, 1
+
+    async def part(pipe: Any, **options: Any) -> Any:
+        nonlocal parts
+        answers = await execute(pipe, **options)
+        parts += 1
+        if parts == starts_after:
+            await claim(real, 1, prefix=f"t{starts_after}")
+        return answers
+
+    with patch("timers.store.quotas.COUNT_BATCH", 100), patch.object(Pipeline, "execute", part):
+        while starts_after < parts:
+            parts, starts_after = 0, starts_after + 1
+            for timer_id in ("first", "second"):
+                await armed(real, timer_id, prefix=f"t{starts_after}")
+            quota = Quota(2, (f"t{starts_after}*",), 2)
+            (reply,) = await Quotas(real).arm([arming(prefix=f"t{starts_after}x")], quota, edit_lock_ms=0)
+            assert reply.code == "full"
+    await real.connections.commands.hdel("timers:{0}:counts", *others)
+    assert starts_after > 5

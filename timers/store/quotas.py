@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import product
+from typing import Final
 
-from timers.store import codec, keys
-from timers.store.queries import Queries
-from timers.store.scripts import Argument, reachable
+from timers.store import keys
+from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Arming, Reply, Store
 
 BOOKED_MS: Final = 10_000
@@ -100,32 +100,42 @@ class Quotas:
 
     async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
         """How many timers are scheduled or run under the quota's prefixes, and which prefixes have timers at all."""
-        found: dict[tuple[int, bytes], int] = {}
         patterns = [name for name in quota.prefixes if name.endswith("*")]
-        for prefix in quota.prefixes:  # a name is looked up, however many other prefixes there are
-            if prefix not in patterns:
-                found |= await self._counted_of(prefix)
-        cursors = {(shard, pattern): 0 for shard in range(self._store.shards) for pattern in patterns}
+        prefixes = sorted({*quota.prefixes}.difference(patterns) | await self._with_timers(patterns))
+        scheduled, known = 0, set[str]()
+        async with self._redis.pipeline(transaction=False) as asked:
+            # A prefix's counts are read together, because a timer that starts leaves one of them for another.
+            some = [prefixes[start : start + COUNT_BATCH] for start in range(0, len(prefixes), COUNT_BATCH)]
+            for shard, names in product(range(self._store.shards), some):
+                asked.hmget(f"{keys.root(shard)}counts", [f"{letter} {name}" for name in names for letter in _LETTERS])
+            answers = iter(await read(asked, []) if prefixes else ())
+        for _, names in product(range(self._store.shards), some):
+            numbers = [int(n) if n and n.isdigit() else 0 for n in next(answers)]
+            for place, name in enumerate(names):
+                of_prefix = numbers[place * len(_LETTERS) :][: len(_LETTERS)]
+                scheduled += sum(of_prefix[:2])
+                if any(of_prefix):
+                    known.add(name)
+        return scheduled, known
+
+    async def _with_timers(self, patterns: Sequence[str]) -> set[str]:
+        """The prefixes that have timers and match one of the patterns. Looks at all prefixes, some at a time, so it may
+        miss one whose only timer starts or ends just then."""
+        found, cursors = set[str](), dict.fromkeys(product(range(self._store.shards), patterns), 0)
         while cursors:
-            with reachable():
-                async with self._redis.pipeline(transaction=False) as asked:
-                    for (shard, pattern), cursor in cursors.items():
-                        asked.hscan(f"{keys.root(shard)}counts", cursor, match=f"? {pattern}", count=COUNT_BATCH)
-                    answers: list[Any] = await asked.execute()
-            for (shard, pattern), (cursor, fields) in zip(list(cursors), answers, strict=True):
-                found |= {(shard, field): int(n) for field, n in fields.items()}
-                cursors[shard, pattern] = cursor
+            async with self._redis.pipeline(transaction=False) as asked:
+                for (shard, pattern), cursor in cursors.items():
+                    asked.hscan(f"{keys.root(shard)}counts", cursor, match=f"? {pattern}", count=COUNT_BATCH)
+                answers = await read(asked, (0, {}))
+            for source, (cursor, fields) in zip(list(cursors), answers, strict=True):
+                found.update(keys.text(field[2:]) for field in fields)
+                cursors[source] = cursor
             cursors = {source: cursor for source, cursor in cursors.items() if cursor}
-        scheduled = sum(n for (_, field), n in found.items() if field.startswith((b"s ", b"r ")))
-        return scheduled, {field[2:].decode() for (_, field), n in found.items() if n}
+        return found
 
-    async def _counted_of(self, prefix: str) -> dict[tuple[int, bytes], int]:
-        """The counts of one prefix by shard."""
-        return {
-            (shard, f"{codec.LETTERS[status]} {prefix}".encode()): n
-            async for shard, _, status, n in Queries(self._store).counted(prefix)
-        }
 
+_LETTERS: Final = "srcfux"
+"""Of the counts of a prefix; the first two are of timers that are scheduled or run."""
 
 _NO_PLACE: Final = Reply("full", None)
 _ONE_TOO_MANY: Final = Reply("prefixes", None)
