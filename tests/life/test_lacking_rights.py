@@ -44,8 +44,9 @@ async def limited(fleet: Fleet) -> AsyncIterator[Store]:
 
 
 async def everything(fleet: Fleet) -> dict[bytes, Any]:
-    """What lies in the shard, as the server dumps it."""
-    return {key: await fleet.redis.dump(key) async for key in fleet.redis.scan_iter("*{0}*")}
+    """What lies in the shard, as the server dumps it, but for the trigger of `due`, which expires."""
+    dumps = {key: await fleet.redis.dump(key) async for key in fleet.redis.scan_iter("*{0}*")}
+    return {key: dump for key, dump in dumps.items() if not key.endswith(b":due")}
 
 
 @pytest.mark.parametrize("before", ["nothing", "scheduled", "cancelled"])
@@ -76,6 +77,31 @@ async def test_a_refused_change_leaves_no_half_timer(fleet: Fleet, limited: Stor
         caller.retry("lost", "ended"),
     ):
         with pytest.raises(RedisRights):
+            await call
+    assert await everything(fleet) == whole
+    await conserved(fleet.store)
+
+
+@pytest.mark.parametrize("lacks", ["hget", "hincrby", "hset", "zadd", "zrem", "zscore"])
+async def test_a_user_without_a_command_left_half_a_write(fleet: Fleet, limited: Store, lacks: str) -> None:
+    """Of the service's own keys. The index was written before the record, or the record before its count."""
+    for name, delay in (("x", "1h"), ("ended", "1h"), ("due", 0)):
+        await fleet.client.create("note", name, delay=delay)
+    await fleet.client.cancel("note", "ended")
+    await grant(fleet.redis, 0, ["note"], without=[lacks])
+    whole, caller = await everything(fleet), TimerClient.over(limited)
+    for call in (
+        caller.create("note", "new", delay="1h"),
+        caller.create("note", "x", delay="2h", if_exists="replace"),
+        caller.reschedule("note", "x", delay="2h"),
+        caller.cancel("note", "x"),
+        caller.cancel("note", "x", purge=True),
+        caller.retry("note", "ended"),
+        limited.claim(0, [("note", 1)], pod="pod", lease_ms=60_000, cause="event"),
+    ):
+        with pytest.raises(
+            RedisRights, match=rf"may not {lacks.upper()} timers:.*its ACL needs \+{lacks} and ~timers:"
+        ):
             await call
     assert await everything(fleet) == whole
     await conserved(fleet.store)

@@ -46,8 +46,12 @@ _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the s
 """How a script says what the user may not do, and how servers say it of a script's command."""
 
 
+_ASKED_FOR_NO_RIGHT: Final = {"PUBLISH", "RENAME", "TIME"}
+"""Commands without which a script changes the same: to tell others, to move a stranger's value aside, and a keyless one."""
+
 _COMMENT: Final = re.compile(r"--[^\n]*")
 _WORD: Final = re.compile(r"\w+")
+_COMMAND: Final = re.compile(r"\bp?call\('([A-Z]+)'")
 _DEFINITION: Final = re.compile(r"^(?=local )", re.MULTILINE)
 _NAMES: Final = re.compile(r"^local (?:function )?([\w, ]+)")
 
@@ -55,17 +59,23 @@ _NAMES: Final = re.compile(r"^local (?:function )?([\w, ]+)")
 @cache
 def source(name: str) -> str:
     """The script's source: its first line, which tells Redis its flags, then what it uses of the common part, then the
-    rest. The name of another room's script begins with the room: `bare/adopt`."""
+    rest. A script that writes first asks for the right to each of its commands. The name of another room's script
+    begins with the room: `bare/adopt`."""
     room, _, script = name.rpartition("/")
     folder = files("timers") / (room or "store") / "lua"
     flags, _, rest = (folder / f"{script}.lua").read_text().partition("\n")
-    common = files("timers.store") / "lua" / "common.lua"
-    return f"{flags}\n{_used(common.read_text(), rest)}"
+    common = (files("timers.store") / "lua" / "common.lua").read_text()
+    code = _used(common, rest)
+    if "no-writes" not in flags:
+        commands = ", ".join(f"'{command}'" for command in sorted(set(_COMMAND.findall(code)) - _ASKED_FOR_NO_RIGHT))
+        code = _used(common, f"demand({commands})\n{rest}")
+    return f"{flags}\n{code}"
 
 
 def _used(common: str, rest: str) -> str:
-    """The rest of a script, after the definitions of the common part that it uses. Redis runs the whole text at each
-    call, and a function costs about as much as a read, used or not: all of them cost 10 µs, those of a claim 7."""
+    """The rest of a script, after the definitions of the common part that it uses, without comments. Redis runs the
+    whole text at each call, and a function costs about as much as a read, used or not: all of them cost 10 µs, those of
+    a claim 7."""
     words = set(_WORD.findall(_COMMENT.sub("", rest)))
     for definition in reversed(_DEFINITION.split(common)[1:]):
         code = _COMMENT.sub("", definition)

@@ -51,11 +51,12 @@ def _sha1hex(value: bytes) -> bytes:
 
 
 def fake_connections(server: FakeServer | None = None) -> Connections:
-    """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex` and the flags of scripts, so
-    this adds them."""
+    """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex`, `redis.acl_check_cmd` and
+    the flags of scripts, so this adds them. Its user may do everything."""
     server = server or FakeServer()
     FakeRedis(server=server).eval("return 1", 0)
     lua: Any = vars(server)["_lua_runtime"]
     lua.eval("function(f) redis.sha1hex = f end")(_sha1hex)
+    lua.execute("redis.acl_check_cmd = function() return true end")
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
     return Connections(FakeAsyncRedis(server=server), 0)

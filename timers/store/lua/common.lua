@@ -33,6 +33,14 @@ local function call(command, key, ...)
   return redis.call(command, key, ...)
 end
 
+-- Refuse the script before it has changed anything if the user may not run one of its commands on the service's own keys.
+-- `scripts.py` puts it before each script that writes, with the commands that stand in the script. A question costs 0.1 µs.
+local function demand(...)
+  for _, command in ipairs({...}) do
+    if not redis.acl_check_cmd(command, root) then error({err = 'RIGHTS ' .. command .. ' ' .. root}) end
+  end
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
