@@ -47,7 +47,7 @@ _DENIED: Final = re.compile(r"RIGHTS (\S+ \S+)|(?:ERR )?The user executing the s
 
 
 _ASKED_FOR_NO_RIGHT: Final = {"PUBLISH", "RENAME", "TIME"}
-"""Commands without which a script changes the same: to tell others, to move what a stranger left aside, a keyless one."""
+"""Commands without which a script changes the same: to tell others, to move a stranger's value, and a keyless one."""
 
 _COMMENT: Final = re.compile(r"--[^\n]*")
 _WORD: Final = re.compile(r"\w+")
