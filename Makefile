@@ -1,6 +1,6 @@
 # `make run` starts the service, `make test` tests it, `make check` is for before a commit. Each sets up what it needs.
 .POSIX:
-.PHONY: run up down setup test check format bench chaos dist lock
+.PHONY: run up down setup test check format bench peers chaos dist lock
 PYTHON = python3
 BIN = .venv/bin
 # One file stays on one worker, so that its module-wide servers are started once.
@@ -36,6 +36,10 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m tests.bench
+
+# Other schedulers beside ours, each installed under .peers: `make peers PEERS="bullmq arq"`.
+peers: setup
+	$(BIN)/python -m tests.bench.peers $(PEERS)
 
 chaos: setup
 	$(BIN)/python -m tests.chaos

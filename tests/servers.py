@@ -51,7 +51,7 @@ async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:
     """As `start_server`. The only node of a cluster gets all hash slots."""
     if kind != "cluster":
         return await start_server(kind, data_dir, *options)
-    bus = ("--cluster-port", str(_free_port()))
+    bus = ("--cluster-port", str(free_port()))
     server = await start_server("redis", data_dir, "--cluster-enabled", "yes", *bus, *options)
     redis: Any = Redis.from_url(server.url)
 
@@ -64,7 +64,7 @@ async def start_kind(kind: Kind, data_dir: Path, *options: str) -> ServerHandle:
     return server
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

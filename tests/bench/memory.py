@@ -109,7 +109,7 @@ async def _failed(store: Store, start: int, count: int) -> None:
         await store.settle(0, ends, pod="worker-1", retention_ms=60_000)
 
 
-async def _settled_memory(redis: Redis) -> int:
+async def settled_memory(redis: Redis) -> int:
     """`used_memory` once the server's background work (rehashing) no longer changes it."""
     before, now = -1, int((await redis.info("memory"))["used_memory"])
     while abs(now - before) > 1024:
@@ -121,10 +121,10 @@ async def _settled_memory(redis: Redis) -> int:
 async def _bytes_each(store: Store, timers: int, fill: Fill) -> float:
     redis = store.connections.commands
     await redis.flushall()
-    before = await _settled_memory(redis)
+    before = await settled_memory(redis)
     for start in range(0, timers, CHUNK):
         await fill(store, start, min(CHUNK, timers - start))
-    return (await _settled_memory(redis) - before) / timers
+    return (await settled_memory(redis) - before) / timers
 
 
 async def measure(server: ServerHandle, timers: int) -> dict[str, float]:

@@ -50,10 +50,18 @@ def witnessed(starts: Path) -> tuple[Processor, Processor]:
     return timed, hang
 
 
-async def _serve(url: str, name: str, folder: Path, lease_ms: int) -> None:
-    store = await open_store(connect(url))
-    registry = Registry([noop, *witnessed(folder / f"{name}.starts")])
-    options = WorkerOptions(name, CONCURRENCY, lease_ms, RETENTION_MS, DRAIN_TIMEOUT_MS)
+async def serve(
+    url: str,
+    name: str,
+    registry: Registry,
+    lease_ms: int,
+    retention_ms: int = RETENTION_MS,
+    *,
+    shards: int | None = None,
+) -> None:
+    """Work until the input ends. `shards` None means as many as the db has."""
+    store = await open_store(connect(url), shards=shards)
+    options = WorkerOptions(name, CONCURRENCY, lease_ms, retention_ms, DRAIN_TIMEOUT_MS)
     worker = Worker(store, registry, TimerClient.over(store), options)
     await worker.start()
     await answer_with_cpu()
@@ -72,4 +80,6 @@ async def answer_with_cpu() -> None:
 if __name__ == "__main__":
     configure("json", "warning")
     collect_seldom()
-    uvloop.run(_serve(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])))
+    _, redis_url, pod, own_folder, lease = sys.argv
+    processors = (noop, *witnessed(Path(own_folder) / f"{pod}.starts"))
+    uvloop.run(serve(redis_url, pod, Registry(processors), int(lease)))

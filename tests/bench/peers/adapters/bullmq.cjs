@@ -1,0 +1,55 @@
+// BullMQ. https://docs.bullmq.io/guide/workers/concurrency: many jobs at once where they wait for others;
+// https://docs.bullmq.io/guide/queues/adding-bulks: `addBulk`; https://docs.bullmq.io/guide/workers/auto-removal-of-jobs: what
+// is kept is said to the worker, not with each job, so that the options of a job fit into 64 bytes and its hash stays small.
+// It takes and answers what orders.py says.
+"use strict";
+const fs = require("node:fs");
+const { Queue, Worker } = require("bullmq");
+
+const CONCURRENCY = 100;
+const CHUNK = 1000;
+const { hostname: host, port } = new URL(process.env.PEER_URL);
+const connection = { host, port: Number(port), maxRetriesPerRequest: null };
+const kept = process.env.PEER_KEEP === "1" ? {} : { removeOnComplete: { count: 0 }, removeOnFail: { count: 0 } };
+
+function* jobs(order) {
+  for (let i = 0; i < order.count; i++) {
+    const due = order.first_ms + Math.floor(Math.random() * order.over_ms);
+    const jobId = order.tag + String(i).padStart(22 - order.tag.length, "0");
+    yield { jobId, due, data: order.job === "timed" ? { due } : {} };
+  }
+}
+
+async function arm(order) {
+  const queue = new Queue("bench", { connection });
+  await queue.waitUntilReady();
+  const options = ({ jobId, due }) => ({ jobId, delay: Math.ceil(due - Date.now()) });
+  const begin = process.hrtime.bigint();
+  if (order.way === "bulk") {
+    let chunk = [];
+    for (const job of jobs(order)) {
+      chunk.push({ name: order.job, data: job.data, opts: options(job) });
+      if (chunk.length === CHUNK) {
+        await queue.addBulk(chunk);
+        chunk = [];
+      }
+    }
+    if (chunk.length) await queue.addBulk(chunk);
+  } else {
+    for (const job of jobs(order)) await queue.add(order.job, job.data, options(job));
+  }
+  console.log(JSON.stringify({ seconds: Number(process.hrtime.bigint() - begin) / 1e9 }));
+  await queue.close();
+}
+
+function work() {
+  const starts = fs.openSync(process.env.PEER_STARTS, "a", 0o600);
+  const process_ = async (job) => {
+    if (job.name === "timed") fs.writeSync(starts, `${performance.timeOrigin + performance.now() - job.data.due}\n`);
+  };
+  new Worker("bench", process_, { connection, concurrency: CONCURRENCY, ...kept });
+  process.stdin.on("end", () => process.exit()).resume();
+}
+
+if (process.argv[2] === "arm") arm(JSON.parse(fs.readFileSync(0, "utf8")));
+else work();

@@ -1,0 +1,121 @@
+"""What the adapters share: what they are told, the two jobs, and how they end. They run in their peers' environments,
+so this needs the standard library alone.
+
+`python -m tests.bench.peers.adapters.NAME arm` takes an order as JSON on its input and prints `{"seconds": 1.2}`; with
+`work` it works until its input ends. What both need besides is in the environment.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from random import Random
+from typing import Any, Final, Literal
+
+URL: Final = os.environ.get("PEER_URL", "redis://127.0.0.1:6379/0")
+KEEP: Final = os.environ.get("PEER_KEEP") == "1"
+"""Whether what has ended is kept as long as the peer keeps it by default, or not at all."""
+
+CHUNK: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: its id of 22 characters, when it is due, and what its function is called with."""
+
+    id: str
+    due_ms: float
+    args: tuple[float, ...]
+
+    @property
+    def due(self) -> datetime:
+        """When, as a time in UTC."""
+        return datetime.fromtimestamp(self.due_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """So many jobs, due at random over a span. `timed` writes how late it starts, `noop` does nothing."""
+
+    way: Literal["bulk", "single"]
+    job: Literal["noop", "timed"]
+    tag: str
+    count: int
+    first_ms: float
+    over_ms: float
+
+    def jobs(self) -> Iterator[Job]:
+        """The jobs, made one by one."""
+        rng = Random(self.tag)
+        for i in range(self.count):
+            due_ms = self.first_ms + int(rng.random() * self.over_ms)
+            yield Job(f"{self.tag}{i:0{22 - len(self.tag)}}", due_ms, (due_ms,) if self.job == "timed" else ())
+
+    def chunks(self) -> Iterator[list[Job]]:
+        """The jobs in lists of a thousand."""
+        jobs = self.jobs()
+        while chunk := list(islice(jobs, CHUNK)):
+            yield chunk
+
+
+def record(due_ms: float) -> None:
+    """Write how late this job starts as one line to the file of starts."""
+    os.write(_starts(), f"{time.time() * 1000 - due_ms:.3f}\n".encode())
+
+
+_descriptors: list[int] = []
+
+
+def _starts() -> int:
+    if not _descriptors:
+        _descriptors.append(os.open(os.environ["PEER_STARTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+    return _descriptors[0]
+
+
+def on_fast_loop() -> None:
+    """Have asyncio run on uvloop from now on, as our pods do, whether the peer does so by itself or not."""
+    import uvloop
+
+    uvloop.install()
+
+
+def one_by_one(arm: Callable[[Job], object], jobs: Iterable[Job]) -> float:
+    """Seconds that it takes to arm these jobs, each after the one before."""
+    begin = time.perf_counter()
+    for job in jobs:
+        arm(job)
+    return time.perf_counter() - begin
+
+
+async def one_by_one_awaited(arm: Callable[[Job], Coroutine[Any, Any, object]], jobs: Iterable[Job]) -> float:
+    """As `one_by_one`, each answer awaited."""
+    begin = time.perf_counter()
+    for job in jobs:
+        await arm(job)
+    return time.perf_counter() - begin
+
+
+def run(
+    arm: Callable[[Order], float | Coroutine[Any, Any, float]], work: Callable[[], object], *, ends_itself: bool = False
+) -> None:
+    """Do what the command line says. `work` is killed at the end of the input, unless it ends itself then."""
+    if sys.argv[1] == "arm":
+        took = arm(Order(**json.load(sys.stdin)))
+        print(json.dumps({"seconds": asyncio.run(took) if asyncio.iscoroutine(took) else took}))
+        return
+    if not ends_itself:
+        threading.Thread(target=_end_with_input, daemon=True).start()
+    work()
+
+
+def _end_with_input() -> None:
+    """Kill this process and those that it started, which are in its process group, once nobody waits for them."""
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)

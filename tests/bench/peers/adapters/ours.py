@@ -1,0 +1,64 @@
+"""The service itself, with the pod of the other benchmarks, measured as the peers are."""
+
+import asyncio
+import os
+import time
+from typing import Final
+
+import uvloop
+
+from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, one_by_one_awaited, record, run
+from tests.bench.pod import RETENTION_MS, noop, serve
+from tests.members import declare
+from timers import Context, NewTimer, Timer, TimerClient, processor
+from timers.app import collect_seldom
+from timers.client import open_store
+from timers.logs import configure
+from timers.processor import Registry
+from timers.store.connect import connect
+
+SHARDS: Final = int(os.environ.get("PEER_SHARDS", "1"))
+LEASE_MS: Final = 30_000
+
+
+@processor("bench-timed")
+async def timed(timer: Timer, context: Context) -> None:
+    """Write how late it is."""
+    record(timer.due_ms)
+
+
+async def arm(order: Order) -> float:
+    """Arm what is ordered."""
+    store = await open_store(connect(URL), shards=SHARDS)
+    await declare(store, "bench-noop", "bench-timed")
+    prefix = f"bench-{order.job}"
+    async with TimerClient.over(store) as client:
+        if order.way == "bulk":
+            return await _in_batches(client, prefix, order)
+
+        async def create(job: Job) -> None:
+            await client.create(prefix, job.id, due_at=int(job.due_ms))
+
+        return await one_by_one_awaited(create, order.jobs())
+
+
+async def _in_batches(client: TimerClient, prefix: str, order: Order) -> float:
+    begin = time.perf_counter()
+    for chunk in order.chunks():
+        results = await client.batch([NewTimer(prefix=prefix, id=job.id, due_at=int(job.due_ms)) for job in chunk])
+        if refused := [result for result in results if isinstance(result, Exception)]:
+            raise refused[0]
+    return time.perf_counter() - begin
+
+
+def work() -> None:
+    """Work until the input ends."""
+    configure("json", "warning")
+    collect_seldom()
+    retention_ms = RETENTION_MS if KEEP else 0
+    asyncio.run(serve(URL, f"pod-{os.getpid()}", Registry([noop, timed]), LEASE_MS, retention_ms, shards=SHARDS))
+
+
+if __name__ == "__main__":
+    uvloop.install()
+    run(arm, work, ends_itself=True)

@@ -1,0 +1,73 @@
+"""Owns which peers there are: what to install, how to see what is left to do, and what each cannot do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+MEASURES: Final = ("drain", "bulk", "single", "bytes", "idle", "p50", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One scheduler. `left` are Redis commands whose answers add up to the jobs that have not ended; they may have
+    `strftime` fields, for the due time in UTC. `no_bulk` says why there is no bulk call for delayed jobs."""
+
+    name: str
+    packages: tuple[str, ...]
+    left: tuple[str, ...]
+    no_bulk: str = ""
+    node: bool = False
+    arms_first: bool = False
+    """Its worker takes no notice of jobs that others arm while it runs, so it is started after they are."""
+    note: str = ""
+    adapter: str = ""
+    workers: int = 1
+    others: int = 0
+    """So many further jobs lie armed while lateness is measured."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Setting → what is measured of it; empty means everything."""
+
+    def measures(self, setting: str) -> tuple[str, ...]:
+        """What is measured of it under this setting."""
+        return dict(self.only).get(setting, ()) if self.only else MEASURES
+
+
+_OURS: Final = ("ZCARD timers:{0}:due:bench-noop", "ZCARD timers:{0}:leases")
+OURS: Final = "ours"
+
+_ALL: Final = (
+    Peer(OURS, (), _OURS),
+    Peer("ours, 4 pods", (), _OURS, adapter=OURS, workers=4, only=(("a", ("idle",)),)),
+    Peer("ours, 16 shards", (), _OURS, adapter=OURS, settings={"PEER_SHARDS": "16"}, only=(("a", ("idle",)),)),
+    Peer(
+        "ours, 4 pods beside 1,000,000",
+        (),
+        _OURS,
+        adapter=OURS,
+        workers=4,
+        others=1_000_000,
+        only=(("b", ("p50", "p99")),),
+    ),
+    Peer(
+        "bullmq",
+        ("bullmq@6.7.0", "ioredis@5.11.1"),
+        ("ZCARD bull:bench:delayed", "LLEN bull:bench:wait", "LLEN bull:bench:active", "ZCARD bull:bench:prioritized"),
+        node=True,
+    ),
+    Peer(
+        "arq",
+        ("arq==0.28.0", "hiredis==3.5.0", "uvloop==0.23.0"),
+        ("ZCARD arq:queue",),
+        no_bulk="`enqueue_job` takes one job",
+    ),
+)
+PEERS: Final[Mapping[str, Peer]] = MappingProxyType({peer.name: peer for peer in _ALL})
+
+
+def chosen(names: list[str]) -> list[Peer]:
+    """The peers of these names, in the order of the table, and always ours. Raises ValueError for an unknown name."""
+    if unknown := [name for name in names if name not in PEERS]:
+        raise ValueError(f"{unknown[0]!r} is not a peer; there are: {', '.join(PEERS)}")
+    return [peer for peer in _ALL if not names or peer.name in names or peer.name.startswith(OURS)]
