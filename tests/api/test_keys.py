@@ -211,7 +211,7 @@ async def test_a_strangers_value_in_place_of_the_meta_closes_an_open_api_only_as
     await open_api.store.identity.join()
     await redis.set("timers:meta", "a stranger's")
     (await open_api.call("GET", "/v1/stats")).problem(401, "unauthorized")
-    await open_api.store.identity.mark([])
+    await open_api.store.identity.check([])
     assert (await open_api.call("GET", "/v1/stats")).status == 200
 
 
@@ -221,7 +221,7 @@ async def test_an_api_stays_closed_over_a_flush(open_api: Api, server: EmbeddedS
     await Callers(open_api.store).keep(kept.id, kept.entry)
     await open_api.store.identity.join()
     await redis.flushdb()
-    await open_api.store.identity.mark(())
+    await open_api.store.identity.check(())
     async with running_api(server.url, [done], keys_fresh_seconds=AT_ONCE) as another:
         (await another.call("GET", "/v1/stats")).problem(401, "unauthorized")
 

@@ -35,7 +35,8 @@ async def known(pods: list[Pod], timers: int) -> None:
     """Wait until every pod knows how many timers there are."""
 
     async def look() -> bool:
-        return all(sum(mark.timers for mark in pod.store.identity.marks.values()) >= timers for pod in pods)
+        counted = [pod.store.identity.timers for pod in pods]
+        return all(each and sum(each.values()) >= timers for each in counted)
 
     await eventually(look, "all pods know of the timers")
 
@@ -273,7 +274,7 @@ async def later_mark(pods: list[Pod], at_ms: int) -> None:
     """Wait until every pod knows a mark made after this time."""
 
     async def look() -> bool:
-        return all(pod.store.identity.marks[0].ms > at_ms for pod in pods)
+        return all(pod.store.identity.marks[0] > at_ms for pod in pods)
 
     await eventually(look, "a later mark is known to all")
 

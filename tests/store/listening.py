@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from operator import eq
+from typing import Any
 
 from tests.waiting import DEADLINE_SECONDS
 from timers.store.connect import Connections
 from timers.store.notifications import SUBSCRIBED, Notification, hear
+from timers.store.store import Store
 
 
 class Heard:
@@ -49,3 +51,25 @@ async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyn
     finally:
         stream.cancel()
         await asyncio.gather(stream, return_exceptions=True)
+
+
+@asynccontextmanager
+async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
+    """Returns a function that returns the messages published so far on the wake channel."""
+    async with store.connections.commands.pubsub() as listener:
+
+        async def next_message() -> Any:
+            message = await listener.get_message(timeout=DEADLINE_SECONDS)
+            assert message is not None
+            return message["data"]
+
+        async def heard() -> list[str]:
+            await store.connections.commands.publish("timers:wake:0", "end")
+            found: list[str] = []
+            while (data := await next_message()) != b"end":
+                found.append(data.decode())
+            return found
+
+        await listener.subscribe("timers:wake:0")
+        await next_message()  # the confirmation
+        yield heard

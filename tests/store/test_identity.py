@@ -154,7 +154,7 @@ async def test_an_emptied_epoch_in_the_meta_stops_no_pod(store: Store) -> None:
     await pod.identity.join()
     await armed(pod, due="+3600000")
     await store.connections.commands.hset(META, "epoch", "")
-    await pod.identity.mark([0])
+    await pod.identity.check([0])
     assert (await meta(store))["epoch"] == pod.identity.epoch != ""
     assert (await put(pod)).code == "exists"
 
@@ -206,13 +206,13 @@ async def test_a_clock_that_was_set_back_is_no_loss(frozen: Store, clock: time_m
     first, second = other(frozen), other(frozen)
     for pod in (first, second):
         await pod.identity.join()
-    await first.identity.mark([0])
-    second.identity.learn(first.identity.epoch, first.identity.marks)
+    await first.identity.check([0])
+    await second.identity.check((), [0])
     clock.shift(-3600)
     for _ in range(20):
-        await first.identity.mark([0])
-        second.identity.learn(first.identity.epoch, first.identity.marks)
-    await second.identity.mark([0])
+        await first.identity.check([0])
+        await second.identity.check((), [0])
+    await second.identity.check([0])
     assert second.identity.losses == {}
 
 
@@ -221,17 +221,17 @@ async def test_a_pod_that_marks_in_between_hides_no_loss(frozen: Store, clock: t
     first, second = other(frozen), other(frozen)
     for pod in (first, second):
         await pod.identity.join()
-    await first.identity.mark([0])
-    second.identity.learn(first.identity.epoch, first.identity.marks)
+    await first.identity.check([0])
+    await second.identity.check((), [0])
     before = await frozen.connections.commands.get(MARK)
     clock.shift(2)
-    await first.identity.mark([0])
+    await first.identity.check([0])
     assert before is not None
     await frozen.connections.commands.set(MARK, before)
     clock.shift(2)
-    await second.identity.mark([0])
+    await second.identity.check([0])
     clock.shift(1)
-    await first.identity.mark([0])
+    await first.identity.check([0])
     (loss,) = first.identity.losses.values()
     assert (loss.shard, loss.from_ms, loss.to_ms) == (0, int(before), int(before) + 2000)
 
@@ -239,22 +239,22 @@ async def test_a_pod_that_marks_in_between_hides_no_loss(frozen: Store, clock: t
 @pytest.mark.parametrize("garbage", ["", "garbage", "9007199254740992", "99999999999999999999 5"])
 async def test_a_mark_that_is_garbage_stops_nothing(store: Store, garbage: str) -> None:
     await store.identity.join()
-    await store.identity.mark([0])
+    await store.identity.check([0])
     await store.connections.commands.set(MARK, garbage)
     for _ in range(3):
-        await store.identity.mark([0])
+        await store.identity.check([0])
     newest: Any = await store.connections.commands.get(MARK)
     assert int(newest.split()[0]) < 2**53
 
 
 async def test_a_shard_that_cannot_be_marked_is_an_error_and_its_marks_are_remembered(real: Store) -> None:
     await real.identity.join()
-    await real.identity.mark([0])
+    await real.identity.check([0])
     epoch, marks, redis = real.identity.epoch, dict(real.identity.marks), real.connections.commands
     await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=[META], reset_keys=True)
     try:
         with pytest.raises(RedisRights):
-            await real.identity.mark([0])
+            await real.identity.check([0])
     finally:
         await redis.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"], keys=["*"])
     assert (real.identity.epoch, real.identity.marks) == (epoch, marks)
@@ -265,7 +265,7 @@ async def test_a_meta_overwritten_under_a_pod_is_made_again_and_reported(store: 
     await pod.identity.join()
     epoch = pod.identity.epoch
     await store.connections.commands.set(META, "a stranger's")
-    await pod.identity.mark([0, 1])
+    await pod.identity.check([0, 1])
     found = await meta(store)
     assert found["shards"] == "4"
     assert found["epoch"] == pod.identity.epoch != epoch
@@ -280,7 +280,7 @@ async def test_a_starting_pod_with_another_number_writes_nothing_beside_live_pod
     with pytest.raises(ConfigurationError, match=r"TIMERS_SHARDS is 16, but the live pods .* use 4 shards; use 4"):
         await other(store, 16).identity.join()
     assert await meta(store) == before
-    await running.identity.mark([0, 1, 2, 3])
+    await running.identity.check([0, 1, 2, 3])
     await Membership(running).leave("a")
     await other(store, 16).identity.join()
     assert (await meta(store))["shards"] == "16"
@@ -301,7 +301,7 @@ async def test_a_strangers_number_of_shards_counts_for_nobody_and_is_put_back(
     await starting.identity.join()
     await reader.identity.look()
     assert (starting.shards, reader.shards) == (4, 4)
-    await pod.identity.mark([0, 1, 2, 3])
+    await pod.identity.check([0, 1, 2, 3])
     assert (pod.identity.epoch, pod.shards) == (epoch, 4)
     assert (await meta(store))["shards"] == "4"
     await reader.identity.look()
@@ -319,15 +319,13 @@ async def test_a_db_made_by_an_older_version_learns_its_number_from_the_next_pod
     assert await meta(store) == {**old, "founded": "e 4"}
 
 
-async def test_a_shard_with_many_prefixes_is_counted_a_part_at_each_mark(real: Store) -> None:
+async def test_a_shard_with_many_prefixes_is_counted_a_part_at_each_look(real: Store) -> None:
+    await real.arm([arming(str(n), prefix=f"p{n}", due="+3600000") for n in range(2500)])
     redis: Any = real.connections.commands
-    await real.arm([arming(str(n), prefix=f"p{n}", due="+3600000") for n in range(1500)])
-    looked, marks = 0, 0
-    while marks == 0 or real.identity.marks[0].timers == 0:
-        await redis.config_resetstat()
-        await real.identity.mark([0])
-        stats = await redis.info("commandstats")
-        assert "cmdstat_hgetall" not in stats or stats["cmdstat_hgetall"]["calls"] == 1  # of the meta
-        looked, marks = looked + stats["cmdstat_hscan"]["calls"], marks + 1
-    assert real.identity.marks[0].timers == 1500
-    assert looked == marks >= 5
+    await redis.config_resetstat()
+    looks = 0
+    while not real.identity.timers:
+        await real.identity.count()
+        looks += 1
+    assert real.identity.timers == {0: 2500}
+    assert (await redis.info("commandstats"))["cmdstat_hscan"]["calls"] == looks >= 2

@@ -9,7 +9,8 @@ import pytest
 import time_machine
 
 from tests.store.acts import put_list
-from timers.store.membership import FORGET_AFTER_MS, Member, Membership, Roster
+from tests.store.listening import wakes
+from timers.store.membership import FORGET_AFTER_MS, INTRODUCE_BEATS, Member, Membership, Roster
 from timers.store.store import Store
 
 ROOT = "timers:{pods}:"
@@ -25,20 +26,50 @@ def names(roster: Roster) -> list[str]:
 
 async def test_pods_learn_of_each_other_and_their_reports(store: Store) -> None:
     first = worker("a", "note", only=("note-ä",), shards=(0, 2), concurrency=7, lateness={3: 4}, notifications="ok")
-    (alone,) = (await Membership(store).beat(first)).members
+    await Membership(store).beat(first)
+    (alone,) = (await Membership(store).read()).members
     assert replace(alone, seen_ms=0) == first
     roster = await Membership(store).beat(worker("b"))
     assert {member.pod: member.concurrency for member in roster.members} == {"a": 7, "b": 0}
     read = await Membership(store).read()
-    assert read.members == roster.members
+    assert [replace(member, lateness={}, notifications="deaf") for member in read.members] == roster.members
     assert read.declared == roster.declared
 
 
 async def test_the_newest_sign_counts(store: Store) -> None:
     membership = Membership(store)
     await membership.beat(Member("a", running=1))
-    (sign,) = (await membership.beat(Member("a", running=2, concurrency=3))).members
+    await membership.beat(Member("a", running=2, concurrency=3))
+    await membership.beat(Member("a", running=2, concurrency=3))
+    (sign,) = (await Membership(store).read()).members
     assert (sign.running, sign.concurrency) == (2, 3)
+
+
+async def test_a_pod_that_comes_or_goes_sends_all_pods_for_the_news(real: Store) -> None:
+    first, second = Membership(real), Membership(real)
+    async with wakes(real) as heard:
+        await first.beat(worker("a", "note"))
+        await second.beat(worker("b"))
+        assert await heard() == ["{pods} changed"] * 2
+        await first.beat(worker("a", "note", running=1))
+        assert await heard() == []
+        await first.beat(worker("a", "note", "mail"))
+        await second.leave("b")
+        assert await heard() == ["{pods} changed"] * 2
+
+
+async def test_a_beat_costs_the_same_however_many_pods_there_are(real: Store) -> None:
+    crowd = [Membership(real) for _ in range(20)]
+    for number, membership in enumerate(crowd):
+        await membership.beat(worker(str(number), "note"))
+    for membership in crowd[:2]:
+        await membership.beat(worker(str(crowd.index(membership)), "note"))
+    before, redis = await _traffic(real), real.connections.commands
+    await redis.config_resetstat()
+    await crowd[0].beat(worker("0", "note"))
+    stats: Any = await redis.info("commandstats")
+    assert sum(stat["calls"] for name, stat in stats.items() if name != "cmdstat_config|resetstat") <= 7
+    assert await _traffic(real) - before < 1_000
 
 
 async def test_a_sign_carries_the_servers_time(frozen: Store, clock: time_machine.Traveller) -> None:
@@ -176,8 +207,8 @@ async def test_a_sign_that_cannot_be_read_stops_no_pod(store: Store, part: str, 
     membership, me = Membership(store), worker("a", "note")
     await Membership(store).beat(worker("odd", "note"))
     await store.connections.commands.hset(f"{ROOT}{part}", "odd", garbage)
-    for roster in (await membership.beat(me), await membership.read()):
-        assert names(roster) == ["a", "odd"]
+    assert names(await membership.beat(me)) == ["a", "odd"]
+    for roster in (await membership.read(), *([await membership.beat(me)] if part == "cards" else [])):
         (odd,) = [member for member in roster.members if member.pod == "odd"]
         assert str(odd.trouble).startswith("its sign of life cannot be read")
         assert json.dumps(odd.to_json())
@@ -223,8 +254,9 @@ async def test_a_registry_key_that_a_stranger_overwrote_was_lost_for_good(
         await put(real.connections.commands, f"{ROOT}{name}")
         await Membership(real).read()
         assert list((await Membership(real).declared(known)).declared) == ["note"], name
-        for pod in ("a", "b", "a", "b"):
-            await pods[pod].beat(worker(pod, "note"))
+        for _ in range(INTRODUCE_BEATS):
+            for pod, membership in pods.items():
+                await membership.beat(worker(pod, "note"))
         roster = await Membership(real).read()
         assert [member.pod for member in roster.serving("note")] == ["a", "b"], name
         await real.connections.commands.flushdb()

@@ -1,7 +1,5 @@
 """touch: it touches what is due, moves nothing, and says when to look again. Also what wakes a sweeper earlier."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,7 +7,7 @@ import time_machine
 
 from tests.conservation import conserved, state_of
 from tests.store.acts import LEASE_MS, PREFIX, an_end, armed, arming, claim, finished, lease_ended, running, settle
-from tests.waiting import DEADLINE_SECONDS
+from tests.store.listening import wakes
 from timers.core.model import Status, Timer
 from timers.store.queries import Queries
 from timers.store.store import TOUCH_LIMIT, Store
@@ -167,28 +165,6 @@ async def test_an_extended_lease_is_looked_at_later(frozen: Store, clock: time_m
     clock.shift(15)
     touched = await frozen.touch(0)
     assert (touched.lost, touched.next_ms) == (False, await frozen.now_ms() + LEASE_MS - 15_000)
-
-
-@asynccontextmanager
-async def wakes(store: Store) -> AsyncIterator[Callable[[], Any]]:
-    """Returns a function that returns the messages published so far on the wake channel."""
-    async with store.connections.commands.pubsub() as listener:
-
-        async def next_message() -> Any:
-            message = await listener.get_message(timeout=DEADLINE_SECONDS)
-            assert message is not None
-            return message["data"]
-
-        async def heard() -> list[str]:
-            await store.connections.commands.publish("timers:wake:0", "end")
-            found: list[str] = []
-            while (data := await next_message()) != b"end":
-                found.append(data.decode())
-            return found
-
-        await listener.subscribe("timers:wake:0")
-        await next_message()  # the confirmation
-        yield heard
 
 
 @pytest.mark.parametrize(("due_ms", "woken"), [(0, True), (500, True), (900, True), (2000, False), (3_600_000, False)])

@@ -11,6 +11,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
+from timers.store.membership import Membership
 from timers.store.outbox import Entry
 from timers.store.search import FAILING_MS, keep_failing
 from timers.store.store import Arming
@@ -100,7 +101,8 @@ class FleetAlarms:
         store = self._pod.store
         waited_ms = await read_overdue_ms(store)
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
-        deaf = [f"pod {member.pod}" for member in self._peers.members if member.works and member.hearing == "deaf"]
+        pods = (await Membership(store).read()).workers
+        deaf = [f"pod {pod.pod}" for pod in pods if pod.hearing == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
         failing = list((await keep_failing(store, for_ms=self._times.failing_ms)).values())
         seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}

@@ -19,6 +19,7 @@ from timers.store.notifications import (
     CanaryExpired,
     LeaseExpired,
     Notification,
+    PodsChanged,
     Posted,
     Subscribed,
     TriggerExpired,
@@ -155,6 +156,8 @@ class Listener:
                 self._sweeper.wake(shard, due_ms)
             case Posted(shard):
                 self._hooks.posted(shard)
+            case PodsChanged():
+                self._peers.beat_soon()
             case CanaryExpired(name):
                 self._canary.heard(name)
             case Subscribed(at_ms):

@@ -24,7 +24,11 @@ _log = get_logger("timers.peers")
 _losses_log = get_logger("timers.identity")
 
 
-BEAT_MS: Final = 1000
+BEAT_MS: Final = 3000
+ALL_BEATS: Final = 20
+"""Every so many beats a pod marks all shards that it leads, looks at the marks of the others, and counts timers.
+Otherwise one shard is enough, because a server goes back in time as a whole."""
+
 LOG_SECONDS: Final = 60.0
 """How often to say again that the Redis user lacks a right."""
 
@@ -56,12 +60,12 @@ class Peers:
         membership: Membership,
         me: Member,
         state: Callable[[], Mapping[str, Any]] = dict,
-        look: Callable[[Sequence[Member]], Awaitable[None]] | None = None,
+        look: Callable[[], Awaitable[None]] | None = None,
         *,
         beat_ms: int = BEAT_MS,
     ) -> None:
-        """`me` describes this pod, and `state` returns its state at each beat. `look` is called after each sign of life
-        with all live pods."""
+        """`me` describes this pod, and `state` returns its state at each beat. `look` is called after each sign of
+        life."""
         self._membership, self._me, self._state, self._look, self._beat_ms = membership, me, state, look, beat_ms
         self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
@@ -74,7 +78,7 @@ class Peers:
 
     @property
     def members(self) -> Sequence[Member]:
-        """The live pods, including this one."""
+        """What the live pods are, including this one."""
         return self._roster.members
 
     async def start(self) -> None:
@@ -113,7 +117,7 @@ class Peers:
             self._seeds.clear()
         self._roster, self._others = roster, others
         if self._look is not None:
-            await self._look(roster.members)
+            await self._look()
 
     def _tell_of(self, lacks: Mapping[str, str]) -> None:
         """Log what the Redis user may not do, once a minute for each prefix."""
@@ -164,8 +168,9 @@ class Peers:
 
 
 class IdentityWatch:
-    """Marks the progress of this pod's shards and remembers the marks of others. Calls `disagreed` if this pod cannot
-    work with the db as it is now."""
+    """Marks the progress of this pod's shards and looks at the marks of others, because this pod may be the one that is
+    left when the server comes back without its newest data. Calls `disagreed` if this pod cannot work with the db as it
+    is now."""
 
     def __init__(
         self,
@@ -175,29 +180,27 @@ class IdentityWatch:
         disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
         self._identity, self._mine, self._disagreed = identity, mine, disagreed
-        self._marked: Sequence[int] = ()
+        self._beats = 0
         self._told: set[str] = set()
         self._foreign = ""
 
-    def said(self) -> Mapping[str, Any]:
-        """What other pods should know, since this pod may be gone when the server comes back without its newest
-        data."""
-        marks = {shard: self._identity.marks[shard] for shard in self._marked if shard in self._identity.marks}
-        return {"epoch": self._identity.epoch, "marks": marks}
-
-    async def look(self, members: Sequence[Member]) -> None:
+    async def look(self) -> None:
         """Compare after each sign of life."""
-        identity = self._identity
-        for member in members:
-            identity.learn(member.epoch, member.marks)
-        self._marked = self._mine()
+        identity, mine = self._identity, self._mine()
+        others = [shard for shard in range(identity.shards) if shard not in mine]
+        is_whole, self._beats = self._beats % ALL_BEATS == 0, self._beats + 1
         try:
-            await identity.mark(self._marked)
+            if is_whole:
+                await identity.check(mine, others)
+                await identity.count()
+            else:
+                await identity.check(mine[:1], () if mine else others[:1])
         except ConfigurationError as error:
             if self._disagreed is None:
                 raise
             self._disagreed(error)
         for name in [name for name in identity.losses if name not in self._told]:
+            self._beats = 0  # the other shards may have lost something too
             _losses_log.error(
                 "data was lost", what=str(identity.losses[name]), acknowledge="timers doctor --acknowledge"
             )

@@ -339,5 +339,4 @@ class Worker:
             "notifications": self._canary.hearing,
             "lateness": self._pod.observer.lateness.counts(),
             "lacks": self._pod.store.rights.lacking(),
-            **self._watch.said(),
         }

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from itertools import chain
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -25,21 +26,14 @@ from timers.store import keys, scripts
 RECORD_FORMAT: Final = "1"
 DEFAULT_SHARDS: Final = 1
 
-SILENT_SECONDS: Final = 4
+SILENT_SECONDS: Final = 7
 """A pod whose last sign of life is older than this counts as gone."""
 
-COUNTED: Final = 200
-"""Counts (each of a prefix and status) that a mark adds up for a shard's number of timers. The next mark goes on there,
-so the number of a shard with many is older."""
+COUNTED: Final = 1000
+"""Counts (each of a prefix and status) of a shard that one look adds up. The next look goes on there, so the number of
+timers of a shard with many is older."""
 
 _LOSS: Final = re.compile(r"loss:(?:shard:(\d+)|db:\w+) (\d+) (\d+) (\d+)")
-
-
-class Mark(NamedTuple):
-    """The newest known mark of progress of a shard, and about how many timers the shard had then."""
-
-    ms: int
-    timers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +88,13 @@ class DbIdentity:
         """Losses that nobody has acknowledged, as last seen."""
         self.foreign = ""
         """A sentence about a number of shards that a stranger has written and nobody has acknowledged."""
-        self.marks: dict[int, Mark] = {}
+        self.marks: dict[int, int] = {}
+        """By shard: the newest known mark of progress."""
+        self.timers: dict[int, int] = {}
+        """By shard: about how many timers it had when last counted."""
         self._seen_ms = 0
-        self._counted: dict[int, tuple[str, int]] = {}
-        """Where the next mark goes on counting a shard, and how many timers it has so far."""
+        self._counted: dict[int, tuple[int, int]] = {}
+        """Where the next look goes on counting a shard, and how many timers it has so far."""
 
     async def look(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
@@ -161,27 +158,27 @@ class DbIdentity:
         shards. Raises ConfigurationError if the db now has another number of shards and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
         known = (self.epoch, _fresh(), RECORD_FORMAT, str(self.shards), armed, closed, str(self._seen_ms))
-        timers = sum(mark.timers for mark in self.marks.values())
-        meta = await self._change("renew", *known, str(timers))
+        meta = await self._change("renew", *known, str(sum(self.timers.values())))
         if meta is None or meta.epoch != self.epoch:
             self.marks.clear()
+            self.timers.clear()
             self._counted.clear()
         self._take(meta)
 
-    def learn(self, epoch: str, marks: Mapping[int, Mark]) -> None:
-        """Remember what another pod knows about the shards that it marks."""
-        for shard, mark in marks.items() if epoch == self.epoch else ():
-            if shard not in self.marks or mark.ms > self.marks[shard].ms:
-                self.marks[shard] = mark
-
-    async def mark(self, shards: Sequence[int]) -> None:
-        """Check whether it is still the same db, renew the epoch if it is gone, mark the progress of these shards, and
-        find those that went back in time: normally one round trip. Raises as `renew`."""
-        epoch = self.epoch
-        calls = [scripts.ScriptCall("mark", keys.root(shard), self._to_mark(shard)) for shard in shards]
+    async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
+        """Check whether it is still the same db, and renew the epoch if it is gone. Mark the progress of the shards
+        that are `mine`, look at the marks of `others`, and find those that went back in time. Raises as `renew`."""
+        epoch, known = self.epoch, [(shard, str(self.marks.get(shard, 0))) for shard in (*mine, *others)]
+        acts = ["mark"] * len(mine) + ["look"] * len(others)
+        calls = [
+            scripts.ScriptCall("mark", keys.root(shard), [self._wake, mark, act])
+            for (shard, mark), act in zip(known, acts, strict=True)
+        ]
         try:
-            *marked, found = await scripts.run_all(self._redis, [*calls, self._to_do("look")])
-            meta = _meta(found)
+            marked = await scripts.run_all(self._redis, calls) if calls else []
+            with scripts.reachable():
+                fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
+            meta = _meta([*chain(*fields.items())])
         except (ResponseError, RedisRights, ConfigurationError):
             # Nobody can read the meta, which `renew` mends, or a shard could not be marked.
             await (self.renew() if epoch else self.look())
@@ -192,28 +189,31 @@ class DbIdentity:
         if meta is not None and meta.wrong and epoch == self.epoch:
             self._take(await self._change("mend"))
         if epoch == self.epoch:  # an emptied db has no marks either, but that is another kind of loss
-            await self._take_marks(dict(zip(shards, marked, strict=True)))
+            await self._take_marks({shard: reply[1:] for (shard, _), reply in zip(known, marked, strict=True)})
 
-    async def _take_marks(self, marked: Mapping[int, Sequence[Any]]) -> None:
-        """Remember the marks that were made; report the shards in which the newest known one is missing."""
+    async def _take_marks(self, marked: Mapping[int, Sequence[bytes]]) -> None:
+        """Remember the newest marks; report the shards in which the newest known one is missing."""
         lost: list[str] = []
-        for shard, (_, made, behind, timers, reached) in marked.items():
-            known = self.marks.get(shard, Mark(0, 0))
-            so_far = self._counted.pop(shard, ("0", 0))[1] + timers
-            if made and reached != b"0":
-                self._counted[shard] = reached.decode(), so_far
-            if made:
-                self.marks[shard] = Mark(int(made), so_far if reached == b"0" else known.timers)
-            else:
-                lost += (str(shard), behind.decode(), str(known.ms), str(known.timers))
+        for shard, (newest, behind) in marked.items():
+            if not newest:
+                lost += (str(shard), behind.decode(), str(self.marks[shard]), str(self.timers.get(shard, 0)))
+            self.marks[shard] = int(newest or 0)
         if lost:
             self._take(await self._change("lose", self.epoch, *lost))
-            for shard in map(int, lost[::4]):
-                del self.marks[shard]
 
-    def _to_mark(self, shard: int) -> list[str]:
-        cursor, _ = self._counted.get(shard, ("0", 0))
-        return [self._wake, str(self.marks[shard].ms if shard in self.marks else 0), str(COUNTED), cursor]
+    async def count(self) -> None:
+        """Count the timers of all shards, a part of each."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            for shard in range(self.shards):
+                asked.hscan(f"{keys.root(shard)}counts", self._counted.get(shard, (0, 0))[0], count=COUNTED)
+            found = await scripts.read(asked, (0, {}))
+        for shard, (cursor, counts) in enumerate(found):
+            alive = (int(n) for name, n in counts.items() if name[:2] in (b"s ", b"r ") and n.isdigit())
+            total = self._counted.pop(shard, (0, 0))[1] + sum(alive)
+            if cursor:
+                self._counted[shard] = (cursor, total)
+            else:
+                self.timers[shard] = total
 
     async def acknowledge(self) -> Sequence[Loss]:
         """Stop reporting the losses: somebody knows of them now. Returns them."""
@@ -228,7 +228,7 @@ class DbIdentity:
         except (ResponseError, RedisRights) as error:
             raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
         self._clock.observe(int(reply[0]), sent, time.monotonic())
-        return _meta(reply)
+        return _meta(reply[1])
 
     def _to_do(self, act: str, *arguments: str) -> scripts.ScriptCall:
         if act == "look":
@@ -247,10 +247,10 @@ class DbIdentity:
         self._seen_ms = round(self._clock.now_ms())
 
 
-def _meta(reply: Sequence[Any]) -> Meta | None:
-    """The script's answer; None if the db has no identity yet. Raises ConfigurationError for another format or an
-    unusable meta."""
-    texts = [field.decode(errors="replace") for field in reply[1]]
+def _meta(flat: Sequence[bytes]) -> Meta | None:
+    """Fields and values in turn as a meta; None if the db has no identity yet. Raises ConfigurationError for another
+    format or an unusable meta."""
+    texts = [field.decode(errors="replace") for field in flat]
     fields = dict(zip(texts[::2], texts[1::2], strict=True))
     if (form := fields.get("format", RECORD_FORMAT)) != RECORD_FORMAT:
         raise ConfigurationError(f"the db holds records of format {form}; this version knows {RECORD_FORMAT}")

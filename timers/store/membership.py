@@ -1,7 +1,8 @@
 """Owns who is alive and who declared what: the pods' signs of life, and the prefixes that pods ever declared.
 
-A sign has two parts: what a pod is, sent once, and its state, sent at every beat, so that hundreds of processors make
-no beat long. Declarations outlive their pods, because no other processor may take a prefix while its own pods are gone.
+A sign has two parts, what a pod is and how it is. Each is sent only when it has changed, and others read what pods are
+only when that has changed, so a beat stays short however many pods and processors there are. Declarations outlive their
+pods, because no other processor may take a prefix while its own pods are gone.
 """
 
 import json
@@ -10,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -19,12 +20,15 @@ from timers.core.durations import format_time
 from timers.core.fields import is_prefix, owner
 from timers.core.lateness import quantiles_ms
 from timers.store import keys
-from timers.store.identity import SILENT_SECONDS, Mark
+from timers.store.identity import SILENT_SECONDS
 from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Store
 
 FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
-"""A pod that is silent for four beats counts as gone; until then its share of events is claimed by a late look."""
+"""A pod that is silent for longer counts as gone; until then its share of events is claimed by a late look."""
+
+INTRODUCE_BEATS: Final = 10
+"""Every so many beats a pod tells everything again, in case a stranger has removed it."""
 
 HEARINGS: Final = ("ok", "late", "deaf")
 """How notifications arrive at a pod, worst last."""
@@ -33,7 +37,7 @@ LIMITS: Final = "limits of "
 """Begins the name of the setting in which a pod tells the limits of a processor."""
 
 _CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings")
-_STATE: Final = ("running", "notifications", "lateness", "epoch", "marks", "lacks")
+_STATE: Final = ("running", "notifications", "lateness", "lacks")
 _VERSION: Final = f"{keys.PODS_ROOT}version"
 _DECLARED: Final = f"{keys.PODS_ROOT}declared"
 
@@ -45,9 +49,8 @@ _Bucket = Annotated[int, Field(ge=0, le=1000)]
 class Member:
     """A live pod. `processors` are the prefixes of its processors. `only` and `shards` are what it is limited to (empty
     `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as text. `lateness`
-    counts its starts of the last minutes by bucket. `epoch` and `marks` are what it knows of the db. `lacks` says
-    what its Redis user was just refused, by prefix. `trouble` says which parts of its sign cannot be read; they count
-    as missing."""
+    counts its starts of the last minutes by bucket. `lacks` says what its Redis user was just refused, by prefix.
+    `trouble` says which parts of its sign cannot be read; they count as missing."""
 
     pod: str
     seen_ms: _Count = 0
@@ -60,8 +63,6 @@ class Member:
     running: _Count = 0
     notifications: str = HEARINGS[-1]
     lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)
-    epoch: str = ""
-    marks: Mapping[_Count, Mark] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
     trouble: str | None = None
 
@@ -141,15 +142,16 @@ class Membership:
     def __init__(self, store: Store, *, forget_after_ms: int = FORGET_AFTER_MS) -> None:
         self._store, self._redis = store, store.connections.commands
         self._forget_after_ms = forget_after_ms
-        self._said = ""
-        self._cards: dict[bytes, Member] = {}
+        self._said_card = self._said_state = ""
+        self._beats = 0
+        self._introduced: set[str] = set()
         self._roster = Roster()
         self._lost_at = float("-inf")
 
     async def beat(self, me: Member) -> Roster:
-        """Give a sign of life, declare the member's processors, and learn who is alive. If the declarations were lost,
-        those known until then count until every live pod has had the time to declare its own again: otherwise a pod
-        with a shorter prefix would run the timers of others meanwhile."""
+        """Give a sign of life, declare the member's processors, and learn what the live pods are; `read` tells how they
+        are. If the declarations were lost, those known until then count until every live pod has had the time to
+        declare its own again: otherwise a pod with a shorter prefix would run the timers of others meanwhile."""
         known, roster = self._roster, await self._introduce(me)
         if known.declared and not known.declared.items() & roster.declared.items():
             self._lost_at = time.monotonic()
@@ -161,38 +163,38 @@ class Membership:
         return self._roster
 
     async def _introduce(self, me: Member) -> Roster:
-        """Give a sign of life. What the registry already knows of the member is sent again only after it was lost or
-        somebody took a declaration back."""
-        card = _json(me, *_CARD)
-        if card == self._said:
-            roster = await self._beat(me, "", *sorted(me.processors)[:1])
-            if me.pod.encode() in self._cards and me.processors <= roster.declared.keys():
+        """Give a sign of life. What the registry knows of the member is sent again only now and then, or after it was
+        lost or somebody took a declaration back."""
+        card, self._beats = _json(me, *_CARD), self._beats + 1
+        if card == self._said_card and self._beats % INTRODUCE_BEATS:
+            roster = await self._beat(me)
+            if me.pod in self._introduced and me.processors <= roster.declared.keys():
                 return roster
+        self._said_state = ""
         roster = await self._beat(me, card, *sorted(me.processors))
-        self._said = card
+        self._said_card = card
         return roster
 
     async def _beat(self, me: Member, card: str = "", *declares: str) -> Roster:
-        arguments: list[Argument] = [
-            me.pod,
-            _json(me, *_STATE),
-            self._forget_after_ms,
-            self._roster.version,
-            card,
-            *declares,
-        ]
-        version, signs, cards, declared = await self._store.run_at(keys.PODS_ROOT, "beat", arguments)
+        state = _json(me, *_STATE)
+        news = "" if state == self._said_state else state
+        version, signs, cards, declared = await self._run(me.pod, news, self._roster.version, card, *declares)
+        self._said_state = state
         if version != self._roster.version:
-            self._cards = {pod: _part(pod, text) for pod, text in _pairs(cards).items()}
-            self._roster = Roster(version, (), _declarations(_pairs(declared)))
-        members = [_member(self._cards, *signs[i : i + 3]) for i in range(0, len(signs), 3)]
-        self._roster = replace(self._roster, members=members)
+            parts = {pod: _part(pod, text) for pod, text in _pairs(cards).items()}
+            self._introduced = {member.pod for member in parts.values()}
+            members = [_member(parts, pod, float(score)) for pod, score in _pairs(signs).items()]
+            self._roster = Roster(version, members, _declarations(_pairs(declared)))
         return self._roster
 
     async def leave(self, pod: str) -> None:
         """Sign a pod off. Its declarations stay."""
-        self._said = ""
-        await self._store.run_at(keys.PODS_ROOT, "beat", [pod, "", self._forget_after_ms, "", ""])
+        self._said_card = ""
+        await self._run(pod, "gone", b"")
+
+    async def _run(self, pod: str, state: str, version: bytes, card: str = "", *declares: str) -> list[Any]:
+        arguments: list[Argument] = [pod, state, self._forget_after_ms, version, card, *declares]
+        return await self._store.run_at(keys.PODS_ROOT, "beat", arguments)
 
     async def read(self) -> Roster:
         """Read who is alive without giving a sign of life. Writes nothing."""
@@ -252,19 +254,10 @@ def _part(pod: bytes, text: bytes) -> Member:
         return Member(name, trouble=f"its sign of life cannot be read ({type(error).__name__})")
 
 
-def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: bytes | float, state: bytes) -> Member:
+def _member(cards: Mapping[bytes, Member], pod: bytes, seen_ms: float, state: bytes = b"{}") -> Member:
     what, how = cards.get(pod, Member(pod.decode(errors="replace"))), _part(pod, state)
-    return replace(
-        what,
-        seen_ms=int(float(seen_ms)),
-        running=how.running,
-        notifications=how.notifications,
-        lateness=how.lateness,
-        epoch=how.epoch,
-        marks=how.marks,
-        lacks=how.lacks,
-        trouble=what.trouble or how.trouble,
-    )
+    said = {name: getattr(how, name) for name in _STATE}
+    return replace(what, seen_ms=int(seen_ms), trouble=what.trouble or how.trouble, **said)
 
 
 def _declarations(found: Mapping[bytes, bytes]) -> dict[str, Declaration]:

@@ -60,6 +60,11 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True)
+class PodsChanged:
+    """A pod came, changed what it is, or went; or a declaration is new."""
+
+
+@dataclass(frozen=True, slots=True)
 class CanaryExpired:
     """A canary key expired; `name` is what follows `timers:canary:`."""
 
@@ -74,7 +79,7 @@ class Subscribed:
     at_ms: int = field(default=0, compare=False)
 
 
-Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | CanaryExpired | Subscribed
+Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | PodsChanged | CanaryExpired | Subscribed
 Sink = Callable[[Notification], None]
 
 SUBSCRIBED: Final = Subscribed()
@@ -82,6 +87,7 @@ SUBSCRIBED: Final = Subscribed()
 _TRIGGER = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):\{(\d+)\}:([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 _LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 _WAKE = re.compile(rb"\{(\d+)\} (?:(\d+)|outbox)")
+_CHANGED: Final = b"{pods} changed"
 _CANARY: Final = keys.canary_key("").encode()
 
 
@@ -119,6 +125,8 @@ async def hear(connections: Connections, sink: Sink) -> None:
 
 
 def _parse_wake(data: bytes) -> Notification | None:
+    if data == _CHANGED:
+        return PodsChanged()
     wake = _WAKE.fullmatch(data)
     if wake is None:
         return None
