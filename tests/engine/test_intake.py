@@ -5,7 +5,7 @@ from time import monotonic
 
 import pytest
 
-from timers.engine.intake import BUSY_SECONDS, CLAIM_BATCH, CLAIM_QUEUES, LATER_SECONDS, Ask, Intake
+from timers.engine.intake import BUSY_SECONDS, CLAIM_BATCH, CLAIM_QUEUES, LATER_SECONDS, LIMITED_QUEUES, Ask, Intake
 
 NOTE = (0, "note")
 
@@ -271,6 +271,14 @@ def test_queues_with_limits_hid_one_without_that_was_marked_before_them(time: _T
         intake.mark(0, f"limited-{number}")
     assert intake.waiting()[0] == 2 * CLAIM_QUEUES + 1
     assert taken(intake) == [(0, "event", "free", 1)]
-    asked = [ask.prefix for some in intake.take(1000, limited=True) for ask in some.asks]
-    assert len(asked) == CLAIM_QUEUES
     assert not intake.is_empty
+
+
+def test_a_round_of_limited_queues_kept_the_server_busy_for_30_ms(time: _Time) -> None:
+    """It took 200 queues. Timers of other queues that became due meanwhile waited."""
+    intake = Intake(time.later, limited=lambda _prefix: True)
+    for number in range(2 * CLAIM_QUEUES):
+        intake.mark(0, f"limited-{number}")
+    (wanted,) = intake.take(1000, limited=True)
+    assert (len(wanted.asks), wanted.most) == (LIMITED_QUEUES, LIMITED_QUEUES)
+    assert LIMITED_QUEUES <= CLAIM_QUEUES / 8

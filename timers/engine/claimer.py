@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final
 
 from timers.engine.intake import BACKLOG, CLAIM_BATCH, HOLD_SECONDS, Ask, Intake, PlannedClaim
@@ -23,8 +23,10 @@ _log = get_logger("timers.claimer")
 
 
 ROUNDS: Final = 2
-"""Claims in progress at once, and as many of limited queues: while the server works on one, this pod starts the runs of
-the other."""
+"""Claims in progress at once: while the server works on one, this pod starts the runs of the other."""
+
+LIMITED_ROUNDS: Final = 1
+"""As `ROUNDS`, for limited queues: two would keep the server busy for twice as long before it serves the others."""
 
 
 FULL_MS: Final = 500
@@ -46,7 +48,8 @@ class Claimer:
     async def run(self) -> None:
         """Claim while there is work and room for it, until a claim fails. Queues with limits over the fleet have turns
         of their own: they take more round trips, for which the others do not wait."""
-        await side_by_side(self._turn(limited=limited) for limited in (False, True) for _ in range(ROUNDS))
+        lanes = chain(repeat(False, ROUNDS), repeat(True, LIMITED_ROUNDS))
+        await side_by_side(self._turn(limited=limited) for limited in lanes)
 
     @property
     def is_idle(self) -> bool:

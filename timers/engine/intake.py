@@ -19,6 +19,10 @@ enough to keep 1,000 runs supplied."""
 CLAIM_QUEUES: Final = 200
 """Queues in one round of claims: half are those that became due last, half those that have waited longest."""
 
+LIMITED_QUEUES: Final = 25
+"""Queues in one round of claims from limited queues. Each has a reservation of its own, and a rate may free a thousand
+of them at once: timers of other queues wait while the server works on a round, about 5 ms."""
+
 BACKLOG: Final = 25
 """A claim of this many that comes back full proves a backlog."""
 
@@ -77,8 +81,9 @@ class PlannedClaim:
 @dataclass(slots=True)
 class _Lane:
     """Marked queues that wait for one another: `new` ones have just become due, `old` ones wait. `something` is set
-    while there is something to take."""
+    while there is something to take. At most `at_once` of them are taken in one round."""
 
+    at_once: int
     new: dict[Queue, _Mark] = field(default_factory=dict)
     old: dict[Queue, _Mark] = field(default_factory=dict)
     something: asyncio.Event = field(default_factory=asyncio.Event)
@@ -102,7 +107,7 @@ class Intake:
         limited: Callable[[str], bool] = lambda _prefix: False,
     ) -> None:
         self._call_later, self._is_limited = later, limited
-        self._free, self._limited = self._lanes = _Lane(), _Lane()
+        self._free, self._limited = self._lanes = _Lane(CLAIM_QUEUES), _Lane(LIMITED_QUEUES)
         self._others: dict[Queue, float] = {}
         self._aging: dict[Queue, float] = {}
         self._orphans: dict[Identity, int] = {}
@@ -271,9 +276,9 @@ class Intake:
 def _next_queues(lane: _Lane) -> list[tuple[Queue, _Mark]]:
     """From queues that have just become due, take the newest, which can still be on time; from waiting queues, the
     oldest. A new queue that is not taken for a while is found by a sweep and then waits with the others."""
-    most_new = max(CLAIM_QUEUES // 2, CLAIM_QUEUES - len(lane.old))
+    most_new = max(lane.at_once // 2, lane.at_once - len(lane.old))
     new = list(islice(reversed(lane.new.items()), most_new))
-    return [*reversed(new), *islice(lane.old.items(), CLAIM_QUEUES - len(new))]
+    return [*reversed(new), *islice(lane.old.items(), lane.at_once - len(new))]
 
 
 def _ask(lane: _Lane, queue: Queue, most: int) -> Ask:
