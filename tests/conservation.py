@@ -9,7 +9,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from timers.core.model import Status, Timer
-from timers.store import codec
+from timers.store import codec, keys
 from timers.store.store import Identity, Store
 
 _SHARD_KEY: Final = re.compile(r"timers:\{(\d+)\}:(\w+)(?::(.+))?", re.DOTALL)
@@ -38,6 +38,7 @@ class ShardState:
     waiting: set[Identity] = field(default_factory=set)
     bare: dict[Identity, float] = field(default_factory=dict)
     counts: dict[tuple[Status, str], int] = field(default_factory=dict)
+    prefixes: dict[str, float] = field(default_factory=dict)
     quarantine: dict[Identity, str] = field(default_factory=dict)
     token: int = 0
     unknown: list[str] = field(default_factory=list)
@@ -69,6 +70,9 @@ async def _read_key(redis: Redis, state: ShardState, key: str, kind: str, rest: 
         _read_fields(state, kind, await _fields(redis, key))
     elif kind in ("due", "heads", "held", "blocked", "leases", "bare", "finished", "retrying"):
         _read_index(state, kind, rest, await _scores(redis, key))
+    elif kind == "prefixes":
+        state.prefixes = await _scores(redis, key)
+        state.prefixes.pop(keys.WHOLE, None)
     elif kind == "lease":
         held: Any = await redis.get(key)
         if held is not None:
@@ -155,6 +159,7 @@ def _wrong_counts(state: ShardState) -> Iterator[str]:
             yield f"{kind[1]} counts {state.counts.get(kind, 0)} {kind[0]}, there are {there[kind]}"
         elif not there[kind]:
             yield f"{kind[1]} still has a count of {kind[0]}, and it is 0"
+    yield from _differences("prefixes", state.prefixes, dict.fromkeys((prefix for _, prefix in state.counts), 0))
 
 
 def _wrong_due(state: ShardState) -> Iterator[str]:

@@ -104,7 +104,8 @@ async def lose_an_index(store: Store) -> None:
 
 
 async def lose_every_index(store: Store) -> None:
-    await store.connections.commands.delete("timers:{0}:due:note", "timers:{0}:heads", "timers:{0}:counts")
+    names = ("due:note", "heads", "counts", "prefixes")
+    await store.connections.commands.delete(*(f"timers:{{0}}:{name}" for name in names))
 
 
 async def spoil_a_record(store: Store) -> None:

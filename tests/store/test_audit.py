@@ -10,6 +10,7 @@ import pytest
 from tests.conservation import conserved, state_of
 from tests.store.acts import PREFIX, an_end, armed, arming, claim, finished, prune, put, running, settle
 from timers.core.model import Status
+from timers.store import keys
 from timers.store.audit import audit, compare, uncounted
 from timers.store.store import Store
 
@@ -57,6 +58,7 @@ async def test_an_intact_db_is_left_alone(store: Store) -> None:
         ("due:reminder", {"due"}),
         ("heads", {"heads"}),
         ("counts", {"counts"}),
+        ("prefixes", {"prefixes"}),
         ("leases", {"leases"}),
         ("finished:c:reminder", {"finished"}),
         ("finished:x:reminder", {"finished"}),
@@ -76,6 +78,14 @@ async def test_deleted_indexes_come_back(store: Store, key: str, found: set[str]
         before.counts,
     )
     assert (after.leases.keys(), after.finished.keys()) == (before.leases.keys(), before.finished.keys())
+    assert after.prefixes == before.prefixes
+
+
+async def test_prefixes_that_the_index_has_wrongly_leave_it(store: Store) -> None:
+    await armed(store, due=HOUR)
+    await store.connections.commands.zadd("timers:{0}:prefixes", {PREFIX: 7, "gone": 0, "strange": 9, keys.WHOLE: 0})
+    assert (await mended(store))["prefixes"] == 3
+    assert await store.connections.commands.zrange("timers:{0}:prefixes", 0, -1) == [b"reminder", b"~"]
 
 
 async def test_all_indexes_at_once_come_back(store: Store) -> None:
@@ -147,7 +157,8 @@ async def test_an_entry_without_a_record_is_quarantined(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "found"), [("due:reminder", "due"), ("heads", "heads"), ("held", ""), ("counts", "counts")]
+    ("key", "found"),
+    [("due:reminder", "due"), ("heads", "heads"), ("held", ""), ("counts", "counts"), ("prefixes", "prefixes")],
 )
 async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Store, key: str, found: str) -> None:
     await armed(store, due=HOUR)
@@ -168,7 +179,7 @@ async def test_records_of_a_prefix_that_lost_counts_heads_and_indexes_are_uncoun
     assert await uncounted(store, 0) == {}
 
 
-@pytest.mark.parametrize("key", ["due:reminder", "heads", "counts"])
+@pytest.mark.parametrize("key", ["due:reminder", "heads", "counts", "prefixes"])
 async def test_a_quick_look_reports_it_and_changes_nothing(store: Store, key: str) -> None:
     await many_of_all(store)
     assert [found async for found in compare(store, 0) if found] == []

@@ -12,7 +12,7 @@ from redis.asyncio.client import Pipeline
 
 from tests.members import declare
 from tests.servers import Kind, start_kind
-from tests.store.acts import armed, arming, claim
+from tests.store.acts import LEASE_MS, POD, PREFIX, an_end, armed, arming, prune, running, settle
 from tests.waiting import patient
 from timers.client import TimerClient, open_store
 from timers.client.actions import BulkAction
@@ -179,28 +179,108 @@ async def test_a_quota_over_names_looks_at_no_other_prefix(real: Store) -> None:
     assert stats["cmdstat_hmget"]["calls"] == 2
 
 
-async def test_a_timer_that_starts_while_the_counts_are_read_makes_no_room(real: Store) -> None:
-    """The prefixes of a pattern are looked for in parts. A timer that started between two of them left a count that was
-    not yet read for one that had been, and was missed. Here it starts after each part in turn."""
-    others: Any = {f"s p{number}": 1 for number in range(1000)}
-    await real.connections.commands.hset("timers:{0}:counts", mapping=others)
-    execute, starts_after, parts = Pipeline.execute, 0, 1
+HOUR = "+3600000"
+
+
+async def commands_of_a_create(store: Store, timer_id: str) -> dict[str, int]:
+    """Which commands a create under `acme-*` gives, and how often."""
+    redis: Any = store.connections.commands
+    await redis.config_resetstat()
+    quota = Quota(100, ("acme-*",), 100)
+    (reply,) = await Quotas(store).arm([arming(timer_id, prefix="acme-mail", due=HOUR)], quota, edit_lock_ms=0)
+    assert reply.code == "created"
+    stats = await redis.info("commandstats")
+    return {name: stat["calls"] for name, stat in stats.items()}
+
+
+async def test_a_create_under_a_pattern_looked_at_the_prefixes_of_all_tenants(real: Store) -> None:
+    for timer_id in ("first", "second"):  # the first finds no index yet, and one may connect or load a script
+        await commands_of_a_create(real, timer_id)
+    alone = await commands_of_a_create(real, "third")
+    await real.arm([arming(prefix=f"{letter}cme-{n}", due=HOUR) for letter in "0bz" for n in range(1000)])
+    assert await commands_of_a_create(real, "fourth") == alone
+    assert "cmdstat_hscan" not in alone
+
+
+NAMES = [f"t{number}" for number in range(400)]
+
+
+@pytest.mark.parametrize("indexed", [True, False], ids=["indexed", "of an older version"])
+@pytest.mark.parametrize(
+    ("ends", "quota", "code"),
+    [(False, Quota(len(NAMES), ("t*",), 1000), "full"), (True, Quota(None, ("t*",), len(NAMES)), "prefixes")],
+)
+async def test_a_timer_that_starts_or_ends_while_prefixes_are_looked_for_makes_no_room(
+    real: Store, *, ends: bool, quota: Quota, code: str, indexed: bool
+) -> None:
+    """The prefixes of a pattern are looked for in parts. If the only timer of one started or ended between two parts,
+    its count left for another that was among those already read, and the prefix was missed."""
+    await real.arm([arming(prefix=prefix) for prefix in NAMES])
+    if not indexed:
+        await real.connections.commands.delete("timers:{0}:prefixes")
+    waiting, execute, run = NAMES[::-1], Pipeline.execute, Store.run
+
+    async def move() -> None:
+        """Start or end the timers of the next prefixes."""
+        names = [waiting.pop() for _ in range(min(len(waiting), 20))]
+        claimed = await real.claim(0, [(name, 1) for name in names], pod=POD, lease_ms=LEASE_MS, cause="sweep")
+        if ends:
+            assert await settle(real, *map(an_end, claimed.timers)) == ["settled"] * len(names)
 
     async def part(pipe: Any, **options: Any) -> Any:
-        nonlocal parts
         answers = await execute(pipe, **options)
-        parts += 1
-        if parts == starts_after:
-            await claim(real, 1, prefix=f"t{starts_after}")
+        await move()
         return answers
 
-    with patch("timers.store.quotas.COUNT_BATCH", 100), patch.object(Pipeline, "execute", part):
-        while starts_after < parts:
-            parts, starts_after = 0, starts_after + 1
-            for timer_id in ("first", "second"):
-                await armed(real, timer_id, prefix=f"t{starts_after}")
-            quota = Quota(2, (f"t{starts_after}*",), 2)
-            (reply,) = await Quotas(real).arm([arming(prefix=f"t{starts_after}x")], quota, edit_lock_ms=0)
-            assert reply.code == "full"
-    await real.connections.commands.hdel("timers:{0}:counts", *others)
-    assert starts_after > 5
+    async def script(store: Store, name: str, *more: Any, **options: Any) -> Any:
+        answers = await run(store, name, *more, **options)
+        if name == "audit":
+            await move()
+        return answers
+
+    with (
+        patch("timers.store.quotas.COUNT_BATCH", 20),
+        patch("timers.store.audit.INDEXED", 20),
+        patch.object(Pipeline, "execute", part),
+        patch.object(Store, "run", script),
+    ):
+        (reply,) = await Quotas(real).arm([arming(prefix="tnew")], quota, edit_lock_ms=0)
+    assert reply.code == code
+    assert len(waiting) < len(NAMES) / 2
+
+
+async def test_a_quota_over_a_pattern_holds_in_a_db_without_its_index(store: Store) -> None:
+    client, quota = TimerClient.over(store), Quota(10, ("p*",), 100)
+    await client.batch([timer(f"p{n}", "1") for n in range(10)])
+    for shard in range(store.shards):
+        await store.connections.commands.delete(f"{keys.root(shard)}prefixes")
+    await client.batch([timer("a", "1")])  # what is armed now is in the index, the rest not yet
+    assert await codes(client, quota, timer("p1", "2")) == ["TooManyPending"]
+    await client.cancel("p3", "1", purge=True)
+    assert await codes(client, quota, timer("p1", "2"), timer("p1", "3")) == ["created", "TooManyPending"]
+
+
+async def test_a_quota_over_a_pattern_begins_anew_in_an_emptied_db(real: Store) -> None:
+    quotas, quota = Quotas(real), Quota(1, ("t*",), 1)
+    for code in ("created", "prefixes"):
+        (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota, edit_lock_ms=0)
+        assert reply.code == code
+    await real.connections.commands.flushdb()
+    for code in ("created", "prefixes"):
+        (reply,) = await quotas.arm([arming(prefix=f"t{code}", due=HOUR)], quota, edit_lock_ms=0)
+        assert reply.code == code
+
+
+@pytest.mark.parametrize("way", ["purge", "prune", "settle", "cancel"])
+async def test_a_prefix_leaves_the_index_with_its_last_timer(real: Store, way: str) -> None:
+    """Callers choose prefixes: the index would otherwise grow without end."""
+    last = await running(real) if way == "settle" else await armed(real, due=HOUR)
+    await armed(real, "other", due=HOUR, prefix="other")
+    if way == "prune":
+        await real.cancel(PREFIX, last.id)
+        assert await prune(real, retention_ms=-1000, most=10) == 1
+    elif way == "settle":
+        assert await settle(real, an_end(last), retention_ms=0) == ["settled"]
+    else:
+        await real.cancel(PREFIX, last.id, purge=way == "purge", keep=way == "purge")
+    assert await real.connections.commands.zrange("timers:{0}:prefixes", 0, -1) == [b"other"]

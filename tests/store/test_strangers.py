@@ -107,7 +107,7 @@ KEYS: Final = (
     *STRINGS,
     *(bucket_of(f"{PREFIX}:{timer_id}") for timer_id in ("run", "due", "later", "done", "lost")),
     *(f"{ROOT}{name}" for name in (f"due:{PREFIX}", "heads", "held", "blocked", "leases", "paused", "counts")),
-    *(f"{ROOT}{name}" for name in (f"finished:c:{PREFIX}", "adopted", "quarantine")),
+    *(f"{ROOT}{name}" for name in ("prefixes", f"finished:c:{PREFIX}", "adopted", "quarantine")),
     *(f"{PREFIX}:{{0}}:{timer_id}" for timer_id in ("due", "later")),
 )
 

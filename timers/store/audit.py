@@ -11,12 +11,16 @@ from timers.store.store import Store
 STEP: Final = 100
 """Records or entries in one step: one to two milliseconds of the server's time."""
 
+INDEXED: Final = 500
+"""Prefixes in one step that only looks whether they are indexed."""
+
 QUEUES: Final = 25
 """Prefixes in one step."""
 
 Found = Mapping[str, int]
 """What disagreed, and how often: `due`, `bare`, `retrying`, `leases`, `finished` (missing from the index), `left over`
-(in the wrong index), `heads`, `counts`, `uncounted records`; and what was quarantined: `unreadable`, `no record`."""
+(in the wrong index), `heads`, `counts`, `prefixes` (that have counts), `uncounted records`; and what was quarantined:
+`unreadable`, `no record`."""
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
@@ -54,15 +58,24 @@ async def uncounted(store: Store, shard: int) -> Found:
     return (await _step(store, shard, ["totals", "look"]))[0]
 
 
+async def index_prefixes(store: Store, shard: int) -> None:
+    """Fill the index of prefixes of a shard that is of an older version, or has lost it. Only one look at all counts at
+    once misses no timer that starts meanwhile."""
+    names = [*sorted(await _prefixes(store, shard)), keys.WHOLE]
+    for start in range(0, len(names), INDEXED):
+        await _step(store, shard, ["prefixes", "mend", *names[start : start + INDEXED]])
+
+
 async def _prefixes(store: Store, shard: int) -> set[str]:
-    """The prefixes with a count, a head or retrying timers."""
+    """The prefixes that are indexed, or have a count, a head or retrying timers."""
     root = keys.root(shard)
     async with store.connections.commands.pipeline(transaction=False) as asked:
         asked.hkeys(f"{root}counts")
-        for name in ("heads", "held", "retrying"):
+        for name in ("heads", "held", "retrying", "prefixes"):
             asked.zrange(f"{root}{name}", 0, -1)
-        counted, *heads = await read(asked, [])
-    return {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*heads)}
+        counted, *indexes = await read(asked, [])
+    found = {keys.text(name).partition(" ")[2] for name in counted} | {keys.text(name) for name in chain(*indexes)}
+    return found - {keys.WHOLE}
 
 
 def _indexes(prefix: str) -> Iterator[str]:

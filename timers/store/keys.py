@@ -25,6 +25,9 @@ ACCESS_ROOT: Final = "timers:{access}:"
 FIRED_ROOT: Final = "timers:{fired}:"
 """Root of the rings of past starts in the last hour and day."""
 
+WHOLE: Final = "~"
+"""What the index of a shard's prefixes holds once it is whole; it stands behind every prefix."""
+
 BARE: Final = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 """A key that a client may have set itself: `<prefix>:<id>`. Braces keep a trigger key from matching."""
 

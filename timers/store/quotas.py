@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Final
 
 from timers.store import keys
+from timers.store.audit import index_prefixes
 from timers.store.scripts import Argument, reachable, read
 from timers.store.store import Arming, Reply, Store
 
@@ -27,7 +28,7 @@ ROUNDS: Final = 5
 """Rounds of a batch: a timer without a place in its shard may get one that another shard did not use."""
 
 COUNT_BATCH: Final = 500
-"""Counts that one command looks at for those of a pattern: less than a millisecond of the server's time."""
+"""Prefixes that one command looks at: a millisecond of the server's time at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,41 +102,51 @@ class Quotas:
     async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
         """How many timers are scheduled or run under the quota's prefixes, and which prefixes have timers at all."""
         patterns = [name for name in quota.prefixes if name.endswith("*")]
-        prefixes = sorted({*quota.prefixes}.difference(patterns) | await self._with_timers(patterns))
-        scheduled, known = 0, set[str]()
+        known = await self._with_timers(patterns)
+        letters = dict.fromkeys(known, _PENDING) | dict.fromkeys({*quota.prefixes}.difference(patterns), _ALL)
+        prefixes, scheduled = sorted(letters), 0
         async with self._redis.pipeline(transaction=False) as asked:
             # A prefix's counts are read together, because a timer that starts leaves one of them for another.
             some = [prefixes[start : start + COUNT_BATCH] for start in range(0, len(prefixes), COUNT_BATCH)]
             for shard, names in product(range(self._store.shards), some):
-                asked.hmget(f"{keys.root(shard)}counts", [f"{letter} {name}" for name in names for letter in _LETTERS])
+                fields = [f"{letter} {name}" for name in names for letter in letters[name]]
+                asked.hmget(f"{keys.root(shard)}counts", fields)
             answers = iter(await read(asked, []) if prefixes else ())
         for _, names in product(range(self._store.shards), some):
-            numbers = [int(n) if n and n.isdigit() else 0 for n in next(answers)]
-            for place, name in enumerate(names):
-                of_prefix = numbers[place * len(_LETTERS) :][: len(_LETTERS)]
-                scheduled += sum(of_prefix[:2])
+            numbers = (int(n) if n and n.isdigit() else 0 for n in next(answers))
+            for name in names:
+                of_prefix = list(islice(numbers, len(letters[name])))
+                scheduled += sum(of_prefix[: len(_PENDING)])
                 if any(of_prefix):
                     known.add(name)
         return scheduled, known
 
     async def _with_timers(self, patterns: Sequence[str]) -> set[str]:
-        """The prefixes that have timers and match one of the patterns. Looks at all prefixes, some at a time, so it may
-        miss one whose only timer starts or ends just then."""
-        found, cursors = set[str](), dict.fromkeys(product(range(self._store.shards), patterns), 0)
-        while cursors:
+        """The prefixes that have timers and match one of the patterns. Looks at no others."""
+        found = set[str]()
+        sources = product(range(self._store.shards), (pattern[:-1] for pattern in patterns))
+        places = {(shard, beginning): b"[" + beginning.encode() for shard, beginning in sources}
+        while places:
             async with self._redis.pipeline(transaction=False) as asked:
-                for (shard, pattern), cursor in cursors.items():
-                    asked.hscan(f"{keys.root(shard)}counts", cursor, match=f"? {pattern}", count=COUNT_BATCH)
-                answers = await read(asked, (0, {}))
-            for source, (cursor, fields) in zip(list(cursors), answers, strict=True):
-                found.update(keys.text(field[2:]) for field in fields)
-                cursors[source] = cursor
-            cursors = {source: cursor for source, cursor in cursors.items() if cursor}
+                for (shard, beginning), place in places.items():
+                    index, end = f"{keys.root(shard)}prefixes", f"({beginning}{keys.WHOLE}"
+                    asked.zscore(index, keys.WHOLE)
+                    asked.zrange(index, place, end, bylex=True, offset=0, num=COUNT_BATCH)
+                answers = await read(asked, None, [])
+            for source, whole, names in zip(list(places), answers[::2], answers[1::2], strict=True):
+                found.update(keys.text(name) for name in names)
+                if whole is None:
+                    await index_prefixes(self._store, source[0])
+                elif len(names) == COUNT_BATCH:
+                    places[source] = b"(" + names[-1]
+                else:
+                    del places[source]
         return found
 
 
-_LETTERS: Final = "srcfux"
-"""Of the counts of a prefix; the first two are of timers that are scheduled or run."""
+_PENDING: Final = "sr"
+_ALL: Final = "srcfux"
+"""Letters of a prefix's counts: of timers that are scheduled or run, and of all."""
 
 _NO_PLACE: Final = Reply("full", None)
 _ONE_TOO_MANY: Final = Reply("prefixes", None)

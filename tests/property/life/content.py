@@ -151,6 +151,7 @@ _READERS: Final = {
     "held": _Reader(lambda pipeline, name: pipeline.zrange(name, 0, -1, withscores=True), _take_heads),
     **dict.fromkeys(("blocked", "pauses"), _Reader(Pipeline.exists, lambda found, name, _: None)),
     "paused": _Reader(lambda pipeline, name: pipeline.smembers(name), _take_members),
+    "prefixes": _SORTED,
     "leases": _SORTED,
     "bare": _SORTED,
     "finished": _SORTED,
@@ -178,6 +179,8 @@ def expected_content(oracle: Oracle, store: Store, now_ms: int) -> Content:
             wanted.add(f"{keys.root(shard)}paused", prefix)
     for identity, life in oracle.lives.items():
         _expect(wanted, keys.root(store.shard_of(*identity)), identity, life, now_ms)
+    for root, prefix in {(keys.root(store.shard_of(*identity)), identity[0]) for identity in oracle.lives}:
+        wanted.add(f"{root}prefixes", prefix)
     for identity in oracle.known:
         wanted.add(f"{keys.root(store.shard_of(*identity))}bare", ":".join(identity))
     _expect_queues(wanted, oracle.lives, store)

@@ -6,7 +6,8 @@
 --          `records`: bucket (0 to 255), cursor in it, most to look at: is each record in the index of its status?
 --          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`, `retrying:<prefix>`,
 --                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
---          `queues`:  prefixes: is the head the earliest due, and do the counts agree with the indexes?
+--          `queues`:  prefixes: is the head the earliest due, do the counts agree with the indexes, and `prefixes` with them?
+--          `prefixes`: prefixes: are those with counts indexed, and no others? `~`, which is none, is put in: the index is whole
 --          `totals`:  nothing more: are there more records than counted? It mends nothing; `records` does
 -- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what disagreed; bucket or index (from 0) to go on at, -1 at
 --          the end, and the cursor in it; the prefixes of the records
@@ -147,6 +148,14 @@ local function check_count(status, prefix, there)
   if there > 0 then call('HSET', root .. 'counts', field, there) else call('HDEL', root .. 'counts', field) end
 end
 
+local function check_indexed(prefix)
+  local index, score = root .. 'prefixes', (prefix == '~' or has_counts(prefix, peek)) and 0 or nil
+  if score_in(index, prefix) == score then return end
+  tell_of('prefixes')
+  if not mends then return end
+  if score then call('ZADD', index, score, prefix) else call('ZREM', index, prefix) end
+end
+
 local function check_retrying(prefix)
   if (score_in(root .. 'retrying', prefix) or 0) == size(finished_key('t', prefix)) then return end
   tell_of('counts')
@@ -174,7 +183,12 @@ function parts.queues(...)
     for status in string.gmatch('cfux', '.') do
       check_count(status, prefix, size(finished_key(status, prefix)))
     end
+    check_indexed(prefix)
   end
+end
+
+function parts.prefixes(...)
+  for _, prefix in ipairs({...}) do check_indexed(prefix) end
 end
 
 function parts.totals()

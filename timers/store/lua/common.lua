@@ -186,8 +186,9 @@ local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due -
 local tallies = {}
 
 local function count(status, prefix, by)
-  local field = status .. ' ' .. prefix
-  tallies[field] = (tallies[field] or 0) + by
+  local of_prefix = tallies[prefix] or {}
+  tallies[prefix] = of_prefix
+  of_prefix[status] = (of_prefix[status] or 0) + by
 end
 
 local function recount(from, to, prefix)
@@ -349,13 +350,30 @@ local function leave(prefix, id, r)
   refresh_head(prefix)
 end
 
--- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look. Deletes a
--- count of zero: callers choose prefixes, and each would otherwise leave a field behind for ever.
-local function conclude()
-  local counts = root .. 'counts'
-  for field, by in pairs(tallies) do
-    if by ~= 0 and call('HINCRBY', counts, field, text(by)) == 0 then call('HDEL', counts, field) end
+local function has_counts(prefix, ask)
+  for status in string.gmatch('srcfux', '.') do
+    if ask('HGET', root .. 'counts', status .. ' ' .. prefix) then return true end
   end
+  return false
+end
+
+-- Add to a prefix's counts, and keep the index of the prefixes that have any. Deletes a count of zero, and a prefix without
+-- counts: callers choose prefixes, and each would otherwise stay for ever. A start or an end only moves a count and costs nothing.
+local function tally(prefix, by_status)
+  local counts, began, ended, sum = root .. 'counts', false, false, 0
+  for status, by in pairs(by_status) do
+    local field = status .. ' ' .. prefix
+    local n = by ~= 0 and call('HINCRBY', counts, field, text(by))
+    if n == 0 then call('HDEL', counts, field) end
+    began, ended, sum = began or n == by, ended or n == 0, sum + by
+  end
+  if began and sum > 0 then call('ZADD', root .. 'prefixes', '0', prefix)
+  elseif ended and sum < 0 and not has_counts(prefix, call) then call('ZREM', root .. 'prefixes', prefix) end
+end
+
+-- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look.
+local function conclude()
+  for prefix, by_status in pairs(tallies) do tally(prefix, by_status) end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
     publish(ARGV[1], tag .. ' ' .. text(earliest))
   end
