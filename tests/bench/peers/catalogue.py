@@ -36,6 +36,7 @@ class Peer:
 
 _OURS: Final = ("ZCARD timers:{0}:due:bench-noop", "ZCARD timers:{0}:leases")
 OURS: Final = "ours"
+_FAST: Final = ("hiredis==3.5.0", "uvloop==0.23.0")
 
 _ALL: Final = (
     Peer(OURS, (), _OURS),
@@ -58,9 +59,58 @@ _ALL: Final = (
     ),
     Peer(
         "arq",
-        ("arq==0.28.0", "hiredis==3.5.0", "uvloop==0.23.0"),
+        ("arq==0.28.0", *_FAST),
         ("ZCARD arq:queue",),
         no_bulk="`enqueue_job` takes one job",
+    ),
+    Peer(
+        "saq",
+        ("saq[redis]==0.26.4", "typing-extensions==4.16.0", *_FAST),
+        ("ZCARD saq:default:incomplete",),
+        no_bulk="`enqueue` takes one job; `map` and `batch` wait for results",
+    ),
+    Peer(
+        "celery",
+        ("celery[redis]==5.7.0", "hiredis==3.5.0"),
+        ("LLEN celery", "HLEN unacked"),
+        no_bulk="a `group` sends its tasks one by one",
+    ),
+    Peer(
+        "apscheduler",
+        ("apscheduler==3.11.3", "redis==8.1.0", "hiredis==3.5.0"),
+        ("ZCARD apscheduler.run_times",),
+        no_bulk="`add_job` takes one job",
+        arms_first=True,
+    ),
+    Peer(
+        "dramatiq",
+        ("dramatiq[redis]==2.2.1", "hiredis==3.5.0"),
+        ("HLEN dramatiq:default.msgs", "HLEN dramatiq:default.DQ.msgs"),
+        no_bulk="a `group` sends its messages one by one",
+        # The default is 8,000; as many as are due at once.
+        settings={"dramatiq_delay_queue_prefetch": "65535"},
+    ),
+    Peer(
+        "huey",
+        ("huey==3.5.4", "redis==8.1.0", "hiredis==3.5.0"),
+        ("ZCARD huey.schedule.bench", "LLEN huey.redis.bench"),
+        no_bulk="`schedule` takes one task; `map` knows no time",
+    ),
+    Peer(
+        "rq",
+        ("rq==2.12.0", "hiredis==3.5.0"),
+        ("ZCARD rq:scheduled:bench", "LLEN rq:queue:bench", "ZCARD rq:wip:bench"),
+    ),
+    Peer(
+        "taskiq",
+        ("taskiq==0.13.0", "taskiq-redis==1.2.4", *_FAST),
+        ("LLEN schedule:time:%Y-%m-%dT%H:%M", "LLEN taskiq"),
+        no_bulk="`schedule_by_time` takes one task",
+    ),
+    Peer(
+        "docket",
+        ("pydocket==0.27.0", *_FAST),
+        ("ZCARD bench:queue", "XLEN bench:stream"),
     ),
 )
 PEERS: Final[Mapping[str, Peer]] = MappingProxyType({peer.name: peer for peer in _ALL})

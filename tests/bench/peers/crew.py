@@ -14,7 +14,7 @@ from tests.bench.peers.adapters.orders import Order
 from tests.bench.peers.catalogue import Peer
 from tests.bench.peers.environments import ROOT, command, environment
 
-ARM_TIMEOUT_S: Final = 180.0
+ARM_TIMEOUT_S: Final = 600.0
 END_TIMEOUT_S: Final = 5.0
 
 
@@ -27,7 +27,9 @@ class Crew:
 
     def __init__(self, peer: Peer, url: str, folder: Path, *, kept: bool) -> None:
         self._peer, self._log, self._starts = peer, folder / "log", folder / "starts"
-        settings = {"PEER_URL": url, "PEER_KEEP": "1" if kept else "0", "PEER_STARTS": str(self._starts)}
+        self._count = folder / "count"
+        files = {"PEER_STARTS": str(self._starts), "PEER_COUNT": str(self._count)}
+        settings = {"PEER_URL": url, "PEER_KEEP": "1" if kept else "0", **files}
         self._environment: Mapping[str, str] = {**environment(peer), **settings, **peer.settings}
 
     async def arm(self, order: Order) -> float:
@@ -65,6 +67,10 @@ class Crew:
     def late_ms(self) -> list[float]:
         """How late each `timed` job started so far."""
         return [float(line) for line in self._starts.read_text().splitlines()] if self._starts.exists() else []
+
+    def ticks(self) -> int:
+        """How many `noop` jobs ran so far."""
+        return int.from_bytes(self._count.read_bytes(), "little") if self._count.exists() else 0
 
     def forget(self) -> None:
         """Start a new list of starts, before any is ordered."""

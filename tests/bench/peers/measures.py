@@ -32,7 +32,7 @@ LEAD_S: Final = 4.0
 """Before the first job is due, besides the time that arming takes."""
 RESERVES: Final = (1.5, 4.0)
 """How many times the time that arming took before is left for it, at the first try and at the next."""
-CAP_S: Final = 60.0
+CAP_S: Final = 30.0
 """How long a drain is watched."""
 LATE_TIMEOUT_S: Final = 60.0
 CALM_S: Final = 10.0
@@ -107,7 +107,7 @@ async def figures_of(peer: Peer, setting: Setting, sizes: Sizes) -> dict[str, Fi
         try:
             async with outer():
                 await _work(place, sizes, wanted, found, inner)
-        except AdapterFailed as error:
+        except (AdapterFailed, TimeoutError) as error:
             found.update({name: str(error) for name in wanted if name not in found})
     kept_bytes = {"bytes"} if setting.kept else set()
     return {name: figure for name, figure in found.items() if name in {*wanted, YARDSTICK} - kept_bytes}
@@ -194,9 +194,10 @@ async def _lateness(place: Place, jobs: int, inner: Any) -> dict[str, Figure]:
 
 async def _drain(place: Place, jobs: int, arm_s: float, inner: Any) -> dict[str, Figure]:
     due_ms = await _armed_ahead(place, jobs, arm_s)
+    before = place.crew.ticks()
     async with inner():
         await asyncio.sleep(due_ms / 1000 - time.time())
-        left, seconds = await _watched(place, jobs, due_ms)
+        left, seconds = await _watched(place, jobs, before, due_ms)
     if left == jobs:
         raise AdapterFailed(f"none of {jobs:,} jobs ended within {CAP_S:g} s")
     return {"drain": drained_per_s(jobs, left, seconds)}
@@ -205,20 +206,23 @@ async def _drain(place: Place, jobs: int, arm_s: float, inner: Any) -> dict[str,
 async def _armed_ahead(place: Place, jobs: int, arm_s: float) -> float:
     """When they are due. The machine may be slower than it just was: jobs that came too late are waited for, once."""
     for reserve in RESERVES:
+        before = place.crew.ticks()
         due_ms = (time.time() + LEAD_S + reserve * arm_s) * 1000
         await place.arm(place.fastest, "noop", jobs, due_ms, 0)
         if time.time() * 1000 < due_ms:
             return due_ms
-        await _watched(place, jobs, due_ms)
+        await _watched(place, jobs, before, due_ms)
     raise AdapterFailed(f"{jobs:,} jobs were not armed before they were due; this machine is too busy")
 
 
-async def _watched(place: Place, jobs: int, due_ms: float) -> tuple[int, float]:
-    """How many are left, and the seconds from due until then: when none is, or the time is over."""
+async def _watched(place: Place, jobs: int, before: int, due_ms: float) -> tuple[int, float]:
+    """How many are left by what Redis has and by what has run, and the seconds from due until then: when none is, or
+    the time is over."""
     left, seconds = jobs, 0.0
     while left and seconds < CAP_S:
         await asyncio.sleep(LOOK_S)
-        left, seconds = await place.left(due_ms), time.time() - due_ms / 1000
+        not_run = jobs - (place.crew.ticks() - before)
+        left, seconds = max(not_run, await place.left(due_ms)), time.time() - due_ms / 1000
     return left, seconds
 
 

@@ -3,13 +3,14 @@
 from arq import Worker, create_pool
 from arq.connections import RedisSettings
 
-from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, on_fast_loop, one_by_one_awaited, record, run
+from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, on_fast_loop, one_by_one_awaited, record, run, tick
 
 SETTINGS = RedisSettings.from_dsn(URL)
 
 
 async def noop(_context: object) -> None:
-    """Nothing."""
+    """Count."""
+    tick()
 
 
 async def timed(_context: object, due_ms: float) -> None:

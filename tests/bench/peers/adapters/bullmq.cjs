@@ -44,9 +44,18 @@ async function arm(order) {
 
 function work() {
   const starts = fs.openSync(process.env.PEER_STARTS, "a", 0o600);
+  const counter = fs.openSync(process.env.PEER_COUNT, "w", 0o600);
+  let ticks = 0n;
+  let written = 0n;
   const process_ = async (job) => {
-    if (job.name === "timed") fs.writeSync(starts, `${performance.timeOrigin + performance.now() - job.data.due}\n`);
+    if (job.name === "noop") ticks += 1n;
+    else fs.writeSync(starts, `${performance.timeOrigin + performance.now() - job.data.due}\n`);
   };
+  setInterval(() => {
+    if (ticks === written) return;
+    fs.writeSync(counter, BigUint64Array.of(ticks), 0, 8, 0);
+    written = ticks;
+  }, 5);
   new Worker("bench", process_, { connection, concurrency: CONCURRENCY, ...kept });
   process.stdin.on("end", () => process.exit()).resume();
 }

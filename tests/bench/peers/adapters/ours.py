@@ -7,8 +7,8 @@ from typing import Final
 
 import uvloop
 
-from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, one_by_one_awaited, record, run
-from tests.bench.pod import RETENTION_MS, noop, serve
+from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, one_by_one_awaited, record, run, tick
+from tests.bench.pod import RETENTION_MS, serve
 from tests.members import declare
 from timers import Context, NewTimer, Timer, TimerClient, processor
 from timers.app import collect_seldom
@@ -19,6 +19,12 @@ from timers.store.connect import connect
 
 SHARDS: Final = int(os.environ.get("PEER_SHARDS", "1"))
 LEASE_MS: Final = 30_000
+
+
+@processor("bench-noop")
+async def noop(timer: Timer, context: Context) -> None:
+    """Count."""
+    tick()
 
 
 @processor("bench-timed")

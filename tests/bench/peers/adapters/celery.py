@@ -1,0 +1,32 @@
+"""Celery. https://docs.celeryq.dev/en/stable/userguide/optimizing.html: a high prefetch limit for many short tasks;
+https://docs.celeryq.dev/en/stable/userguide/tasks.html: no results, no rate limits where they are not used."""
+
+from celery import Celery
+
+from tests.bench.peers.adapters.orders import URL, Job, Order, one_by_one, record, run, tick
+
+app = Celery("bench", broker=URL)
+app.conf.update(worker_prefetch_multiplier=128, worker_disable_rate_limits=True, task_ignore_result=True)
+
+
+TASKS = {"noop": app.task(tick, name="noop"), "timed": app.task(record, name="timed")}
+
+
+def arm(order: Order) -> float:
+    """Arm what is ordered."""
+    task = TASKS[order.job]
+
+    def apply(job: Job) -> None:
+        task.apply_async(job.args, eta=job.due, task_id=job.id)
+
+    return one_by_one(apply, order.jobs())
+
+
+def work() -> None:
+    """Work until killed: one process for the tasks, without what several workers need of each other."""
+    alone = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+    app.worker_main(["worker", "--loglevel=WARNING", "--concurrency=1", *alone])
+
+
+if __name__ == "__main__":
+    run(arm, work)

@@ -1,0 +1,66 @@
+"""docket. https://chrisguidry.github.io/docket/production: a concurrency of 50, a check each 100 ms;
+`add_many` for batches."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from docket import Docket, Worker
+
+from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, on_fast_loop, one_by_one_awaited, record, run, tick
+
+CONCURRENCY = 50
+KEPT = {} if KEEP else {"execution_ttl": timedelta(0)}
+
+
+async def noop() -> None:
+    """Count."""
+    tick()
+
+
+async def timed(due_ms: float) -> None:
+    """Write how late it is."""
+    record(due_ms)
+
+
+@asynccontextmanager
+async def _docket() -> AsyncIterator[Docket]:
+    async with Docket(name="bench", url=URL, **KEPT) as docket:
+        docket.register(noop)
+        docket.register(timed)
+        yield docket
+
+
+async def arm(order: Order) -> float:
+    """Arm what is ordered."""
+    async with _docket() as docket:
+        if order.way == "single":
+
+            async def add(job: Job) -> None:
+                await docket.add(order.job, when=job.due, key=job.id)(*job.args)
+
+            return await one_by_one_awaited(add, order.jobs())
+        begin = time.perf_counter()
+        await docket.add_many(docket.call(order.job, when=job.due, key=job.id)(*job.args) for job in order.jobs())
+        return time.perf_counter() - begin
+
+
+async def _work() -> None:
+    checked = timedelta(milliseconds=100)
+    async with (
+        _docket() as docket,
+        Worker(docket, concurrency=CONCURRENCY, minimum_check_interval=checked) as worker,
+    ):
+        await worker.run_forever()
+
+
+def work() -> None:
+    """Work until killed."""
+    asyncio.run(_work())
+
+
+if __name__ == "__main__":
+    on_fast_loop()
+    run(arm, work)
