@@ -245,7 +245,11 @@ async def test_connections_that_run_out(tmp_path: Path) -> None:
     ("prefixes", "without", "expected"),
     [
         (("note",), (), {}),
-        (("note",), ("zadd",), {"rights": ("fail", "may not: zadd timers:x")}),
+        (
+            ("note",),
+            ("zadd",),
+            {"rights": ("fail", "may not: zadd timers:x"), "data": ("fail", "may not ZADD timers:")},
+        ),
         (("mail",), (), {"rights": ("fail", "may not: set note:x -")}),
         (("note",), ("scan",), {"rights": ("warn", "may not SCAN")}),
         (

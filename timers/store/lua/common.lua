@@ -37,7 +37,7 @@ end
 -- `scripts.py` puts it before each script that writes, with the commands that stand in the script. A question costs 0.1 µs.
 local function demand(...)
   for _, command in ipairs({...}) do
-    if not redis.acl_check_cmd(command, root) then error({err = 'RIGHTS ' .. command .. ' ' .. root}) end
+    if not redis.acl_check_cmd(command, root) then error({err = 'RIGHTS ' .. command .. ' ' .. root .. '*'}) end
   end
 end
 
