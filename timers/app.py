@@ -9,10 +9,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
@@ -39,7 +40,8 @@ from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.callers import Callers
 from timers.store.connect import connect
-from timers.store.membership import Member, Membership
+from timers.store.formats import READS
+from timers.store.membership import VERSION, Member, Membership
 from timers.store.store import Store
 
 _LATER: Final = ("redis+sentinel://", "redis+cluster://")
@@ -113,9 +115,12 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
     setting, if the db cannot be used."""
     if url.startswith(_LATER):
         raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
+    if settings.format is not None and settings.format > READS:
+        raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
     connections = connect(url)
     try:
         store = await open_store(connections, shards=settings.shards)
+        store.identity.newest = settings.format or READS
         if joins:
             await store.identity.join()
     except BaseException as error:
@@ -206,9 +211,16 @@ async def _serve(
             with _starting():
                 await worker.start()
         else:
-            watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
-            me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings))
-            peers = Peers(Membership(store), me, lambda: {"lacks": store.rights.lacking()}, watch.look)
+            watch = IdentityWatch(
+                store.identity,
+                members=lambda: peers.members,
+                version=version(DISTRIBUTION),
+                disagreed=stopping.disagreed,
+            )
+            me = Member(
+                settings.pod, roles=_roles(settings), settings=_fleet_wide(settings), format=store.identity.newest
+            )
+            peers = Peers(Membership(store), me, partial(_met, store), watch.look)
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()
@@ -270,7 +282,12 @@ def _starting() -> Iterator[None]:
 
 
 def _fleet_wide(settings: Settings) -> dict[str, str]:
-    return {"version": version(DISTRIBUTION), **settings.fleet_wide}
+    return {VERSION: version(DISTRIBUTION), **settings.fleet_wide}
+
+
+def _met(store: Store) -> Mapping[str, Any]:
+    """The state of a pod without a worker, for its signs of life."""
+    return {"lacks": store.rights.lacking(), "newer": store.newer.told()}
 
 
 def _roles(settings: Settings) -> tuple[str, ...]:

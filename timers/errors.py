@@ -19,10 +19,12 @@
     │   └── TooManyPending          more timers waiting, or in more prefixes, than the key's quota allows
     ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
     │   ├── Full                    Redis has no memory left for new timers
-    │   └── RedisRights             the Redis user may not do this; names what its ACL lacks
+    │   ├── RedisRights             the Redis user may not do this; names what its ACL lacks
+    │   └── NewerFormat             a later version has written this in a format that this one does not read
     ├── Busy                        this pod is doing as many of these as it may; try again soon, or another pod
     ├── RunOver                     a plain function outlived its run and uses `context.timers`
     └── ConfigurationError          a setting, a plugin or the server is unusable; names it
+        └── TooNew                  the db has a record format that only a later version reads
 """
 
 from collections.abc import Callable, Sequence
@@ -183,6 +185,14 @@ class RedisRights(Unavailable):
         super().__init__(text, nothing_done=True)
 
 
+class NewerFormat(Unavailable):
+    """The timer, or the whole db, has a record format that only a later version reads. Nothing was done; upgrade this
+    process, or ask a pod of that version."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, nothing_done=True)
+
+
 class Busy(TimersError):
     """This pod is doing as many of these as it may. Nothing was done; try again soon, or ask another pod."""
 
@@ -193,3 +203,7 @@ class RunOver(TimersError):
 
 class ConfigurationError(TimersError):
     """Something the operator set is unusable. The text names the setting and says what would work."""
+
+
+class TooNew(ConfigurationError):
+    """The db has a record format that only a later version reads."""

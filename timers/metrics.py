@@ -98,6 +98,7 @@ class Metrics(Observer):
         self._claim_wait = Gauge(
             "timers_claim_wait_seconds", "How long the first of the due queues waits for a claim of this pod", **ours
         )
+        self._newer = Gauge("timers_newer_format", "Timers met lately that only a later version can read", **ours)
         self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
         self._hearing = Gauge("timers_notifications_ok", "1 while notifications arrive in time", **ours)
         self._lag = Gauge("timers_notification_lag_seconds", "How late the newest notification came", **ours)
@@ -177,6 +178,7 @@ class Metrics(Observer):
             self._running.set(health.running)
             self._abandoned.set(health.abandoned)
             self._claim_wait.set(health.claim_wait_seconds)
+            self._newer.set(health.newer)
             self._hearing.set(nan if figures is None else health.notifications == "ok")
             self._lag.set(nan if figures is None else health.lag_seconds)
         return generate_latest(self._registry)

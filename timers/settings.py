@@ -133,6 +133,8 @@ class Settings(BaseSettings):
         default=None, ge=1, le=values.MAX_SHARDS, description=f"a whole number from 1 to {values.MAX_SHARDS}"
     )
     """None: 1 on a standalone server, 64 on a cluster."""
+    format: int | None = Field(default=None, ge=1, le=99, description="a number of a record format, such as 1")
+    """None: the newest that all live pods read."""
     shard_subset: Annotated[tuple[int, ...], BeforeValidator(values.shard_numbers)] = Field(
         default=(), description=f"shard numbers from 0 to {values.MAX_SHARDS - 1} or ranges of them, such as 0-15,20"
     )

@@ -308,6 +308,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({"TIMERS_HTTP_HOST": "0.0.0.0"}, "TIMERS_API_KEYS"),
         ({"TIMERS_SHARD_SUBSET": "5"}, "TIMERS_SHARD_SUBSET"),
         ({"TIMERS_SHARDS": "7"}, "TIMERS_SHARDS"),
+        ({"TIMERS_FORMAT": "9"}, "TIMERS_FORMAT: 9 is not accepted; expected a number from 1 to 1"),
         ({"TIMERS_COLOUR": "blue"}, "TIMERS_COLOUR"),
         ({"TIMERS_LEDGER_URL": "sqlite+aiosqlite:///ledger.db"}, "TIMERS_LEDGER_URL is not supported by this version"),
     ],
@@ -316,7 +317,7 @@ def test_an_unusable_setting_at_startup_is_one_line(
     start: Start, server: EmbeddedServer, redis: Redis, settings: dict[str, str], named: str
 ) -> None:
     redis.hset("timers:meta", mapping={"format": "1", "shards": "1", "epoch": "e", "armed": "1"})
-    reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "PROCESSORS", "PREFIXES")
+    reached = ("HTTP_HOST", "SHARD_SUBSET", "SHARDS", "FORMAT", "PROCESSORS", "PREFIXES")
     url = {"TIMERS_REDIS_URL": server.url} if {f"TIMERS_{name}" for name in reached} & set(settings) else {}
     port = {"TIMERS_HTTP_PORT": "0" if "TIMERS_HTTP_PORT" not in settings else ""}
     pod = start("serve", **{"TIMERS_START_TIMEOUT": "300ms", **port, **url, **settings})

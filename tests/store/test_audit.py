@@ -136,7 +136,7 @@ async def test_a_finished_timer_that_was_armed_again_is_not_pruned_by_what_was_l
     assert await prune(store, retention_ms=0, most=10) == 0
 
 
-@pytest.mark.parametrize("record", ["", "no record", "9 s 1 0 0 0 1 5 5 0\n{}\n"])
+@pytest.mark.parametrize("record", ["", "no record", "0 s 1 0 0 0 1 5 5 0\n{}\n"])
 async def test_an_unreadable_record_is_quarantined_with_the_reason(store: Store, record: str) -> None:
     await armed(store, "good", due=HOUR)
     await armed(store, "bad", due=HOUR)

@@ -9,8 +9,8 @@ import time_machine
 from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
-from timers.errors import ConfigurationError, NotFound, RedisRights, Unavailable
-from timers.store import keys
+from timers.errors import ConfigurationError, NewerFormat, NotFound, RedisRights, TooNew, Unavailable
+from timers.store import formats, keys
 from timers.store.membership import Member, Membership
 from timers.store.queries import Queries
 from timers.store.store import Store
@@ -27,6 +27,13 @@ def other(store: Store, shards: int | None = None) -> Store:
 async def meta(store: Store) -> dict[str, str]:
     found: Any = await store.connections.commands.hgetall(META)
     return {name.decode(): value.decode() for name, value in found.items()}
+
+
+@pytest.fixture
+def reads_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process reads format 2 too, as a later version would."""
+    monkeypatch.setattr(formats, "READS", 2)
+    return monkeypatch
 
 
 async def test_many_simultaneous_first_pods_make_one_db(store: Store) -> None:
@@ -167,12 +174,85 @@ async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store) -> N
     assert asked == ["arm"]
 
 
-async def test_a_db_of_another_format_is_refused(store: Store) -> None:
+async def test_a_db_with_a_newer_format_is_refused(store: Store) -> None:
     await store.connections.commands.hset(META, "format", "2")
     for opening in (store.identity.look(), store.identity.make()):
-        with pytest.raises(ConfigurationError, match="the db holds records of format 2; this version knows 1"):
+        with pytest.raises(
+            TooNew, match=r"the db has records of format 2; this version reads formats up to 1\. Use the"
+        ):
             await opening
     assert await meta(store) == {"format": "2"}
+
+
+@pytest.mark.parametrize("form", ["0", "-1", "two", "123"])
+async def test_a_db_with_an_impossible_format_is_refused(store: Store, form: str) -> None:
+    await store.connections.commands.hset(META, mapping={"format": form, "epoch": "e", "shards": "1"})
+    with pytest.raises(ConfigurationError, match="as its record format; write the original there"):
+        await store.identity.look()
+
+
+async def test_a_new_db_has_the_newest_format_that_its_first_pod_lets_be_written(
+    store: Store, reads_two: pytest.MonkeyPatch
+) -> None:
+    reads_two.setattr(store.identity, "newest", 2)
+    await store.identity.join()
+    assert ((await meta(store))["format"], store.identity.writes) == ("2", 2)
+
+
+async def test_a_raised_db_is_written_in_the_new_format_after_a_grace(
+    store: Store, reads_two: pytest.MonkeyPatch
+) -> None:
+    await armed(store, due="+3600000")
+    assert store.identity.writes == 1
+    await store.identity.raise_format(2, "9.9")
+    assert (await meta(store))["raised"].split(" ")[1:] == ["1", "9.9"]
+    assert store.identity.writes == 1
+    reads_two.setattr(formats, "GRACE_MS", -60_000)
+    assert store.identity.writes == 2
+    await store.identity.raise_format(1, "0.1")
+    assert ((await meta(store))["format"], store.identity.writes) == ("2", 2)
+
+
+@pytest.mark.usefixtures("reads_two")
+async def test_who_knows_an_older_format_learns_of_the_new_one_when_it_arms(store: Store) -> None:
+    await armed(store, due="+3600000")
+    slow = await open_store(store.connections)
+    await store.identity.raise_format(2, "9.9")
+    assert await store.connections.commands.get(EPOCH) == f"{store.identity.epoch} 2".encode()
+    assert (await put(slow, "b", due="+3600000")).code == "created"
+    assert slow.identity.form == 2
+
+
+async def test_who_cannot_read_the_new_format_arms_nothing(store: Store, reads_two: pytest.MonkeyPatch) -> None:
+    await armed(store, due="+3600000")
+    outdated = await open_store(store.connections)
+    await store.identity.raise_format(2, "9.9")
+    reads_two.undo()
+    with pytest.raises(NewerFormat, match=r"format 2 since .*Z, by version 9\.9; .* Use version 9\.9, or a later one"):
+        await put(outdated, "b")
+    with pytest.raises(TooNew):
+        await outdated.identity.check([0])
+    assert await store.get([(PREFIX, "b")]) == [None]
+
+
+@pytest.mark.usefixtures("reads_two")
+async def test_a_pod_gives_the_format_to_shards_that_whoever_raised_the_db_has_not_reached(store: Store) -> None:
+    await armed(store, due="+3600000")
+    await store.identity.raise_format(2, "9.9")
+    stamp = f"{store.identity.epoch} 2".encode()
+    await store.connections.commands.set(EPOCH, store.identity.epoch)
+    pod = await open_store(store.connections)
+    await pod.identity.check([0])
+    assert await store.connections.commands.get(EPOCH) == stamp
+
+
+async def test_a_lost_db_keeps_its_format(store: Store, reads_two: pytest.MonkeyPatch) -> None:
+    reads_two.setattr(formats, "GRACE_MS", -60_000)
+    await armed(store, due="+3600000")
+    await store.identity.raise_format(2, "9.9")
+    await store.connections.commands.flushdb()
+    await store.identity.check([0])
+    assert ((await meta(store))["format"], store.identity.writes) == ("2", 2)
 
 
 async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> None:

@@ -125,8 +125,9 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     next_look, due, go_on, lost = await foreign.call("touch", root, "500", "0")
     assert (due[0], go_on, lost) == (b"reminder", 0, 0)
     assert await foreign.call("orphans", root, "500", "0") == [[], 0]
-    more, claimed, bad, denied = await foreign.call("claim", root, "pod-x", "30000", "event", "", "reminder remind 10")
-    assert (more, bad, denied, claimed[:2]) == ([], [], [], [b"reminder", b"user-3"])
+    queue = "reminder remind 10"
+    more, claimed, bad, denied, newer = await foreign.call("claim", root, "pod-x", "30000", "event", "", queue)
+    assert (more, bad, denied, newer, claimed[:2]) == ([], [], [], [], [b"reminder", b"user-3"])
     token = claimed[2].split(b" ")[3].decode()
     assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", token) == [[]]
     head = claimed[2].decode().split("\n")[0].split(" ")

@@ -32,7 +32,7 @@ A_BAD_HEAD = {
     "an unknown status": (b"1 z 1 0 0 0 1 1000 1000 0\n{}\n", "not a record"),
     "a due time beyond all time": (b"1 s 1 0 0 0 1 99999999999999 1000 0\n{}\n", "not a record"),
     "a creation beyond all time": (b"1 s 1 0 0 0 1 1000 " + b"9" * 5000 + b" 0\n{}\n", "not a record"),
-    "a newer format": (b"2 s 1 0 0 0 1 1000 1000 0\n{}\n", "record format 2, this service knows 1"),
+    "a format that never was": (b"0 s 1 0 0 0 1 1000 1000 0\n{}\n", "record format 0, this service knows 1"),
 }
 """Kind of damage → the record, the reason."""
 

@@ -12,7 +12,7 @@ from timers.settings import SETTING_NAMES, Settings, load_settings, service_link
 def test_the_names_are_those_of_the_public_contract() -> None:
     assert {name.removeprefix("TIMERS_") for name in SETTING_NAMES} == {
         *("REDIS_URL", "ROLES", "HTTP_HOST", "HTTP_PORT", "PROBE_PORT", "PROCESSORS", "BUILTIN", "PREFIXES"),
-        *("SHARDS", "SHARD_SUBSET"),
+        *("SHARDS", "SHARD_SUBSET", "FORMAT"),
         *(
             "CONCURRENCY",
             "LEASE",
@@ -46,6 +46,7 @@ def test_defaults() -> None:
         "prefixes": (),
         "shards": None,
         "shard_subset": (),
+        "format": None,
         "concurrency": 1000,
         "lease_ms": 10_000,
         "retention_ms": 14 * 86_400_000,
@@ -149,6 +150,7 @@ def test_failed_timers_may_be_kept_for_ever_for_a_time_or_not_at_all() -> None:
         ("PREFIXES", "timers", "a prefix like"),
         ("BUILTIN", "all,log", "all, none, or comma-separated names of built-in processors"),
         ("SHARDS", "0", "from 1 to 1024"),
+        ("FORMAT", "0", "a number of a record format"),
         ("SHARDS", "1025", "from 1 to 1024"),
         ("SHARD_SUBSET", "3-1", "0-15,20"),
         ("SHARD_SUBSET", "1024", "0-15,20"),

@@ -75,13 +75,13 @@ class Site:
         file = self.folder / "runs"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def begin(self, version: Version, *arguments: str, **settings: str) -> Process:
-        """Start a version's command."""
+    def begin(self, version: Version, *arguments: str, kind: type[Process] = Process, **settings: str) -> Process:
+        """Start a version's command, or another program with that version."""
         folder = self.folder / f"process-{len(self.started)}"
         folder.mkdir()
         path = ":".join(map(str, (*version.path, ROOT)))
         given = {"PYTHONPATH": path, "RUNS": str(self.folder / "runs"), **self.settings, **settings}
-        self.started.append(Process(folder, *arguments, **given))
+        self.started.append(kind(folder, *arguments, **given))
         return self.started[-1]
 
     async def command(self, version: Version, *arguments: str) -> Ended:

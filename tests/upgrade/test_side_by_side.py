@@ -22,6 +22,7 @@ from timers.client.client import TimerClient
 from timers.core.model import Timer
 from timers.store.audit import audit
 from timers.store.connect import connect
+from timers.store.formats import READS
 
 TICKS, SOON = 12, 15
 HOLDS = 4
@@ -52,18 +53,19 @@ async def make(pod: Pod, site: Site, redis: Redis, mark: str) -> None:
     for n in range(HOLDS):
         await create(f"held/{mark}-{n}", delay=0, payload=runs)
     await create(f"plain/{mark}-tick", delay="100ms", repeat={"every": "150ms", "count": TICKS}, missed="all")
-    await redis.set(f"plain:{mark}-bare", json.dumps({"bare": mark}), px=1500)
-    await redis.set(f"plain:{mark}-bare-later", json.dumps({"bare": mark}), px=3_600_000)
+    for name in ("bare", "bare-later"):
+        await redis.set(f"plain:{mark}-{name}", json.dumps({"bare": mark}), px=3_600_000)
     await until_status(pod, f"mended/{mark}-failed", "failed")
     for n in range(HOLDS):
         await until_status(pod, f"held/{mark}-{n}", "running")
 
     async def made() -> bool:
         retrying = await pod.call("GET", f"/timers/mended/{mark}-retrying")
-        status, _ = await pod.ask("GET", f"/timers/plain/{mark}-bare-later")
-        return (retrying["status"], retrying["failures"], status) == ("scheduled", 1, 200)
+        bare = {(await pod.ask("GET", f"/timers/plain/{mark}-{name}"))[0] for name in ("bare", "bare-later")}
+        return (retrying["status"], retrying["failures"], bare) == ("scheduled", 1, {200})
 
-    await eventually(made, "one try has failed, and the bare key is adopted")
+    await eventually(made, "one try has failed, and the bare keys are adopted")
+    await redis.set(f"plain:{mark}-bare", json.dumps({"bare": mark}), px=1500)
     for n in range(SOON):
         await create(f"plain/{mark}-soon-{n}", delay=f"{100 * n}ms", payload=n)
 
@@ -155,6 +157,11 @@ async def test_two_versions_on_one_db(
         await other.take(key)
         await one.take(other_key)
         await both_say_the_same(one, other, "a")
+        told = (await (one if one.version is newer else other).call("GET", "/pods"))["items"]
+        assert {pod["pod"]: (pod["version"], pod["format"]) for pod in told} == {
+            "earlier": ("0.1.0", 1),
+            "newer": ("0.1.0", READS),
+        }
         await make(other, site, redis, "b")
         await both_say_the_same(other, one, "b")
         await change(other, site, "a")

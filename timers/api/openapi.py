@@ -26,6 +26,7 @@ _WITH_RIGHT: Final = (
     "rate-limited",
     "invalid-input",
     "redis-rights",
+    "newer-format",
     "redis-unavailable",
     "busy",
 )

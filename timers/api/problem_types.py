@@ -13,6 +13,7 @@ from timers.errors import (
     EditLocked,
     Forbidden,
     InvalidInput,
+    NewerFormat,
     NoProcessor,
     NotFound,
     NotScheduled,
@@ -22,6 +23,7 @@ from timers.errors import (
     Running,
     TimersError,
     TooManyPending,
+    TooNew,
     Unauthorized,
     Unavailable,
     VersionMismatch,
@@ -58,6 +60,16 @@ _UNAVAILABLE: Final = Kind(
     "PUT, or with an id and if_exists 'keep'",
 )
 """Also for a db whose identity cannot be read: somebody wrote to it, or it belongs to another service."""
+
+_NEWER_FORMAT: Final = Kind(
+    503,
+    "newer-format",
+    "A later version has written this",
+    "the timer or the db has a record format that only a later version reads, so nothing was done. Pods of "
+    "that version answer; this one must be upgraded",
+    "timer send-message:user-42 is kept in record format 2, and this process reads formats up to 1; ask a pod "
+    "of the version that wrote it, or upgrade this one",
+)
 
 KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
     {
@@ -170,6 +182,8 @@ KINDS: Final[Mapping[type[TimersError], Kind]] = MappingProxyType(
             "change its ACL; calls about timers of other prefixes work",
             "the Redis user 'timers' may not SET log:{0}:x: its ACL needs +set and ~log*",
         ),
+        NewerFormat: _NEWER_FORMAT,
+        TooNew: _NEWER_FORMAT,
         Busy: Kind(
             503,
             "busy",

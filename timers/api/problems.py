@@ -14,7 +14,6 @@ from timers.errors import (
     FieldError,
     InvalidInput,
     RateLimited,
-    RedisRights,
     TimersError,
     TooManyPending,
     Unauthorized,
@@ -85,7 +84,7 @@ def headers_of(error: TimersError) -> Mapping[str, str]:
 def _in_doubt(error: Unavailable) -> Unavailable:
     """The same error, for a call that may have changed something before Redis went away."""
     known = "nothing was done" if error.nothing_done else f"the call may have taken effect: {_REPEAT}"
-    return (RedisRights if isinstance(error, RedisRights) else Unavailable)(f"{error}; {known}")
+    return type(error)(f"{error}; {known}")
 
 
 def problem_body(error: TimersError) -> dict[str, Any]:

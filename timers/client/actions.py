@@ -25,6 +25,7 @@ from timers.errors import (
     EditLocked,
     FieldError,
     InvalidInput,
+    NewerFormat,
     NotFound,
     NotScheduled,
     RedisRights,
@@ -73,6 +74,7 @@ REASONS: Final[Mapping[type[TimersError], str]] = MappingProxyType(
         EditLocked: "edit-locked",
         VersionMismatch: "version-mismatch",
         RedisRights: "redis-rights",
+        NewerFormat: "newer-format",
     }
 )
 """Why a timer was refused, as a problem type. Every other error ends the action."""

@@ -7,6 +7,7 @@ from timers.errors import (
     AlreadyExists,
     EditLocked,
     InvalidInput,
+    NewerFormat,
     NotFound,
     NotScheduled,
     RedisRights,
@@ -31,11 +32,11 @@ class Armed(NamedTuple):
         return self.how == "created"
 
 
-Results = list[Armed | Refused | InvalidInput | TooManyPending | RedisRights]
+Results = list[Armed | Refused | InvalidInput | TooManyPending | RedisRights | NewerFormat]
 """The result for each timer of a batch."""
 
 
-def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending | RedisRights:
+def armed(answer: Reply, quota: Quota | None) -> Armed | Refused | TooManyPending | RedisRights | NewerFormat:
     """The result of arming within the quota."""
     if answer.refused is not None:
         return answer.refused

@@ -154,7 +154,7 @@ class TimerClient(Timers):
 
     async def get(self, prefix: str, id: str) -> Timer:
         store = await self._open()
-        (timer,) = await store.get([(check_prefix(prefix), check_id(id))])
+        timer = await store.get_one(check_prefix(prefix), check_id(id))
         if timer is None:
             raise refusal("missing", prefix, id, None)
         return timer

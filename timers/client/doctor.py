@@ -138,6 +138,7 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
         _retrying(await keep_failing(store)),
         _kept(await queries.counts()),
         _pods(roster.members),
+        _format(store, roster.members),
         _settings(roster.members),
         _messages(workers),
         await _hooks(store),
@@ -230,6 +231,32 @@ def _pods(members: Sequence[Member]) -> Check:
             "give the user of these pods the rights in the section Rights of PROTOCOL.md, with `redis-cli ACL SETUSER`",
         ),
         (bool(troubles), "warn", shortened(troubles), means, mend),
+    )
+
+
+def _format(store: Store, members: Sequence[Member]) -> Check:
+    """Which format records are written in, and who keeps it from being newer."""
+    written = f"records are written in format {store.identity.writes}"
+    newest = max((pod.format for pod in members), default=store.identity.form)
+    older = [f"{pod.pod} (version {pod.version or 'unknown'}, {pod.format})" for pod in members if pod.format < newest]
+    met = sorted({f"{timer} ({form})" for pod in members for timer, form in pod.newer.items()})
+    return judged(
+        "format",
+        f"{written}; the live pods read up to {newest}" if members else written,
+        (
+            bool(met),
+            "fail",
+            f"timers are in a format that pods cannot read: {shortened(met)}",
+            "only pods of the version that wrote them run and change them",
+            "upgrade the other pods",
+        ),
+        (
+            bool(older),
+            "warn",
+            f"{written}, because not all pods read {newest}: {shortened(older)}",
+            "a newer format waits until these pods are upgraded or gone",
+            "upgrade them, or take TIMERS_FORMAT from them",
+        ),
     )
 
 

@@ -113,5 +113,6 @@ async def _arm(store: Store, planned: Replayed) -> Replayed:
 _REASONS: Final = {
     "missing": "removed meanwhile",
     "version": "changed meanwhile",
+    "newer": "written by a later version of the service",
     "rights": "the Redis user lacks the right to its keys",
 }

@@ -16,6 +16,7 @@ from typing import Any, Final
 from timers.engine.supervisor import Supervisor
 from timers.errors import ConfigurationError, Unavailable
 from timers.logs import get_logger
+from timers.store.formats import RAISE_AFTER_SECONDS
 from timers.store.identity import DbIdentity
 from timers.store.membership import Member, Membership, Roster
 from timers.store.turns import set_within
@@ -30,7 +31,7 @@ ALL_BEATS: Final = 20
 Otherwise one shard is enough, because a server goes back in time as a whole."""
 
 LOG_SECONDS: Final = 60.0
-"""How often to say again that the Redis user lacks a right."""
+"""How often to say again that the Redis user lacks a right, or that a timer cannot be read."""
 
 SOON_SECONDS: Final = 0.2
 """How long timers that became due without events have the server and this pod to themselves first."""
@@ -109,7 +110,7 @@ class Peers:
     async def beat(self) -> None:
         """Give one sign of life and take over what has changed."""
         me = replace(self._me, **self._state())
-        self._tell_of(me.lacks)
+        self._tell_of(me)
         roster = await self._membership.beat(me)
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
@@ -119,13 +120,16 @@ class Peers:
         if self._look is not None:
             await self._look()
 
-    def _tell_of(self, lacks: Mapping[str, str]) -> None:
-        """Log what the Redis user may not do, once a minute for each prefix."""
+    def _tell_of(self, me: Member) -> None:
+        """Log what the Redis user may not do, and which timers this version cannot read, each once a minute."""
         now = time.monotonic()
-        self._told = {prefix: at for prefix, at in self._told.items() if now - at < LOG_SECONDS}
-        for prefix, said in lacks.items():
+        self._told = {name: at for name, at in self._told.items() if now - at < LOG_SECONDS}
+        for prefix, said in me.lacks.items():
             if self._told.setdefault(prefix, now) == now:
                 _log.error("the Redis user lacks a right", prefix=prefix, reason=said)
+        for timer, form in me.newer.items():
+            if self._told.setdefault(timer, now) == now:
+                _log.error("timer left to pods of a later version", timer=timer, format=form)
 
     def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix: the longest that any pod ever declared."""
@@ -169,20 +173,25 @@ class Peers:
 
 class IdentityWatch:
     """Marks the progress of this pod's shards and looks at the marks of others, because this pod may be the one that is
-    left when the server comes back without its newest data. Calls `disagreed` if this pod cannot work with the db as it
-    is now."""
+    left when the server comes back without its newest data. Raises the record format of the db once all live pods have
+    read a newer one for long enough. Calls `disagreed` if this pod cannot work with the db as it is now."""
 
     def __init__(
         self,
         identity: DbIdentity,
         *,
         mine: Callable[[], Sequence[int]] = tuple,
+        members: Callable[[], Sequence[Member]] = tuple,
+        version: str = "",
+        raise_after_seconds: float = RAISE_AFTER_SECONDS,
         disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
         self._identity, self._mine, self._disagreed = identity, mine, disagreed
         self._beats = 0
         self._told: set[str] = set()
         self._foreign = ""
+        self._members, self._version, self._raise_after_seconds = members, version, raise_after_seconds
+        self._common: tuple[int, float] | None = None
 
     async def look(self) -> None:
         """Compare after each sign of life."""
@@ -195,6 +204,7 @@ class IdentityWatch:
                 await identity.count()
             else:
                 await identity.check(mine[:1], () if mine else others[:1])
+            await self._raise_format()
         except ConfigurationError as error:
             if self._disagreed is None:
                 raise
@@ -209,3 +219,14 @@ class IdentityWatch:
             self._foreign = identity.foreign
             if self._foreign:
                 _losses_log.error("the number of shards was overwritten", what=self._foreign)
+
+    async def _raise_format(self) -> None:
+        """Raise the db to the newest format that all live pods read, if that has not changed for long enough."""
+        newest, now = min((member.format for member in self._members()), default=0), time.monotonic()
+        if newest <= self._identity.form:
+            self._common = None
+        elif self._common is None or self._common[0] != newest:
+            self._common = newest, now
+        elif now - self._common[1] >= self._raise_after_seconds:
+            await self._identity.raise_format(newest, self._version)
+            _log.warning("records get a newer format; earlier versions can no longer start", format=newest)

@@ -37,7 +37,8 @@ from timers.engine.unserved import UNHANDLED_AFTER_MS, Unserved
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
-from timers.store.membership import FORGET_AFTER_MS, LIMITS, Member, Membership
+from timers.store.formats import RAISE_AFTER_SECONDS
+from timers.store.membership import FORGET_AFTER_MS, LIMITS, VERSION, Member, Membership
 from timers.store.starts import add_starts
 from timers.store.store import Store
 
@@ -80,6 +81,7 @@ class WorkerOptions:
     unhandled_after_ms: int = UNHANDLED_AFTER_MS
     audit_every_seconds: float = AUDIT_SECONDS
     beat_ms: int = BEAT_MS
+    raise_after_seconds: float = RAISE_AFTER_SECONDS
     canary_every_seconds: float = CANARY_SECONDS
     deaf_seconds: float = DEAF_SECONDS
     grace_ms: int = GRACE_MS
@@ -96,7 +98,8 @@ class WorkerOptions:
 class PodHealth:
     """The state of a pod. `lag_seconds` is how long the newest canary's event took. `abandoned` counts plain functions
     that keep running in their threads after their runs ended. `problems` says why the pod is not ready.
-    `queues_waiting` queues with due timers wait for a claim of this pod, the first for `claim_wait_seconds`."""
+    `queues_waiting` queues with due timers wait for a claim of this pod, the first for `claim_wait_seconds`. `newer`
+    timers that it met lately have a record format that it cannot read."""
 
     ready: bool
     notifications: str
@@ -107,6 +110,7 @@ class PodHealth:
     problems: tuple[str, ...]
     queues_waiting: int = 0
     claim_wait_seconds: float = 0.0
+    newer: int = 0
 
     @property
     def warnings(self) -> list[str]:
@@ -135,7 +139,12 @@ class Worker:
         self._draining = False
         self._overdue = asyncio.Event()
         self._watch = IdentityWatch(
-            store.identity, mine=lambda: list(self.peers.led(self._pod.shards)), disagreed=disagreed
+            store.identity,
+            mine=lambda: list(self.peers.led(self._pod.shards)),
+            members=lambda: self.peers.members,
+            version=options.settings.get(VERSION, ""),
+            raise_after_seconds=options.raise_after_seconds,
+            disagreed=disagreed,
         )
         self.peers = self._build_peers(store, registry)
         shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
@@ -161,6 +170,7 @@ class Worker:
             only=registry.only,
             shards=options.shard_subset,
             concurrency=options.concurrency,
+            format=store.identity.newest,
             settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
         membership = Membership(store, forget_after_ms=options.forget_after_ms)
@@ -321,6 +331,7 @@ class Worker:
             problems=tuple(problems),
             queues_waiting=waiting,
             claim_wait_seconds=wait_seconds,
+            newer=len(self._pod.store.newer.told()),
         )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
@@ -339,4 +350,5 @@ class Worker:
             "notifications": self._canary.hearing,
             "lateness": self._pod.observer.lateness.counts(),
             "lacks": self._pod.store.rights.lacking(),
+            "newer": self._pod.store.newer.told(),
         }

@@ -19,12 +19,16 @@ QUEUES: Final = 25
 
 Found = Mapping[str, int]
 """What disagreed, and how often: `due`, `bare`, `retrying`, `leases`, `finished` (missing from the index), `left over`
-(in the wrong index), `heads`, `counts`, `prefixes` (that have counts), `uncounted records`; and what was quarantined:
-`unreadable`, `no record`."""
+(in the wrong index), `heads`, `counts`, `prefixes` (that have counts), `uncounted records`; what was quarantined:
+`unreadable`, `no record`; and what was `put back` from there."""
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
     """Mend a shard and yield what each step found. Changes that happen meanwhile are not taken for damage."""
+    place, cursor = 0, "0"
+    while place >= 0:
+        found, place, cursor, _ = await _step(store, shard, ["quarantine", "mend", STEP, cursor])
+        yield found
     prefixes = await _prefixes(store, shard)
     place, cursor = 0, "0"
     while place >= 0:

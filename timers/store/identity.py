@@ -20,10 +20,9 @@ from redis.exceptions import ResponseError
 from timers.core.answers import LossAnswer
 from timers.core.clock import ServerClock
 from timers.core.durations import format_time
-from timers.errors import ConfigurationError, RedisRights, Unavailable, shown
-from timers.store import keys, scripts
+from timers.errors import ConfigurationError, NewerFormat, RedisRights, TooNew, Unavailable, shown
+from timers.store import formats, keys, scripts
 
-RECORD_FORMAT: Final = "1"
 DEFAULT_SHARDS: Final = 1
 
 SILENT_SECONDS: Final = 7
@@ -63,10 +62,14 @@ class Loss:
 class Meta:
     """The contents of `timers:meta`. `armed` is set once a shard was founded, which fixes the number of shards;
     `closed` once an API key was kept. `wrong` is set if a stranger has written another number of shards; `foreign`
-    says what was there, until somebody acknowledges it."""
+    says what was there, until somebody acknowledges it. `form` is the newest format that records may have; it was
+    `before` until `raised_ms`."""
 
     epoch: str
     shards: int
+    form: int
+    before: int
+    raised_ms: int
     armed: bool
     closed: bool
     losses: Mapping[str, Loss]
@@ -83,6 +86,10 @@ class DbIdentity:
         self.pinned = shards
         self.shards = shards or DEFAULT_SHARDS
         self.epoch = ""
+        self.form = self._before = 1
+        self._raised_ms = 0
+        self.newest = formats.READS
+        """The newest format that this process lets be written (TIMERS_FORMAT)."""
         self.armed = self.closed = False
         self.losses: Mapping[str, Loss] = {}
         """Losses that nobody has acknowledged, as last seen."""
@@ -95,11 +102,24 @@ class DbIdentity:
         self._seen_ms = 0
         self._counted: dict[int, tuple[int, int]] = {}
         """Where the next look goes on counting a shard, and how many timers it has so far."""
+        self._is_stamped = True
+
+    @property
+    def writes(self) -> int:
+        """The format in which records are to be written now. It only grows; whoever learns of it late writes an older
+        one, which all read."""
+        return self.form if self._clock.now_ms() >= self._raised_ms + formats.GRACE_MS else self._before
+
+    @property
+    def stamp(self) -> str:
+        """What each shard carries: the epoch, and the newest format if that is not 1. Whoever knows an older format is
+        refused by the scripts that make timers, and looks at the db again."""
+        return self.epoch if self.form == 1 else f"{self.epoch} {self.form}"
 
     async def look(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
         under which timers were armed is left to `mark`. Raises ConfigurationError if the db cannot be used: it has
-        another number of shards or another format, or cannot be read."""
+        another number of shards or a newer format, or cannot be read."""
         meta = await self._change("look")
         self.losses, self.foreign = ({}, "") if meta is None else (meta.losses, meta.foreign)
         if self.armed and (meta is None or meta.epoch != self.epoch):
@@ -114,7 +134,7 @@ class DbIdentity:
         if self.pinned is not None and (there := await self._change("look")) and there.shards != self.pinned:
             await self._refuse_beside_pods(there.shards)
         wanted = "" if self.pinned is None else str(self.pinned)
-        self._take(await self._change("make", RECORD_FORMAT, wanted, str(DEFAULT_SHARDS), _fresh()))
+        self._take(await self._change("make", str(self.newest), wanted, str(DEFAULT_SHARDS), _fresh()))
 
     async def _refuse_beside_pods(self, there: int) -> None:
         """Live pods would have to stop if the db got another number of shards. Raises ConfigurationError."""
@@ -134,17 +154,42 @@ class DbIdentity:
 
     async def found(self, shards: Iterable[int]) -> None:
         """Found the shards that do not carry our epoch. If the db has another epoch by now, adopt that first; the
-        number of shards may then differ too. Raises Unavailable if this process cannot work with that."""
+        number of shards may then differ too. Raises Unavailable if this process cannot work with that, and NewerFormat
+        if it cannot read it."""
         epoch, meta = self.epoch, None
         try:
             with suppress(ConfigurationError):  # nobody can read the meta, which `renew` mends
                 meta = await self._change("arm", epoch)
             await self._accept(meta)
+        except TooNew as error:
+            raise NewerFormat(str(error)) from error
         except ConfigurationError as error:
             raise Unavailable(str(error)) from error
         with scripts.reachable():
             for shard in shards if epoch == self.epoch else ():
-                await self._redis.set(f"{keys.root(shard)}epoch", epoch)
+                await self._redis.set(f"{keys.root(shard)}epoch", self.stamp)
+
+    async def raise_format(self, form: int, version: str) -> None:
+        """Let records be written in a newer format, which all live pods read, after the grace. `version` is told to
+        those that cannot read it."""
+        self._take(await self._change("raise", str(form), version))
+        await self._stamp()
+
+    async def _stamp(self) -> None:
+        """See to it once that founded shards carry the db's format, so that no caller with an older version arms there.
+        Shards that are founded later get it then."""
+        if self._is_stamped:
+            return
+        names = [f"{keys.root(shard)}epoch" for shard in range(self.shards)]
+        async with self._redis.pipeline(transaction=False) as asked:
+            for name in names:
+                asked.get(name)
+            carried = await scripts.read(asked, None)
+        with scripts.reachable():
+            for name, there in zip(names, carried, strict=True):
+                if there is not None and there.decode(errors="replace").partition(" ")[0] == self.epoch:
+                    await self._redis.set(name, self.stamp)
+        self._is_stamped = True
 
     async def _accept(self, meta: Meta | None) -> None:
         """Use what was found as the db from now on, or renew the epoch."""
@@ -157,7 +202,7 @@ class DbIdentity:
         """Unless our epoch is in the db, adopt the epoch that another pod has made, or make one with the same number of
         shards. Raises ConfigurationError if the db now has another number of shards and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
-        known = (self.epoch, _fresh(), RECORD_FORMAT, str(self.shards), armed, closed, str(self._seen_ms))
+        known = (self.epoch, _fresh(), str(self.form), str(self.shards), armed, closed, str(self._seen_ms))
         meta = await self._change("renew", *known, str(sum(self.timers.values())))
         if meta is None or meta.epoch != self.epoch:
             self.marks.clear()
@@ -188,6 +233,7 @@ class DbIdentity:
         await self._accept(meta)
         if meta is not None and meta.wrong and epoch == self.epoch:
             self._take(await self._change("mend"))
+        await self._stamp()
         if epoch == self.epoch:  # an emptied db has no marks either, but that is another kind of loss
             await self._take_marks({shard: reply[1:] for (shard, _), reply in zip(known, marked, strict=True)})
 
@@ -242,18 +288,20 @@ class DbIdentity:
         if self.pinned not in (None, meta.shards):
             there = meta.shards
             raise ConfigurationError(f"TIMERS_SHARDS is {self.pinned}, but this db has {there} shards; use {there}")
+        if (self.epoch, self.form) != (meta.epoch, meta.form):
+            self._is_stamped = meta.form == 1
+        self.form, self._before, self._raised_ms = meta.form, meta.before, meta.raised_ms
         self.epoch, self.shards, self.armed = meta.epoch, meta.shards, meta.armed
         self.closed, self.losses, self.foreign = self.closed or meta.closed, meta.losses, meta.foreign
         self._seen_ms = round(self._clock.now_ms())
 
 
 def _meta(flat: Sequence[bytes]) -> Meta | None:
-    """Fields and values in turn as a meta; None if the db has no identity yet. Raises ConfigurationError for another
-    format or an unusable meta."""
+    """Fields and values in turn as a meta; None if the db has no identity yet. Raises ConfigurationError for an
+    unusable meta, and TooNew for a format that only a later version reads."""
     texts = [field.decode(errors="replace") for field in flat]
     fields = dict(zip(texts[::2], texts[1::2], strict=True))
-    if (form := fields.get("format", RECORD_FORMAT)) != RECORD_FORMAT:
-        raise ConfigurationError(f"the db holds records of format {form}; this version knows {RECORD_FORMAT}")
+    form = _form(fields)
     if not fields.get("epoch"):
         return None
     made_with, written = fields.get("founded", "").split(" "), fields.get("shards", "")
@@ -264,6 +312,8 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
     return Meta(
         fields["epoch"],
         int(shards),
+        form,
+        *_raised(fields.get("raised", ""), form),
         "armed" in fields,
         "closed" in fields,
         losses,
@@ -272,9 +322,37 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
     )
 
 
+def _form(fields: Mapping[str, str]) -> int:
+    """The newest format that records may have."""
+    written = fields.get("format", "1")
+    if not (written.isascii() and written.isdigit() and 0 < int(written) < 100):
+        raise ConfigurationError(f"{keys.META} has {shown(written)} as its record format; write the original there")
+    if int(written) > formats.READS:
+        since, _, rest = fields.get("raised", "").partition(" ")
+        by = rest.partition(" ")[2]
+        told = f" since {format_time(int(since))}, by version {by}" if by and _is_ms(since) else ""
+        raise TooNew(
+            f"the db has records of format {written}{told}; this version reads formats up to {formats.READS}. "
+            f"Use {f'version {by}' if by else 'the version that wrote them'}, or a later one"
+        )
+    return int(written)
+
+
+def _raised(text: str, form: int) -> tuple[int, int]:
+    """The format before the newest one, and when that was raised; the newest itself if it never was."""
+    since, _, rest = text.partition(" ")
+    before = rest.partition(" ")[0]
+    usable = _is_ms(since) and before.isascii() and before.isdigit() and 0 < int(before) < form
+    return (int(before), int(since)) if usable else (form, 0)
+
+
+def _is_ms(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 15
+
+
 def _foreign(text: str, shards: str) -> str:
     at_ms, _, written = text.partition(" ")
-    if not at_ms.isascii() or not at_ms.isdigit() or len(at_ms) > 15:
+    if not _is_ms(at_ms):
         return ""
     return (
         f"{keys.META} had {shown(written)} as its number of shards at {format_time(int(at_ms))}, which no pod wrote; "

@@ -36,8 +36,11 @@ HEARINGS: Final = ("ok", "late", "deaf")
 LIMITS: Final = "limits of "
 """Begins the name of the setting in which a pod tells the limits of a processor."""
 
-_CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings")
-_STATE: Final = ("running", "notifications", "lateness", "lacks")
+VERSION: Final = "version"
+"""The name of the setting in which a pod tells its version."""
+
+_CARD: Final = ("roles", "processors", "only", "shards", "concurrency", "settings", "format")
+_STATE: Final = ("running", "notifications", "lateness", "lacks", "newer")
 _VERSION: Final = f"{keys.PODS_ROOT}version"
 _DECLARED: Final = f"{keys.PODS_ROOT}declared"
 
@@ -50,6 +53,8 @@ class Member:
     """A live pod. `processors` are the prefixes of its processors. `only` and `shards` are what it is limited to (empty
     `only`: any prefix; None: all shards). `settings` are those that should be the same on all pods, as text. `lateness`
     counts its starts of the last minutes by bucket. `lacks` says what its Redis user was just refused, by prefix.
+    `format` is the newest record format that may be written while it is alive (1 if it says none, as the first
+    versions); `newer` are timers that it met in a format that it cannot read.
     `trouble` says which parts of its sign cannot be read; they count as missing."""
 
     pod: str
@@ -60,16 +65,23 @@ class Member:
     shards: tuple[_Count, ...] | None = None
     concurrency: _Count = 0
     settings: Mapping[str, str] = field(default_factory=dict)
+    format: Annotated[int, Field(ge=1, le=99)] = 1
     running: _Count = 0
     notifications: str = HEARINGS[-1]
     lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
+    newer: Mapping[str, int] = field(default_factory=dict)
     trouble: str | None = None
 
     @property
     def works(self) -> bool:
         """Whether it runs timers."""
         return "worker" in self.roles
+
+    @property
+    def version(self) -> str | None:
+        """The version of the service that it runs; None if it does not tell."""
+        return self.settings.get(VERSION)
 
     @property
     def hearing(self) -> str:
@@ -89,6 +101,8 @@ class Member:
         return {
             "pod": self.pod,
             "seen_at": format_time(self.seen_ms),
+            "version": self.version,
+            "format": self.format,
             "roles": list(self.roles),
             "serves": sorted(self.processors),
             "only": list(self.only),

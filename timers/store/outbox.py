@@ -28,7 +28,7 @@ async def armed(store: Store, prefixes: Sequence[str]) -> dict[str, int]:
 
 
 async def arm(store: Store, armings: Sequence[Arming]) -> None:
-    """Arm calls. Raises RedisRights if one was refused."""
+    """Arm calls. Raises RedisRights or NewerFormat if one was refused."""
     for reply in await store.arm(armings):
         if reply.refused is not None:
             raise reply.refused

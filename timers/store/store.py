@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
-from timers.errors import RedisRights, Unavailable
-from timers.store import codec, keys, scripts
+from timers.errors import NewerFormat, RedisRights, Unavailable
+from timers.store import codec, formats, keys, scripts
 from timers.store.connect import Connections, Line
 from timers.store.identity import DbIdentity
 from timers.store.rights import Rights
@@ -44,12 +44,12 @@ class Arming(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A script's code for one timer, and the timer that is there now (None if there is none). With the code `rights`
-    the error that says what the Redis user may not do."""
+    """A script's code for one timer, and the timer that is there now (None if there is none). With the codes `rights`
+    and `newer` the error that says what the Redis user may not do, or which format the record has."""
 
     code: str
     timer: Timer | None
-    refused: RedisRights | None = None
+    refused: RedisRights | NewerFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ class Store:
         """Called after each script call with its name and the seconds it took."""
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
         self.rights = Rights(connections.user)
+        self.newer = formats.Newer()
 
     @property
     def shards(self) -> int:
@@ -121,7 +122,7 @@ class Store:
         self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
-        running, locked, rights; full, once `room` for timers that are not scheduled already is used up. A single
+        running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up. A single
         script call uses `line`."""
         identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
 
@@ -148,14 +149,14 @@ class Store:
             await self.identity.make()
         told: dict[int, tuple[Any, ...]] = {}
         for _ in range(FOUNDING_TRIES):
-            epoch = self.identity.epoch
+            stamp = self.identity.stamp
             batches = [
                 (shard, places[start : start + ARM_LIMIT])
                 for shard, places in self.by_shard(identities, told).items()
                 for start in range(0, len(places), ARM_LIMIT)
             ]
             calls = [
-                scripts.ScriptCall(name, keys.root(shard), [epoch, *head(places), *(lines[place] for place in places)])
+                scripts.ScriptCall(name, keys.root(shard), [stamp, *head(places), *(lines[place] for place in places)])
                 for shard, places in batches
             ]
             foreign: set[int] = set()
@@ -188,6 +189,17 @@ class Store:
                 found[identities[place]] = _read(identities[place], int(reply[0]), *reply[3 * i + 1 : 3 * i + 4])
         return [found[identity] for identity in identities]
 
+    async def get_one(self, prefix: str, timer_id: str) -> Timer | None:
+        """A timer with its lease; None if it does not exist. Raises NewerFormat."""
+        shard = self.shard_of(prefix, timer_id)
+        (now_ms, raw, held, left_ms), *_ = await self.run_all(
+            [scripts.ScriptCall("get", keys.root(shard), [prefix, timer_id])]
+        )
+        timer = _read((prefix, timer_id), int(now_ms), raw, held, left_ms)
+        if timer is None and raw is not None and formats.is_newer(raw):
+            raise self.newer.met(f"{prefix}:{timer_id}", raw)
+        return timer
+
     async def cancel(
         self,
         prefix: str,
@@ -199,8 +211,8 @@ class Store:
         keep: bool = True,
         cause: str = "cancelled",
     ) -> Reply:
-        """Cancel a timer; without `keep` no record stays. Codes: cancelled, purged, missing, running, locked, version,
-        finished."""
+        """Cancel a timer; without `keep` no record stays. Codes: cancelled, purged, missing, newer, running, locked,
+        version, finished."""
         record = "purge" if purge else "" if keep else "forget"
         arguments = (edit_lock_ms, prefix, timer_id, _expected(version), record, cause)
         return await self._one("cancel", prefix, timer_id, arguments)
@@ -217,7 +229,7 @@ class Store:
         version: int | None = None,
         cause: str = "changed",
     ) -> Reply:
-        """Change what is given. Codes: changed, missing, running, locked, version, finished."""
+        """Change what is given. Codes: changed, missing, newer, running, locked, version, finished."""
         new = "" if spec is None else codec.encode_spec(spec)
         begun = "-" if progress is None else codec.encode_progress(progress)
         arguments = (edit_lock_ms, prefix, timer_id, _expected(version), due, new, begun, cause)
@@ -236,7 +248,7 @@ class Store:
         progress: Progress | None = None,
     ) -> Reply:
         """Arm a failed, unhandled or cancelled timer again; with `completed` also a completed one; none if a quota is
-        `full`. Codes: changed, missing, version, running, scheduled, completed, full, rights."""
+        `full`. Codes: changed, missing, newer, version, running, scheduled, completed, full, rights."""
         which, room = "completed" if completed else "", "full" if full else ""
         begun = "-" if progress is None else codec.encode_progress(progress)
         arguments = (prefix, timer_id, due, _expected(version), which, cause, room, begun)
@@ -257,7 +269,8 @@ class Store:
         behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        more, claimed, bad, denied = await self.run("claim", shard, arguments)
+        more, claimed, bad, denied, newer = await self.run("claim", shard, arguments)
+        self._met(newer)
         for command in denied[1::2]:
             self.rights.refused(command.decode())
         left = {prefix.decode() for prefix in set(more).difference(denied[::2])}
@@ -291,7 +304,8 @@ class Store:
         """Take over runs whose lease has expired; leave out those whose lease has not. The history names each queue's
         processor."""
         named = [part for prefix, timer_id in orphans for part in (prefix, timer_id, processors.get(prefix, "-"))]
-        rescued, bad = await self.run("rescue", shard, [pod, lease_ms, *named])
+        rescued, bad, newer = await self.run("rescue", shard, [pod, lease_ms, *named])
+        self._met(newer)
         return self._claimed(rescued, bad, pod, lease_ms)
 
     async def extend(
@@ -325,6 +339,10 @@ class Store:
         """Runs with expired leases from `rank` on, except in paused queues, and the rank to continue at (0: none)."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
+
+    def _met(self, newer: Sequence[bytes]) -> None:
+        for member, raw in zip(newer[::2], newer[1::2], strict=True):
+            self.newer.met(keys.text(member), raw)
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
@@ -362,6 +380,8 @@ class Store:
     def _answer(self, prefix: str, timer_id: str, code: bytes, told: bytes | None) -> Reply:
         if code == b"rights" and told:
             return Reply("rights", None, self.rights.refused(told.decode()))
+        if code == b"newer" and told:
+            return Reply("newer", None, self.newer.met(f"{prefix}:{timer_id}", told))
         return Reply(code.decode(), codec.readable(prefix, timer_id, told) if told else None)
 
     async def run(

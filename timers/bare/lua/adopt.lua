@@ -5,14 +5,16 @@
 -- ARGV[3…] one for each key, five lines: prefix, id, the deadline that `R:bare` had before the key was looked at (empty for
 --          none), its deadline now, the spec made from its value
 -- Answer   {now, code, …}: `adopted`, `moved` (the key of a waiting timer was SET again), `running` (try again after the run),
---          `stale` (`R:bare` has another deadline, or the deadline has passed; look again). {now, `foreign`} as in arm.lua
+--          `stale` (`R:bare` has another deadline, or the deadline has passed; look again), `newer` (its record has a newer
+--          format: a pod that reads it adopts the key). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
   if known_deadline(member) ~= tonumber(known) or tonumber(deadline) <= now then return 'stale' end
-  local r = read_or_clear(prefix, id)
+  local r, _, newer = read_or_clear(prefix, id)
+  if newer then return 'newer' end
   if r and r.status == 'r' then
     call('ZREM', root .. 'bare', member)
     return 'running'

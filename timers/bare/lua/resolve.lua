@@ -10,7 +10,8 @@
 --          come), `cancelled`, `spare` (the key is there, but no timer waits for it), `forgotten` (the key is gone, and no
 --          timer waits for it), `stale` (`R:bare` has another deadline; look again). Of an expiry also `known` (another pod
 --          reported it), `running` (report it again after the run), `look` (the key is in `R:bare`: look, then report it
---          again), `refused` (its timer was armed otherwise, or has not ended). {now, `foreign`} as in arm.lua
+--          again), `refused` (its timer was armed otherwise, or has not ended). Of both `newer` (its record has a newer format:
+--          nothing was changed). {now, `foreign`} as in arm.lua
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
@@ -49,7 +50,8 @@ end
 -- Whoever may PUBLISH can forge an expiry. So it may start a new timer, but not change one that was armed otherwise.
 local function heard(prefix, id, member, times, since)
   if known_deadline(member) then return 'look' end
-  local r = read_or_clear(prefix, id)
+  local r, _, newer = read_or_clear(prefix, id)
+  if newer then return 'newer' end
   if r and r.waits then  -- its entry is lost
     call('ZADD', root .. 'bare', r.due, member)
     return 'look'
@@ -72,7 +74,8 @@ end
 
 local function looked(prefix, id, member, deadline, found, spec)
   if known_deadline(member) ~= deadline then return 'stale' end
-  local r, raw = read_or_clear(prefix, id)
+  local r, raw, newer = read_or_clear(prefix, id)
+  if newer then return 'newer' end
   if raw and not r then
     call('ZREM', root .. 'bare', member)
     return 'stale'

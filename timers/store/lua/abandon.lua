@@ -25,6 +25,7 @@ end
 local function abandon_due(id)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
+  if not r and newer_format(raw) then return end
   if not r then quarantine(prefix, id, trouble, raw) end
   drop_trigger(prefix, id)
   call('ZREM', queue_key(prefix), id)
@@ -40,6 +41,7 @@ local function abandon_run(id)
   local ended = call('ZSCORE', root .. 'leases', member)
   if not ended or tonumber(ended) >= tonumber(before) or lease_of(member) then return end
   local r, trouble, raw = read(member)
+  if not r and newer_format(raw) then return end
   if not r then quarantine(prefix, id, trouble, raw) end
   -- A stranger's value may lie in the place of the lease.
   call('DEL', lease_key(member))

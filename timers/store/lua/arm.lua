@@ -7,8 +7,8 @@
 -- ARGV[5…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
 --          `+<ms from now>`), spec, progress, cause for the history if it replaces
 -- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only `<due> <created>`, because
---          the caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked` and `full` (the last
---          five change nothing; `full` may have no record), `rights` (with what the user may not do as the record: nothing was
+--          the caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked`, `newer` and `full`
+--          (the last six change nothing; `full` may have no record), `rights` (with what the user may not do as the record: nothing was
 --          changed). {now, `foreign`} if the shard does not carry the epoch; then
 --          nothing was changed
 
@@ -21,7 +21,8 @@ local room = tonumber(ARGV[4])
 
 local function arm(prefix, id, if_exists, due, spec, progress, said)
   local member = member_of(prefix, id)
-  local r, raw = read_or_clear(prefix, id)
+  local r, raw, newer = read_or_clear(prefix, id)
+  if newer then return 'newer', raw end
   if r and if_exists == 'keep' then return 'kept', raw end
   if r and if_exists == 'error' then return 'exists', raw end
   if r and r.status == 'r' then return 'running', raw end

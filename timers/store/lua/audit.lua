@@ -8,6 +8,8 @@
 --                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
 --          `queues`:  prefixes: is the head the earliest due, do the counts agree with the indexes, and `prefixes` with them?
 --          `prefixes`: prefixes: are those with counts indexed, and no others? `~`, which is none, is put in: the index is whole
+--          `quarantine`: most to look at, cursor: which records can be read (again)? An earlier version puts a record of a newer
+--                     format there. They are put back; `records` then mends their entries
 --          `totals`:  nothing more: are there more records than counted? It mends nothing; `records` does
 -- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what disagreed; bucket or index (from 0) to go on at, -1 at
 --          the end, and the cursor in it; the prefixes of the records
@@ -67,6 +69,7 @@ local function check_record(bucket, member, raw)
     return call('HSET', root .. 'quarantine', member, text(now) .. ' not the name of a timer\n' .. raw)
   end
   prefixes[prefix] = true
+  if not r and newer_format(raw) then return end
   if not r then
     tell_of('unreadable')
     if mends then quarantine(prefix, id, trouble, raw) end
@@ -90,9 +93,25 @@ function parts.records(bucket, cursor, most)
   if bucket < 256 then next_place, next_cursor = bucket, cursor end
 end
 
+function parts.quarantine(most, cursor)
+  local answer = peek('HSCAN', root .. 'quarantine', cursor, 'COUNT', most)
+  for i = 1, #answer[2], 2 do
+    local member, raw = answer[2][i], string.match(answer[2][i + 1], '^[^\n]*\n(.*)$')
+    if is_member(member) and parse(raw) and peek('HEXISTS', record_key(member), member) == 0 then
+      tell_of('put back')
+      if mends then
+        call('HSET', record_key(member), member, raw)
+        call('HDEL', root .. 'quarantine', member)
+      end
+    end
+  end
+  if answer[1] ~= '0' then next_place, next_cursor = 0, answer[1] end
+end
+
 local function check_entry(key, prefix, id, member, status)
   local r, trouble, raw = read(member)
   if r and (r.status == status or status == 't' and r.status == 's' and r.failures ~= '0') then return end
+  if not r and newer_format(raw) then return end
   tell_of(r and 'left over' or 'no record')
   if not mends then return end
   if not r then quarantine(prefix, id, trouble, raw) end

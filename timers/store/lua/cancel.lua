@@ -6,16 +6,17 @@
 -- ARGV[5]  expected version, or '' for any
 -- ARGV[6]  `purge`; `forget` to remove the record of a cancelled timer, for a retention of 0; or ''
 -- ARGV[7]  cause for the history; left out or '' for `cancelled`
--- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `running`, `locked`, `version`, `finished`, `rights` (with
---          what the user may not do in the place of the record). The record is the cancelled one, even if it has just been removed. Cancelling a cancelled timer answers `cancelled`
---          again, because the first answer may have been lost.
+-- Answer   {now, code, record}; codes: `cancelled`, `purged`, `missing`, `newer`, `running`, `locked`, `version`, `finished`,
+--          `rights` (with what the user may not do in the place of the record). The record is the cancelled one, even if it
+--          has just been removed. Cancelling a cancelled timer answers `cancelled` again, because the first answer may have
+--          been lost.
 
 local prefix, id, purge, forget = ARGV[3], ARGV[4], ARGV[6] == 'purge', ARGV[6] == 'forget'
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
 local function refused_with()
-  if not r then return 'missing' end
+  if not r then return newer_format(raw) and 'newer' or 'missing' end
   if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
   if r.status == 's' and locked(r, tonumber(ARGV[2])) then return 'locked' end

@@ -7,17 +7,22 @@
 -- ARGV[4]  cause, for the history (`event`, `sweep` …)
 -- ARGV[5]  `in order` for queues that run one at a time, or ''
 -- ARGV[6…] one for each queue, three words: prefix, processor that will run it (for the history), most to take
--- Answer   {now, {prefix, …}, {prefix, id, record, …}, {member, reason, …}, {prefix, command, …}}: the queues with more timers
---          due; what was claimed; what was quarantined; the queues of which nothing was claimed, because the user may not
---          delete their triggers
+-- Answer   {now, {prefix, …}, {prefix, id, record, …}, {member, reason, …}, {prefix, command, …}, {member, record, …}}: the
+--          queues with more timers due; what was claimed; what was quarantined; the queues of which nothing was claimed,
+--          because the user may not delete their triggers; what has a newer format and was left
 
 local pod, lease_ms, cause, in_order = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= ''
-local more, claimed, bad = {}, {}, {}
+local more, claimed, bad, newer = {}, {}, {}, {}
 local leases, denied = {}, {}
 
 local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
+  if not r and newer_format(raw) then
+    newer[#newer + 1] = member
+    newer[#newer + 1] = raw
+    return false
+  end
   if not r then
     quarantine(prefix, id, trouble, raw)
     bad[#bad + 1] = member
@@ -64,23 +69,23 @@ local function due_of_queue(prefix, most)
   return ids
 end
 
--- What to take from a queue: {prefix, processor, ids}.
+-- What to take from a queue: {prefix, processor, ids, whether more are due}.
 local function pick(prefix, processor, most)
   if most == 0 or call('SISMEMBER', root .. 'paused', prefix) == 1 then return {prefix, processor, {}} end
   local ids = due_of_queue(prefix, most)
-  if #ids > most then
-    more[#more + 1] = prefix
-    ids[#ids] = nil
-  end
-  return {prefix, processor, ids}
+  if #ids <= most then return {prefix, processor, ids} end
+  ids[#ids] = nil
+  return {prefix, processor, ids, true}
 end
 
-local function take(prefix, processor, ids, token)
-  local gone = {}
+local function take(prefix, processor, ids, has_more, token)
+  local gone, left = {}, #newer
   for i, id in ipairs(ids) do
     if claim_one(prefix, id, text(token + i), processor) then gone[#gone + 1] = id end
   end
   if #gone > 0 then call('ZREM', queue_key(prefix), unpack(gone)) end
+  -- Whoever is told of more asks again at once, and would get the same batch if all of it had to be left.
+  if has_more and #newer - left < 2 * #ids then more[#more + 1] = prefix end
   refresh_head(prefix)
   count('s', prefix, -#gone)
   count('r', prefix, #gone)
@@ -112,9 +117,9 @@ if #triggers > 0 and refused('DEL', unpack(triggers)) then
 end
 local token = #triggers > 0 and take_tokens(#triggers) - #triggers
 for _, queue in ipairs(picked) do
-  take(queue[1], queue[2], queue[3], token)
+  take(queue[1], queue[2], queue[3], queue[4], token)
   token = token and token + #queue[3]
 end
 if #leases > 0 then call('ZADD', root .. 'leases', unpack(leases)) end
 conclude()
-return {text(now), more, claimed, bad, denied}
+return {text(now), more, claimed, bad, denied, newer}

@@ -10,6 +10,7 @@
 local WAKE_HORIZON_MS = 1000     -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
 local TIME_DIGITS = 13           -- of epoch ms, until the year 2286
+local NEWEST_FORMAT = 1          -- of records, that this version reads; as in formats.py
 local ORDINALS = 1024            -- binary fractions of a millisecond: they keep the order of arming within one millisecond
 
 local root = KEYS[1]
@@ -91,11 +92,18 @@ local function parse(raw)
   format, r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest =
     string.match(raw, '^(%d+) ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
   if not format or #r.due > TIME_DIGITS or #r.created > TIME_DIGITS then return nil, 'not a record' end
-  if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows 1' end
+  if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows ' .. NEWEST_FORMAT end
   -- `w` is scheduled, but also waits for its bare key: no claim takes it. Any change of the timer lets it go.
   r.waits = r.status == 'w'
   if r.waits then r.status = 's' end
   return r
+end
+
+-- The format of a record that only a later version reads; nil for any other, also for one that cannot be read. Every format
+-- begins with its number and a space. Such a record and its entries are left as they are: pods of that version have them.
+local function newer_format(raw)
+  local format = raw and tonumber(string.match(raw, '^(%d%d?) '))
+  return format and format > NEWEST_FORMAT and format or nil
 end
 
 -- A parsed record keeps the bucket it came from: hashing a member costs as much as a command.
@@ -388,7 +396,7 @@ local function take_tokens(n)
 end
 
 -- Take a record that cannot be read out of every index and count, and keep it aside with the reason. So one bad record stops
--- nothing else.
+-- nothing else. Not for a record of a newer format, which is not bad.
 local function quarantine(prefix, id, reason, raw)
   local member = member_of(prefix, id)
   local function out(index, name, status)
@@ -405,9 +413,11 @@ local function quarantine(prefix, id, reason, raw)
   call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
 end
 
--- The record of a timer to be armed anew. One that cannot be read is quarantined first.
+-- The record of a timer to be armed anew, how it is stored, and whether it has a newer format. One that cannot be read is
+-- quarantined first.
 local function read_or_clear(prefix, id)
   local r, trouble, raw = read(member_of(prefix, id))
-  if raw and not r then quarantine(prefix, id, trouble, raw) end
-  return r, raw
+  local newer = raw and not r and newer_format(raw) ~= nil
+  if raw and not r and not newer then quarantine(prefix, id, trouble, raw) end
+  return r, raw, newer
 end

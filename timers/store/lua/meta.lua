@@ -2,7 +2,7 @@
 -- Change what the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
 --
 -- ARGV[2]  what to do, then its arguments:
---          `make`  format, number of shards or '' for any, number if none is asked for, a fresh epoch: makes the meta if there
+--          `make`  newest format of the caller, number of shards or '' for any, number if none is asked for, a fresh epoch: makes the meta if there
 --                  is none, and again if no timer was ever armed and another number is asked for
 --          `arm`   epoch: notes that timers are armed from now on, if it is still this epoch
 --          `renew` the epoch that the caller knew, a fresh one, format, number of shards, whether timers were armed, whether
@@ -10,6 +10,8 @@
 --                  epoch is gone, so makes a new one unless another pod has, and keeps the loss
 --          `lose`  epoch, then four for each shard that went back in time: shard, the mark it went back to, the newest that
 --                  was known, how many timers were known. Keeps the losses, if it is still this epoch
+--          `raise` format, version of the service: lets records be written in a newer format, and notes since when, what it
+--                  was before, and the version
 --          `mend`  nothing: puts the number of shards back with which the epoch was made, and keeps what stood there
 --          `acknowledge` nothing: removes the losses and what was mended, because people know of them now
 -- Answer   {now, {field, value, …}}: the meta as it is now; for `acknowledge`, as it was
@@ -52,7 +54,7 @@ end
 local acts = {}
 
 function acts.make(format, wanted, default, fresh)
-  if meta.format and meta.format ~= format then return end
+  if meta.format and not (tonumber(meta.format) and tonumber(meta.format) <= tonumber(format)) then return end
   if meta.epoch and meta.shards and not founded() then set('founded', meta.epoch .. ' ' .. meta.shards) end
   local there = founded() or meta.shards
   if meta.epoch and (meta.armed or wanted == '' or wanted == there) then return end
@@ -79,6 +81,12 @@ end
 function acts.lose(epoch, ...)
   local parts = {...}
   for i = 1, meta.epoch == epoch and #parts or 0, 4 do lose('shard:' .. parts[i], parts[i + 1], parts[i + 2], parts[i + 3]) end
+end
+
+function acts.raise(format, version)
+  local before = tonumber(meta.format)
+  if not meta.epoch or not before or before >= tonumber(format) then return end
+  set('format', format, 'raised', text(now) .. ' ' .. meta.format .. ' ' .. version)
 end
 
 function acts.mend()

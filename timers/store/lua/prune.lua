@@ -28,17 +28,21 @@ local function prune(status, prefix)
   if not kept then return end
   local index = finished_key(status, prefix)
   local ids = call('ZRANGEBYSCORE', index, '-inf', '(' .. text(now - kept), 'LIMIT', 0, left)
-  if #ids == 0 then return end
+  local gone = {}
   for _, id in ipairs(ids) do
     local member = member_of(prefix, id)
-    local r = read(member)
-    if r then remove(member, r) else call('HDEL', record_key(member), member) end
+    local r, _, raw = read(member)
+    if r or not newer_format(raw) then
+      gone[#gone + 1] = id
+      if r then remove(member, r) else call('HDEL', record_key(member), member) end
+    end
   end
-  call('ZREM', index, unpack(ids))
-  count(status, prefix, -#ids)
-  left, removed = left - #ids, removed + #ids
+  if #gone == 0 then return end
+  call('ZREM', index, unpack(gone))
+  count(status, prefix, -#gone)
+  left, removed = left - #gone, removed + #gone
   if status == 'f' or status == 'u' then
-    for _, part in ipairs({status, prefix, #ids, ids[1]}) do failed[#failed + 1] = part end
+    for _, part in ipairs({status, prefix, #gone, gone[1]}) do failed[#failed + 1] = part end
   end
 end
 

@@ -9,15 +9,15 @@
 -- ARGV[7]  cause for the history
 -- ARGV[8]  `full` if a quota leaves no room, or ''
 -- ARGV[9]  progress, or '-' or left out to keep it
--- Answer   {now, code, record}; codes: `changed`, `missing`, `version`, `running`, `scheduled`, `completed`, `full`, `rights`
---          (with what the user may not do in the place of the record)
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `newer`, `version`, `running`, `scheduled`, `completed`, `full`,
+--          `rights` (with what the user may not do in the place of the record)
 
 local prefix, id = ARGV[2], ARGV[3]
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
 local function refused_with()
-  if not r then return 'missing' end
+  if not r then return newer_format(raw) and 'newer' or 'missing' end
   if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
   if r.status == 's' then return 'scheduled' end

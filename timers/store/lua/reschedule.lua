@@ -8,15 +8,15 @@
 -- ARGV[7]  spec, or '' to keep it
 -- ARGV[8]  progress, or '-' to keep it
 -- ARGV[9]  cause for the history
--- Answer   {now, code, record}; codes: `changed`, `missing`, `running`, `locked`, `version`, `finished`, `rights` (with
---          what the user may not do in the place of the record)
+-- Answer   {now, code, record}; codes: `changed`, `missing`, `newer`, `running`, `locked`, `version`, `finished`, `rights`
+--          (with what the user may not do in the place of the record)
 
 local prefix, id, due = ARGV[3], ARGV[4], ARGV[6]
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
 
 local function refused_with()
-  if not r then return 'missing' end
+  if not r then return newer_format(raw) and 'newer' or 'missing' end
   if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
   if r.status ~= 's' then return 'finished' end

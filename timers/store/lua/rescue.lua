@@ -5,15 +5,20 @@
 -- ARGV[2]  pod
 -- ARGV[3]  lease, ms
 -- ARGV[4…] three for each run: prefix, id, processor that will run it (for the history)
--- Answer   {now, {prefix, id, record, …}, {member, reason, …}}: what was taken over; what was quarantined. Leaves out a run that
---          is leased again, has ended, or whose prefix is paused
+-- Answer   {now, {prefix, id, record, …}, {member, reason, …}, {member, record, …}}: what was taken over; what was quarantined;
+--          what has a newer format and was left. Leaves out a run that is leased again, has ended, or whose prefix is paused
 
 local pod, lease_ms = ARGV[2], ARGV[3]
-local rescued, bad = {}, {}
+local rescued, bad, newer = {}, {}, {}
 
 local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
+  if not r and newer_format(raw) then
+    newer[#newer + 1] = member
+    newer[#newer + 1] = raw
+    return
+  end
   if not r then
     if call('ZSCORE', root .. 'leases', member) then
       quarantine(prefix, id, trouble, raw)
@@ -40,4 +45,4 @@ end
 
 for i = 4, #ARGV, 3 do rescue(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 conclude()
-return {text(now), rescued, bad}
+return {text(now), rescued, bad, newer}

@@ -7,7 +7,7 @@
 --          nothing to keep it), progress, how long claiming, waiting and running took (or `-`), since when it fails (ms, or
 --          nothing), cause with its text
 -- Answer   {now, code, …}: `settled`; `already` (this token's result was written before: an earlier answer was lost); `fenced`
---          (another pod has a newer token); `missing`
+--          (another pod has a newer token, or has written the record in a newer format); `missing`
 
 local pod, removes = ARGV[2], ARGV[3]
 local answer, ends, leases, members = {text(now)}, {}, {}, {}
@@ -15,8 +15,9 @@ local LINES = '^' .. string.rep('([^\n]*)\n', 12) .. '(.*)$'
 
 local function verdict(e)
   e.member = member_of(e.prefix, e.id)
-  e.record = read(e.member)
-  if not e.record then return 'missing' end
+  local raw, _
+  e.record, _, raw = read(e.member)
+  if not e.record then return newer_format(raw) and 'fenced' or 'missing' end
   if e.record.token ~= e.token then return 'fenced' end
   if e.record.status ~= 'r' then return 'already' end
   return 'settled'

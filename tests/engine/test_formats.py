@@ -1,0 +1,74 @@
+"""How pods agree on the format of records: a newer one waits until every live pod reads it, and long enough."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.engine.fleet import Calls, Fleet
+from tests.store.acts import bucket_of
+from tests.waiting import eventually
+from timers.client.doctor import examine
+from timers.engine.peers import IdentityWatch
+from timers.store import formats
+from timers.store.checkup import Check
+from timers.store.membership import Member
+
+LATER = "note:later"
+
+
+@pytest.fixture
+def reads_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process reads format 2 too, as a later version would."""
+    monkeypatch.setattr(formats, "READS", 2)
+
+
+def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> IdentityWatch:
+    return IdentityWatch(fleet.store.identity, members=lambda: members, version="9.9", raise_after_seconds=seconds)
+
+
+OLD, NEW, OTHER = Member("old"), Member("new", format=2), Member("other", format=2)
+ODD = Member("odd", trouble="its sign of life cannot be read")
+
+
+@pytest.mark.usefixtures("reads_two")
+async def test_the_db_is_raised_once_all_pods_have_read_the_format_long_enough(fleet: Fleet) -> None:
+    await fleet.redis.hset("timers:meta", "format", "1")
+    members = [OLD, NEW]
+    pod, patient = watch(fleet, members), watch(fleet, members, 3600)
+    for now in ([OLD, NEW], [NEW, OTHER], [OLD, NEW], [ODD, NEW], [NEW, OTHER]):
+        members[:] = now
+        await pod.look()
+        await patient.look()
+        assert fleet.store.identity.form == 1
+    await patient.look()
+    assert fleet.store.identity.form == 1
+    with capture_logs() as logs:
+        for _ in range(2):
+            await pod.look()
+    assert fleet.store.identity.form == 2
+    assert [line["format"] for line in logs] == [2]
+
+
+async def test_a_pod_leaves_a_timer_that_it_cannot_read_and_says_so(fleet: Fleet) -> None:
+    await fleet.client.create("note", "later", delay=0)
+    raw = await fleet.redis.hget(bucket_of(LATER), LATER)
+    assert isinstance(raw, bytes)
+    newer = b"9 the head of a later version\nand its body"
+    await fleet.redis.hset(bucket_of(LATER), LATER, newer)
+    calls = Calls()
+    with capture_logs() as logs:
+        await fleet.pod(calls)
+        for timer_id in ("one", "two"):
+            await fleet.client.create("note", timer_id, delay=0)
+            await fleet.completed(timer_id)
+
+        async def told() -> Check | None:
+            found = {check.name: check for check in await examine(fleet.store, wait_seconds=5)}
+            return found["format"] if found["format"].level == "fail" else None
+
+        check = await eventually(told, "the doctor names the timer")
+    assert check.said == "timers are in a format that pods cannot read: note:later (9)"
+    assert [line["format"] for line in logs if line["event"] == "timer left to pods of a later version"] == [9]
+    assert await fleet.redis.hget(bucket_of(LATER), LATER) == newer
+    await fleet.redis.hset(bucket_of(LATER), LATER, raw)
+    await fleet.completed("later")
+    assert sorted(calls.ids) == ["later", "one", "two"]
