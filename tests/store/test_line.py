@@ -57,7 +57,11 @@ async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, lin
     await echoed(line, "a")
     # As a server does with connections that were idle for long.
     await redis.client_kill_filter(skipme=True, _type="normal")
-    await eventually(line._connection.can_read, "the end has arrived here")
+
+    async def heard() -> bool:
+        return line._wire is not None and not line._wire.is_open
+
+    await eventually(heard, "the end has arrived here")
     assert await echoed(line, "b") == "b"
 
 

@@ -1,16 +1,21 @@
 """Owns connections: the one place where a URL becomes clients with explicit timeouts and retries."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hiredis import Reader, pack_command
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection, parse_url
+from redis.asyncio.connection import AbstractConnection, DefaultParser, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.connection import HiredisRespSerializer
-from redis.exceptions import ResponseError
+from redis.exceptions import (
+    ConnectionError,  # noqa: A004 (redis-py's own, on purpose)
+    InvalidResponse,
+    ResponseError,
+)
 from redis.typing import EncodableT
 
 from timers.errors import ConfigurationError
@@ -29,43 +34,91 @@ _PACKER: Final = HiredisRespSerializer()
 
 class Line:
     """One connection for one caller at a time. It opens with the first command and reopens after it broke. It needs no
-    lending from a pool: a caller that arms timers one by one uses 170 µs of CPU for each instead of 205."""
+    lending from a pool, which costs 35 µs of CPU a create, and redis-py only opens it: its way to the socket and back
+    costs 17."""
 
     def __init__(self, connection: AbstractConnection, *, answer_s: float) -> None:
         """Takes a connection without its own timeouts; an answer may take `answer_s` seconds."""
         self._connection, self._answer_s = connection, answer_s
+        self._wire: _Wire | None = None
 
-    async def evalsha(self, *arguments: str | int | bytes) -> Any:
+    def evalsha(self, *arguments: str | int | bytes) -> Awaitable[Any]:
         """As redis-py's."""
-        return await self._execute("EVALSHA", *arguments)
+        return self._execute("EVALSHA", *arguments)
 
-    async def eval(self, *arguments: str | int | bytes) -> Any:
+    def eval(self, *arguments: str | int | bytes) -> Awaitable[Any]:
         """As redis-py's."""
-        return await self._execute("EVAL", *arguments)
+        return self._execute("EVAL", *arguments)
 
     async def _execute(self, *command: str | int | bytes) -> Any:
         """Send a command and return its answer. If anything interrupts this, close the connection: the next command
         would get the answer of this one. An error that *is* the answer does not close it."""
         try:
+            if self._wire is not None and self._wire.is_open:
+                return await self._wire.ask(command, self._answer_s)
             async with asyncio.timeout(self._answer_s):
-                await self._ensure_connected()
-                await self._connection.send_command(*command, check_health=False)
-                return await self._connection.read_response()
+                return await (await self._reopened()).ask(command, self._answer_s)
         except ResponseError:
             raise
         except BaseException:
             await self.close()
             raise
 
-    async def _ensure_connected(self) -> None:
-        if self._connection.is_connected and await self._connection.can_read():
-            await self.close()  # nobody asked, so the server has hung up, or says that it will
-        if not self._connection.is_connected:
-            await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+    async def _reopened(self) -> "_Wire":
+        await self.close()
+        await self._connection.connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        self._wire = _Wire(self._connection._writer.transport)  # type: ignore[union-attr]  # connected
+        return self._wire
 
     async def close(self) -> None:
         """Close the connection. The next command opens another."""
+        self._wire = None
         await self._connection.disconnect(nowait=True)
+
+
+class _Wire(asyncio.Protocol):
+    """An open connection, taken from redis-py: what is written goes to its socket, and what comes to its parser, with
+    nothing between."""
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self._transport = transport
+        self._parser = Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
+        self._answer: asyncio.Future[Any] | None = None
+        transport.set_protocol(self)
+
+    @property
+    def is_open(self) -> bool:
+        """False once the server has hung up, or has said anything that nobody asked for, as it does before."""
+        return not self._transport.is_closing()
+
+    async def ask(self, command: tuple[str | int | bytes, ...], answer_s: float) -> Any:
+        """The answer to a command. Raises it if it is an error."""
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        late = loop.call_later(answer_s, self._settle, TimeoutError())
+        try:
+            self._transport.write(pack_command(command))  # type: ignore[arg-type]  # typed as a tuple of one
+            return await self._answer
+        finally:
+            late.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._parser.feed(data)
+        while (answer := self._parser.gets()) is not False:
+            self._settle(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._settle(exc or ConnectionError("Connection closed by server."))
+
+    def _settle(self, answer: object) -> None:
+        if self._answer is None or self._answer.done():
+            self._transport.close()  # nobody asked
+        elif isinstance(answer, Exception):
+            self._answer.set_exception(answer)
+        else:
+            self._answer.set_result(answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest.mock import patch
 
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
-from timers.store.connect import Connections
+from timers.store.connect import Connections, Line
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -50,6 +50,14 @@ def _sha1hex(value: bytes) -> bytes:
     return hashlib.sha1(value, usedforsecurity=False).hexdigest().encode()
 
 
+class _FakeConnections(Connections):
+    """Connections without a socket that a line could take over."""
+
+    def line(self) -> Line:
+        """The pool."""
+        return cast("Line", self.commands)
+
+
 def fake_connections(server: FakeServer | None = None) -> Connections:
     """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex`, `redis.acl_check_cmd` and
     the flags of scripts, so this adds them. Its user may do everything."""
@@ -59,4 +67,4 @@ def fake_connections(server: FakeServer | None = None) -> Connections:
     lua.eval("function(f) redis.sha1hex = f end")(_sha1hex)
     lua.execute("redis.acl_check_cmd = function() return true end")
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
-    return Connections(FakeAsyncRedis(server=server), 0)
+    return _FakeConnections(FakeAsyncRedis(server=server), 0)
