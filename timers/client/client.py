@@ -114,7 +114,7 @@ class TimerClient(Timers):
             await self._feed.close()
 
     async def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
-        given = {"prefix": prefix, **({} if id is None else {"id": id}), **fields}
+        given = {"prefix": prefix, **fields} if id is None else {"prefix": prefix, "id": id, **fields}
         traceparent = given.pop("traceparent", None)
         return (await self.arm(NewTimer.parse(given), traceparent=traceparent)).timer
 

@@ -82,11 +82,11 @@ class Declared:
         returns an error. Raises Unavailable."""
         asked_at = time.monotonic()
         await self._read_since(asked_at - self._fresh_seconds)
-        missing = self._missing(prefixes)
+        missing = [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
         if not missing:
             return {}
         await self._read_since(asked_at)
-        return {prefix: self._refusal(prefix) for prefix in self._missing(missing)}
+        return {prefix: self._refusal(prefix) for prefix in missing if self._roster.owner(prefix) is None}
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
@@ -97,9 +97,6 @@ class Declared:
         """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
         await self._read_since(time.monotonic() - self._fresh_seconds)
         return [prefix for prefix in self._roster.declared if prefix.startswith(CALLS)]
-
-    def _missing(self, prefixes: Iterable[str]) -> list[str]:
-        return [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
 
     def _refusal(self, prefix: str) -> NoProcessor:
         callers = [prefix for prefix in sorted(self._roster.declared) if not is_own(prefix)]

@@ -70,8 +70,9 @@ def _first_due(new: NewTimer, now_ms: float) -> str:
 def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
     if delay.months:
         return f"@{within_reach(delay.add_to(round(now_ms)), now_ms, field, given)}"
-    within_reach(round(now_ms) + delay.exact_ms, now_ms, field, given)
-    return f"+{delay.exact_ms}"
+    wait_ms = delay.exact_ms
+    within_reach(round(now_ms) + wait_ms, now_ms, field, given)
+    return f"+{wait_ms}"
 
 
 def _require_before_end(repeat: Repeat, due_ms: int) -> None:

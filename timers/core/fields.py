@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Container
+from functools import partial
 from typing import Annotated, Final
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -86,13 +87,13 @@ def _checked_time(value: object) -> TimeInput:
     return value if isinstance(value, str) else at_ms
 
 
-Prefix = Annotated[str, PlainValidator(lambda value: check_prefix(value, "")), WithJsonSchema(shapes.PREFIX)]
+Prefix = Annotated[str, PlainValidator(partial(check_prefix, field="")), WithJsonSchema(shapes.PREFIX)]
 CallersPrefix = Annotated[
     str,
-    PlainValidator(lambda value: check_callers_prefix(value, "")),
+    PlainValidator(partial(check_callers_prefix, field="")),
     WithJsonSchema({**shapes.PREFIX, "not": {"pattern": r"^timers(\.|$)"}}),
 ]
-Id = Annotated[str, PlainValidator(lambda value: check_id(value, "")), WithJsonSchema(shapes.ID)]
+Id = Annotated[str, PlainValidator(partial(check_id, field="")), WithJsonSchema(shapes.ID)]
 AnyDuration = Annotated[DurationInput, PlainValidator(checked_duration), WithJsonSchema(shapes.DURATION)]
 Timeout = Annotated[DurationInput, PlainValidator(_checked_timeout), WithJsonSchema(shapes.TIMEOUT)]
 Time = Annotated[TimeInput, PlainValidator(_checked_time), WithJsonSchema(shapes.TIME)]

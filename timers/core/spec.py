@@ -90,6 +90,11 @@ class Spec(StrictModel):
         if given.get("delay") is not None and given.get("due_at") is not None:
             yield FieldError("delay", shown(given["delay"]), "only one of delay and due_at")
 
+    @property
+    def moves_due(self) -> bool:
+        """True if it gives a due time itself."""
+        return self.delay is not None or self.due_at is not None
+
     def spec(self) -> dict[str, Any]:
         """What the record keeps: only the fields that were given and differ from the defaults, under their JSON
         names."""
@@ -128,9 +133,8 @@ class PutTimer(Spec):
     @property
     def starts_with_ladder(self) -> bool:
         """True if the first step of the ladder is the delay before the first try."""
-        has_own_due = self.delay is not None or self.due_at is not None
         has_cron = self.repeat is not None and self.repeat.cron is not None
-        return not has_own_due and not has_cron and self.retry is not None and self.retry.ladder_ms is not None
+        return not self.moves_due and not has_cron and self.retry is not None and self.retry.ladder_ms is not None
 
     def spec(self) -> dict[str, Any]:
         """As in the base class; `ladder_first` records that the first step was used up before the first try."""
@@ -139,7 +143,7 @@ class PutTimer(Spec):
             kept["missed"] = self.missed
         if self.timeout is not None:
             kept["timeout"] = self.timeout
-        if self.starts_with_ladder:
+        if self.retry is not None and self.starts_with_ladder:
             kept["ladder_first"] = True
         return kept
 
@@ -204,8 +208,3 @@ class TimerChange(Spec):
         if "repeat" not in changed and changed.get("missed") in FOR_REPEATS:
             changed.pop("missed")
         return changed
-
-    @property
-    def moves_due(self) -> bool:
-        """True if the due time changes."""
-        return self.delay is not None or self.due_at is not None

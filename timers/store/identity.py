@@ -215,12 +215,10 @@ class DbIdentity:
         that are `mine`, look at the marks of `others`, and find those that went back in time. Raises as `renew`."""
         epoch, known = self.epoch, [(shard, str(self.marks.get(shard, 0))) for shard in (*mine, *others)]
         acts = ["mark"] * len(mine) + ["look"] * len(others)
-        calls = [
-            scripts.ScriptCall("mark", keys.root(shard), [self._wake, mark, act])
-            for (shard, mark), act in zip(known, acts, strict=True)
-        ]
+        marks = zip(known, acts, strict=True)
+        calls = [scripts.ScriptCall("mark", keys.root(shard), [mark, act]) for (shard, mark), act in marks]
         try:
-            marked = await scripts.run_all(self._redis, calls) if calls else []
+            marked = await scripts.run_all(self._redis, calls, self._wake) if calls else []
             with scripts.reachable():
                 fields: dict[Any, Any] = await self._redis.hgetall(keys.META)
             meta = _meta([*chain(*fields.items())])
@@ -268,18 +266,14 @@ class DbIdentity:
         return [] if meta is None else list(meta.losses.values())
 
     async def _change(self, act: str, *arguments: str) -> Meta | None:
+        call = scripts.ScriptCall("meta", keys.META, [act, *arguments])
         sent = time.monotonic()
         try:
-            reply = await scripts.run(self._redis, self._to_do(act, *arguments))
+            reply = await scripts.run(self._redis, call._replace(name="look") if act == "look" else call, self._wake)
         except (ResponseError, RedisRights) as error:
             raise ConfigurationError(f"TIMERS_REDIS_URL cannot be used: {error}") from error
         self._clock.observe(int(reply[0]), sent, time.monotonic())
         return _meta(reply[1])
-
-    def _to_do(self, act: str, *arguments: str) -> scripts.ScriptCall:
-        if act == "look":
-            return scripts.ScriptCall("look", keys.META, [self._wake])
-        return scripts.ScriptCall("meta", keys.META, [self._wake, act, *arguments])
 
     def _take(self, meta: Meta | None) -> None:
         """Use this as the db from now on."""

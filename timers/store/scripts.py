@@ -124,34 +124,35 @@ def reachable(*, alone: bool = False) -> Iterator[None]:
             raise asyncio.CancelledError
 
 
-async def run(redis: Redis | Line, call: ScriptCall) -> Any:
-    """Run a script. Raises Unavailable. A server that lost its script cache gets the script again."""
+async def run(redis: Redis | Line, call: ScriptCall, wake: str) -> Any:
+    """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
+    script cache gets the script again."""
     with reachable(alone=True):
         try:
-            return await redis.evalsha(digest(call.name), 1, call.root, *call.arguments)
+            return await redis.evalsha(digest(call.name), 1, call.root, wake, *call.arguments)
         except NoScriptError:
-            return await redis.eval(source(call.name), 1, call.root, *call.arguments)
+            return await redis.eval(source(call.name), 1, call.root, wake, *call.arguments)
 
 
-async def run_all(redis: Redis, calls: Sequence[ScriptCall], *, line: Line | None = None) -> list[Any]:
+async def run_all(redis: Redis, calls: Sequence[ScriptCall], wake: str, *, line: Line | None = None) -> list[Any]:
     """Run scripts in order and in one round trip; use the line for a single call if there is one. Raises as `run`: the
     calls before the one that failed were made, and later ones may have been."""
     if len(calls) == 1:
-        return [await run(line or redis, calls[0])]
+        return [await run(line or redis, calls[0], wake)]
     with reachable():
-        answers = await _pipelined(redis, calls)
+        answers = await _pipelined(redis, calls, wake)
     # Repeat calls that a server without the script refused: either all, or the last ones after a flush in between, so
     # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
-            answers[place] = await run(redis, calls[place])
+            answers[place] = await run(redis, calls[place], wake)
     return answers
 
 
-async def _pipelined(redis: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+async def _pipelined(redis: Redis, calls: Sequence[ScriptCall], wake: str) -> list[Any]:
     async with redis.pipeline(transaction=False) as pipeline:
         for name, root, arguments in calls:
-            pipeline.evalsha(digest(name), 1, root, *arguments)
+            pipeline.evalsha(digest(name), 1, root, wake, *arguments)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):

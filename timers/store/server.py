@@ -51,7 +51,7 @@ async def is_full(redis: Redis) -> bool:
 
 async def set_canary(redis: Redis, name: str, ttl_ms: int) -> int:
     """Arm a canary key. Returns the server's time (ms) at which it expires."""
-    (now_ms,) = await run(redis, ScriptCall("canary", keys.canary_key(name), ["", ttl_ms]))
+    (now_ms,) = await run(redis, ScriptCall("canary", keys.canary_key(name), [ttl_ms]), "")
     return int(now_ms) + ttl_ms
 
 

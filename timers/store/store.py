@@ -108,7 +108,7 @@ class Store:
 
     def shard_of(self, prefix: str, timer_id: str) -> int:
         """The shard that holds the timer."""
-        return keys.shard_of(prefix, timer_id, self.shards)
+        return keys.shard_of(prefix, timer_id, self.identity.shards)
 
     async def now_ms(self) -> int:
         """Ask the server for its time."""
@@ -401,9 +401,8 @@ class Store:
         if not calls:
             return []
         sent = time.monotonic()
-        whole = [scripts.ScriptCall(name, root, [self._wake, *arguments]) for name, root, arguments in calls]
         try:
-            replies = await scripts.run_all(self.connections.commands, whole, line=line)
+            replies = await scripts.run_all(self.connections.commands, calls, self._wake, line=line)
         except RedisRights as error:
             raise (self.rights.refused(error.command) if error.command else error) from error
         answered = time.monotonic()
