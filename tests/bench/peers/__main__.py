@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -42,18 +42,19 @@ async def _measure(
 ) -> None:
     reasons = {peer.name: await _installed(peer) for peer in peers}
     conditions = _conditions(number)
-    rounds: list[Round] = []
+    rounds: list[dict[tuple[str, str], dict[str, Figure]]] = []
     for _ in range(number):
-        rounds.append(await _round(peers, settings, sizes, reasons))
-        if target:
-            target.write_text(_text(peers, settings, rounds, conditions))
+        rounds.append({})
+        async for place, figures in _round(peers, settings, sizes, reasons):
+            rounds[-1][place] = figures
+            if target:
+                target.write_text(_text(peers, settings, rounds, conditions))
     print(_text(peers, settings, rounds, conditions))
 
 
 async def _round(
     peers: Sequence[Peer], settings: Sequence[Setting], sizes: Sizes, reasons: Mapping[str, str]
-) -> dict[tuple[str, str], dict[str, Figure]]:
-    found: dict[tuple[str, str], dict[str, Figure]] = {}
+) -> AsyncIterator[tuple[tuple[str, str], dict[str, Figure]]]:
     for setting in settings:
         for peer in peers:
             if wanted := peer.measures(setting.name):
@@ -61,9 +62,8 @@ async def _round(
                     figures: dict[str, Figure] = dict.fromkeys(wanted, reason)
                 else:
                     figures = await figures_of(peer, setting, sizes)
-                found[setting.name, peer.name] = figures
                 print(f"({setting.name}) {peer.name}: {figures}", file=sys.stderr, flush=True)
-    return found
+                yield (setting.name, peer.name), figures
 
 
 async def _installed(peer: Peer) -> str:

@@ -43,20 +43,21 @@ def combined(figures: Sequence[Figure], digits: int) -> str:
 def table(setting: str, peers: Sequence[Peer], rounds: Sequence[Round]) -> str:
     """One row a peer in Markdown, and below it why some figures are missing."""
     reasons: list[str] = []
-    rows = [["", *(COLUMNS[name][0] for name in (*MEASURES, YARDSTICK))]]
+    names = (*MEASURES[setting], YARDSTICK)
+    rows = [["", *(COLUMNS[name][0] for name in names)]]
     for peer in peers:
         if peer.measures(setting):
-            cells = [_cell(setting, peer, name, rounds, reasons) for name in (*MEASURES, YARDSTICK)]
+            cells = [_cell(setting, peer, name, rounds, reasons) for name in names]
             rows.append([peer.name, *cells])
     return "\n".join([*_markdown(rows), "", *(f"- [{i}] {reason}" for i, reason in enumerate(reasons, 1))]).rstrip()
 
 
 def ratios(setting: str, peers: Sequence[Peer], rounds: Sequence[Round]) -> str:
     """Ours divided by each peer's, within each round."""
-    rows = [["ours ÷", *(COLUMNS[name][0] for name in MEASURES)]]
+    rows = [["ours ÷", *(COLUMNS[name][0] for name in MEASURES[setting])]]
     for peer in peers:
         if not peer.name.startswith(OURS):
-            of_all = [[_ratio(one, setting, peer.name, name) for one in rounds] for name in MEASURES]
+            of_all = [[_ratio(one, setting, peer.name, name) for one in rounds] for name in MEASURES[setting]]
             rows.append([peer.name, *(combined(_numbers(some), 2) for some in of_all)])
     return "\n".join(_markdown(rows))
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from redis.asyncio import Redis
 
 from tests.bench.memory import settled_memory
-from tests.bench.peers.adapters.orders import Order
+from tests.bench.peers.adapters.orders import CHUNK, Order
 from tests.bench.peers.catalogue import Peer
 from tests.bench.peers.crew import AdapterFailed, Crew
 from tests.bench.peers.figures import YARDSTICK, Figure, drained_per_s
@@ -35,9 +35,10 @@ RESERVES: Final = (1.5, 4.0)
 CAP_S: Final = 30.0
 """How long a drain is watched."""
 LATE_TIMEOUT_S: Final = 60.0
+WARM_UP: Final = 2 * CHUNK
 CALM_S: Final = 10.0
 IDLE_S: Final = 20.0
-LOOK_S: Final = 0.005
+LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Sizes:
     """How many jobs."""
 
     burst: int = 20_000
-    single: int = 2_000
+    single: int = 5_000
     timed: int = 1_000
 
 
@@ -75,10 +76,18 @@ class Place:
     numbers: "count[int]"
 
     async def arm(
-        self, way: Literal["bulk", "single"], job: Literal["noop", "timed"], jobs: int, first_ms: float, over_ms: float
+        self,
+        way: Literal["bulk", "single"],
+        job: Literal["noop", "timed"],
+        jobs: int,
+        first_ms: float,
+        over_ms: float,
+        *,
+        warm_up: int = 0,
     ) -> float:
-        """Arm jobs whose ids nothing has used yet; answers the seconds."""
-        return await self.crew.arm(Order(way, job, f"peers-{next(self.numbers):04}-", jobs, first_ms, over_ms))
+        """Arm `warm_up` jobs, then so many, with ids that nothing has used yet; answers the seconds for the latter."""
+        tag = f"peers-{next(self.numbers):04}-"
+        return await self.crew.arm(Order(way, job, tag, warm_up + jobs, first_ms, over_ms, warm_up))
 
     @property
     def fastest(self) -> Literal["bulk", "single"]:
@@ -109,8 +118,7 @@ async def figures_of(peer: Peer, setting: Setting, sizes: Sizes) -> dict[str, Fi
                 await _work(place, sizes, wanted, found, inner)
         except (AdapterFailed, TimeoutError) as error:
             found.update({name: str(error) for name in wanted if name not in found})
-    kept_bytes = {"bytes"} if setting.kept else set()
-    return {name: figure for name, figure in found.items() if name in {*wanted, YARDSTICK} - kept_bytes}
+    return {name: figure for name, figure in found.items() if name in {*wanted, YARDSTICK}}
 
 
 async def _work(place: Place, sizes: Sizes, wanted: Sequence[str], found: dict[str, Figure], inner: Any) -> None:
@@ -121,6 +129,8 @@ async def _work(place: Place, sizes: Sizes, wanted: Sequence[str], found: dict[s
     if "drain" in wanted:
         per_s = found.get(place.fastest)
         arm_s = sizes.burst / (per_s if isinstance(per_s, float) else 1000.0)
+        if not place.peer.arms_first:
+            await _drain(place, WARM_UP, arm_s * WARM_UP / sizes.burst, inner)
         await _try(found, ("drain",), _drain(place, sizes.burst, arm_s, inner))
     if "idle" in wanted:
         await _try(found, ("idle",), _idle(place, inner))
@@ -153,13 +163,13 @@ async def _try(
 async def _arming(place: Place, sizes: Sizes) -> dict[str, Figure]:
     """Rates with the answers awaited; and what the server's memory grew by for each, beyond a thousand."""
     tomorrow_ms = time.time() * 1000 + DAY_MS
-    await place.arm(place.fastest, "noop", 1000, tomorrow_ms, HOUR_MS)
+    await place.arm(place.fastest, "noop", CHUNK, tomorrow_ms, HOUR_MS)
     before = await settled_memory(place.redis)
-    many_s = await place.arm(place.fastest, "noop", sizes.burst, tomorrow_ms, HOUR_MS)
-    each = (await settled_memory(place.redis) - before) / sizes.burst
+    many_s = await place.arm(place.fastest, "noop", sizes.burst, tomorrow_ms, HOUR_MS, warm_up=WARM_UP)
+    each = (await settled_memory(place.redis) - before) / (WARM_UP + sizes.burst)
     if place.peer.no_bulk:
         return {"bulk": place.peer.no_bulk, "single": sizes.burst / many_s, "bytes": each}
-    single_s = await place.arm("single", "noop", sizes.single, tomorrow_ms, HOUR_MS)
+    single_s = await place.arm("single", "noop", sizes.single, tomorrow_ms, HOUR_MS, warm_up=WARM_UP)
     return {"bulk": sizes.burst / many_s, "single": sizes.single / single_s, "bytes": each}
 
 

@@ -46,13 +46,13 @@ def test_rounds_become_their_median_and_range_or_why_there_is_none(
 
 def test_ratios_are_of_one_round_each_and_leave_out_what_is_missing() -> None:
     rounds = [_round(20.0, 10.0), _round(9.0, 3.0), _round(8.0, "it failed"), _round(8.0, 0.0)]
-    drain = MEASURES.index("drain")
+    drain = MEASURES["a"].index("drain")
     assert _cells(ratios("a", PAIR, rounds), "bullmq")[drain] == "2.50 (2.00–3.00)"
 
 
 def test_a_missing_figure_has_its_reason_below_the_table() -> None:
     text = table("a", PAIR, [_round(20.0, "no such call")])
-    drain = MEASURES.index("drain")
+    drain = MEASURES["a"].index("drain")
     assert (_cells(text, OURS)[drain], _cells(text, "bullmq")[drain]) == ("20", "– [1]")
     assert text.endswith("\n- [1] no such call")
 

@@ -45,7 +45,7 @@ def arm(order: Order) -> float:
     def add(job: Job) -> None:
         scheduler.add_job(JOBS[order.job], "date", run_date=job.due, args=job.args, id=job.id)
 
-    return one_by_one(add, order.jobs())
+    return one_by_one(add, order.jobs(), order.warm_up)
 
 
 def work() -> None:

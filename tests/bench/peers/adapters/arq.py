@@ -25,7 +25,7 @@ async def arm(order: Order) -> float:
     async def enqueue(job: Job) -> None:
         await pool.enqueue_job(order.job, *job.args, _job_id=job.id, _defer_until=job.due)
 
-    return await one_by_one_awaited(enqueue, order.jobs())
+    return await one_by_one_awaited(enqueue, order.jobs(), order.warm_up)
 
 
 def work() -> None:

@@ -24,20 +24,19 @@ async function arm(order) {
   const queue = new Queue("bench", { connection });
   await queue.waitUntilReady();
   const options = ({ jobId, due }) => ({ jobId, delay: Math.ceil(due - Date.now()) });
-  const begin = process.hrtime.bigint();
-  if (order.way === "bulk") {
-    let chunk = [];
-    for (const job of jobs(order)) {
-      chunk.push({ name: order.job, data: job.data, opts: options(job) });
-      if (chunk.length === CHUNK) {
-        await queue.addBulk(chunk);
-        chunk = [];
-      }
+  let begin = process.hrtime.bigint();
+  let armed = 0;
+  let chunk = [];
+  for (const job of jobs(order)) {
+    if (armed++ === order.warm_up) begin = process.hrtime.bigint();
+    if (order.way === "single") {
+      await queue.add(order.job, job.data, options(job));
+    } else if (chunk.push({ name: order.job, data: job.data, opts: options(job) }) === CHUNK) {
+      await queue.addBulk(chunk);
+      chunk = [];
     }
-    if (chunk.length) await queue.addBulk(chunk);
-  } else {
-    for (const job of jobs(order)) await queue.add(order.job, job.data, options(job));
   }
+  if (chunk.length) await queue.addBulk(chunk);
   console.log(JSON.stringify({ seconds: Number(process.hrtime.bigint() - begin) / 1e9 }));
   await queue.close();
 }

@@ -1,4 +1,5 @@
 """Celery. https://docs.celeryq.dev/en/stable/userguide/optimizing.html: a high prefetch limit for many short tasks;
+https://docs.celeryq.dev/en/stable/userguide/concurrency/: threads, so that one process does the work;
 https://docs.celeryq.dev/en/stable/userguide/tasks.html: no results, no rate limits where they are not used."""
 
 from celery import Celery
@@ -19,13 +20,13 @@ def arm(order: Order) -> float:
     def apply(job: Job) -> None:
         task.apply_async(job.args, eta=job.due, task_id=job.id)
 
-    return one_by_one(apply, order.jobs())
+    return one_by_one(apply, order.jobs(), order.warm_up)
 
 
 def work() -> None:
-    """Work until killed: one process for the tasks, without what several workers need of each other."""
+    """Work until killed, without what several workers need of each other."""
     alone = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-    app.worker_main(["worker", "--loglevel=WARNING", "--concurrency=1", *alone])
+    app.worker_main(["worker", "--loglevel=WARNING", "--pool=threads", "--concurrency=8", *alone])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,24 @@
 `add_many` for batches."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from docket import Docket, Worker
 
-from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, on_fast_loop, one_by_one_awaited, record, run, tick
+from tests.bench.peers.adapters.orders import (
+    CHUNK,
+    KEEP,
+    URL,
+    Job,
+    Order,
+    on_fast_loop,
+    one_by_one_awaited,
+    record,
+    run,
+    tick,
+)
 
 CONCURRENCY = 50
 KEPT = {} if KEEP else {"execution_ttl": timedelta(0)}
@@ -41,10 +51,12 @@ async def arm(order: Order) -> float:
             async def add(job: Job) -> None:
                 await docket.add(order.job, when=job.due, key=job.id)(*job.args)
 
-            return await one_by_one_awaited(add, order.jobs())
-        begin = time.perf_counter()
-        await docket.add_many(docket.call(order.job, when=job.due, key=job.id)(*job.args) for job in order.jobs())
-        return time.perf_counter() - begin
+            return await one_by_one_awaited(add, order.jobs(), order.warm_up)
+
+        async def add_many(jobs: list[Job]) -> None:
+            await docket.add_many(docket.call(order.job, when=job.due, key=job.id)(*job.args) for job in jobs)
+
+        return await one_by_one_awaited(add_many, order.chunks(), order.warm_up // CHUNK)
 
 
 async def _work() -> None:

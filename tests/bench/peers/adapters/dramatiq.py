@@ -29,7 +29,7 @@ def arm(order: Order) -> float:
         message = actor.message(*job.args).copy(message_id=job.id)
         broker.enqueue(message, delay=max(0, int(job.due_ms - time.time() * 1000) + 1))
 
-    return one_by_one(send, order.jobs())
+    return one_by_one(send, order.jobs(), order.warm_up)
 
 
 def work() -> None:

@@ -4,7 +4,7 @@ from huey import RedisHuey
 
 from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, one_by_one, record, run, tick
 
-THREADS = 4
+THREADS = 8
 
 huey = RedisHuey("bench", url=URL, results=KEEP)
 
@@ -19,7 +19,7 @@ def arm(order: Order) -> float:
     def schedule(job: Job) -> None:
         task.schedule(args=job.args, eta=job.due, id=job.id)
 
-    return one_by_one(schedule, order.jobs())
+    return one_by_one(schedule, order.jobs(), order.warm_up)
 
 
 def work() -> None:

@@ -12,14 +12,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from mmap import mmap
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
+
+T = TypeVar("T")
 
 URL: Final = os.environ.get("PEER_URL", "redis://127.0.0.1:6379/0")
 KEEP: Final = os.environ.get("PEER_KEEP") == "1"
@@ -44,7 +46,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """So many jobs, due at random over a span. `timed` writes how late it starts, `noop` does nothing."""
+    """So many jobs, due at random over a span. `timed` writes how late it starts, `noop` counts. The first `warm_up`, a
+    multiple of CHUNK, are not in the time."""
 
     way: Literal["bulk", "single"]
     job: Literal["noop", "timed"]
@@ -52,6 +55,7 @@ class Order:
     count: int
     first_ms: float
     over_ms: float
+    warm_up: int = 0
 
     def jobs(self) -> Iterator[Job]:
         """The jobs, made one by one."""
@@ -103,19 +107,25 @@ def on_fast_loop() -> None:
     uvloop.install()
 
 
-def one_by_one(arm: Callable[[Job], object], jobs: Iterable[Job]) -> float:
-    """Seconds that it takes to arm these jobs, each after the one before."""
+def one_by_one(arm: Callable[[T], object], items: Iterator[T], warm_up: int) -> float:
+    """Seconds that it takes to arm these, each after the one before, without the first few."""
+    for item in islice(items, warm_up):
+        arm(item)
     begin = time.perf_counter()
-    for job in jobs:
-        arm(job)
+    for item in items:
+        arm(item)
     return time.perf_counter() - begin
 
 
-async def one_by_one_awaited(arm: Callable[[Job], Coroutine[Any, Any, object]], jobs: Iterable[Job]) -> float:
+async def one_by_one_awaited(
+    arm: Callable[[T], Coroutine[Any, Any, object]], items: Iterator[T], warm_up: int
+) -> float:
     """As `one_by_one`, each answer awaited."""
+    for item in islice(items, warm_up):
+        await arm(item)
     begin = time.perf_counter()
-    for job in jobs:
-        await arm(job)
+    for item in items:
+        await arm(item)
     return time.perf_counter() - begin
 
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import os
-import time
 from typing import Final
 
 import uvloop
 
-from tests.bench.peers.adapters.orders import KEEP, URL, Job, Order, one_by_one_awaited, record, run, tick
+from tests.bench.peers.adapters.orders import CHUNK, KEEP, URL, Job, Order, one_by_one_awaited, record, run, tick
 from tests.bench.pod import RETENTION_MS, serve
 from tests.members import declare
 from timers import Context, NewTimer, Timer, TimerClient, processor
@@ -39,22 +38,18 @@ async def arm(order: Order) -> float:
     await declare(store, "bench-noop", "bench-timed")
     prefix = f"bench-{order.job}"
     async with TimerClient.over(store) as client:
-        if order.way == "bulk":
-            return await _in_batches(client, prefix, order)
 
         async def create(job: Job) -> None:
             await client.create(prefix, job.id, due_at=int(job.due_ms))
 
-        return await one_by_one_awaited(create, order.jobs())
+        async def batch(jobs: list[Job]) -> None:
+            results = await client.batch([NewTimer(prefix=prefix, id=job.id, due_at=int(job.due_ms)) for job in jobs])
+            if refused := [result for result in results if isinstance(result, Exception)]:
+                raise refused[0]
 
-
-async def _in_batches(client: TimerClient, prefix: str, order: Order) -> float:
-    begin = time.perf_counter()
-    for chunk in order.chunks():
-        results = await client.batch([NewTimer(prefix=prefix, id=job.id, due_at=int(job.due_ms)) for job in chunk])
-        if refused := [result for result in results if isinstance(result, Exception)]:
-            raise refused[0]
-    return time.perf_counter() - begin
+        if order.way == "single":
+            return await one_by_one_awaited(create, order.jobs(), order.warm_up)
+        return await one_by_one_awaited(batch, order.chunks(), order.warm_up // CHUNK)
 
 
 def work() -> None:

@@ -1,12 +1,10 @@
 """RQ. https://github.com/rq/rq/blob/master/docs/benchmark.md: `SimpleWorker` for very short jobs starts no process for
 each; https://python-rq.org/docs/scheduling: its scheduler; https://python-rq.org/docs: jobs in a pipeline."""
 
-import time
-
 from redis import Redis
 from rq import Queue, SimpleWorker
 
-from tests.bench.peers.adapters.orders import KEEP, URL, Order, one_by_one, record, run, tick
+from tests.bench.peers.adapters.orders import CHUNK, KEEP, URL, Job, Order, one_by_one, record, run, tick
 
 JOBS = {"noop": f"{__package__}.rq.noop", "timed": f"{__package__}.rq.timed"}
 KEPT = {} if KEEP else {"result_ttl": 0}
@@ -27,17 +25,19 @@ def arm(order: Order) -> float:
     redis = Redis.from_url(URL)
     queue = Queue("bench", connection=redis)
     function = JOBS[order.job]
-    if order.way == "single":
-        return one_by_one(
-            lambda job: queue.enqueue_at(job.due, function, *job.args, job_id=job.id, **KEPT), order.jobs()
-        )
-    begin = time.perf_counter()
-    for chunk in order.chunks():
+
+    def enqueue(job: Job, **more: object) -> None:
+        queue.enqueue_at(job.due, function, *job.args, job_id=job.id, **KEPT, **more)
+
+    def enqueue_all(jobs: list[Job]) -> None:
         with redis.pipeline() as pipe:
-            for job in chunk:
-                queue.enqueue_at(job.due, function, *job.args, job_id=job.id, pipeline=pipe, **KEPT)
+            for job in jobs:
+                enqueue(job, pipeline=pipe)
             pipe.execute()
-    return time.perf_counter() - begin
+
+    if order.way == "single":
+        return one_by_one(enqueue, order.jobs(), order.warm_up)
+    return one_by_one(enqueue_all, order.chunks(), order.warm_up // CHUNK)
 
 
 def work() -> None:

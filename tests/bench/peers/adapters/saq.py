@@ -29,7 +29,7 @@ async def arm(order: Order) -> float:
         arguments = {"due_ms": job.due_ms} if job.args else {}
         await queue.enqueue(order.job, key=job.id, scheduled=math.ceil(job.due_ms / 1000), **KEPT, **arguments)
 
-    return await one_by_one_awaited(enqueue, order.jobs())
+    return await one_by_one_awaited(enqueue, order.jobs(), order.warm_up)
 
 
 async def _work() -> None:

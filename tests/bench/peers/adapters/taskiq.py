@@ -37,7 +37,7 @@ async def arm(order: Order) -> float:
     async def schedule(job: Job) -> None:
         await task.kicker().with_schedule_id(job.id).schedule_by_time(source, job.due, *job.args)
 
-    return await one_by_one_awaited(schedule, order.jobs())
+    return await one_by_one_awaited(schedule, order.jobs(), order.warm_up)
 
 
 def work() -> None:
