@@ -13,7 +13,7 @@ from structlog.contextvars import bound_contextvars
 
 from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
 from timers.api import scope, signing
-from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Unverified, keep_body
+from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Reading, Unverified, keep_body
 from timers.api.fresh import Fresh
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
@@ -109,7 +109,7 @@ class Auth:
             raise
         scope.limit(request, caller)
         if caller is ANYBODY:
-            with self._unverified.reading(request):
+            with Reading(request, self._unverified):
                 return await handler(request)
         with bound_contextvars(key=caller.id or None):
             await self._require(caller, request, operation)
@@ -209,7 +209,7 @@ class Auth:
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
         proof = signing.Proof(request.headers, self._signing_keys, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
-        with self._unverified.reading(request, proof.update):
+        with Reading(request, self._unverified, proof.update):
             await keep_body(request, limit_bytes)
         if not proof.holds():
             raise Unauthorized(f"{signing.SIGNATURE}: no signature was made over this body with a known secret")

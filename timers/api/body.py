@@ -1,8 +1,7 @@
 """Owns reading requests: JSON bodies within limits, and query parameters."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -44,18 +43,8 @@ class Unverified:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._held = limit_bytes, 0
 
-    @contextmanager
-    def reading(self, request: web.Request, hear: Callable[[bytes], None] = lambda _: None) -> Iterator[None]:
-        """Count what is read of the request's body until the context ends. `hear` gets each part."""
-        request[_READING] = reading = _Reading(self, hear)
-        try:
-            yield
-        finally:
-            self._held -= reading.held
-            del request[_READING]
-
     def hold(self, more: int) -> None:
-        """Count more bytes. Raises Busy if they are too many."""
+        """Count more bytes, or fewer. Raises Busy if they are too many."""
         if self._held + more > self._limit_bytes:
             raise Busy(
                 f"this pod holds {self._held} bytes of bodies from unknown senders, of at most {self._limit_bytes}; "
@@ -64,25 +53,37 @@ class Unverified:
         self._held += more
 
 
-class _Reading:
-    """The reading of one such body."""
+class Reading:
+    """The reading of one such body, which counts until the context ends."""
 
-    __slots__ = ("_all", "_hear", "_read", "held")
+    __slots__ = ("_all", "_hear", "_held", "_read")
 
-    def __init__(self, of: Unverified, hear: Callable[[bytes], None]) -> None:
-        self._all, self._hear = of, hear
-        self._read = self.held = 0
+    def __init__(
+        self, request: web.Request, unverified: Unverified, hear: Callable[[bytes], None] | None = None
+    ) -> None:
+        """`hear` gets each part of the body."""
+        self._all, self._hear = unverified, hear
+        self._read = self._held = 0
+        request[_READING] = self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._all.hold(-self._held)
 
     def take(self, part: bytes) -> None:
         """Take the next part of the body. Raises Busy."""
         self._read += len(part)
-        more = max(self._read - UNCOUNTED_BYTES, 0) - self.held
-        self._all.hold(more)
-        self.held += more
-        self._hear(part)
+        more = self._read - UNCOUNTED_BYTES - self._held
+        if more > 0:
+            self._all.hold(more)
+            self._held += more
+        if self._hear is not None:
+            self._hear(part)
 
 
-_READING: Final = web.RequestKey("reading", _Reading)
+_READING: Final = web.RequestKey("reading", Reading)
 
 
 async def read_json(

@@ -5,7 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
-from timers.api.operations import operation_of
+from timers.api.operations import Operation, operation_of
 from timers.api.tracing import Handler
 from timers.core.model import Timer
 from timers.errors import shown
@@ -23,14 +23,14 @@ _HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer 
 async def refuse_unchecked(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer 400 to a write with a condition that the call does not check, because the caller would believe that it was
     checked. A read may ignore its condition: it only answers more."""
-    given = [name for name in CONDITIONS if name in request.headers]
-    operation = operation_of(request) if given else None
-    if operation is not None and operation.method != "GET":
-        honoured = {parameter.name for parameter in operation.parameters}
-        for name in given:
-            if name not in honoured:
-                raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
+    for name in CONDITIONS:
+        if name in request.headers and not _may_have(operation_of(request), name):
+            raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
     return await handler(request)
+
+
+def _may_have(operation: Operation | None, condition: str) -> bool:
+    return operation is None or operation.method == "GET" or condition in {each.name for each in operation.parameters}
 
 
 def etag(timer: Timer) -> str:

@@ -79,6 +79,8 @@ class TimerClient(Timers):
 
     def acting(self, by: str | None) -> Self:
         """This client in somebody's name: the timers' history and the log name them for each change."""
+        if by == self._by:
+            return self
         client = copy(self)
         client._by = by
         return client

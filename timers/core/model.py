@@ -73,7 +73,7 @@ class HistoryEntry(NamedTuple):
         """The entry as the API shows it."""
         shown: HistoryAnswer = {
             "at": format_time(self.at_ms),
-            "status": self.status.value,
+            "status": self.status._value_,
             "attempt": self.attempt,
             "pod": self.pod,
             "processor": self.processor,
@@ -264,7 +264,7 @@ class Timer(NamedTuple):
         shown: TimerAnswer = {
             "prefix": self.prefix,
             "id": self.id,
-            "status": self.status.value,
+            "status": self.status._value_,
             "due_at": format_time(self.due_ms),
             "payload": spec.get("payload"),
             "repeat": None if repeat is None else repeat.to_json(),
