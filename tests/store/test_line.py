@@ -65,6 +65,19 @@ async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, lin
     assert await echoed(line, "b") == "b"
 
 
+async def test_an_answer_in_many_parts_arrives_whole(line: Line) -> None:
+    assert await echoed(line, long := "x" * 3_000_000) == long
+
+
+async def test_an_answer_that_nobody_asked_for_is_nobodys(redis: Redis, line: Line) -> None:
+    await echoed(line, "a")
+    before = await clients(redis)
+    assert line._wire is not None
+    line._wire.data_received(b"+stray\r\n")
+    assert await echoed(line, "b") == "b"
+    assert await clients(redis) != before
+
+
 async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, line: Line) -> None:
     """The late answer is never taken for the answer to the next command."""
     await echoed(line, "a")
