@@ -157,7 +157,7 @@ async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
     store = _Overdue(due, orphans)
     others = _Others(Membership(store), Member("a"))
     pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
-    unserved = Unserved(pod, others, unhandled_after_ms=60_000)
+    unserved = Unserved(pod, others, lambda _shard: True, unhandled_after_ms=60_000)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
         await unserved.look(0)

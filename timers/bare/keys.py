@@ -82,10 +82,16 @@ class BareKeys:
             cursor, found = await self._redis.zscan(_index(shard), cursor, count=PAGE_SIZE)
         return cursor, [keys.identity_of(keys.text(member)) for member, _ in found if isinstance(member, bytes)]
 
+    async def knowing(self) -> range:
+        """The shards; none if no shard knows any key."""
+        shards = range(self.store.shards)
+        with scripts.reachable():
+            return shards if await self._redis.exists(*map(_index, shards)) else range(0)
+
     async def first_known(self, until_ms: int) -> dict[Identity, int]:
         """Known keys with a deadline up to `until_ms`, with their deadlines: the first PAGE_SIZE of each shard."""
         async with self._redis.pipeline(transaction=False) as asked:
-            for shard in range(self.store.shards):
+            for shard in await self.knowing():
                 asked.zrangebyscore(_index(shard), 0, until_ms, start=0, num=PAGE_SIZE, withscores=True)
             answers = await scripts.read(asked, [])
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}

@@ -22,7 +22,7 @@ LEAD_MS: Final = 200
 DOUBT_SECONDS: Final = 0.1
 """How long a pod doubts that a missing key was deleted. If it was SET again and expired, its event arrives sooner."""
 
-LONGEST_SECONDS, IDLE_LONGEST_SECONDS = 1.0, 5.0
+LONGEST_SECONDS, IDLE_LONGEST_SECONDS = 1.0, 30.0
 """The longest pause between looks at known keys, since another pod may adopt some; and after a scan that found none."""
 
 FIRST_SECONDS: Final = 5.0
@@ -110,7 +110,7 @@ class Scanner:
     async def round(self) -> None:
         """Look at all known keys, then adopt those that no shard knows."""
         self._noticed.clear()
-        for shard in range(self._keys.store.shards):
+        for shard in await self._keys.knowing():
             async for known in self._pages(partial(self._keys.scan_known, shard)):
                 await self.look(known)
         async for found in self._pages(self._keys.scan):

@@ -9,7 +9,7 @@ from timers.store import server
 from timers.store.store import Store
 from timers.store.turns import set_within
 
-EVERY_SECONDS: Final = 2.0
+EVERY_SECONDS: Final = 5.0
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5
 DEAF_SECONDS: Final = 3.0

@@ -24,8 +24,8 @@ FORGET_MS: Final = 600_000
 """A hook that no pod has asked for in this time is taken back. A deploy and a restart of the fleet take less."""
 
 LOOK_SECONDS: Final = 1.0
-IDLE_SECONDS: Final = 5.0
-"""The pause between two looks; IDLE_SECONDS while no pod has hooks."""
+IDLE_SECONDS: Final = 30.0
+"""The pause between two looks if nothing is posted; IDLE_SECONDS while no pod has hooks."""
 
 BATCH: Final = 250
 CALLS_LIMIT: Final = 10_000
@@ -81,7 +81,7 @@ class Hooks:
             self._tell_of_left_out()
             is_idle = not self._asked and not any(self._doubtful.values())
             look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
-            while await self._something_before(look_at):
+            while await self._something_before(look_at) and not is_idle:
                 shards, self._posted = self._posted, set()
                 await self._look([shard for shard in self._pod.shards if shard in shards])
 

@@ -11,8 +11,8 @@ from timers.engine.pod import Pod
 from timers.logs import get_logger
 from timers.store.retention import prune
 
-EVERY_SECONDS: Final = 10.0
-SHORT_EVERY_SECONDS: Final = 1.0
+EVERY_SECONDS: Final = 60.0
+SHORT_EVERY_SECONDS: Final = 5.0
 """The interval when records are kept for less than EVERY_SECONDS."""
 
 BATCH: Final = 500

@@ -150,8 +150,7 @@ class Listener:
             case BareExpired(prefix, timer_id):
                 self._bare((prefix, timer_id))
             case LeaseExpired(shard, prefix, timer_id):
-                if self._pod.serves(shard, prefix) and self._peers.mine(shard, prefix, timer_id):
-                    self._intake.mark_orphan(shard, (prefix, timer_id))
+                self._lease(shard, (prefix, timer_id))
             case Wake(shard, due_ms):
                 self._sweeper.wake(shard, due_ms)
             case Posted(shard):
@@ -173,6 +172,13 @@ class Listener:
         if self._expired_keys is not None and is_ours:
             mine = self._peers.mine(shard, prefix, identity[1])
             self._expired_keys.heard(identity, self._canary.heard_until_ms, mine=mine)
+
+    def _lease(self, shard: int, run: Identity) -> None:
+        if self._pod.serves(shard, run[0]):
+            if self._peers.mine(shard, *run):
+                self._intake.mark_orphan(shard, run)
+            else:  # the pod whose event this is may be the dead one
+                self._sweeper.wake(shard, 0)
 
     def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:
         self._sweeper.heard(shard)

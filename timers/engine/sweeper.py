@@ -16,8 +16,11 @@ from timers.errors import Unavailable
 from timers.store.store import Touched
 from timers.store.turns import set_within, side_by_side
 
-INTERVAL_MS: Final = 1000
+INTERVAL_MS: Final = 30_000
 """Longest sleep. Scripts announce any nearer due time within this horizon (lua/common.lua)."""
+
+CLOCK_SECONDS: Final = 1.0
+"""How often a sleeping sweep looks at the server's clock as this pod knows it: it may have been changed."""
 
 DEAF_INTERVAL_MS: Final = 100
 """Longest sleep of a pod that cannot hear such announcements."""
@@ -49,6 +52,8 @@ class ShardSweep:
         self._heard_ms = 0.0
         self._part_ms = 0.0
         self._next_rank = self._next_orphan = 0
+        self.leaves_some = False
+        """Whether the last looks found due timers that this pod does not serve, or lost runs."""
         self._everything = True
         self._nearer = asyncio.Event()
 
@@ -66,6 +71,10 @@ class ShardSweep:
     def everything(self) -> None:
         """Look at once and mark whatever is due."""
         self._everything = True
+        self.look_now()
+
+    def look_now(self) -> None:
+        """Look at once."""
         self.look_ms = 0
         self._nearer.set()
 
@@ -81,7 +90,7 @@ class ShardSweep:
         clock = self._all.pod.store.clock
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             self._nearer.clear()
-            await set_within(self._nearer, seconds)
+            await set_within(self._nearer, min(seconds, CLOCK_SECONDS))
 
     def _until_ms(self) -> float:
         return min(self.look_ms, self._part_ms) if self._next_rank else self.look_ms
@@ -115,6 +124,7 @@ class ShardSweep:
                 self._all.intake.hold_orphans()
             raise
         self._looked_ms = touched.now_ms
+        self._note_left(touched, rank)
         self._mark(touched, everything=everything)
         self._advance_page(touched, rank, everything=everything)
         self._plan(touched)
@@ -128,6 +138,10 @@ class ShardSweep:
         for prefix, timer_id in orphans:
             if self._all.pod.serves(self._shard, prefix):
                 self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
+
+    def _note_left(self, touched: Touched, rank: int) -> None:
+        served = (self._all.pod.serves(self._shard, prefix) for prefix in touched.due)
+        self.leaves_some = touched.lost or not all(served) or (rank > 0 and self.leaves_some)
 
     def _mark(self, touched: Touched, *, everything: bool) -> None:
         cause = self._all.cause(everything=everything)
@@ -170,7 +184,20 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep all shards side by side until one sweep fails."""
-        await side_by_side(sweep.run() for sweep in self.sweeps.values())
+        await side_by_side([*(sweep.run() for sweep in self.sweeps.values()), self._watch_leases()])
+
+    async def _watch_leases(self) -> None:
+        """Look at all shards once in each lease while anything runs, on whichever pod: a look tells when the next lease
+        ends, so a dead pod's runs are found in time however long a sweep sleeps."""
+        while True:
+            await asyncio.sleep(self.pod.lease_ms / 1000)
+            if await self.pod.store.has_runs(self.pod.shards):
+                for sweep in self.sweeps.values():
+                    sweep.look_now()
+
+    def leaves_some(self, shard: int) -> bool:
+        """Whether there may be due timers of the shard, or lost runs, that no pod serves."""
+        return self.sweeps[shard].leaves_some
 
     def wake(self, shard: int, due_ms: int) -> None:
         """A timer was armed that is due before the next look."""

@@ -2,7 +2,7 @@
 become `unhandled`, visibly."""
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final
 
 from timers.engine.peers import Peers
@@ -20,19 +20,29 @@ _log = get_logger("timers.unserved")
 
 
 class Unserved:
-    """Watches the queues of the shards for which this pod has rank 0."""
+    """Watches the queues of the shards for which this pod has rank 0, while its sweep leaves some of their timers."""
 
     name = "unserved"
 
-    def __init__(self, pod: Pod, peers: Peers, *, unhandled_after_ms: int = UNHANDLED_AFTER_MS) -> None:
-        self._pod, self._peers, self._unhandled_after_ms = pod, peers, unhandled_after_ms
+    def __init__(
+        self,
+        pod: Pod,
+        peers: Peers,
+        leaves_some: Callable[[int], bool],
+        *,
+        unhandled_after_ms: int = UNHANDLED_AFTER_MS,
+    ) -> None:
+        """`leaves_some` tells of a shard whether it may have due timers or lost runs that nobody takes."""
+        self._pod, self._peers, self._leaves_some = pod, peers, leaves_some
+        self._unhandled_after_ms = unhandled_after_ms
         self._unserved_since: dict[tuple[int, str], float] = {}
 
     async def run(self) -> None:
         """Look at intervals."""
         while True:
             for shard in self._peers.led(self._pod.shards):
-                await self.look(shard)
+                if self._leaves_some(shard) or any(queue[0] == shard for queue in self._unserved_since):
+                    await self.look(shard)
             await asyncio.sleep(min(EVERY_SECONDS, self._unhandled_after_ms / 2000))
 
     async def look(self, shard: int) -> None:

@@ -218,7 +218,7 @@ class Worker:
             retention_ms=self._options.retention_ms,
             retention_failed_ms=self._options.retention_failed_ms,
         )
-        unserved = Unserved(pod, peers, unhandled_after_ms=self._options.unhandled_after_ms)
+        unserved = Unserved(pod, peers, self._sweeper.leaves_some, unhandled_after_ms=self._options.unhandled_after_ms)
         auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
         self._taking = Supervisor(
             [

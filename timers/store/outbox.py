@@ -63,6 +63,11 @@ async def ask(store: Store, mine: Collection[str], *, forget_ms: int) -> Asked:
 
 async def look(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
     """The hooks that each shard knows, and how many entries wait there."""
+    shards = list(shards)
+    with reachable():
+        names = [name for shard in shards for name in (_hooks(shard), _outbox(shard))]
+        if not names or not await store.connections.commands.exists(*names):
+            return [(frozenset(), 0)] * len(shards)
     async with store.connections.commands.pipeline(transaction=False) as asked:
         for shard in shards:
             asked.hkeys(_hooks(shard))

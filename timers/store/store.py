@@ -335,6 +335,11 @@ class Store:
         next_ms = int(next_look) if next_look else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
 
+    async def has_runs(self, shards: Sequence[int]) -> bool:
+        """Whether timers of any of these shards are running."""
+        with scripts.reachable():
+            return bool(await self.connections.commands.exists(*(f"{keys.root(shard)}leases" for shard in shards)))
+
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
         """Runs with expired leases from `rank` on, except in paused queues, and the rank to continue at (0: none)."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])

@@ -35,10 +35,12 @@ if card ~= '' then
     if call('HSET', declared, ARGV[i], text(now) .. ' ' .. pod) == 1 then changed = true end
   end
 end
--- A sign from the future: the clock went back, or a stranger wrote it. A live pod will give another.
-local oldest, newest = call('ZRANGE', seen, '0', '0', 'WITHSCORES')[2], call('ZRANGE', seen, '-1', '-1', 'WITHSCORES')[2]
-if oldest and (tonumber(oldest) < now - forget_ms or tonumber(newest) > now + forget_ms) then
+local oldest = call('ZRANGE', seen, '0', '0', 'WITHSCORES')[2]
+if oldest and tonumber(oldest) < now - forget_ms then
   for _, silent in ipairs(call('ZRANGEBYSCORE', seen, '-inf', '(' .. text(now - forget_ms))) do forget(silent) end
+end
+-- A sign from the future: the clock went back, or a stranger wrote it. A live pod will give another.
+if card ~= '' then
   for _, odd in ipairs(call('ZRANGEBYSCORE', seen, '(' .. text(now + forget_ms), '+inf')) do forget(odd) end
 end
 

@@ -7,7 +7,7 @@
 -- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent or a fraction. Commands
 -- that run for every timer get their numbers as text: Redis's own conversion of a Lua number costs as much as a read.
 
-local WAKE_HORIZON_MS = 1000     -- a sweeper sleeps at most this long, so anything later is found without a wake-up
+local WAKE_HORIZON_MS = 30000    -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
 local TIME_DIGITS = 13           -- of epoch ms, until the year 2286
 local NEWEST_FORMAT = 1          -- of records, that this version reads; as in formats.py

@@ -66,13 +66,26 @@ local function look_at_some()
   return #heads == 2 * most and rank + most or 0
 end
 
-for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
-  block(prefix, nil)
+local function lowest(index)
+  return tonumber(call('ZRANGE', root .. index, '0', '0', 'WITHSCORES')[2])
 end
-come_again(tonumber(call('ZRANGE', root .. 'blocked', 0, 0, 'WITHSCORES')[2]))
-local go_on = look_at_some()
-come_again(tonumber(call('ZRANGEBYSCORE', root .. 'heads', text(now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
-local lost = #call('ZRANGEBYSCORE', root .. 'leases', '-inf', '(' .. text(now), 'LIMIT', 0, 1)
-come_again(tonumber(call('ZRANGEBYSCORE', root .. 'leases', text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
+
+local function lowest_from(index, score)
+  return tonumber(call('ZRANGEBYSCORE', root .. index, text(score), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+end
+
+-- Most looks find that nothing is due, which takes one command for each index.
+local blocked, head, lease, go_on, lost = lowest('blocked'), lowest('heads'), lowest('leases'), 0, 0
+if blocked and blocked <= now then
+  for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
+    block(prefix, nil)
+  end
+  blocked, head = lowest('blocked'), lowest('heads')
+end
+if head and head < now + 1 then go_on, head = look_at_some(), lowest_from('heads', now + 1) end
+if lease and lease < now then lost, lease = 1, lowest_from('leases', now) end
+come_again(blocked)
+come_again(head)
+come_again(lease)
 if next_look and next_look >= 2 ^ 53 then next_look = nil end -- out of reach: a stranger's score
 return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost}
