@@ -3,12 +3,19 @@
 No label holds text that a caller sent: no id, and as prefix only the declared prefix that serves the timer.
 """
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import nan
+from functools import partial
+from itertools import accumulate
+from math import inf, nan
 from typing import Any, Final, NamedTuple, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from timers.core.model import Status
 from timers.core.outcome import Outcome
@@ -22,6 +29,27 @@ LATENESS_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 LOOP_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 CLAIM_SIZES: Final = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 RUN_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600)
+
+COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "timers_runs_total": ("Runs ended", "prefix", "outcome"),
+    "timers_retries_total": ("Runs that another try follows", "prefix"),
+    "timers_refused_total": ("Late results refused", "prefix"),
+    "timers_rescued_total": ("Runs rescued", "prefix"),
+    "timers_removed_total": ("Failed and unhandled timers removed by retention", "prefix", "status"),
+    "timers_claimed_total": ("Timers claimed, by what made the pod ask", "cause"),
+    "timers_bare_keys_total": ("Bare keys adopted, and what became of them", "what"),
+    "timers_subscriptions_total": ("Subscriptions confirmed",),
+    "timers_subscription_gap_seconds_total": ("Time without a subscription",),
+    "timers_events_dropped_total": ("Changes that slow listeners lost",),
+    "timers_unposted_total": ("Changes that a hook does not hear of",),
+}
+HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
+    "timers_lateness_seconds": (LATENESS_SECONDS, "From due to start", "prefix"),
+    "timers_run_seconds": (RUN_SECONDS, "From start to end", "prefix"),
+    "timers_claim_size": (CLAIM_SIZES, "Timers that a claim brought"),
+    "timers_loop_lag_seconds": (LOOP_SECONDS, "Lateness of the event loop"),
+}
+"""What the engine reports as things happen: help text and labels, and for histograms first the buckets."""
 
 OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost")
 """How a run can end."""
@@ -41,40 +69,66 @@ class Figures(NamedTuple):
     failing_ms: Mapping[str, int] = {}
 
 
-class Metrics(Observer):
-    """Counts what the engine reports, and renders it with the db's counts at a scrape."""
+Labels = tuple[str, ...]
+
+
+class _Spread:
+    """Values counted by bucket."""
+
+    __slots__ = ("_bounds", "_numbers", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._numbers, self._total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._numbers[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def told(self) -> tuple[list[tuple[str, float]], float]:
+        """How many values there are up to each bound, and their sum."""
+        bounds = map(floatToGoString, (*self._bounds, inf))
+        return list(zip(bounds, accumulate(self._numbers), strict=True)), self._total
+
+
+class Metrics(Observer, Collector):
+    """Counts what the engine reports in plain numbers, and renders it with the db's counts at a scrape: counting with
+    the client's own objects took a fifth of a pod's time."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._numbers = {
+            name: defaultdict[Labels, float](float, {} if labels else {(): 0.0})
+            for name, (_, *labels) in COUNTERS.items()
+        }
+        self._spreads = {
+            name: defaultdict[Labels, _Spread](partial(_Spread, bounds), {} if labels else {(): _Spread(bounds)})
+            for name, (bounds, _, *labels) in HISTOGRAMS.items()
+        }
+        self._calls = defaultdict[str, _Spread](partial(_Spread, ()))
         self._registry = CollectorRegistry()
-        self._make_counted()
+        self._registry.register(self)
         self._make_read()
 
-    def _make_counted(self) -> None:
-        """The metrics that the engine reports as things happen."""
-        ours: dict[str, Any] = {"registry": self._registry}
-        prefix = ["prefix"]
-        self._lateness = Histogram(
-            "timers_lateness_seconds", "From due to start", prefix, buckets=LATENESS_SECONDS, **ours
-        )
-        self._runs = Histogram("timers_run_seconds", "From start to end", prefix, buckets=RUN_SECONDS, **ours)
-        self._ended = Counter("timers_runs_total", "Runs ended", ["prefix", "outcome"], **ours)
-        self._retried = Counter("timers_retries_total", "Runs that another try follows", prefix, **ours)
-        self._refused = Counter("timers_refused_total", "Late results refused", prefix, **ours)
-        self._rescued = Counter("timers_rescued_total", "Runs rescued", prefix, **ours)
-        self._removed = Counter(
-            "timers_removed_total", "Failed and unhandled timers removed by retention", ["prefix", "status"], **ours
-        )
-        self._claimed = Counter("timers_claimed_total", "Timers claimed, by what made the pod ask", ["cause"], **ours)
-        self._sizes = Histogram("timers_claim_size", "Timers that a claim brought", buckets=CLAIM_SIZES, **ours)
-        self._bare = Counter("timers_bare_keys_total", "Bare keys adopted, and what became of them", ["what"], **ours)
-        self._subscribed = Counter("timers_subscriptions_total", "Subscriptions confirmed", **ours)
-        self._gaps = Counter("timers_subscription_gap_seconds_total", "Time without a subscription", **ours)
-        self._calls = Summary("timers_redis_call_seconds", "Calls of scripts in Redis", ["script"], **ours)
-        self._loop = Histogram("timers_loop_lag_seconds", "Lateness of the event loop", buckets=LOOP_SECONDS, **ours)
-        self._dropped = Counter("timers_events_dropped_total", "Changes that slow listeners lost", **ours)
-        self._unposted = Counter("timers_unposted_total", "Changes that a hook does not hear of", **ours)
-        self._known_dropped = 0
+    def collect(self) -> Iterable[Metric]:
+        """See Collector. Another thread may count something new meanwhile."""
+        for name, (said, *labels) in COUNTERS.items():
+            counter = CounterMetricFamily(name, said, labels=labels)
+            for key, number in list(self._numbers[name].items()):
+                counter.add_metric(key, number)
+            yield counter
+        for name, (_, said, *labels) in HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(name, said, labels=labels)
+            for key, spread in list(self._spreads[name].items()):
+                histogram.add_metric(key, *spread.told())
+            yield histogram
+        calls = SummaryMetricFamily("timers_redis_call_seconds", "Calls of scripts in Redis", labels=["script"])
+        for script, spread in list(self._calls.items()):
+            ((_, number),), seconds = spread.told()
+            calls.add_metric([script], int(number), seconds)
+        yield calls
+
+    describe = collect
 
     def _make_read(self) -> None:
         """The metrics that are read at a scrape."""
@@ -107,69 +161,68 @@ class Metrics(Observer):
         """See Observer. The counters begin at 0, because a rate does not see the first value of a series."""
         for prefix in prefixes:
             for outcome in OUTCOMES:
-                self._ended.labels(prefix, outcome)
-            for counter in (self._retried, self._refused, self._rescued):
-                counter.labels(prefix)
+                self._numbers["timers_runs_total"][prefix, outcome] += 0
+            for name in ("retries", "refused", "rescued"):
+                self._numbers[f"timers_{name}_total"][prefix,] += 0
             for status in (Status.FAILED, Status.UNHANDLED):
-                self._removed.labels(prefix, status.value)
+                self._numbers["timers_removed_total"][prefix, status.value] += 0
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """See Observer."""
         super().started(prefix, lateness_ms)
-        self._lateness.labels(prefix).observe(lateness_ms / 1000)
+        self._spreads["timers_lateness_seconds"][prefix,].observe(lateness_ms / 1000)
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """See Observer."""
-        self._runs.labels(prefix).observe(seconds)
-        self._ended.labels(prefix, outcome).inc()
+        self._spreads["timers_run_seconds"][prefix,].observe(seconds)
+        self._numbers["timers_runs_total"][prefix, outcome] += 1
 
     def retried(self, prefix: str) -> None:
         """See Observer."""
-        self._retried.labels(prefix).inc()
+        self._numbers["timers_retries_total"][prefix,] += 1
 
     def refused(self, prefix: str) -> None:
         """See Observer."""
-        self._refused.labels(prefix).inc()
+        self._numbers["timers_refused_total"][prefix,] += 1
 
     def rescued(self, prefix: str) -> None:
         """See Observer."""
-        self._rescued.labels(prefix).inc()
+        self._numbers["timers_rescued_total"][prefix,] += 1
 
     def removed(self, prefix: str, status: str, count: int) -> None:
         """See Observer."""
-        self._removed.labels(prefix, status).inc(count)
+        self._numbers["timers_removed_total"][prefix, status] += count
 
     def claimed(self, cause: str, count: int) -> None:
         """See Observer."""
-        self._claimed.labels(cause).inc(count)
-        self._sizes.observe(count)
+        self._numbers["timers_claimed_total"][cause,] += count
+        self._spreads["timers_claim_size"][()].observe(count)
 
     def bare_key(self, what: str) -> None:
         """See Observer."""
-        self._bare.labels(what).inc()
+        self._numbers["timers_bare_keys_total"][what,] += 1
 
     def loop_late(self, seconds: float) -> None:
         """See Observer."""
-        self._loop.observe(seconds)
+        self._spreads["timers_loop_lag_seconds"][()].observe(seconds)
 
     def called(self, script: str, seconds: float) -> None:
         """See Observer."""
-        self._calls.labels(script).observe(seconds)
+        self._calls[script].observe(seconds)
 
     def resubscribed(self, gap_seconds: float) -> None:
         """See Observer."""
-        self._subscribed.inc()
-        self._gaps.inc(gap_seconds)
+        self._numbers["timers_subscriptions_total"][()] += 1
+        self._numbers["timers_subscription_gap_seconds_total"][()] += gap_seconds
 
     def unposted(self, count: int) -> None:
         """See Observer."""
-        self._unposted.inc(count)
+        self._numbers["timers_unposted_total"][()] += count
 
     def render(self, figures: Figures | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
         """The exposition text. `figures` is None if Redis does not answer: what only Redis knows is left out or NaN
         then. `health` is None without a worker. `dropped` counts since the process began."""
-        self._dropped.inc(dropped - self._known_dropped)
-        self._known_dropped = dropped
+        self._numbers["timers_events_dropped_total"][()] = dropped
         self._losses.set(losses)
         self._up.set(figures is not None)
         self._take(figures or Figures())

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from prometheus_client import Gauge
+
 from tests.install.environment import ROOT
 from timers.metrics import Figures, Metrics
 
@@ -13,16 +15,20 @@ def labels_of_samples() -> Mapping[str, frozenset[str]]:
     text = Metrics().render(Figures(), None, losses=0, dropped=0).decode()
     found = dict[str, frozenset[str]]()
     for name, kind in kinds(text).items():
-        labels = frozenset(labels_of(name))
         parts = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}.get(kind, ("",))
-        found |= {f"{name}{part}": labels | ({"le"} if part == "_bucket" else set()) for part in parts}
+        own = frozenset(labels_of(name))
+        found |= {f"{name}{part}": own | ({"le"} if part == "_bucket" else set()) for part in parts}
     return found
 
 
 def labels_of(name: str) -> list[str]:
     """The labels of a metric."""
-    collectors: Mapping[str, Any] = Metrics()._registry._names_to_collectors
-    return list(collectors[name]._labelnames)
+    collectors: Mapping[Any, Any] = Metrics()._registry._collector_to_names
+    for each in collectors:
+        for family in each.describe():
+            if family.name == name.removesuffix("_total"):
+                return list(getattr(each if isinstance(each, Gauge) else family, "_labelnames", ()))
+    raise KeyError(name)
 
 
 def kinds(text: str) -> Mapping[str, str]:
