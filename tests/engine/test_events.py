@@ -13,7 +13,7 @@ from tests.waiting import eventually, patient
 from timers.engine.listener import Listener
 from timers.store import server as server_facts
 from timers.store.connect import connect
-from timers.store.notifications import Notification, TriggerExpired
+from timers.store.notifications import Notification, TriggersExpired
 
 EXPIRED = "__keyevent@0__:expired"
 DAY = "1d"
@@ -29,8 +29,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     hear = Listener.hear
 
     def count(self: Listener, notification: Notification) -> None:
-        if isinstance(notification, TriggerExpired):
-            counted[notification.id] += 1
+        if isinstance(notification, TriggersExpired):
+            counted.update(timer_id.decode() for timer_id in notification.ids)
         hear(self, notification)
 
     monkeypatch.setattr(Listener, "hear", count)

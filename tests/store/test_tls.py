@@ -14,7 +14,7 @@ from tests.store.acts import armed, claim, finished
 from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.connect import connect
-from timers.store.notifications import SUBSCRIBED, Notification, TriggerExpired, hear
+from timers.store.notifications import SUBSCRIBED, Notification, TriggersExpired, hear
 
 REQUEST = "req -newkey rsa:2048 -nodes"
 SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
@@ -58,7 +58,7 @@ async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificate
     listening = asyncio.create_task(hear(connections, heard.put_nowait))
     assert await heard.get() == SUBSCRIBED
     await armed(store, "a", due="+20")
-    while await heard.get() != TriggerExpired(0, "reminder", "a"):
+    while await heard.get() != TriggersExpired(0, "reminder", [b"a"]):
         await store.touch(0)
     (timer,) = await claim(store)
     assert await store.extend(0, [timer], pod="pod-1", lease_ms=5_000) == []

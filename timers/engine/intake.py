@@ -117,9 +117,9 @@ class Intake:
         self._timer_set = False
         self._touches = 0
 
-    def mark(self, shard: int, prefix: str) -> None:
-        """This pod's own event: take one more timer from the queue now."""
-        self._touch(shard, prefix, "event").wanted += 1
+    def mark(self, shard: int, prefix: str, number: int = 1) -> None:
+        """This pod's own events: take so many more timers from the queue now."""
+        self._touch(shard, prefix, "event").wanted += number
 
     def mark_all(
         self, shard: int, prefix: str, cause: str, *, deep: bool = False, known_at: float | None = None

@@ -1,7 +1,8 @@
-"""Owns hearing: keeps a subscription alive and turns each notification into a mark. O(1) an event; never awaits."""
+"""Owns hearing: keeps a subscription alive and turns notifications into marks. O(1) an event; never awaits."""
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final, assert_never
 
 from timers.bare.expired import ExpiredKeys
@@ -22,7 +23,7 @@ from timers.store.notifications import (
     PodsChanged,
     Posted,
     Subscribed,
-    TriggerExpired,
+    TriggersExpired,
     Wake,
     hear,
 )
@@ -145,8 +146,8 @@ class Listener:
         """Handle one notification."""
         self._brought = True
         match notification:
-            case TriggerExpired(shard, prefix, timer_id):
-                self._trigger(shard, prefix, timer_id)
+            case TriggersExpired(shard, prefix, ids):
+                self._triggers(shard, prefix, ids)
             case BareExpired(prefix, timer_id):
                 self._bare((prefix, timer_id))
             case LeaseExpired(shard, prefix, timer_id):
@@ -180,11 +181,12 @@ class Listener:
             else:  # the pod whose event this is may be the dead one
                 self._sweeper.wake(shard, 0)
 
-    def _trigger(self, shard: int, prefix: str, timer_id: str) -> None:
+    def _triggers(self, shard: int, prefix: str, ids: Sequence[bytes]) -> None:
         self._sweeper.heard(shard)
         if not self._pod.serves(shard, prefix):
             return
-        if self._peers.mine(shard, prefix, timer_id):
-            self._intake.mark(shard, prefix)
-        else:
+        mine = self._peers.share(shard, prefix, ids)
+        if mine:
+            self._intake.mark(shard, prefix, mine)
+        if mine < len(ids):
             self._intake.mark_later(shard, prefix)

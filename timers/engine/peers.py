@@ -150,11 +150,16 @@ class Peers:
 
     def mine(self, shard: int, prefix: str, timer_id: str) -> bool:
         """Whether this pod should claim at once for an event of the timer."""
-        if not self._others:
-            return True
-        key = zlib.crc32(timer_id.encode())
+        return self.share(shard, prefix, [timer_id.encode()]) == 1
+
+    def share(self, shard: int, prefix: str, ids: Sequence[bytes]) -> int:
+        """For how many of these timers' events this pod should claim at once."""
+        rivals = self._rivals(shard, prefix) if self._others else ()
+        return sum(self._prefers_this(zlib.crc32(each), rivals) for each in ids) if rivals else len(ids)
+
+    def _prefers_this(self, key: int, rivals: Sequence[int]) -> bool:
         mine = weight(self._own_seed, key)
-        return all(weight(seed, key) <= mine for seed in self._rivals(shard, prefix))
+        return all(weight(seed, key) <= mine for seed in rivals)
 
     def serve(self, shard: int, prefix: str) -> bool:
         """Whether another live pod serves the queue."""

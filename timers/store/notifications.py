@@ -6,10 +6,13 @@ is a new subscribe confirmation, so none is hidden: each means "anything may hav
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio.connection import AbstractConnection
 
 from timers.errors import Unavailable
@@ -19,12 +22,13 @@ from timers.store.scripts import reachable
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerExpired:
-    """A timer's trigger key expired: it is due."""
+class TriggersExpired:
+    """Trigger keys of a queue expired: these timers are due. `ids` are as the server sends them; a stranger can forge
+    them."""
 
     shard: int
     prefix: str
-    id: str
+    ids: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,49 +83,68 @@ class Subscribed:
     at_ms: int = field(default=0, compare=False)
 
 
-Notification = TriggerExpired | BareExpired | LeaseExpired | Wake | Posted | PodsChanged | CanaryExpired | Subscribed
+Notification = TriggersExpired | BareExpired | LeaseExpired | Wake | Posted | PodsChanged | CanaryExpired | Subscribed
 Sink = Callable[[Notification], None]
 
 SUBSCRIBED: Final = Subscribed()
 
-_TRIGGER = re.compile(rb"([a-z0-9][a-z0-9_.-]{0,63}):\{(\d+)\}:([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
+_QUEUE = re.compile(rb"(?!timers:)([a-z0-9][a-z0-9_.-]{0,63}):\{(\d{1,9})")
 _LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
 _WAKE = re.compile(rb"\{(\d+)\} (?:(\d+)|outbox)")
 _CHANGED: Final = b"{pods} changed"
 _CANARY: Final = keys.canary_key("").encode()
 
 
+@lru_cache(maxsize=100_000)
+def queue_of(name: bytes) -> tuple[int, str] | None:
+    """The shard and prefix of trigger keys whose names begin with this, up to the closing brace; None for others."""
+    found = _QUEUE.fullmatch(name)
+    return (int(found[2]), found[1].decode()) if found else None
+
+
 def parse_expired(key: bytes) -> Notification | None:
-    """What the expiry of a key means; None for a stranger's key."""
+    """What the expiry of a key other than a trigger means; None for a stranger's key."""
     if key.startswith(b"timers:"):
         if lease := _LEASE.fullmatch(key):
             return LeaseExpired(int(lease[1]), lease[2].decode(), lease[3].decode())
         if key.startswith(_CANARY):
             return CanaryExpired(key[len(_CANARY) :].decode(errors="replace"))
         return None
-    if trigger := _TRIGGER.fullmatch(key):
-        return TriggerExpired(int(trigger[2]), trigger[1].decode(), trigger[3].decode())
     bare = keys.BARE.fullmatch(key)
     return BareExpired(bare[1].decode(), bare[2].decode()) if bare else None
 
 
 async def hear(connections: Connections, sink: Sink) -> None:
     """Subscribe and report each notification of the db until the connection breaks; then raise Unavailable. Never
-    returns otherwise."""
+    returns otherwise. Triggers that come together are reported together: in a burst, most of a pod's events are of a
+    few queues."""
     expired = keys.expired_channel(connections.db).encode()
     with reachable():
         seconds, micros = await connections.commands.time()
     subscribed = Subscribed(seconds * 1000 + micros // 1000)
 
+    triggers = defaultdict[tuple[int, str], list[bytes]](list)
+
     def take(channel: bytes, data: bytes | None) -> None:
         if data is None:
             found: Notification | None = subscribed if channel == expired else None
+        elif channel != expired:
+            found = _parse_wake(data)
         else:
-            found = parse_expired(data) if channel == expired else _parse_wake(data)
+            name, brace, timer_id = data.partition(b"}:")
+            if brace and (queue := queue_of(name)):
+                triggers[queue].append(timer_id)
+                return
+            found = parse_expired(data)
         if found is not None:
             sink(found)
 
-    await subscribe(connections, (expired, keys.wake_channel(connections.db).encode()), take)
+    def report_triggers() -> None:
+        for (shard, prefix), ids in triggers.items():
+            sink(TriggersExpired(shard, prefix, ids))
+        triggers.clear()
+
+    await subscribe(connections, (expired, keys.wake_channel(connections.db).encode()), take, taken=report_triggers)
 
 
 def _parse_wake(data: bytes) -> Notification | None:
@@ -142,22 +165,33 @@ Take = Callable[[bytes, bytes | None], None]
 
 
 async def subscribe(
-    connections: Connections, channels: Sequence[bytes], take: Take, *, silence_seconds: float = SILENCE_SECONDS
+    connections: Connections,
+    channels: Sequence[bytes],
+    take: Take,
+    *,
+    taken: Callable[[], None] = lambda: None,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> None:
     """Subscribe and pass on messages until the connection breaks; then raise Unavailable. Never returns otherwise.
+    `taken` is called after all messages that came together.
 
     Uses a new connection each time, so that nothing is subscribed twice.
     """
     connection, heard = connections.dial(), asyncio.Event()
 
     async def pump() -> None:
+        parser: Any = connection._parser
         while True:
             reply = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+            # What else has been read by now is taken at once: waiting for each would cost more than all else.
+            while reply is not NOT_ENOUGH_DATA:
+                if reply[0] == b"message":
+                    take(reply[1], reply[2])
+                elif reply[0] == b"subscribe":
+                    take(reply[1], None)
+                reply = parser._reader.gets(False)
+            taken()
             heard.set()
-            if reply[0] == b"message":
-                take(reply[1], reply[2])
-            elif reply[0] == b"subscribe":
-                take(reply[1], None)
 
     try:
         with reachable():
