@@ -9,7 +9,7 @@ import os
 import sys
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, Literal, Protocol, cast
 
 import structlog
 from structlog.processors import ExceptionRenderer, JSONRenderer, TimeStamper
@@ -20,6 +20,17 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 request_id: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
 """The request that is being answered; every log line has it meanwhile. (structlog's own context variables cost ten
 times as much to set, and this one is set for every request.)"""
+
+
+class Named(Protocol):
+    """Something that tells what log lines about it contain."""
+
+    @property
+    def named(self) -> dict[str, object]: ...
+
+
+running: Final[ContextVar[Named | None]] = ContextVar("running", default=None)
+"""The run in whose context a processor works; every log line has its names."""
 
 _FRAMES_KEPT = 20
 _FRAMES_ON_CONSOLE = 4
@@ -50,7 +61,7 @@ def _common() -> list[Processor]:
     """What both structlog's events and the standard library's records go through."""
     return [
         structlog.contextvars.merge_contextvars,
-        _name_request,
+        _name_context,
         add_logger_name,
         add_log_level,
         TimeStamper(fmt="iso", utc=True),
@@ -58,11 +69,11 @@ def _common() -> list[Processor]:
     ]
 
 
-def _name_request(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    answered = request_id.get()
+def _name_context(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    answered, run = request_id.get(), running.get()
     if answered is not None:
         event.setdefault("request_id", answered)
-    return event
+    return event if run is None else {**run.named, **event}
 
 
 def _json() -> list[Processor]:

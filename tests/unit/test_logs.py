@@ -1,5 +1,6 @@
 """Logs: one line per event, the same for structlog and the standard library, and no secrets from stack frames."""
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import structlog
 
+from timers import BlockingContext, Context, Timer, processor
 from timers.logs import configure, get_logger
+from timers.testing import TimerLab
 
 HOSTILE = 'a\nb\r\x1b[31mred\x00\x85\u2028\u202e\ud800"end'
 
@@ -100,6 +103,38 @@ def test_context_variables_are_on_every_line(capsys: pytest.CaptureFixture[str],
         get_logger("x").info("one")
         logging.getLogger("y").info("two")
     assert [("pod-7" in line) for line in lines(capsys)] == [True, True]
+
+
+@processor("note")
+def _blocks(_timer: Timer, _context: BlockingContext) -> None:
+    get_logger("x").info("in a thread")
+
+
+@processor("mail")
+async def _waits(_timer: Timer, _context: Context) -> None:
+    get_logger("x").info("in a coroutine")
+    logging.getLogger("y").info("of another library")
+    await asyncio.sleep(0)
+    get_logger("x").info("after a wait", processor="its own")
+
+
+async def test_every_line_of_a_run_names_its_timer_and_no_other_line_does(
+    capsys: pytest.CaptureFixture[str], timer_lab: TimerLab
+) -> None:
+    timer_lab.add(_blocks, _waits)
+    configure("json")
+    for prefix in ("note", "mail"):
+        await timer_lab.timers.create(prefix, "a", delay="1s")
+    await timer_lab.advance("1s")
+    get_logger("x").info("outside")
+    said = [json.loads(line) for line in lines(capsys)]
+    assert {each["event"]: (each.get("timer"), each.get("attempt"), each.get("processor")) for each in said} == {
+        "in a thread": ("note:a", 1, "note"),
+        "in a coroutine": ("mail:a", 1, "mail"),
+        "of another library": ("mail:a", 1, "mail"),
+        "after a wait": ("mail:a", 1, "its own"),
+        "outside": (None, None, None),
+    }
 
 
 def test_an_exception_is_data_without_local_variables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,6 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-import structlog
-
 from timers.core.calls import Timers
 from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
@@ -26,7 +24,7 @@ from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.settler import Settler
 from timers.engine.spans import end_span
 from timers.engine.threads import Threads, ThreadTimers
-from timers.logs import get_logger
+from timers.logs import get_logger, running
 from timers.processor import BlockingContext, Context, Limits
 from timers.store.permits import Permit
 from timers.store.store import Claimed, Identity, Settlement
@@ -267,7 +265,7 @@ class Runner:
         return run.stop if stopped else outcome
 
     async def _called(self, run: Run) -> Outcome:
-        structlog.contextvars.bind_contextvars(**run.named)
+        running.set(run)
         if self._pod.spans is not None:
             run.span = self._pod.spans.begin(run)
         try:

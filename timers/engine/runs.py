@@ -30,12 +30,13 @@ def named(timer: Timer, processor: str) -> dict[str, object]:
 class Run:
     """A run from claim to settlement. Its times are the pod's monotonic seconds: `known_at` is when this pod learned
     that the timer's queue has due timers, if that is known; `started` is `claimed_at` until the processor is called;
-    the lease is certain until `lease_until`. `in_thread` is true while a thread is busy with it. `timers` is what a
-    plain function was given, `permit` what the run holds of a limited prefix, and `span` traces it."""
+    the lease is certain until `lease_until`. `timeout_ms` is the timer's own timeout, else the processor's. `in_thread`
+    is true while a thread is busy with it. `timers` is what a plain function was given, `permit` what the run holds of
+    a limited prefix, and `span` traces it."""
 
     __slots__ = (
         *("claimed_at", "coroutine", "ended", "in_thread", "is_started", "known_at", "lease_until"),
-        *("permit", "processor", "shard", "span", "started", "stop", "timeout", "timer", "timers"),
+        *("permit", "processor", "shard", "span", "started", "stop", "timeout", "timeout_ms", "timer", "timers"),
     )
 
     def __init__(
@@ -51,12 +52,7 @@ class Run:
         self.started = self.claimed_at = time.monotonic()
         self.known_at: float | None = None
         self.ended = self.in_thread = self.is_started = False
-
-    @property
-    def timeout_ms(self) -> int | None:
-        """The timer's own timeout, else the processor's."""
-        own = self.timer.timeout_ms
-        return self.processor.timeout_ms if own is None else own
+        self.timeout_ms = processor.timeout_ms if timer.timeout_ms is None else timer.timeout_ms
 
     @property
     def timeout_at(self) -> float:
