@@ -1,7 +1,7 @@
 """The sweeper alone: when it looks next, what it marks, and when it leaves this to another pod."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -43,13 +43,19 @@ class _FakeStore(Store):
         self.ranks: list[int] = []
         self.looked_from: list[int] = []
         self.during: During = lambda: None
+        self.runs, self.has_lost = False, True
+        self.asked_for_runs = asyncio.Event()
+
+    async def has_runs(self, shards: Sequence[int]) -> bool:
+        self.asked_for_runs.set()
+        return self.runs
 
     async def touch(self, shard: int, rank: int = 0) -> Touched:
         self.looks += 1
         self.ranks.append(rank)
         self.during()
         now_ms = round(self.clock.now_ms())
-        return Touched(now_ms, self.next_ms, self.due, self.next_rank, lost=True)
+        return Touched(now_ms, self.next_ms, self.due, self.next_rank, lost=self.has_lost)
 
     async def orphans(self, shard: int, rank: int = 0) -> tuple[list[Identity], int]:
         self.looked_from.append(rank)
@@ -70,10 +76,10 @@ class _Ranked(Peers):
 class _Rig:
     """A sweeper without the rest of its pod, which has subscribed."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_ms: int = 4_000) -> None:
         self.store, self.intake = _FakeStore(), Intake()
         self.peers, self.canary = _Ranked(self.store), Canary(self.store, "a")
-        pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
+        pod = Pod("a", self.store, Registry([_note]), (0,), lease_ms, Observer())
         self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary)
         self.canary.resubscribed(0)
         self.one = self.sweeper.sweeps[0]
@@ -251,3 +257,43 @@ async def test_it_sleeps_until_its_time_and_is_woken_sooner_by_a_nearer_due_time
     sweeping.cancel()
     await asyncio.gather(sweeping, return_exceptions=True)
     assert rig.store.looks == looks + 1
+
+
+async def test_while_anything_runs_on_any_pod_it_looks_once_in_each_lease() -> None:
+    """That look tells when the lease ends, so a dead pod's run is found in time however long the sweep sleeps."""
+    rig = _Rig(lease_ms=5)
+    sweeping = asyncio.create_task(rig.sweeper.run())
+    for _ in range(3):
+        rig.store.asked_for_runs.clear()
+        await rig.store.asked_for_runs.wait()
+    looks, rig.store.runs = rig.store.looks, True
+    assert looks == 1
+    await until(lambda: rig.store.looks > looks + 2, "the looks for lost runs")
+    sweeping.cancel()
+    await asyncio.gather(sweeping, return_exceptions=True)
+
+
+async def test_a_clock_of_the_server_that_was_set_forward_ends_a_sleep(
+    rig: _Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timers.engine.sweeper.CLOCK_SECONDS", 0.001)
+    rig.store.next_ms = NOW_MS + 20_000
+    await rig.look()
+    looks, sweeping = rig.store.looks, asyncio.create_task(rig.sweeper.run())
+    await asyncio.sleep(0)
+    rig.store.next_ms = None
+    rig.store.clock.observe(NOW_MS + 30_000, rig.store.now_s, rig.store.now_s)
+    await until(lambda: rig.store.looks > looks, "a look")
+    sweeping.cancel()
+    await asyncio.gather(sweeping, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("due", "lost", "leaves"), [({"note": 0}, False, False), ({"x": 0}, False, True), ({}, True, True)]
+)
+async def test_it_tells_where_it_leaves_due_timers_or_lost_runs(
+    rig: _Rig, due: dict[str, int], lost: bool, leaves: bool
+) -> None:
+    rig.store.due, rig.store.has_lost = due, lost
+    await rig.look()
+    assert rig.sweeper.leaves_some(0) is leaves

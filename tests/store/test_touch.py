@@ -18,6 +18,20 @@ async def test_an_empty_shard_has_nothing_due_and_nothing_planned(store: Store) 
     assert (touched.next_ms, touched.due, touched.lost) == (None, {}, False)
 
 
+async def commands(store: Store) -> int:
+    """How many commands the server has run since the last reset, those of scripts too."""
+    stats: Any = await store.connections.commands.info("commandstats")
+    return sum(stat["calls"] for name, stat in stats.items() if not name.startswith("cmdstat_config"))
+
+
+async def test_a_look_that_finds_nothing_due_takes_five_commands(real: Store) -> None:
+    await real.arm([arming("a", prefix=f"p{n}", due="+3600000") for n in range(50)])
+    await real.touch(0)
+    await real.connections.commands.config_resetstat()
+    await real.touch(0)
+    assert await commands(real) == 5
+
+
 async def test_the_next_look_is_at_the_earliest_due(store: Store) -> None:
     await armed(store, "late", due="+2000000")
     early = await armed(store, "early", due="+1000000")
