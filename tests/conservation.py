@@ -94,7 +94,7 @@ async def _scores(redis: Redis, key: str) -> dict[str, float]:
 
 
 def _read_record(state: ShardState, identity: Identity, record: bytes) -> None:
-    if record.startswith(b"1 w "):
+    if record[2:3] == b"w":
         state.waiting.add(identity)
     try:
         state.records[identity] = codec.decode(*identity, record)

@@ -32,7 +32,7 @@ _EACH: Final = """
 for i = ARGV[1], ARGV[1] + ARGV[2] - 1 do
   local id = string.format('user-%011d', i)
   local member = 'send-message:' .. id
-  local record = string.format('1 s 1 0 0 0 1 {due} 1795000000%03d 0\\n{spec}\\n', i % 1000)
+  local record = '2 s' .. struct.pack('>I4I4I4I4I8I8I8', 1, 0, 0, 1, 0, 1795000000000 + i % 1000, {due}) .. '{spec}\\n'
   {write}
 end
 """

@@ -10,6 +10,7 @@ from redis import Redis
 from tests.cli.commands import CommandLine
 from tests.cli.terminal import HOME, Terminal
 from tests.members import declare_at
+from tests.records import divided
 from tests.servers import start_server
 from tests.waiting import eventually
 from timers import TimerClient
@@ -85,8 +86,10 @@ async def test_failures_are_shown_with_their_reason(server: EmbeddedServer, time
     await create(timers, "broken", "1h")
     error = '{"last_error":{"type":"ValueError","reason":"no \\u001b[2J such user","detail":"","at":1,"attempt":1}}'
     (bucket,) = redis.keys("timers:{0}:rec:*")
-    head, spec, _, *history = str(redis.hget(bucket, "log:broken")).split("\n")
-    redis.hset(bucket, "log:broken", "\n".join([head.replace("1 s ", "1 f ", 1), spec, error, *history]))
+    with Redis.from_url(server.url) as binary:
+        head, (spec, _, *history) = divided(binary.hget(bucket, "log:broken"))
+        failed = head.replace(b"2 s", b"2 f", 1) + b"\n".join([spec, error.encode(), *history])
+        binary.hset(bucket, "log:broken", failed)
     redis.zrem("timers:{0}:due:log", "broken")
     redis.zadd("timers:{0}:finished:f:log", {"broken": 1_795_000_000_000})
     redis.hset("timers:{0}:counts", mapping={"f log": 1})

@@ -13,23 +13,24 @@ from timers.store.checkup import Check
 from timers.store.membership import Member
 
 LATER = "note:later"
+NEXT = formats.READS + 1
 
 
 @pytest.fixture
-def reads_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process reads format 2 too, as a later version would."""
-    monkeypatch.setattr(formats, "READS", 2)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process reads the next format too, as a later version would."""
+    monkeypatch.setattr(formats, "READS", NEXT)
 
 
 def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> IdentityWatch:
     return IdentityWatch(fleet.store.identity, members=lambda: members, version="9.9", raise_after_seconds=seconds)
 
 
-OLD, NEW, OTHER = Member("old"), Member("new", format=2), Member("other", format=2)
+OLD, NEW, OTHER = Member("old"), Member("new", format=NEXT), Member("other", format=NEXT)
 ODD = Member("odd", trouble="its sign of life cannot be read")
 
 
-@pytest.mark.usefixtures("reads_two")
+@pytest.mark.usefixtures("later")
 async def test_the_db_is_raised_once_all_pods_have_read_the_format_long_enough(fleet: Fleet) -> None:
     await fleet.redis.hset("timers:meta", "format", "1")
     members = [OLD, NEW]
@@ -44,8 +45,8 @@ async def test_the_db_is_raised_once_all_pods_have_read_the_format_long_enough(f
     with capture_logs() as logs:
         for _ in range(2):
             await pod.look()
-    assert fleet.store.identity.form == 2
-    assert [line["format"] for line in logs] == [2]
+    assert fleet.store.identity.form == NEXT
+    assert [line["format"] for line in logs] == [NEXT]
 
 
 async def test_a_pod_leaves_a_timer_that_it_cannot_read_and_says_so(fleet: Fleet) -> None:

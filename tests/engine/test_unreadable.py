@@ -1,6 +1,7 @@
 """Timers with unreadable records: a pod fails them with the reason, runs the others, and keeps no lease."""
 
 from tests.engine.fleet import Calls, Fleet
+from tests.records import divided
 from tests.store.acts import bucket_of
 
 BAD = "note:bad"
@@ -8,10 +9,8 @@ BAD = "note:bad"
 
 async def spoil(fleet: Fleet, spec: bytes) -> None:
     """Overwrite the spec of the timer `bad` in Redis."""
-    raw = await fleet.redis.hget(bucket_of(BAD), BAD)
-    assert isinstance(raw, bytes)
-    head, _, rest = raw.split(b"\n", 2)
-    await fleet.redis.hset(bucket_of(BAD), BAD, b"\n".join([head, spec, rest]))
+    head, (_, *rest) = divided(await fleet.redis.hget(bucket_of(BAD), BAD))
+    await fleet.redis.hset(bucket_of(BAD), BAD, head + b"\n".join([spec, *rest]))
 
 
 async def test_a_timer_with_an_unreadable_spec_fails_and_the_others_of_its_claim_run(fleet: Fleet) -> None:

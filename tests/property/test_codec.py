@@ -1,5 +1,6 @@
 """The record: any timer can be written to its text and read back, and any bad text raises the one expected error."""
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from timers.core.causes import ENGLISH
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.store import codec
+from timers.store.formats import READS
 
 NUMBERS = st.integers(min_value=0, max_value=2**53)
-TIMES = st.integers(min_value=0, max_value=10**codec.TIME_DIGITS - 1)
+COUNTS = st.integers(min_value=0, max_value=2**32 - 1)
+TIMES = st.integers(min_value=0, max_value=codec.LATEST_MS - 1)
 TEXTS = st.text(max_size=40)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
@@ -67,17 +70,16 @@ ENTRIES = CHANGES | st.tuples(CHANGES, st.none() | NUMBERS, NUMBERS, NUMBERS).ma
 )
 
 
-def text_of(timer: Timer, entries: int, history: list[HistoryEntry]) -> bytes:
-    """The record's text, as the scripts write it."""
-    head = ["1", codec.LETTERS[timer.status], timer.version, timer.token, timer.attempt, timer.failures]
-    head += [timer.occurrence, timer.due_ms, timer.created_ms, entries]
-    lines = [
-        " ".join(map(str, head)),
-        codec.encode_spec(timer.spec),
-        codec.encode_progress(timer.progress),
-        *(_line(entry) for entry in history),
-    ]
-    return "\n".join(lines).encode()
+def record_of(form: int, timer: Timer, history: list[HistoryEntry]) -> bytes:
+    """The record, as the scripts write it."""
+    letter, body = codec.LETTERS[timer.status], codec.encode_body(timer.spec, timer.progress)
+    lines = "\n".join([body, *map(_line, history)]).encode()
+    counts = timer.attempt, timer.failures, timer.occurrence
+    if form == 1:
+        head = "1", letter, timer.version, timer.token, *counts, timer.due_ms, timer.created_ms, timer.version - 1
+        return " ".join(map(str, head)).encode() + b"\n" + lines
+    numbers = timer.version, *counts, timer.token, timer.created_ms, timer.due_ms
+    return b"2 " + letter.encode() + struct.pack(">IIIIQQQ", *numbers) + lines
 
 
 def _line(entry: HistoryEntry) -> str:
@@ -90,8 +92,9 @@ def _line(entry: HistoryEntry) -> str:
 
 
 @given(
+    form=st.integers(min_value=1, max_value=READS),
     status=st.sampled_from(list(codec.STATUSES.values())),
-    numbers=st.tuples(TIMES, *[NUMBERS] * 5, TIMES),
+    numbers=st.tuples(TIMES, NUMBERS, *[COUNTS] * 3, TIMES),
     spec=WISHES,
     progress=PROGRESS | st.just(NO_PROGRESS),
     history=st.lists(ENTRIES, max_size=5),
@@ -99,21 +102,22 @@ def _line(entry: HistoryEntry) -> str:
 )
 def test_any_timer_survives_its_record(
     *,
+    form: int,
     status: Status,
-    numbers: tuple[int, int, int, int, int, int, int],
+    numbers: tuple[int, int, int, int, int, int],
     spec: Mapping[str, Any],
     progress: Progress,
     history: list[HistoryEntry],
     lease: Lease | None,
 ) -> None:
-    due_ms, version, token, attempt, failures, occurrence, created_ms = numbers
+    due_ms, token, attempt, failures, occurrence, created_ms = numbers
     created = HistoryEntry(created_ms, Status.SCHEDULED, 0, None, "created")
     timer = Timer(
         prefix="reminder",
         id="a:b",
         status=status,
         due_ms=due_ms,
-        version=version,
+        version=len(history) + 1,
         token=token,
         attempt=attempt,
         failures=failures,
@@ -125,7 +129,7 @@ def test_any_timer_survives_its_record(
         lease=lease,
         history=(*reversed(history), created),
     )
-    decoded = codec.decode("reminder", "a:b", text_of(timer, len(history), history), lease)
+    decoded = codec.decode("reminder", "a:b", record_of(form, timer, history), lease)
     assert decoded == timer
 
 
@@ -136,10 +140,12 @@ def test_any_bytes_are_a_record_or_corrupt(raw: bytes) -> None:
     assert codec.readable("reminder", "a", raw) is None
 
 
-@given(body=st.binary(max_size=200))
-def test_whatever_follows_a_head_the_head_can_be_read(body: bytes) -> None:
-    raw = b"1 r 7 6 5 4 3 2000 1000 0\n" + body
-    timer = codec.readable("reminder", "a", raw)
+@given(
+    head=st.sampled_from([b"1 r 7 6 5 4 3 2000 1000 0\n", b"2 r" + struct.pack(">IIIIQQQ", 7, 5, 4, 3, 6, 1000, 2000)]),
+    body=st.binary(max_size=200),
+)
+def test_whatever_follows_a_head_the_head_can_be_read(head: bytes, body: bytes) -> None:
+    timer = codec.readable("reminder", "a", head + body)
     assert timer is not None
     assert (timer.status, timer.version, timer.token, timer.attempt, timer.failures, timer.occurrence) == (
         Status.RUNNING, 7, 6, 5, 4, 3,
@@ -171,7 +177,10 @@ def test_the_words_of_an_error_can_always_be_encoded(text: str) -> None:
         b"1 s 1 0 0 0 1 1000 1000 0\n{}",
         b"1 s 1 0 0 0 1 1000 1000\n{}\n",
         b"1 z 1 0 0 0 1 1000 1000 0\n{}\n",
-        b"2 s 1 0 0 0 1 1000 1000 0\n{}\n",
+        b"3 s 1 0 0 0 1 1000 1000 0\n{}\n",
+        b"2 s" + bytes(39) + b"{}\n",
+        b"2 z" + bytes(40) + b"{}\n",
+        b"2 s" + bytes(32) + b"\xff" * 8 + b"{}\n",
         b"1 s x 0 0 0 1 1000 1000 0\n{}\n",
         b"1 s 1 0 0 0 1 1000 1000 0\n{}{}\n",
         b"1 s 1 0 0 0 1 1000 1000 0\nnull\n",
@@ -190,8 +199,8 @@ def test_corrupt_records(raw: bytes) -> None:
 
 
 def test_a_newer_format_is_named() -> None:
-    with pytest.raises(codec.CorruptRecord, match="format 2, this service knows 1"):
-        codec.decode("reminder", "a", b"2 s 1 0 0 0 1 1000 1000 0\n{}\n")
+    with pytest.raises(codec.CorruptRecord, match="format 3, this service knows 1 to 2"):
+        codec.decode("reminder", "a", b"3 s 1 0 0 0 1 1000 1000 0\n{}\n")
 
 
 def test_a_long_history_has_a_marker_in_the_oldest_place() -> None:

@@ -29,10 +29,14 @@ async def meta(store: Store) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in found.items()}
 
 
+NOW, NEXT = formats.READS, formats.READS + 1
+"""The newest format that this version reads, and the one after it."""
+
+
 @pytest.fixture
-def reads_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """This process reads format 2 too, as a later version would."""
-    monkeypatch.setattr(formats, "READS", 2)
+def later(store: Store, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process reads the next format too, as a later version would, but lets only today's be written."""
+    monkeypatch.setattr(formats, "READS", NEXT)
     return monkeypatch
 
 
@@ -41,7 +45,7 @@ async def test_many_simultaneous_first_pods_make_one_db(store: Store) -> None:
     await asyncio.gather(*(pod.identity.join() for pod in pods))
     assert len({pod.identity.epoch for pod in pods}) == 1
     epoch = pods[0].identity.epoch
-    assert await meta(store) == {"format": "1", "shards": "1", "epoch": epoch, "founded": f"{epoch} 1"}
+    assert await meta(store) == {"format": str(NOW), "shards": "1", "epoch": epoch, "founded": f"{epoch} 1"}
 
 
 async def test_the_default_of_a_later_pod_does_not_count(store: Store) -> None:
@@ -77,7 +81,7 @@ async def test_the_first_arm_makes_the_db_and_founds_its_shard_alone(store: Stor
     await four.arm([arming(first, due="+3600000")])
     redis = store.connections.commands
     epochs = [await redis.get(f"{keys.root(shard)}epoch") for shard in range(4)]
-    assert epochs == [None, None, four.identity.epoch.encode(), None]
+    assert epochs == [None, None, four.identity.stamp.encode(), None]
     assert (await meta(store))["armed"] == "1"
     await four.cancel(PREFIX, first, purge=True)
     await redis.flushdb()
@@ -136,7 +140,7 @@ async def test_a_shard_that_lost_its_epoch_is_founded_again(store: Store, epoch:
     await armed(store, due="+3600000")
     await store.connections.commands.set(EPOCH, epoch)
     assert (await put(store)).code == "exists"
-    assert await store.connections.commands.get(EPOCH) == store.identity.epoch.encode()
+    assert await store.connections.commands.get(EPOCH) == store.identity.stamp.encode()
 
 
 async def test_a_strangers_value_in_place_of_a_shards_epoch_stops_no_arm(store: Store) -> None:
@@ -153,7 +157,7 @@ async def test_an_arm_makes_a_meta_again_that_a_stranger_has_overwritten(store: 
     await store.connections.commands.delete(EPOCH)
     assert (await put(store)).code == "exists"
     assert (await meta(store))["epoch"] == store.identity.epoch != before["epoch"]
-    assert await store.connections.commands.get(EPOCH) == store.identity.epoch.encode()
+    assert await store.connections.commands.get(EPOCH) == store.identity.stamp.encode()
 
 
 async def test_an_emptied_epoch_in_the_meta_stops_no_pod(store: Store) -> None:
@@ -175,13 +179,13 @@ async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store) -> N
 
 
 async def test_a_db_with_a_newer_format_is_refused(store: Store) -> None:
-    await store.connections.commands.hset(META, "format", "2")
+    await store.connections.commands.hset(META, "format", str(NEXT))
     for opening in (store.identity.look(), store.identity.make()):
         with pytest.raises(
-            TooNew, match=r"the db has records of format 2; this version reads formats up to 1\. Use the"
+            TooNew, match=rf"the db has records of format {NEXT}; this version reads formats up to {NOW}\. Use the"
         ):
             await opening
-    assert await meta(store) == {"format": "2"}
+    assert await meta(store) == {"format": str(NEXT)}
 
 
 @pytest.mark.parametrize("form", ["0", "-1", "two", "123"])
@@ -192,67 +196,67 @@ async def test_a_db_with_an_impossible_format_is_refused(store: Store, form: str
 
 
 async def test_a_new_db_has_the_newest_format_that_its_first_pod_lets_be_written(
-    store: Store, reads_two: pytest.MonkeyPatch
+    store: Store, later: pytest.MonkeyPatch
 ) -> None:
-    reads_two.setattr(store.identity, "newest", 2)
+    later.setattr(store.identity, "newest", NEXT)
     await store.identity.join()
-    assert ((await meta(store))["format"], store.identity.writes) == ("2", 2)
+    assert ((await meta(store))["format"], store.identity.writes) == (str(NEXT), NEXT)
 
 
-async def test_a_raised_db_is_written_in_the_new_format_after_a_grace(
-    store: Store, reads_two: pytest.MonkeyPatch
-) -> None:
+async def test_a_raised_db_is_written_in_the_new_format_after_a_grace(store: Store, later: pytest.MonkeyPatch) -> None:
     await armed(store, due="+3600000")
-    assert store.identity.writes == 1
-    await store.identity.raise_format(2, "9.9")
-    assert (await meta(store))["raised"].split(" ")[1:] == ["1", "9.9"]
-    assert store.identity.writes == 1
-    reads_two.setattr(formats, "GRACE_MS", -60_000)
-    assert store.identity.writes == 2
-    await store.identity.raise_format(1, "0.1")
-    assert ((await meta(store))["format"], store.identity.writes) == ("2", 2)
+    assert store.identity.writes == NOW
+    await store.identity.raise_format(NEXT, "9.9")
+    assert (await meta(store))["raised"].split(" ")[1:] == [str(NOW), "9.9"]
+    assert store.identity.writes == NOW
+    later.setattr(formats, "GRACE_MS", -60_000)
+    assert store.identity.writes == NEXT
+    await store.identity.raise_format(NOW, "0.1")
+    assert ((await meta(store))["format"], store.identity.writes) == (str(NEXT), NEXT)
 
 
-@pytest.mark.usefixtures("reads_two")
+@pytest.mark.usefixtures("later")
 async def test_who_knows_an_older_format_learns_of_the_new_one_when_it_arms(store: Store) -> None:
     await armed(store, due="+3600000")
     slow = await open_store(store.connections)
-    await store.identity.raise_format(2, "9.9")
-    assert await store.connections.commands.get(EPOCH) == f"{store.identity.epoch} 2".encode()
+    await store.identity.raise_format(NEXT, "9.9")
+    assert await store.connections.commands.get(EPOCH) == f"{store.identity.epoch} {NEXT}".encode()
     assert (await put(slow, "b", due="+3600000")).code == "created"
-    assert slow.identity.form == 2
+    assert slow.identity.form == NEXT
 
 
-async def test_who_cannot_read_the_new_format_arms_nothing(store: Store, reads_two: pytest.MonkeyPatch) -> None:
+async def test_who_cannot_read_the_new_format_arms_nothing(store: Store, later: pytest.MonkeyPatch) -> None:
     await armed(store, due="+3600000")
     outdated = await open_store(store.connections)
-    await store.identity.raise_format(2, "9.9")
-    reads_two.undo()
-    with pytest.raises(NewerFormat, match=r"format 2 since .*Z, by version 9\.9; .* Use version 9\.9, or a later one"):
+    await store.identity.raise_format(NEXT, "9.9")
+    later.undo()
+    with pytest.raises(
+        NewerFormat, match=rf"format {NEXT} since .*Z, by version 9\.9; .* Use version 9\.9, or a later one"
+    ):
         await put(outdated, "b")
     with pytest.raises(TooNew):
         await outdated.identity.check([0])
     assert await store.get([(PREFIX, "b")]) == [None]
 
 
-@pytest.mark.usefixtures("reads_two")
+@pytest.mark.usefixtures("later")
 async def test_a_pod_gives_the_format_to_shards_that_whoever_raised_the_db_has_not_reached(store: Store) -> None:
     await armed(store, due="+3600000")
-    await store.identity.raise_format(2, "9.9")
-    stamp = f"{store.identity.epoch} 2".encode()
+    await store.identity.raise_format(NEXT, "9.9")
+    stamp = f"{store.identity.epoch} {NEXT}".encode()
     await store.connections.commands.set(EPOCH, store.identity.epoch)
     pod = await open_store(store.connections)
     await pod.identity.check([0])
     assert await store.connections.commands.get(EPOCH) == stamp
 
 
-async def test_a_lost_db_keeps_its_format(store: Store, reads_two: pytest.MonkeyPatch) -> None:
-    reads_two.setattr(formats, "GRACE_MS", -60_000)
+async def test_a_lost_db_keeps_its_format(store: Store, later: pytest.MonkeyPatch) -> None:
+    later.setattr(formats, "GRACE_MS", -60_000)
     await armed(store, due="+3600000")
-    await store.identity.raise_format(2, "9.9")
+    await store.identity.raise_format(NEXT, "9.9")
     await store.connections.commands.flushdb()
     await store.identity.check([0])
-    assert ((await meta(store))["format"], store.identity.writes) == ("2", 2)
+    assert ((await meta(store))["format"], store.identity.writes) == (str(NEXT), NEXT)
 
 
 async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> None:

@@ -96,7 +96,7 @@ async def test_it_cannot_be_changed(store: Store, change: str) -> None:
     async with in_a_newer_format(store):
         reply = await CHANGES[change](store)
         assert (reply.code, reply.timer) == ("newer", None)
-        assert "kept in record format 9, and this process reads formats up to 1" in str(reply.refused)
+        assert "kept in record format 9, and this process reads formats up to 2" in str(reply.refused)
 
 
 async def test_callers_are_told_so(real: Store) -> None:

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 import timers.store
 from tests.conftest import SharedServers
+from tests.records import HEAD, divided
 from tests.servers import Kind
 from tests.store.acts import an_end
 from tests.store.backends import open_store
@@ -37,7 +38,7 @@ class Foreign:
         root = f"timers:{{{zlib.crc32(member.encode()) % SHARDS}}}:"
         return root, f"{root}rec:{hashlib.sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
 
-    async def call(self, script: str, root: str, *arguments: str) -> list[Any]:
+    async def call(self, script: str, root: str, *arguments: str | bytes) -> list[Any]:
         flags, rest = PATHS[script].read_text().split("\n", 1)
         source = "\n".join((flags, PATHS["common"].read_text(), rest))
         answer: list[Any] = await self._redis.eval(source, 1, root, "timers:wake:0", *arguments)
@@ -46,14 +47,14 @@ class Foreign:
 
     async def found(self, root: str, epoch: str) -> None:
         """Do what the document says about the code `foreign`."""
-        await self.call("meta", "timers:meta", "make", "1", str(SHARDS), "1", epoch)
+        await self.call("meta", "timers:meta", "make", "2", str(SHARDS), "1", epoch)
         await self.call("meta", "timers:meta", "arm", epoch)
-        await self._redis.set(f"{root}epoch", epoch)
+        await self._redis.set(f"{root}epoch", f"{epoch} 2")
 
-    async def record(self, member: str) -> list[str]:
-        """The lines of a record, read without a script."""
-        raw: bytes = await self._redis.hget(self.where(member)[1], member)
-        return raw.decode().split("\n")
+    async def record(self, member: str) -> tuple[tuple[Any, ...], list[str]]:
+        """The head and the lines of a record, read without a script."""
+        head, lines = divided(await self._redis.hget(self.where(member)[1], member))
+        return HEAD.unpack(head), [line.decode() for line in lines]
 
 
 @pytest.fixture
@@ -69,20 +70,21 @@ def foreign(sharded: Store) -> Foreign:
 
 async def arm(foreign: Foreign, member: str, due: str, spec: str) -> list[Any]:
     prefix, _, timer_id = member.partition(":")
-    order = f"{prefix}\n{timer_id}\nerror\n{due}\n{spec}\n\n-"
+    order = f"{prefix} {timer_id} error {due} -\n{spec}\n"
     root = foreign.where(member)[0]
-    code, *answer = await foreign.call("arm", root, "an epoch", "0", "", order)
+    code, *answer = await foreign.call("arm", root, "an epoch 2", "2", "0", "", order)
     if code == b"foreign":
         await foreign.found(root, "an epoch")
-        code, *answer = await foreign.call("arm", root, "an epoch", "0", "", order)
+        code, *answer = await foreign.call("arm", root, "an epoch 2", "2", "0", "", order)
     return [code, *answer]
 
 
 async def test_a_timer_of_a_foreign_client_is_a_timer_like_any_other(sharded: Store, foreign: Foreign) -> None:
     code, told = await arm(foreign, "reminder:user-42", "+86400000", '{"payload":1}')
-    head, spec, progress = await foreign.record("reminder:user-42")
+    head, (spec, progress) = await foreign.record("reminder:user-42")
     assert (code, spec, progress) == (b"created", '{"payload":1}', "")
-    assert re.fullmatch(rf"1 s 1 0 0 0 1 {told.decode()} 0", head)
+    due, created = map(int, told.split())
+    assert head == (b"2 ", b"s", 1, 0, 0, 1, 0, created, due)
     (timer,) = await sharded.get([("reminder", "user-42")])
     assert timer is not None
     assert (timer.status, timer.payload) == (Status.SCHEDULED, 1)
@@ -93,16 +95,15 @@ async def test_a_foreign_client_reads_what_the_service_has_done(sharded: Store, 
     member = "reminder:user-1"
     shard = sharded.shard_of("reminder", "user-1")
     await arm(foreign, member, "+0", '{"payload":{"a":"ä"}}')
+    await sharded.identity.look()
     (timer,) = (
         await sharded.claim(
             shard, [("reminder", 1)], pod="pod-1", lease_ms=9000, cause="event", processors={"reminder": "log"}
         )
     ).timers
     await sharded.settle(shard, [an_end(timer, note="sent it")], pod="pod-1", retention_ms=1000)
-    head, spec, progress, started, ended = await foreign.record(member)
-    form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
-    assert (form, status, version, attempt, failures, occurrence, entries) == ("1", "c", "3", "1", "0", "1", "2")
-    assert (int(token), int(due)) == (timer.token, int(created))
+    head, (spec, progress, started, ended) = await foreign.record(member)
+    assert head == (b"2 ", b"c", 3, 1, 0, 1, timer.token, timer.created_ms, timer.created_ms)
     assert (json.loads(spec), progress) == ({"payload": {"a": "ä"}}, "")
     assert re.fullmatch(r"\d{13} r 1 pod-1 \d+ log event", started)
     assert re.fullmatch(r"\d{13} c 1 pod-1 - - completed sent it", ended)
@@ -113,7 +114,7 @@ async def test_a_foreign_client_cancels(sharded: Store, foreign: Foreign) -> Non
     await arm(foreign, member, "+86400000", "{}")
     root = foreign.where(member)[0]
     code, record = await foreign.call("cancel", root, "0", "reminder", "user-7", "", "")
-    assert (code, record.split(b" ")[1]) == (b"cancelled", b"x")
+    assert (code, record[:3]) == (b"cancelled", b"2 x")
     code, record = await foreign.call("cancel", root, "0", "reminder", "none", "", "")
     assert (code, record) == (b"missing", None)
 
@@ -128,12 +129,16 @@ async def test_a_foreign_pod_runs_a_timer(sharded: Store, foreign: Foreign) -> N
     queue = "reminder remind 10"
     more, claimed, bad, denied, newer = await foreign.call("claim", root, "pod-x", "30000", "event", "", queue)
     assert (more, bad, denied, newer, claimed[:2]) == ([], [], [], [], [b"reminder", b"user-3"])
-    token = claimed[2].split(b" ")[3].decode()
-    assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", token) == [[]]
-    head = claimed[2].decode().split("\n")[0].split(" ")
-    end = "\n".join(("reminder", "user-3", token, "c", head[7], "1", "0", "1", "", "", "1+0+20", "", "completed sent"))
-    assert await foreign.call("settle", root, "pod-x", "", end) == [b"settled"]
-    assert await foreign.call("settle", root, "pod-x", "", end) == [b"already"]
+    form, _, version, *counts, token, created, due = HEAD.unpack(claimed[2][:43])
+    assert await foreign.call("extend", root, "pod-x", "30000", "reminder", "user-3", str(token)) == [[]]
+    record = HEAD.pack(form, b"c", version + 1, *counts, token, created, due) + claimed[2][43:]
+    end = b"reminder user-3 - c 1 pod-x 1+0+20 - completed sent\n" + record
+    assert await foreign.call("settle", root, "", end) == [b"settled"]
+    assert await foreign.call("settle", root, "", end) == [b"already"]
+    (ended,) = await sharded.get([("reminder", "user-3")])
+    assert ended is not None
+    assert [entry.note for entry in ended.history] == ["sent", "event", "created"]
+    assert ended.history[0].run_ms == 20
     assert next_look == b"" or int(next_look) > 0
 
 

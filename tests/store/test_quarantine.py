@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conservation import state_of
+from tests.records import divided
 from tests.store.acts import (
     LEASE_MS,
     OTHER,
@@ -32,7 +33,10 @@ A_BAD_HEAD = {
     "an unknown status": (b"1 z 1 0 0 0 1 1000 1000 0\n{}\n", "not a record"),
     "a due time beyond all time": (b"1 s 1 0 0 0 1 99999999999999 1000 0\n{}\n", "not a record"),
     "a creation beyond all time": (b"1 s 1 0 0 0 1 1000 " + b"9" * 5000 + b" 0\n{}\n", "not a record"),
-    "a format that never was": (b"0 s 1 0 0 0 1 1000 1000 0\n{}\n", "record format 0, this service knows 1"),
+    "a format that never was": (b"0 s 1 0 0 0 1 1000 1000 0\n{}\n", "record format 0, this service knows 1 to 2"),
+    "half a head": (b"2 s" + bytes(39), "not a record"),
+    "an unknown status in a head": (b"2 z" + bytes(40) + b"{}\n", "not a record"),
+    "a due time beyond all time in a head": (b"2 s" + bytes(32) + b"\xff" * 8 + b"{}\n", "not a record"),
 }
 """Kind of damage → the record, the reason."""
 
@@ -63,10 +67,8 @@ async def damage(store: Store, record: bytes | None, timer_id: str = "bad") -> N
 async def spoil(store: Store, body: tuple[bytes, bytes], timer_id: str = "bad") -> None:
     """Replace a record's spec and progress."""
     member = f"{PREFIX}:{timer_id}"
-    raw = await store.connections.commands.hget(bucket_of(member), member)
-    assert isinstance(raw, bytes)
-    head, _, _, *history = raw.split(b"\n")
-    await damage(store, b"\n".join([head, *body, *history]), timer_id)
+    head, (_, _, *history) = divided(await store.connections.commands.hget(bucket_of(member), member))
+    await damage(store, head + b"\n".join([*body, *history]), timer_id)
 
 
 async def three(store: Store) -> None:
@@ -166,11 +168,11 @@ async def test_an_unreadable_timer_can_be_cancelled_replaced_and_failed_again(st
 
 
 async def test_a_broken_line_of_the_history_stops_nothing(store: Store) -> None:
-    timer = await running(store, "bad")
+    await armed(store, "bad")
     raw = await store.connections.commands.hget(bucket_of(BAD), BAD)
     assert isinstance(raw, bytes)
-    *body, entry = raw.split(b"\n")
-    await damage(store, b"\n".join([*body, b"gibberish", b"9" * 20 + b" s 1 - - - changed", entry]))
+    await damage(store, b"\n".join([raw, b"gibberish", b"9" * 20 + b" s 1 - - - changed"]))
+    (timer,) = await claim(store)
     assert await settle(store, an_end(timer)) == ["settled"]
     assert [entry.note for entry in (await read(store, "bad")).history] == [
         "completed", "sweep", "unreadable entry", "unreadable entry", "created",

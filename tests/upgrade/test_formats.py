@@ -18,10 +18,11 @@ from timers.store import formats
 from timers.store.connect import connect
 from timers.store.store import Store
 
-LATER = b"2 the head of a later version\nand its body"
+NEXT = formats.READS + 1
+LATER = b"%d the head of a later version\nand its body" % NEXT
 REFUSED = {
-    "earlier": "the db holds records of format 2; this version knows 1",
-    "newer": "by version 9.9; this version reads formats up to 1. Use version 9.9, or a later one",
+    "earlier": f"the db holds records of format {NEXT}; this version knows 1",
+    "newer": f"by version 9.9; this version reads formats up to {formats.READS}. Use version 9.9, or a later one",
 }
 
 
@@ -42,8 +43,8 @@ def version(request: pytest.FixtureRequest, earlier: Version, newer: Version) ->
 
 @pytest.fixture
 async def later(server: ServerHandle, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
-    """This process at the db, as a later version that reads format 2."""
-    monkeypatch.setattr(formats, "READS", 2)
+    """This process at the db, as a later version that reads the next format."""
+    monkeypatch.setattr(formats, "READS", NEXT)
     store = await open_store(connect(server.url))
     yield store
     await store.connections.close()
@@ -51,7 +52,7 @@ async def later(server: ServerHandle, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 async def raise_the_db(later: Store) -> None:
     await later.identity.look()
-    await later.identity.raise_format(2, "9.9")
+    await later.identity.raise_format(NEXT, "9.9")
 
 
 def bucket_of(member: str) -> str:

@@ -150,6 +150,8 @@ async def test_two_versions_on_one_db(
     first, second = (earlier, newer) if direction == "upgrade" else (newer, earlier)
     async with receiving() as receiver, Redis.from_url(server.url) as redis, TimerClient(server.url) as client:
         site.settings["TIMERS_HOOKS"] = f"completed+cancelled@plain={receiver.url}/"
+        if first is newer:  # which would make a db of the newest format
+            await leave(await site.pod(earlier))
         key, one = await asyncio.gather(site.key(first, "--pending", "200", "--rate", "1000/s"), site.pod(first))
         await one.take(key)
         await make(one, site, redis, "a")

@@ -1,20 +1,23 @@
 """Owns the record's form in Redis: text that a script can take apart without decoding JSON, and the Timer that it
 stands for.
 
-A record is lines: a head of ten fields, the spec (JSON), the progress (JSON or nothing), and the history, oldest first.
+A record is a head of numbers, the spec (JSON), the progress (JSON or nothing), and the history, oldest first.
 PROTOCOL.md describes the fields.
 """
 
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, overload
 
+from timers.core.decide import Transition
 from timers.core.durations import parse_ms, parse_time
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 from timers.core.shapes import HISTORY_LIMIT
 from timers.core.strict import encode
+from timers.store.formats import READS
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",
@@ -36,12 +39,16 @@ NOTE_LIMIT_CHARACTERS: Final = 1200
 NOTE_READ_CHARACTERS: Final = 5 * NOTE_LIMIT_CHARACTERS
 """How much of a note is read: cleaning megabytes would take longer than running the timer."""
 
-TIME_DIGITS: Final = 13
-"""Digits of epoch ms, until the year 2286; as in lua/common.lua."""
+_HEAD: Final = struct.Struct(">2scIIIIQQQ")
+_TWO: Final = b"2 "
+"""Of format 2: `2 `, the status's letter, version, attempt, failures, occurrence, token, creation and due time."""
+
+LATEST_MS: Final = 10**13
+"""The year 2286: no time has more digits. As in lua/common.lua."""
 
 _DECODER: Final = json.JSONDecoder()
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error)
 _CHECKED: Final = frozenset(("tags", "retry", "repeat", "missed", "timeout"))
 
 
@@ -125,38 +132,84 @@ def readable(prefix: str, timer_id: str, raw: bytes, lease: Lease | None = None)
 
 
 def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Timer:
-    head, spec, rest = raw.decode().split("\n", 2)
-    progress, *lines = rest.split("\n")
-    form, status, version, token, attempt, failures, occurrence, due, created, entries = head.split(" ")
-    if form != "1":
-        raise ValueError(f"format {form}, this service knows 1")
-    created_ms = _ms(created)
-    updated_ms = _ms(lines[-1].partition(" ")[0]) if lines else created_ms
+    if raw.startswith(_TWO):
+        _, letter, version, attempt, failures, occurrence, token, created_ms, due_ms = _HEAD.unpack_from(raw)
+        status, body = letter.decode(), raw[_HEAD.size :]
+    else:
+        head, _, body = raw.partition(b"\n")
+        form, status, *numbers = head.decode().split(" ")
+        if form != "1":
+            raise ValueError(f"format {form}, this service knows 1 to {READS}")
+        version, token, attempt, failures, occurrence, due_ms, created_ms, _ = map(int, numbers)
+    if b"\n" not in body:
+        raise ValueError("no progress")
+    spec, progress, history = _parts(body)
     # By position, because keywords take twice as long, and every run decodes a record.
     return Timer(
         prefix,
         timer_id,
         STATUSES[status],
-        _ms(due),
-        int(version),
-        int(token),
-        int(attempt),
-        int(failures),
-        int(occurrence),
-        created_ms,
-        updated_ms,
-        _spec(spec),
+        _ms(due_ms),
+        version,
+        token,
+        attempt,
+        failures,
+        occurrence,
+        _ms(created_ms),
+        _ms(int(history[history.rfind(b"\n") + 1 :].partition(b" ")[0])) if history else created_ms,
+        _spec(spec.decode()),
         _progress(progress) if progress else NO_PROGRESS,
         lease,
-        StoredHistory(created_ms, int(entries), lines),
+        StoredHistory(created_ms, version, spec, history),
     )
 
 
-def _ms(text: str) -> int:
+def _parts(body: bytes) -> tuple[bytes, bytes, bytes]:
+    """The spec, the progress, and the history with a line break before each entry."""
+    spec, _, rest = body.partition(b"\n")
+    progress, line_break, history = rest.partition(b"\n")
+    return spec, progress, line_break + history
+
+
+def _ms(number: int) -> int:
     """A time in a record. More digits are not a time and could not be shown."""
-    if len(text) > TIME_DIGITS:
-        raise ValueError(f"{text[:TIME_DIGITS]}… is no time")
-    return int(text)
+    if number >= LATEST_MS:
+        raise ValueError(f"{number} is no time")
+    return number
+
+
+def encode_body(spec: Mapping[str, Any], progress: Progress) -> str:
+    """What comes after the head of a new timer's record."""
+    return f"{encode_spec(spec)}\n{encode_progress(progress)}"
+
+
+def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: int) -> tuple[str, bytes]:
+    """The record of a timer whose run has ended, but for its newest history entry; and that entry, but for its time,
+    which the server knows. `timer` is as it was claimed."""
+    stored = timer.history
+    if not isinstance(stored, StoredHistory):
+        raise TypeError(f"{timer.key} was not read from a record")
+    # If the claim started nothing, its attempt is taken back. The next occurrence counts anew, but the entry belongs to
+    # this one.
+    attempt = after.attempt if after.occurrence == timer.occurrence else timer.attempt
+    letter, version = LETTERS[after.status], timer.version + 1
+    spec = stored.spec if after.spec is None else encode_spec(after.spec).encode()
+    body = b"%b\n%b%b" % (spec, encode_progress(after.progress).encode(), stored.latest(version - 1))
+    if form == 1:
+        numbers = (
+            version,
+            timer.token,
+            after.attempt,
+            after.failures,
+            after.occurrence,
+            after.due_ms,
+            timer.created_ms,
+        )
+        head = f"1 {letter} {' '.join(map(str, numbers))} {version - 1}\n".encode()
+    else:
+        counts = (version, after.attempt, after.failures, after.occurrence)
+        head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, after.due_ms)
+    return f"{letter} {attempt} {pod} {took} - {encode_cause(*after.cause)}", head + body
 
 
 def new_record(
@@ -177,30 +230,41 @@ def new_record(
         updated_ms=created_ms,
         spec=spec,
         progress=progress,
-        history=StoredHistory(created_ms, 0, []),
+        history=StoredHistory(created_ms, 1),
     )
 
 
 def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reason: str) -> Timer | None:
-    """The timer from a record's head alone."""
+    """The timer from a record's head alone; it keeps the rest as it is."""
     error = encode_progress(Progress(last_error={"type": "CorruptRecord", "reason": reason, "detail": ""}))
+    size = _HEAD.size if raw.startswith(_TWO) else raw.find(b"\n") + 1
     try:
-        return _decoded(prefix, timer_id, raw.partition(b"\n")[0] + f"\n{{}}\n{error}".encode(), lease)
+        timer = _decoded(prefix, timer_id, raw[:size] + f"{{}}\n{error}".encode(), lease)
     except _UNREADABLE:
         return None
+    spec, _, history = _parts(raw[size:])
+    return timer._replace(history=StoredHistory(timer.created_ms, timer.version, spec, history))
 
 
 class StoredHistory(Sequence[HistoryEntry]):
-    """A history, newest first, that is parsed when somebody reads it: most runs do not."""
+    """A history, newest first, that is parsed when somebody reads it: most runs do not. Keeps the text that the record
+    had: its spec, and the entries, each after a line break."""
 
-    __slots__ = ("_created_ms", "_entries", "_lines", "_read")
+    __slots__ = ("_created_ms", "_read", "_text", "_version", "spec")
 
-    def __init__(self, created_ms: int, entries: int, lines: list[str]) -> None:
-        self._created_ms, self._entries, self._lines = created_ms, entries, lines
+    def __init__(self, created_ms: int, version: int, spec: bytes = b"{}", text: bytes = b"") -> None:
+        self._created_ms, self._version, self.spec, self._text = created_ms, version, spec, text
         self._read: tuple[HistoryEntry, ...] | None = None
 
+    def latest(self, entries: int) -> bytes:
+        """The text with room for one more entry; the record then stands for so many changes."""
+        if entries < HISTORY_LIMIT:
+            return self._text
+        dropped = self._text.find(b"\n", 1)
+        return self._text[dropped:] if dropped > 0 else b""
+
     def __len__(self) -> int:
-        return len(self._lines) + 1
+        return self._text.count(b"\n") + 1
 
     def __iter__(self) -> Iterator[HistoryEntry]:
         return iter(self._parsed_line())
@@ -220,20 +284,20 @@ class StoredHistory(Sequence[HistoryEntry]):
 
     def _parsed_line(self) -> tuple[HistoryEntry, ...]:
         if self._read is None:
-            self._read = (*map(self._entry, reversed(self._lines)), self._first())
+            self._read = (*map(self._entry, reversed(self._text.split(b"\n")[1:])), self._first())
         return self._read
 
     def _first(self) -> HistoryEntry:
         """The creation, or the marker for older entries that were dropped."""
-        dropped = self._entries - len(self._lines)
-        if self._entries >= HISTORY_LIMIT:
-            return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "dropped", str(dropped + 1))
+        if self._version > HISTORY_LIMIT:
+            dropped = self._version - len(self) + 1
+            return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "dropped", str(dropped))
         return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "created")
 
-    def _entry(self, line: str) -> HistoryEntry:
+    def _entry(self, line: bytes) -> HistoryEntry:
         """History is for people: an entry that cannot be read says so and stops nothing."""
         try:
-            return _entry(line)
+            return _entry(line.decode())
         except (ValueError, KeyError):
             return HistoryEntry(self._created_ms, Status.SCHEDULED, 0, None, "unreadable entry")
 
@@ -244,7 +308,7 @@ def _entry(line: str) -> HistoryEntry:
     late_ms, *took = [None] if times == "-" else [int(ms) if ms else None for ms in times.split("+")]
     claim_ms, queue_ms, run_ms = (late_ms, *took) if took else (None, None, None)
     return HistoryEntry(
-        _ms(at),
+        _ms(int(at)),
         STATUSES[status],
         int(attempt),
         None if pod == "-" else pod,
@@ -289,7 +353,7 @@ def _check_policy(text: str) -> None:
     MissedPolicy.parse(spec.get("missed", "fire"))
 
 
-def _progress(text: str) -> Progress:
+def _progress(text: bytes) -> Progress:
     fields = json.loads(text)
     numbers = {name: fields[name] for name in ("slot", "anchor", "step", "occurrences", "first_due") if name in fields}
     if not all(isinstance(number, int) for number in numbers.values()):

@@ -11,7 +11,7 @@ from typing import Final
 
 from timers.errors import NewerFormat
 
-READS: Final = 1
+READS: Final = 2
 """The newest format that this version reads; as in lua/common.lua."""
 
 RAISE_AFTER_SECONDS: Final = 600.0

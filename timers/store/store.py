@@ -149,14 +149,16 @@ class Store:
             await self.identity.make()
         told: dict[int, tuple[Any, ...]] = {}
         for _ in range(FOUNDING_TRIES):
-            stamp = self.identity.stamp
+            stamp, form = self.identity.stamp, self.identity.writes
             batches = [
                 (shard, places[start : start + ARM_LIMIT])
                 for shard, places in self.by_shard(identities, told).items()
                 for start in range(0, len(places), ARM_LIMIT)
             ]
             calls = [
-                scripts.ScriptCall(name, keys.root(shard), [stamp, *head(places), *(lines[place] for place in places)])
+                scripts.ScriptCall(
+                    name, keys.root(shard), [stamp, form, *head(places), *(lines[place] for place in places)]
+                )
                 for shard, places in batches
             ]
             foreign: set[int] = set()
@@ -323,8 +325,8 @@ class Store:
     ) -> list[str]:
         """End runs. A retention of 0 removes completed timers at once, `keeps_failed` False failed ones. Codes in
         order: settled, already, fenced, missing."""
-        arguments: list[scripts.Argument] = [pod, ("" if retention_ms else "cx") + ("" if keeps_failed else "fu")]
-        arguments += [_settlement(settlement) for settlement in settlements]
+        arguments: list[scripts.Argument] = [("" if retention_ms else "cx") + ("" if keeps_failed else "fu")]
+        arguments += [_settlement(settlement, pod, self.identity.writes) for settlement in settlements]
         return [code.decode() for code in await self.run("settle", shard, arguments)]
 
     async def touch(self, shard: int, rank: int = 0) -> Touched:
@@ -429,19 +431,14 @@ def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_
 
 
 def _arming(a: Arming) -> str:
-    """Seven lines, since JSON has no raw line break. One argument for each timer, because redis-py spends more on an
-    argument than on its length."""
-    spec, progress = codec.encode_spec(a.spec), codec.encode_progress(a.progress)
-    return f"{a.prefix}\n{a.id}\n{a.if_exists}\n{a.due}\n{spec}\n{progress}\n{a.cause}"
+    """A line, and the record's body. One argument for each timer, because redis-py spends more on an argument than on
+    its length."""
+    return f"{a.prefix} {a.id} {a.if_exists} {a.due} {a.cause}\n{codec.encode_body(a.spec, a.progress)}"
 
 
-def _settlement(settlement: Settlement) -> str:
-    """Thirteen lines, as above."""
+def _settlement(settlement: Settlement, pod: str, form: int) -> bytes:
+    """A line, and the record as it is to be, as above."""
     timer, after = settlement.timer, settlement.transition
-    spec = "" if after.spec is None else codec.encode_spec(after.spec)
-    progress, said = codec.encode_progress(after.progress), codec.encode_cause(*after.cause)
     since = codec.encode_since(after.progress) if after.failures else ""
-    return (
-        f"{timer.prefix}\n{timer.id}\n{timer.token}\n{codec.LETTERS[after.status]}\n{after.due_ms}\n{after.attempt}\n"
-        f"{after.failures}\n{after.occurrence}\n{spec}\n{progress}\n{settlement.took}\n{since}\n{said}"
-    )
+    entry, record = codec.encode_end(timer, after, pod=pod, took=settlement.took, form=form)
+    return f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode() + record

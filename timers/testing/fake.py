@@ -4,6 +4,7 @@ It publishes no `expired` event, so the lab itself looks for what is due.
 """
 
 import hashlib
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,19 @@ def _sha1hex(value: bytes) -> bytes:
     return hashlib.sha1(value, usedforsecurity=False).hexdigest().encode()
 
 
+def _pack(form: bytes, *numbers: float) -> bytes:
+    return struct.pack(_python(form), *map(int, numbers))
+
+
+def _unpack(form: bytes, data: bytes, start: int) -> tuple[float, ...]:
+    return tuple(map(float, struct.unpack_from(_python(form), data, start - 1)))
+
+
+def _python(form: bytes) -> str:
+    """The form of a struct as Python writes it."""
+    return form.decode().replace("I4", "I").replace("I8", "Q")
+
+
 class _FakeConnections(Connections):
     """Connections without a socket that a line could take over."""
 
@@ -59,12 +73,14 @@ class _FakeConnections(Connections):
 
 
 def fake_connections(server: FakeServer | None = None) -> Connections:
-    """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex`, `redis.acl_check_cmd` and
-    the flags of scripts, so this adds them. Its user may do everything."""
+    """Connections to a fake server, by default an empty one. Its Lua lacks `redis.sha1hex`, `redis.acl_check_cmd`,
+    `struct` and the flags of scripts, so this adds them. Its user may do everything."""
     server = server or FakeServer()
     FakeRedis(server=server).eval("return 1", 0)
     lua: Any = vars(server)["_lua_runtime"]
     lua.eval("function(f) redis.sha1hex = f end")(_sha1hex)
-    lua.execute("redis.acl_check_cmd = function() return true end")
+    lua.execute("redis.acl_check_cmd = function() return true end; struct = {}")
+    lua.eval("function(pack, unpack) struct.pack, struct.unpack = pack, unpack end")(_pack, _unpack)
+    vars(server)["_lua_expected_globals"].add(b"struct")
     vars(server)["_lua_runtime"] = _FlaggedLua(lua)
     return _FakeConnections(FakeAsyncRedis(server=server), 0)

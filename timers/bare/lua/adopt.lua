@@ -2,7 +2,8 @@
 -- Copy bare keys into records. Such a timer waits: no claim takes it until `resolve` lets it go.
 --
 -- ARGV[2]  the db's epoch
--- ARGV[3…] one for each key, five lines: prefix, id, the deadline that `R:bare` had before the key was looked at (empty for
+-- ARGV[3]  format of a new record
+-- ARGV[4…] one for each key, five lines: prefix, id, the deadline that `R:bare` had before the key was looked at (empty for
 --          none), its deadline now, the spec made from its value
 -- Answer   {now, code, …}: `adopted`, `moved` (the key of a waiting timer was SET again), `running` (try again after the run),
 --          `stale` (`R:bare` has another deadline, or the deadline has passed; look again), `newer` (its record has a newer
@@ -22,9 +23,9 @@ local function adopt(prefix, id, known, deadline, spec)
   local moved = r and r.waits
   if r then leave(prefix, id, r) end
   local cause = moved and 'bare-set-again' or 'bare-adopted'
-  local life = new_life(prefix, r, deadline, spec, '', cause)
+  local life = new_life(prefix, r, tonumber(ARGV[3]), tonumber(deadline), spec .. '\n', cause)
   if not r then note(life, cause) end
-  schedule(prefix, id, deadline)
+  schedule(prefix, id, life.due)
   call('ZADD', root .. 'bare', deadline, member)
   life.status = 'w'
   write(member, life)
@@ -32,8 +33,8 @@ local function adopt(prefix, id, known, deadline, spec)
 end
 
 local answer = {text(now)}
-for i = 3, #ARGV do
-  answer[i - 1] = adopt(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d*)\n(%S+)\n(.*)$'))
+for i = 4, #ARGV do
+  answer[i - 2] = adopt(string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d*)\n(%S+)\n(.*)$'))
 end
 conclude()
 return answer

@@ -3,7 +3,8 @@
 -- that it heard: every pod hears each, and the first report makes the timer due.
 --
 -- ARGV[2]  the db's epoch
--- ARGV[3…] one for each key, five lines. After a look: prefix, id, its deadline under `R:bare`, what was found (`there`,
+-- ARGV[3]  format of a new record
+-- ARGV[4…] one for each key, five lines. After a look: prefix, id, its deadline under `R:bare`, what was found (`there`,
 --          `ending`: there until its deadline, `expired`, `deleted`, `lost-ttl`), the spec made from its value or nothing.
 --          Of an expiry: prefix, id, how often it was heard within COUNTED_MS, `heard`, ms until which all expiries were heard
 -- Answer   {now, code, …}: `due` (the timer can be claimed from its due time on). After a look also `waits` (its time has not
@@ -31,7 +32,7 @@ local function is_news(member, times, since, r)
     return tonumber(times) > tonumber(before)
   end
   if not at and r then
-    for ms in string.gmatch(r.rest, '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
+    for ms in string.gmatch(r.body, '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
   end
   return not at or tonumber(at) <= tonumber(since)
 end
@@ -40,7 +41,7 @@ end
 -- is so long that none is left, it counts as armed otherwise.
 local function came_from_key(r)
   local came = false
-  for cause in string.gmatch(r.rest, '\n%d+ %a %d+ %S+ %S+ %S+ (%S+)') do
+  for cause in string.gmatch(r.body, '\n%d+ %a %d+ %S+ %S+ %S+ (%S+)') do
     if cause == 'replaced' then came = false
     elseif string.sub(cause, 1, 5) == 'bare-' then came = true end
   end
@@ -53,7 +54,7 @@ local function heard(prefix, id, member, times, since)
   local r, _, newer = read_or_clear(prefix, id)
   if newer then return 'newer' end
   if r and r.waits then  -- its entry is lost
-    call('ZADD', root .. 'bare', r.due, member)
+    call('ZADD', root .. 'bare', text(r.due), member)
     return 'look'
   end
   if not is_news(member, times, since, r) then return 'known' end
@@ -64,9 +65,9 @@ local function heard(prefix, id, member, times, since)
     drop_trigger(prefix, id)
     leave(prefix, id, r)
   end
-  enqueue(prefix, id, text(now))
-  local cause = 'bare-expired ' .. text(now)
-  local life = new_life(prefix, r, text(now), '{}', '', cause)
+  enqueue(prefix, id, now)
+  local cause = 'bare-expired ' .. now_text
+  local life = new_life(prefix, r, tonumber(ARGV[3]), now, '{}\n', cause)
   if not r then note(life, cause) end
   write(member, life)
   return 'due'
@@ -89,7 +90,7 @@ local function looked(prefix, id, member, deadline, found, spec)
   if not waits then return 'forgotten' end
   leave(prefix, id, r)
   if found == 'ending' or found == 'expired' then
-    if found == 'expired' then r.due = text(math.min(deadline, now)) end
+    if found == 'expired' then r.due = math.min(deadline, now) end
     if spec ~= '' then set_body(r, spec, nil) end
     note(r, found == 'ending' and 'bare-due' or 'bare-expired ' .. r.due)
     schedule(prefix, id, r.due)
@@ -105,11 +106,11 @@ local function looked(prefix, id, member, deadline, found, spec)
 end
 
 local answer = {text(now)}
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local prefix, id, number, found, rest = string.match(ARGV[i], '^([^\n]*)\n([^\n]*)\n(%d+)\n(%S+)\n(.*)$')
   local member = member_of(prefix, id)
-  if found == 'heard' then answer[i - 1] = heard(prefix, id, member, number, rest)
-  else answer[i - 1] = looked(prefix, id, member, tonumber(number), found, rest) end
+  if found == 'heard' then answer[i - 2] = heard(prefix, id, member, number, rest)
+  else answer[i - 2] = looked(prefix, id, member, tonumber(number), found, rest) end
 end
 conclude()
 return answer

@@ -47,7 +47,7 @@ local function abandon_run(id)
   call('DEL', lease_key(member))
   call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then
-    r.token, r.failures = text(take_tokens(1)), text(r.failures + 1)
+    r.token, r.failures = take_tokens(1), r.failures + 1
     unhandled(id, member, r, 'lost-unserved')
   end
   ids[#ids + 1] = id

@@ -2,10 +2,11 @@
 -- Arm timers: for each, write record, due index and trigger key at once, or nothing.
 --
 -- ARGV[2]  the db's epoch
--- ARGV[3]  edit lock, ms
--- ARGV[4]  room that a quota leaves: how many may be armed that are not scheduled already; '' for no limit
--- ARGV[5…] one for each timer, seven lines: prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
---          `+<ms from now>`), spec, progress, cause for the history if it replaces
+-- ARGV[3]  format of a new record
+-- ARGV[4]  edit lock, ms
+-- ARGV[5]  room that a quota leaves: how many may be armed that are not scheduled already; '' for no limit
+-- ARGV[6…] one for each timer: a line of prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
+--          `+<ms from now>`) and the cause for the history if it replaces; then lines of the spec and the progress
 -- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only `<due> <created>`, because
 --          the caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked`, `newer` and `full`
 --          (the last six change nothing; `full` may have no record), `rights` (with what the user may not do as the record: nothing was
@@ -14,12 +15,12 @@
 
 if not carries(ARGV[2]) then return {text(now), 'foreign'} end
 
-local edit_lock = tonumber(ARGV[3])
+local format, edit_lock = tonumber(ARGV[3]), tonumber(ARGV[4])
 local answer = {text(now)}
 
-local room = tonumber(ARGV[4])
+local room = tonumber(ARGV[5])
 
-local function arm(prefix, id, if_exists, due, spec, progress, said)
+local function arm(prefix, id, if_exists, due, said, body)
   local member = member_of(prefix, id)
   local r, raw, newer = read_or_clear(prefix, id)
   if newer then return 'newer', raw end
@@ -35,16 +36,15 @@ local function arm(prefix, id, if_exists, due, spec, progress, said)
   if room and not (r and r.status == 's') then room = room - 1 end
   if r then leave(prefix, id, r) end
   enqueue(prefix, id, due)
-  local life = new_life(prefix, r, due, spec, progress, said)
+  local life = new_life(prefix, r, format, due, body, said)
   raw = write(member, life)
   if r then return 'replaced', raw end
   return 'created', due .. ' ' .. life.created
 end
 
-local LINES = '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$'
-for i = 5, #ARGV do
-  local prefix, id, if_exists, due, spec, progress, said = string.match(ARGV[i], LINES)
-  local code, raw = arm(prefix, id, if_exists, due_of(due), spec, progress, said)
+for i = 6, #ARGV do
+  local prefix, id, if_exists, due, said, body = string.match(ARGV[i], '^(%S+) (%S+) (%S+) (%S+) ([^\n]*)\n()')
+  local code, raw = arm(prefix, id, if_exists, due_of(due), said, string.sub(ARGV[i], body))
   answer[#answer + 1] = code
   answer[#answer + 1] = raw
 end

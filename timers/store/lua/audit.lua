@@ -32,14 +32,14 @@ local function bucket_key(number) return root .. 'rec:' .. string.format('%02x',
 local function check_scheduled(prefix, id, member, r)
   if r.waits and not score_in(root .. 'bare', member) then
     tell_of('bare')
-    if mends then call('ZADD', root .. 'bare', r.due, member) end
+    if mends then call('ZADD', root .. 'bare', text(r.due), member) end
   end
-  if r.failures ~= '0' and not score_in(finished_key('t', prefix), id) then
+  if r.failures ~= 0 and not score_in(finished_key('t', prefix), id) then
     tell_of('retrying')
     if mends then begin_retrying(prefix, id, text(now)) end
   end
   local score = score_in(queue_key(prefix), id)
-  if score and math.floor(score) == tonumber(r.due) then return end
+  if score and math.floor(score) == r.due then return end
   tell_of('due')
   if not mends then return end
   call('ZREM', queue_key(prefix), id)
@@ -110,7 +110,7 @@ end
 
 local function check_entry(key, prefix, id, member, status)
   local r, trouble, raw = read(member)
-  if r and (r.status == status or status == 't' and r.status == 's' and r.failures ~= '0') then return end
+  if r and (r.status == status or status == 't' and r.status == 's' and r.failures ~= 0) then return end
   if not r and newer_format(raw) then return end
   tell_of(r and 'left over' or 'no record')
   if not mends then return end

@@ -17,7 +17,7 @@ local r, _, raw = read(member)
 
 local function refused_with()
   if not r then return newer_format(raw) and 'newer' or 'missing' end
-  if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
+  if ARGV[5] ~= '' and tonumber(ARGV[5]) ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
   if r.status == 's' and locked(r, tonumber(ARGV[2])) then return 'locked' end
   if r.status ~= 's' and r.status ~= 'x' and not purge then return 'finished' end
@@ -44,6 +44,6 @@ local refusal = r.status == 's' and drop_trigger(prefix, id)
 if refusal then return {text(now), 'rights', refusal} end
 if r.status == 's' then raw = cancel() end
 if purge or forget then forget_it() end
-if purge then tell(member, r, 'purged') end
+if purge then tell(member, r, 'purged', raw) end
 conclude()
 return {text(now), purge and 'purged' or 'cancelled', raw}

@@ -13,7 +13,7 @@
 
 local pod, lease_ms, cause, in_order = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= ''
 local more, claimed, bad, newer = {}, {}, {}, {}
-local leases, denied = {}, {}
+local leases, denied, lease_end = {}, {}, text(now + lease_ms)
 
 local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
@@ -33,17 +33,17 @@ local function claim_one(prefix, id, token, processor)
     call('ZREM', queue_key(prefix), id)
     return false
   end
-  if tonumber(r.due) > now then
+  if r.due > now then
     -- A stranger changed the score. The record is the truth.
     call('ZREM', queue_key(prefix), id)
     schedule(prefix, id, r.due)
     return false
   end
-  if not take_lease(member, pod, token, lease_ms) then return false end
+  if not take_lease(member, pod, text(token), lease_ms) then return false end
   end_retrying(prefix, id, r)
-  r.status, r.token, r.attempt = 'r', token, text(r.attempt + 1)
-  note(r, cause, pod, text(now - r.due), processor)
-  leases[#leases + 1] = text(now + lease_ms)
+  r.status, r.token, r.attempt = 'r', token, r.attempt + 1
+  note(r, cause, pod, now - r.due, processor)
+  leases[#leases + 1] = lease_end
   leases[#leases + 1] = member
   claimed[#claimed + 1] = prefix
   claimed[#claimed + 1] = id
@@ -81,7 +81,7 @@ end
 local function take(prefix, processor, ids, has_more, token)
   local gone, left = {}, #newer
   for i, id in ipairs(ids) do
-    if claim_one(prefix, id, text(token + i), processor) then gone[#gone + 1] = id end
+    if claim_one(prefix, id, token + i, processor) then gone[#gone + 1] = id end
   end
   if #gone > 0 then call('ZREM', queue_key(prefix), unpack(gone)) end
   -- Whoever is told of more asks again at once, and would get the same batch if all of it had to be left.

@@ -9,8 +9,8 @@
 
 local WAKE_HORIZON_MS = 30000    -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
-local TIME_DIGITS = 13           -- of epoch ms, until the year 2286
-local NEWEST_FORMAT = 1          -- of records, that this version reads; as in formats.py
+local TIME_DIGITS, LATEST = 13, 1e13  -- of epoch ms, until the year 2286
+local NEWEST_FORMAT = 2          -- of records, that this version reads; as in formats.py
 local ORDINALS = 1024            -- binary fractions of a millisecond: they keep the order of arming within one millisecond
 
 local root = KEYS[1]
@@ -47,6 +47,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_us = time[1] * 1000000 + time[2]
 
 local function text(number) return string.format('%d', number) end
+local now_text = text(now)
 
 -- Whether the shard belongs to the db that the caller knows. A script that makes a new timer asks this first: if the db was
 -- emptied and made again with another number of shards, the timer belongs to another shard.
@@ -68,7 +69,7 @@ end
 -- Epoch ms of a due time given as `@<epoch ms>` or `+<ms from now>`.
 local function due_of(spec)
   local ms = tonumber(string.sub(spec, 2))
-  return text(string.sub(spec, 1, 1) == '+' and now + ms or ms)
+  return string.byte(spec) == 43 and now + ms or ms
 end
 
 -- Keys. `member` is `<prefix>:<id>`; a prefix has no colon, so the first colon divides it.
@@ -81,18 +82,48 @@ local function lease_key(member) return root .. 'lease:' .. member end
 local function finished_key(status, prefix)
   return root .. (status == 't' and 'retrying:' or 'finished:' .. status .. ':') .. prefix
 end
-local function record_key(member) return root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
+local buckets = {}               -- hashing a member costs as much as a command
+local function record_key(member)
+  local bucket = buckets[member]
+  if not bucket then
+    bucket = root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2)
+    buckets[member] = bucket
+  end
+  return bucket
+end
 
--- The record: `<format> <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <entries>`, then
--- after newlines the spec (JSON), the progress (JSON or nothing) and the history, oldest first. JSON is never decoded here.
+-- The record: a head, then the spec (JSON), and after newlines the progress (JSON or nothing) and the history, oldest first. JSON
+-- is never decoded here. The head of format 2 has 43 bytes: `2 `, the status, and numbers, the highest byte first: version, attempt,
+-- failures and occurrence of 4 bytes, token, creation and due time of 8. That of format 1 is a line of text, with one number more:
+-- `1 <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <version - 1>`. A record keeps its format here;
+-- only what a pod writes anew, at `arm` and `settle`, has the newest that all pods read.
+local HEAD, HEAD_BYTES = '>I4I4I4I4I8I8I8', 43
+local LETTERS = 'swrcfux'
+local TEXT = '^1 (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+\n()'
+
+local function parse_text(raw)
+  local status, version, token, attempt, failures, occurrence, due, created, body = string.match(raw, TEXT)
+  if not status or #due > TIME_DIGITS or #created > TIME_DIGITS then
+    local format = string.match(raw, '^(%d+) ')
+    return nil, format and format ~= '1' and 'record format ' .. format .. ', this service knows 1 to ' .. NEWEST_FORMAT or 'not a record'
+  end
+  return {format = 1, status = status, version = tonumber(version), attempt = tonumber(attempt), failures = tonumber(failures),
+          occurrence = tonumber(occurrence), token = tonumber(token), created = tonumber(created), due = tonumber(due),
+          body = string.sub(raw, body)}
+end
+
+local function parse_head(raw)
+  if #raw < HEAD_BYTES then return nil, 'not a record' end
+  local r = {format = 2, status = string.sub(raw, 3, 3), body = string.sub(raw, HEAD_BYTES + 1)}
+  r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due = struct.unpack(HEAD, raw, 4)
+  if r.due >= LATEST or r.created >= LATEST then return nil, 'not a record' end
+  return r
+end
+
 local function parse(raw)
   if not raw then return nil, 'no record' end
-  local r = {}
-  local format
-  format, r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest =
-    string.match(raw, '^(%d+) ([swrcfux]) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)\n(.*)$')
-  if not format or #r.due > TIME_DIGITS or #r.created > TIME_DIGITS then return nil, 'not a record' end
-  if format ~= '1' then return nil, 'record format ' .. format .. ', this service knows ' .. NEWEST_FORMAT end
+  local r, trouble = (string.sub(raw, 1, 2) == '2 ' and parse_head or parse_text)(raw)
+  if not r or not string.find(LETTERS, r.status, 1, true) then return nil, trouble or 'not a record' end
   -- `w` is scheduled, but also waits for its bare key: no claim takes it. Any change of the timer lets it go.
   r.waits = r.status == 'w'
   if r.waits then r.status = 's' end
@@ -106,18 +137,18 @@ local function newer_format(raw)
   return format and format > NEWEST_FORMAT and format or nil
 end
 
--- A parsed record keeps the bucket it came from: hashing a member costs as much as a command.
 local function read(member)
-  local bucket = record_key(member)
-  local raw = call('HGET', bucket, member)
+  local raw = call('HGET', record_key(member), member)
   local r, trouble = parse(raw)
-  if r then r.bucket = bucket end
   return r, trouble, raw
 end
 
 local function encode(r)
-  return string.format('1 %s %s %s %s %s %s %s %s %s\n%s',
-    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.entries, r.rest)
+  if r.format == 2 then
+    return '2 ' .. r.status .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due) .. r.body
+  end
+  return string.format('1 %s %d %d %d %d %d %d %d %d\n%s',
+    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1, r.body)
 end
 
 -- Whether a hook asks for an event of a prefix.
@@ -136,7 +167,7 @@ end
 -- service's own timers, `timers.…`, because they are the calls.
 local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
 local hooks = nil
-local function post(member, r, said)
+local function post(member, r, said, raw)
   hooks = hooks or call('HKEYS', root .. 'hooks')
   if #hooks == 0 or string.sub(member, 1, 7) == 'timers.' then return end
   -- Events by cause, where the status does not tell them; '' means no event.
@@ -147,45 +178,45 @@ local function post(member, r, said)
   local outbox = root .. 'outbox'
   local waiting = call('XLEN', outbox)
   if waiting >= OUTBOX_LIMIT then return call('INCRBY', root .. 'unposted', 1) end
-  call('XADD', outbox, '*', 'event', letter, 'timer', member, 'record', encode(r))
+  call('XADD', outbox, '*', 'event', letter, 'timer', member, 'record', raw)
   if waiting == 0 then publish(ARGV[1], tag .. ' outbox') end
 end
 
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
 local watched = true
-local function tell(member, r, said)
-  post(member, r, said)
+local function tell(member, r, said, raw)
+  post(member, r, said, raw)
   if not watched then return end
-  local event = table.concat({member, r.status, r.version, r.attempt, r.due, text(now), r.processor or '-', said}, '\n')
+  local event = table.concat({member, r.status, r.version, r.attempt, text(r.due), now_text, r.processor or '-', said}, '\n')
   watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
 end
 
-local function write(member, r)
-  local raw = encode(r)
-  call('HSET', r.bucket or record_key(member), member, raw)
-  tell(member, r, r.said or 'created')
+local function put(member, r, said, raw)
+  call('HSET', record_key(member), member, raw)
+  tell(member, r, said, raw)
   return raw
 end
 
+local function write(member, r) return put(member, r, r.said or 'created', encode(r)) end
+
 -- Replace the spec and/or the progress; nil keeps what is there.
 local function set_body(r, spec, progress)
-  local old_spec, old_progress, history = string.match(r.rest, '^([^\n]*)\n([^\n]*)(.*)$')
-  r.rest = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
+  local old_spec, old_progress, history = string.match(r.body, '^([^\n]*)\n([^\n]*)(.*)$')
+  r.body = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
 end
 
 -- Add a history entry: `said` is a cause (timers/core/causes.py) and, after a space, what only this entry knows. A start also
 -- has a pod, a lateness and a processor; an end has in the place of the lateness how long claiming, waiting and running took.
--- Every change of a record goes through here, so each change raises the version.
+-- Every change of a record has an entry, so each change raises the version.
 local function note(r, said, pod, lateness, processor)
   r.said, r.processor = said, processor
-  r.version = text(r.version + 1)
-  r.entries = text(r.entries + 1)
-  if tonumber(r.entries) > HISTORY_STORED then
-    local body, history = string.match(r.rest, '^([^\n]*\n[^\n]*)(.*)$')
-    r.rest = body .. string.sub(history, string.find(history, '\n', 2, true) or #history + 1)
+  r.version = r.version + 1
+  if r.version > HISTORY_STORED + 1 then
+    local body, history = string.match(r.body, '^([^\n]*\n[^\n]*)(.*)$')
+    r.body = body .. string.sub(history, string.find(history, '\n', 2, true) or #history + 1)
   end
-  r.rest = r.rest .. '\n' .. table.concat(
-    {text(now), r.status, r.attempt, pod or '-', lateness or '-', processor or '-', said}, ' ')
+  r.body = r.body .. '\n' .. now_text .. ' ' .. r.status .. ' ' .. r.attempt .. ' ' .. (pod or '-') .. ' ' .. (lateness or '-') .. ' '
+    .. (processor or '-') .. ' ' .. said
 end
 
 -- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
@@ -239,15 +270,15 @@ end
 -- creation in it, ever comes again.
 local birth = nil
 local function creation()
-  birth = birth or text(math.max(now, math.floor(newest_token() / 1000)))
+  birth = birth or math.max(now, math.floor(newest_token() / 1000))
   return birth
 end
 
 -- Remove a record. A token is nearly always behind the millisecond in which its timer was created; else the newest one is made so.
 local function remove(member, r)
-  call('HDEL', r.bucket, member)
+  call('HDEL', record_key(member), member)
   local after = (r.created + 1) * 1000
-  if r.token ~= '0' and tonumber(r.token) < after and newest_token() < after then
+  if r.token ~= 0 and r.token < after and newest_token() < after then
     call('SET', root .. 'token', text(after))
   end
 end
@@ -266,21 +297,21 @@ end
 
 -- Call it for a scheduled timer that is about to be anything else, while its record still has its failures.
 local function end_retrying(prefix, id, r)
-  if r.failures ~= '0' and call('ZREM', finished_key('t', prefix), id) == 1 then refresh_retrying(prefix) end
+  if r.failures ~= 0 and call('ZREM', finished_key('t', prefix), id) == 1 then refresh_retrying(prefix) end
 end
 
--- A record that is armed anew. It is scheduled and keeps the timer's token, because tokens only grow. If the last occurrence
--- has started, it is the next one; otherwise one idempotency key would stand for two different runs.
-local function new_life(prefix, r, due, spec, progress, said)
+-- A record that is armed anew, in a format if there is none. It is scheduled and keeps the timer's token, because tokens only
+-- grow. If the last occurrence has started, it is the next one; otherwise one idempotency key would stand for two different runs.
+local function new_life(prefix, r, format, due, body, said)
   if not r then
     count('s', prefix, 1)
-    return {status = 's', version = '1', token = '0', attempt = '0', failures = '0', occurrence = '1', due = due,
-            created = creation(), entries = '0', rest = spec .. '\n' .. progress}
+    return {format = format, status = 's', version = 1, token = 0, attempt = 0, failures = 0, occurrence = 1, due = due,
+            created = creation(), body = body}
   end
-  if r.attempt ~= '0' then r.occurrence = text(r.occurrence + 1) end
+  if r.attempt ~= 0 then r.occurrence = r.occurrence + 1 end
   recount(r.status, 's', prefix)
-  r.status, r.attempt, r.failures, r.due = 's', '0', '0', due
-  set_body(r, spec, progress)
+  r.status, r.attempt, r.failures, r.due = 's', 0, 0, due
+  set_body(r, string.match(body, '^([^\n]*)\n([^\n]*)$'))
   note(r, said)
   return r
 end
@@ -303,16 +334,32 @@ local function take_lease(member, pod, token, lease_ms)
   return true
 end
 
--- Put a timer into the due index, behind all others of the same millisecond.
+-- Put a timer into the due index, behind all others of the same millisecond. The entries of a queue are written together, by
+-- `flush`.
+local entries = {}
 local function enqueue(prefix, id, due)
-  local queue = queue_key(prefix)
-  local score = tonumber(due)
-  local last = call('ZREVRANGEBYSCORE', queue, '(' .. text(score + 1), text(score), 'WITHSCORES', 'LIMIT', '0', '1')
-  if last[2] then score = math.min(tonumber(last[2]) + 1 / ORDINALS, score + 1 - 1 / ORDINALS) end
-  local exact = score % 1 == 0 and text(score) or string.format('%.17g', score)
+  local queue = entries[prefix]
+  if not queue then
+    queue = {first = math.huge, last = {}}
+    entries[prefix] = queue
+  end
+  local last = queue.last[due]
+    or tonumber(call('ZREVRANGEBYSCORE', queue_key(prefix), '(' .. text(due + 1), text(due), 'WITHSCORES', 'LIMIT', '0', '1')[2])
+  local score = last and math.min(last + 1 / ORDINALS, due + 1 - 1 / ORDINALS) or due
+  queue.last[due] = score
+  queue.first = math.min(queue.first, score)
+  queue[#queue + 1] = score % 1 == 0 and text(score) or string.format('%.17g', score)
+  queue[#queue + 1] = id
+end
+
+local function flush(prefix)
+  local queue = entries[prefix]
+  if not queue then return end
+  entries[prefix] = nil
   -- An entry that is there already belongs to a lost record and is still counted.
-  if call('ZADD', queue, exact, id) == 0 then count('s', prefix, -1) end
-  call('ZADD', heads_key(prefix), 'LT', exact, prefix)
+  local known = #queue / 2 - call('ZADD', queue_key(prefix), unpack(queue))
+  if known > 0 then count('s', prefix, -known) end
+  call('ZADD', heads_key(prefix), 'LT', string.format('%.17g', queue.first), prefix)
 end
 
 -- The deadline of a bare key that the shard knows; nil if it knows none. A score that is no time is a stranger's, and goes.
@@ -333,9 +380,8 @@ end
 
 -- Set the trigger key, never with a deadline in the past. Answers as `refused`.
 local function set_trigger(prefix, id, due)
-  local ms = tonumber(due)
-  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(ms, now + 1)))
-  if not refusal and (not earliest or ms < earliest) then earliest = ms end
+  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(due, now + 1)))
+  if not refusal and (not earliest or due < earliest) then earliest = due end
   return refusal
 end
 
@@ -353,6 +399,7 @@ local function leave(prefix, id, r)
     call('ZREM', finished_key(r.status, prefix), id)
     return
   end
+  flush(prefix)
   call('ZREM', queue_key(prefix), id)
   end_retrying(prefix, id, r)
   refresh_head(prefix)
@@ -381,6 +428,7 @@ end
 
 -- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look.
 local function conclude()
+  for prefix in pairs(entries) do flush(prefix) end
   for prefix, by_status in pairs(tallies) do tally(prefix, by_status) end
   if earliest and earliest <= now + WAKE_HORIZON_MS then
     publish(ARGV[1], tag .. ' ' .. text(earliest))

@@ -10,11 +10,11 @@
 local pod, lease_ms = ARGV[2], ARGV[3]
 local lost = {}
 for i = 4, #ARGV, 3 do
-  local member, token = member_of(ARGV[i], ARGV[i + 1]), ARGV[i + 2]
+  local member, token = member_of(ARGV[i], ARGV[i + 1]), tonumber(ARGV[i + 2])
   local r = read(member)
   if r and r.status == 'r' and r.token == token then
     if call('PEXPIRE', lease_key(member), lease_ms) == 0 then
-      call('SET', lease_key(member), pod .. ' ' .. token, 'PX', lease_ms)
+      call('SET', lease_key(member), pod .. ' ' .. text(token), 'PX', lease_ms)
     end
     call('ZADD', root .. 'leases', text(now + lease_ms), member)
   else

@@ -8,8 +8,8 @@ local answer, bytes = {}, 0
 local found = call('ZRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'REV', 'WITHSCORES')
 for i = 1, #found, 2 do
   if bytes > tonumber(ARGV[5]) then break end
-  local raw = call('HGET', record_key(member_of(ARGV[3], found[i])), member_of(ARGV[3], found[i])) or ''
-  local progress = not newer_format(raw) and string.match(raw, '^[^\n]*\n[^\n]*\n([^\n]*)') or ''
+  local r = read(member_of(ARGV[3], found[i]))
+  local progress = r and string.match(r.body, '^[^\n]*\n([^\n]*)') or ''
   bytes = bytes + #progress
   answer[#answer + 1] = found[i]
   answer[#answer + 1] = found[i + 1]

@@ -18,7 +18,7 @@ local r, _, raw = read(member)
 
 local function refused_with()
   if not r then return newer_format(raw) and 'newer' or 'missing' end
-  if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
+  if ARGV[5] ~= '' and tonumber(ARGV[5]) ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
   if r.status == 's' then return 'scheduled' end
   if r.status == 'c' and ARGV[6] ~= 'completed' then return 'completed' end
@@ -31,8 +31,8 @@ local from, due = r.status, due_of(ARGV[4])
 local refusal = set_trigger(prefix, id, due)
 if refusal then return {text(now), 'rights', refusal} end
 call('ZREM', finished_key(from, prefix), id)
-if from == 'c' then r.occurrence, r.attempt = text(r.occurrence + 1), '0' end
-r.status, r.failures, r.due = 's', '0', due
+if from == 'c' then r.occurrence, r.attempt = r.occurrence + 1, 0 end
+r.status, r.failures, r.due = 's', 0, due
 if ARGV[9] and ARGV[9] ~= '-' then set_body(r, nil, ARGV[9]) end
 note(r, ARGV[7])
 enqueue(prefix, id, due)

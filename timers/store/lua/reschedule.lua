@@ -17,7 +17,7 @@ local r, _, raw = read(member)
 
 local function refused_with()
   if not r then return newer_format(raw) and 'newer' or 'missing' end
-  if ARGV[5] ~= '' and ARGV[5] ~= r.version then return 'version' end
+  if ARGV[5] ~= '' and tonumber(ARGV[5]) ~= r.version then return 'version' end
   if r.status == 'r' then return 'running' end
   if r.status ~= 's' then return 'finished' end
   if locked(r, tonumber(ARGV[2])) then return 'locked' end

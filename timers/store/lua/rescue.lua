@@ -33,10 +33,10 @@ local function rescue(prefix, id, processor)
     call('ZREM', root .. 'leases', member)
     return
   end
-  local token = text(take_tokens(1))
-  take_lease(member, pod, token, lease_ms)
-  r.token, r.attempt, r.failures = token, text(r.attempt + 1), text(r.failures + 1)
-  note(r, 'rescue', pod, text(now - r.due), processor)
+  local token = take_tokens(1)
+  take_lease(member, pod, text(token), lease_ms)
+  r.token, r.attempt, r.failures = token, r.attempt + 1, r.failures + 1
+  note(r, 'rescue', pod, now - r.due, processor)
   call('ZADD', root .. 'leases', text(now + lease_ms), member)
   rescued[#rescued + 1] = prefix
   rescued[#rescued + 1] = id
