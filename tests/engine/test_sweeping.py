@@ -35,6 +35,7 @@ class _FakeStore(Store):
         self.now_s = 0.0
         super().__init__(connect("redis://nowhere.invalid"), clock=ServerClock(lambda: self.now_s))
         self.clock.observe(NOW_MS, 0.0, 0.0)
+        self.identity.form = 2
         self.looks = 0
         self.next_ms: int | None = None
         self.due: dict[str, int] = {}
@@ -110,6 +111,11 @@ def ms(value: float) -> object:
 
 async def test_with_nothing_planned_it_looks_again_after_its_interval(rig: _Rig) -> None:
     assert await rig.look() == ms(INTERVAL_MS)
+
+
+async def test_beside_programs_that_announce_only_what_is_due_within_a_second_it_looks_each_second(rig: _Rig) -> None:
+    rig.store.identity.form = 1
+    assert await rig.look() == ms(1000)
     assert rig.marked() == set()
 
 

@@ -19,6 +19,10 @@ from timers.store.turns import set_within, side_by_side
 INTERVAL_MS: Final = 30_000
 """Longest sleep. Scripts announce any nearer due time within this horizon (lua/common.lua)."""
 
+EARLIER_INTERVAL_MS: Final = 1000
+"""The same while the db has records of format 1 only: programs of the version that knows no other may arm timers there,
+and they announce what is due within a second."""
+
 CLOCK_SECONDS: Final = 1.0
 """How often a sleeping sweep looks at the server's clock as this pod knows it: it may have been changed."""
 
@@ -114,7 +118,7 @@ class ShardSweep:
         rank = self._next_rank if now_ms < self.look_ms else 0
         if rank == 0:
             # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
-            self.look_ms = now_ms + (INTERVAL_MS if self._all.can_hear() else DEAF_INTERVAL_MS)
+            self.look_ms = now_ms + self._all.interval_ms
         try:
             touched = await self._all.pod.store.touch(self._shard, rank)
             await self._look_for_orphans(touched)
@@ -194,6 +198,13 @@ class Sweeper:
             if await self.pod.store.has_runs(self.pod.shards):
                 for sweep in self.sweeps.values():
                     sweep.look_now()
+
+    @property
+    def interval_ms(self) -> int:
+        """How long to sleep while nothing is planned."""
+        if not self.can_hear():
+            return DEAF_INTERVAL_MS
+        return INTERVAL_MS if self.pod.store.identity.form > 1 else EARLIER_INTERVAL_MS
 
     def leaves_some(self, shard: int) -> bool:
         """Whether there may be due timers of the shard, or lost runs, that no pod serves."""
