@@ -15,6 +15,8 @@ from tests.bench.peers.environments import CannotInstall, install
 from tests.bench.peers.figures import Figure, Round, ratios, table
 from tests.bench.peers.measures import SETTINGS, Setting, Sizes, figures_of
 from tests.bench.report import surroundings
+from tests.servers import binary_for
+from timers.embedded import inspect_binary
 
 RESULTS: Final = Path(__file__).parents[1] / "RESULTS.md"
 
@@ -79,10 +81,12 @@ async def _installed(peer: Peer) -> str:
 def _conditions(rounds: int) -> dict[str, str]:
     told = surroundings()
     return {
-        "measured": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, medians of {rounds} rounds and their ranges",
+        "measured": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {rounds} × each; of several, medians and ranges",
         "command": shlex.join(["python", "-m", "tests.bench.peers", *sys.argv[1:]]),
-        "machine": f"{told['machine']}, {told['cores']} cores, load at the begin {told['load']}",
-        "python": f"{told['python']}, {told['packages']}",
+        "machine": f"{told['machine']}, {told['cores']} cores",
+        "server": f"Redis {inspect_binary(binary_for('redis')).version}, one for each measurement",
+        "python": f"{told['python']}, {', '.join(f'{name} {version}' for name, version in told['packages'].items())}",
+        "load at the begin": _load(),
     }
 
 
@@ -95,13 +99,17 @@ def _text(
     for setting in settings:
         lines += ["", f"## ({setting.name}) {setting.title}", "", table(setting.name, peers, rounds)]
         lines += ["", "Ours divided by each peer's in the same round:", "", ratios(setting.name, peers, rounds)]
-    lines += ["", "## What was measured", ""]
-    lines += [f"- **{peer.name}**: {', '.join(peer.packages)}. {peer.note}" for peer in peers if peer.packages]
+    lines += ["", "## What was measured", "", "An adapter says which pages its peer was tuned by.", ""]
+    lines += [
+        f"- **{peer.name}**: {', '.join(peer.packages)} ([adapter](peers/adapters/{peer.program}))"
+        for peer in peers
+        if peer.packages
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _load() -> str:
-    return str(surroundings()["load"])
+    return ", ".join(map(str, surroundings()["load"]))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ class Peer:
     node: bool = False
     arms_first: bool = False
     """Its worker takes no notice of jobs that others arm while it runs, so it is started after they are."""
-    note: str = ""
     adapter: str = ""
     workers: int = 1
     others: int = 0
@@ -34,6 +33,11 @@ class Peer:
     settings: Mapping[str, str] = field(default_factory=dict)
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Setting → what is measured of it; empty means everything."""
+
+    @property
+    def program(self) -> str:
+        """The file name of its adapter."""
+        return f"{self.adapter or self.name}.{'cjs' if self.node else 'py'}"
 
     def measures(self, setting: str) -> tuple[str, ...]:
         """What is measured of it under this setting."""

@@ -22,11 +22,10 @@ class CannotInstall(Exception):
 
 def command(peer: Peer, verb: str) -> tuple[str, ...]:
     """How its adapter is run."""
-    adapter = peer.adapter or peer.name
     if peer.node:
-        return ("node", str(Path(__file__).parent / "adapters" / f"{adapter}.cjs"), verb)
+        return ("node", str(Path(__file__).parent / "adapters" / peer.program), verb)
     python = str(_folder(peer) / "bin" / "python") if peer.packages else sys.executable
-    return (python, "-m", f"{ADAPTERS}.{adapter}", verb)
+    return (python, "-m", f"{ADAPTERS}.{peer.adapter or peer.name}", verb)
 
 
 def environment(peer: Peer) -> Mapping[str, str]:

@@ -126,14 +126,14 @@ async def _work(place: Place, sizes: Sizes, wanted: Sequence[str], found: dict[s
         await _ready(place)
     if "p50" in wanted:
         await _try(found, ("p50", "p99"), _lateness(place, sizes.timed, inner))
-    if "drain" in wanted:
+    if "idle" in wanted:
+        await _try(found, ("idle",), _idle(place, inner))
+    if "drain" in wanted:  # the last, for not all have ended when it is no longer watched
         per_s = found.get(place.fastest)
         arm_s = sizes.burst / (per_s if isinstance(per_s, float) else 1000.0)
         if not place.peer.arms_first:
             await _drain(place, WARM_UP, arm_s * WARM_UP / sizes.burst, inner)
         await _try(found, ("drain",), _drain(place, sizes.burst, arm_s, inner))
-    if "idle" in wanted:
-        await _try(found, ("idle",), _idle(place, inner))
 
 
 @asynccontextmanager
@@ -226,14 +226,16 @@ async def _armed_ahead(place: Place, jobs: int, arm_s: float) -> float:
 
 
 async def _watched(place: Place, jobs: int, before: int, due_ms: float) -> tuple[int, float]:
-    """How many are left by what Redis has and by what has run, and the seconds from due until then: when none is, or
-    the time is over."""
-    left, seconds = jobs, 0.0
-    while left and seconds < CAP_S:
+    """How many are left, and the seconds from due until then: when all have run and Redis holds none, or the time is
+    over. Then what has run counts as done, though Redis may hold more: a peer may queue a job twice."""
+    while True:
         await asyncio.sleep(LOOK_S)
-        not_run = jobs - (place.crew.ticks() - before)
-        left, seconds = max(not_run, await place.left(due_ms)), time.time() - due_ms / 1000
-    return left, seconds
+        not_run = max(0, jobs - (place.crew.ticks() - before))
+        in_redis, seconds = await place.left(due_ms), time.time() - due_ms / 1000
+        if not (not_run or in_redis):
+            return 0, seconds
+        if seconds > CAP_S:
+            return not_run or min(jobs, in_redis), seconds
 
 
 async def _idle(place: Place, inner: Any) -> dict[str, Figure]:
