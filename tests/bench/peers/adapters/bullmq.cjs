@@ -6,7 +6,7 @@
 const fs = require("node:fs");
 const { Queue, Worker } = require("bullmq");
 
-const CONCURRENCY = 100;
+const CONCURRENCY = 200;
 const CHUNK = 1000;
 const { hostname: host, port } = new URL(process.env.PEER_URL);
 const connection = { host, port: Number(port), maxRetriesPerRequest: null };
