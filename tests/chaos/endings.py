@@ -17,7 +17,7 @@ from timers.store.connect import connect
 
 _COUNTS: Final = "timers:{0}:counts"
 _LASTING: Final = re.compile(
-    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|bare|paused|blocked|rec:..|finished:.:.+))"
+    r"timers:(meta|\{(pods|fired)\}:\w+|canary:.+|\{0\}:(token|epoch|mark|counts|prefixes|bare|paused|blocked|rec:..|finished:.:.+))"
 )
 """Keys of one shard that may be there while nothing is armed: see the protocol. Due index, leases, triggers may not."""
 

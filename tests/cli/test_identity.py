@@ -37,7 +37,7 @@ def test_a_command_that_reads_leaves_a_mistyped_db_empty(
 
 def test_init_makes_an_empty_db_ours(timers: CommandLine, redis: Redis) -> None:
     made = timers("init", "--shards", "4", "-o", "json").json
-    kept = {"format": "1", "shards": "4", "epoch": made["epoch"], "founded": f"{made['epoch']} 4"}
+    kept = {"format": "2", "shards": "4", "epoch": made["epoch"], "founded": f"{made['epoch']} 4"}
     assert redis.hgetall("timers:meta") == kept
     assert timers("init", "-o", "json").json == made
 

@@ -308,7 +308,7 @@ def test_a_port_in_use_is_named(start: Start, server: EmbeddedServer) -> None:
         ({"TIMERS_HTTP_HOST": "0.0.0.0"}, "TIMERS_API_KEYS"),
         ({"TIMERS_SHARD_SUBSET": "5"}, "TIMERS_SHARD_SUBSET"),
         ({"TIMERS_SHARDS": "7"}, "TIMERS_SHARDS"),
-        ({"TIMERS_FORMAT": "9"}, "TIMERS_FORMAT: 9 is not accepted; expected a number from 1 to 1"),
+        ({"TIMERS_FORMAT": "9"}, "TIMERS_FORMAT: 9 is not accepted; expected a number from 1 to 2"),
         ({"TIMERS_COLOUR": "blue"}, "TIMERS_COLOUR"),
         ({"TIMERS_LEDGER_URL": "sqlite+aiosqlite:///ledger.db"}, "TIMERS_LEDGER_URL is not supported by this version"),
     ],
