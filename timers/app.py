@@ -211,16 +211,7 @@ async def _serve(
             with _starting():
                 await worker.start()
         else:
-            watch = IdentityWatch(
-                store.identity,
-                members=lambda: peers.members,
-                version=version(DISTRIBUTION),
-                disagreed=stopping.disagreed,
-            )
-            me = Member(
-                settings.pod, roles=_roles(settings), settings=_fleet_wide(settings), format=store.identity.newest
-            )
-            peers = Peers(Membership(store), me, partial(_met, store), watch.look)
+            peers = _peers(settings, store, stopping)
             ends.push_async_callback(peers.stop)
             with _starting():
                 await peers.start()
@@ -238,6 +229,19 @@ async def _serve(
     if stopping.reason is not None:
         raise stopping.reason
     return 0
+
+
+def _peers(settings: Settings, store: Store, stopping: Stopping) -> Peers:
+    """The signs of life of a pod without a worker."""
+    watch = IdentityWatch(
+        store.identity,
+        members=lambda: peers.members,
+        version=version(DISTRIBUTION),
+        disagreed=stopping.disagreed,
+    )
+    me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings), format=store.identity.newest)
+    peers = Peers(Membership(store), me, partial(_met, store), watch.look)
+    return peers
 
 
 def _worker(
