@@ -16,7 +16,7 @@ from timers.core.keywords import Action
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
-from timers.errors import InvalidInput, Unavailable
+from timers.errors import AlreadyExists, InvalidInput, Unavailable
 from timers.store.filters import Filter
 from timers.store.queries import Change, Queries
 from timers.store.store import Store
@@ -100,6 +100,15 @@ async def test_a_batch_takes_the_words_of_the_api(client: TimerClient) -> None:
     assert (armed.timer.id, armed.created) == ("a", True)
     assert isinstance(refused, InvalidInput)
     assert [error.field for error in refused.errors] == ["dealy", "delay"]
+
+
+async def test_a_large_batch_is_armed_in_its_order(client: TimerClient) -> None:
+    """Though it is sent in parts, before the first is answered."""
+    news = [NewTimer(prefix="test", id=f"t{i:04}", delay="1h") for i in range(600)]
+    *armed, again = await client.batch([*news, NewTimer(prefix="test", id="t0000", delay="2h")])
+    assert [one.timer.id for one in armed if isinstance(one, Armed)] == [new.id for new in news]
+    assert isinstance(again, AlreadyExists)
+    assert [timer.id async for timer in client.iterate(prefix="test")] == [new.id for new in news]
 
 
 async def test_a_change_of_nothing_is_refused(client: TimerClient) -> None:

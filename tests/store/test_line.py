@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError  # noqa: A004 (redis-py's own, on purpose)
 
 from tests.chaos.proxy import Proxy
 from tests.conftest import SharedServers
@@ -42,6 +42,28 @@ async def test_commands_share_one_connection(redis: Redis, line: Line) -> None:
     before = await clients(redis)
     assert [await echoed(line, word) for word in "abc"] == ["a", "b", "c"]
     assert len(await clients(redis) - before) == 1
+
+
+async def test_commands_sent_together_are_answered_in_their_order(redis: Redis, line: Line) -> None:
+    before = await clients(redis)
+    words = [str(number) for number in range(100)]
+    assert await asyncio.gather(*(echoed(line, word) for word in words)) == words
+    assert len(await clients(redis) - before) == 1
+
+
+async def test_a_command_that_is_given_up_fails_those_sent_with_it(redis: Redis, line: Line) -> None:
+    """Nobody knows which of them were executed; the next ones go over another connection."""
+    await echoed(line, "a")
+    await redis.client_pause(60_000, all=False)
+    try:
+        sent = [asyncio.create_task(echoed(line, word)) for word in "bc"]
+        await asyncio.sleep(0)  # both are sent
+        sent[0].cancel()
+        _, lost = await asyncio.gather(*sent, return_exceptions=True)
+        assert isinstance(lost, ConnectionError)
+    finally:
+        await redis.client_unpause()
+    assert await asyncio.gather(*(echoed(line, word) for word in "de")) == ["d", "e"]
 
 
 async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, line: Line) -> None:

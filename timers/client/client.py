@@ -1,5 +1,6 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy
 from types import TracebackType
@@ -28,19 +29,19 @@ from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewT
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput, Running
+from timers.errors import InvalidInput, Running, Unavailable
 from timers.logs import get_logger
 from timers.settings import load_worker_settings
 from timers.store import outbox
 from timers.store.codec import encode_act
-from timers.store.connect import Connections, connect
+from timers.store.connect import Connections, Line, connect
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.queries import Queries
 from timers.store.quotas import Quota
-from timers.store.store import Arming, Reply, Store
+from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -145,13 +146,33 @@ class TimerClient(Timers):
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         if traceparent is not None:
             check_traceparent(traceparent)
-        store = await self._open()
-        planned = [try_plan(new, store.clock.now_ms(), traceparent, self._by) for new in news]
+        await self._open()
+        with self._group_commit.line() as line:
+            size = BATCH_LIMIT if line is None or quota is not None else ARM_LIMIT
+            arming: list[asyncio.Task[Results]] = []
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for start in range(0, len(news), size):
+                        some = self._arm_some(news[start : start + size], traceparent, quota, line)
+                        arming.append(group.create_task(some))
+                        await asyncio.sleep(0)  # the server works on these while the next are planned
+            except ExceptionGroup as failed:
+                error = failed.exceptions[0]
+                if isinstance(error, Unavailable) and len(arming) > 1:
+                    error.nothing_done = False
+                raise error from None
+        return [result for some in arming for result in some.result()]
+
+    async def _arm_some(
+        self, news: Sequence[NewTimer | NewTimerFields], traceparent: str | None, quota: Quota | None, line: Line | None
+    ) -> Results:
+        now_ms = (await self._open()).clock.now_ms()
+        planned = [try_plan(new, now_ms, traceparent, self._by) for new in news]
         refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit.arm_all(armings, quota))
+        answers = iter(await self._group_commit.arm_all(armings, quota, line))
         return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:

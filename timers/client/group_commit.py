@@ -6,7 +6,8 @@ call this group commit (D. DeWitt et al., "Implementation Techniques for Main Me
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from timers.store.connect import Line
@@ -49,6 +50,16 @@ class GroupCommit:
                 self._busy[group] = asyncio.create_task(self._work(group, line))
             else:
                 self._release(group, line)
+
+    @contextmanager
+    def line(self) -> Iterator[Line | None]:
+        """A connection for one caller, if there is one left."""
+        line = self._idle.pop() if self._idle else self._another_line()
+        try:
+            yield line
+        finally:
+            if line is not None:
+                self._idle.append(line)
 
     async def arm_all(
         self, armings: Sequence[Arming], quota: Quota | None = None, line: Line | None = None

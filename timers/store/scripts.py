@@ -135,17 +135,20 @@ async def run(redis: Redis | Line, call: ScriptCall, wake: str) -> Any:
 
 
 async def run_all(redis: Redis, calls: Sequence[ScriptCall], wake: str, *, line: Line | None = None) -> list[Any]:
-    """Run scripts in order and in one round trip; use the line for a single call if there is one. Raises as `run`: the
-    calls before the one that failed were made, and later ones may have been."""
+    """Run scripts in order and in one round trip, on the line if there is one. Raises as `run`: the calls before the
+    one that failed were made, and later ones may have been."""
     if len(calls) == 1:
         return [await run(line or redis, calls[0], wake)]
     with reachable():
-        answers = await _pipelined(redis, calls, wake)
+        answers = await (_pipelined(redis, calls, wake) if line is None else _on(line, calls, wake))
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, NoScriptError):
+                raise answer
     # Repeat calls that a server without the script refused: either all, or the last ones after a flush in between, so
     # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
-            answers[place] = await run(redis, calls[place], wake)
+            answers[place] = await run(line or redis, calls[place], wake)
     return answers
 
 
@@ -154,10 +157,12 @@ async def _pipelined(redis: Redis, calls: Sequence[ScriptCall], wake: str) -> li
         for name, root, arguments in calls:
             pipeline.evalsha(digest(name), 1, root, wake, *arguments)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
-    for answer in answers:
-        if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
-            raise answer
     return answers
+
+
+async def _on(line: Line, calls: Sequence[ScriptCall], wake: str) -> list[Any]:
+    asked = (line.evalsha(digest(name), 1, root, wake, *arguments) for name, root, arguments in calls)
+    return await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def read(asked: Any, *empty: object) -> list[Any]:

@@ -122,8 +122,7 @@ class Store:
         self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
-        running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up. A single
-        script call uses `line`."""
+        running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up."""
         identities, lines = [(a.prefix, a.id) for a in armings], list(map(_arming, armings))
 
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
@@ -404,7 +403,8 @@ class Store:
         return list(reply[1:])
 
     async def run_all(self, calls: Sequence[scripts.ScriptCall], line: Line | None = None) -> list[Any]:
-        """Run scripts in one round trip. Each answer still begins with the server's time. A single call uses `line`."""
+        """Run scripts in one round trip, on the line if there is one. Each answer still begins with the server's
+        time."""
         if not calls:
             return []
         sent = time.monotonic()
