@@ -44,7 +44,9 @@ class GroupCommit:
         self._busy[group] = None
         line = self._idle.pop() if self._idle else self._another_line()
         try:
-            return (await self.arm_all([arming], quota, line))[0]
+            if quota is not None:
+                return (await self.arm_all([arming], quota))[0]
+            return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms, line=line)
         finally:
             if group in self._waiting:
                 self._busy[group] = asyncio.create_task(self._work(group, line))

@@ -3,8 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import cycle
@@ -22,7 +21,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from timers.errors import Full, RedisRights, Unavailable
+from timers.errors import Full, RedisRights, TimersError, Unavailable
 from timers.store.connect import Line
 
 Argument = str | int | bytes
@@ -91,8 +90,7 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
-@contextmanager
-def reachable(*, alone: bool = False) -> Iterator[None]:
+class reachable:  # noqa: N801 (it reads as a word after `with`)
     """Turn the errors of a server that is away, loading, full or read-only into Unavailable, and what its user may not
     do into RedisRights. If the command was sent `alone`, the server's refusal proves that nothing was done.
 
@@ -100,28 +98,40 @@ def reachable(*, alone: bool = False) -> Iterator[None]:
     through, drops a cancellation that comes just as its wait ends. The caller would continue as if nothing had
     happened, and whoever stops it would wait for ever.
     """
-    current = asyncio.current_task()
-    before = current.cancelling() if current else 0
-    try:
-        yield
-    except OutOfMemoryError as error:
-        raise Full(FULL, nothing_done=alone) from error
-    except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as error:
+
+    __slots__ = ("_alone", "_before", "_task")
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = self._task.cancelling() if self._task else 0
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        task = self._task
+        # Ctrl-C cancels in the midst of a step of the task: it still gets that cancellation at its next await.
+        if task and task.cancelling() > self._before and not getattr(task, "_must_cancel", False):
+            raise asyncio.CancelledError
+        if error is not None and (meant := _meant(error, self._alone)) is not None:
+            raise meant from error
+
+
+def _meant(error: BaseException, alone: bool) -> TimersError | None:
+    """What an error of redis-py means, or None if it means nothing else."""
+    if isinstance(error, OutOfMemoryError):
+        return Full(FULL, nothing_done=alone)
+    if isinstance(error, ConnectionError | TimeoutError | BusyLoadingError | ReadOnlyError | OSError):
         refused = alone and isinstance(error, BusyLoadingError | ReadOnlyError)
         said = str(error) or "it did not answer in time"
-        raise Unavailable(f"Redis is not available: {said}", nothing_done=refused) from error
-    except ResponseError as error:
+        return Unavailable(f"Redis is not available: {said}", nothing_done=refused)
+    if isinstance(error, ResponseError):
         if str(error).startswith(PASSING_TROUBLES):
-            raise Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone) from error
+            return Unavailable(f"Redis cannot do this now: {error}", nothing_done=alone)
         denied = _DENIED.match(str(error))
         if denied or isinstance(error, NoPermissionError):
-            command = denied[1] if denied else None
-            raise RedisRights(f"the Redis user lacks a right: {error}", command) from error
-        raise
-    finally:
-        # Ctrl-C cancels in the midst of a step of the task: it still gets that cancellation at its next await.
-        if current and current.cancelling() > before and not getattr(current, "_must_cancel", False):
-            raise asyncio.CancelledError
+            return RedisRights(f"the Redis user lacks a right: {error}", denied[1] if denied else None)
+    return None
 
 
 async def run(redis: Redis | Line, call: ScriptCall, wake: str) -> Any:
