@@ -1,13 +1,14 @@
 """Peers alone: which pod an event belongs to, and who touches which shard, while pods come and go."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from timers.engine.peers import Peers
+from timers.engine.peers import ALL_BEATS, IdentityWatch, Peers
 from timers.store.connect import connect
+from timers.store.identity import DbIdentity
 from timers.store.membership import Declaration, Member, Membership, Roster
 from timers.store.store import Store
 
@@ -172,3 +173,34 @@ async def test_the_longest_declared_prefix_owns_over_the_fleet() -> None:
     assert not views["b"].serve(0, "log-check")
     assert views["a"].serve(0, "log-check.x")
     assert not views["a"].serve(0, "log-gone")
+
+
+class _Identity(DbIdentity):
+    """Remembers what it is asked to mark, to look at and to count."""
+
+    def __init__(self, shards: int) -> None:
+        store = Store(connect("redis://nowhere.invalid"), shards=shards)
+        super().__init__(store.connections.commands, "", store.clock, shards)
+        self.asked: list[tuple[list[int], list[int], list[int]]] = []
+
+    async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
+        self.asked.append((list(mine), list(others), []))
+
+    async def count(self, shards: Collection[int]) -> None:
+        self.asked[-1][2].extend(shards)
+
+
+@pytest.mark.parametrize(("mine", "always"), [([1, 3, 30], 1), ([], 0)])
+async def test_a_pod_watches_all_shards_at_first_and_then_a_few_at_each_sign_of_life(
+    mine: list[int], always: int
+) -> None:
+    identity, others = _Identity(40), [shard for shard in range(40) if shard not in mine]
+    watch = IdentityWatch(identity, mine=lambda: mine)
+    for _ in range(1 + ALL_BEATS):
+        await watch.look()
+    assert identity.asked[0] == (mine, others, list(range(40)))
+    later = identity.asked[1:]
+    assert all(always in (*marked, *looked) and len(marked) + len(looked) <= 3 for marked, looked, _ in later)
+    assert {shard for marked, _, _ in later for shard in marked} == set(mine)
+    assert {shard for _, looked, _ in later for shard in looked} == set(others)
+    assert sorted(shard for _, _, counted in later for shard in counted) == list(range(40))

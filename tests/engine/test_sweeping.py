@@ -113,6 +113,13 @@ async def test_with_nothing_planned_it_looks_again_after_its_interval(rig: _Rig)
     assert await rig.look() == ms(INTERVAL_MS)
 
 
+async def test_of_shards_that_looked_together_each_looks_again_at_its_own_time(rig: _Rig) -> None:
+    rig.store.identity.shards = 4
+    rig.sweeper.sweep_everything()
+    assert await rig.look() == ms(INTERVAL_MS / 4)
+    assert await rig.look() == ms(INTERVAL_MS)
+
+
 async def test_beside_programs_that_announce_only_what_is_due_within_a_second_it_looks_each_second(rig: _Rig) -> None:
     rig.store.identity.form = 1
     assert await rig.look() == ms(1000)

@@ -27,8 +27,8 @@ _losses_log = get_logger("timers.identity")
 
 BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
-"""Every so many beats a pod marks all shards that it leads, looks at the marks of the others, and counts timers.
-Otherwise one shard is enough, because a server goes back in time as a whole."""
+"""Within so many beats a pod marks all shards that it leads, looks at the marks of the others, and counts timers, a
+few shards at each beat. Besides, one shard at each is enough, because a server goes back in time as a whole."""
 
 LOG_SECONDS: Final = 60.0
 """How often to say again that the Redis user lacks a right, or that a timer cannot be read."""
@@ -201,14 +201,12 @@ class IdentityWatch:
     async def look(self) -> None:
         """Compare after each sign of life."""
         identity, mine = self._identity, self._mine()
-        others = [shard for shard in range(identity.shards) if shard not in mine]
-        is_whole, self._beats = self._beats % ALL_BEATS == 0, self._beats + 1
+        turn, self._beats = self._beats, self._beats + 1
+        due = [shard for shard in range(identity.shards) if turn == 0 or shard % ALL_BEATS == turn % ALL_BEATS]
+        watched = {*due, mine[0] if mine else 0}
         try:
-            if is_whole:
-                await identity.check(mine, others)
-                await identity.count()
-            else:
-                await identity.check(mine[:1], () if mine else others[:1])
+            await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
+            await identity.count(due)
             await self._raise_format()
         except ConfigurationError as error:
             if self._disagreed is None:

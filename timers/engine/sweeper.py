@@ -118,7 +118,9 @@ class ShardSweep:
         rank = self._next_rank if now_ms < self.look_ms else 0
         if rank == 0:
             # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
-            self.look_ms = now_ms + self._all.interval_ms
+            # Shards that looked together because they were told to look apart from then on.
+            share = 1 if self.look_ms else (self._shard + 1) / self._all.pod.store.shards
+            self.look_ms = now_ms + self._all.interval_ms * share
         try:
             touched = await self._all.pod.store.touch(self._shard, rank)
             await self._look_for_orphans(touched)

@@ -8,7 +8,7 @@ Reading never creates them.
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -245,13 +245,13 @@ class DbIdentity:
         if lost:
             self._take(await self._change("lose", self.epoch, *lost))
 
-    async def count(self) -> None:
-        """Count the timers of all shards, a part of each."""
+    async def count(self, shards: Collection[int]) -> None:
+        """Count the timers of these shards, a part of each."""
         async with self._redis.pipeline(transaction=False) as asked:
-            for shard in range(self.shards):
+            for shard in shards:
                 asked.hscan(f"{keys.root(shard)}counts", self._counted.get(shard, (0, 0))[0], count=COUNTED)
             found = await scripts.read(asked, (0, {}))
-        for shard, (cursor, counts) in enumerate(found):
+        for shard, (cursor, counts) in zip(shards, found, strict=True):
             alive = (int(n) for name, n in counts.items() if name[:2] in (b"s ", b"r ") and n.isdigit())
             total = self._counted.pop(shard, (0, 0))[1] + sum(alive)
             if cursor:
