@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 from typing_extensions import TypeVar
@@ -44,15 +44,14 @@ Lifespan = Callable[[], AbstractAsyncContextManager[S]]
 """Opens what a processor needs while its pod lives, and closes it again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known(Generic[S_co]):
-    """What every run knows besides its timer.
+class Context(NamedTuple, Generic[S_co]):
+    """What a coroutine processor is given besides its timer, with `timers`, a client for other timers.
 
     `token` is the fencing token: hand it to a receiver that remembers the highest it has seen, and a late pod cannot
     act twice. `idempotency_key` (`prefix:id:created:occurrence`) is the same on every try and never used again.
     `deadline` is when the run times out, None if never. `state` is what the processor's `lifespan` yielded, None
     without one: annotate the context as `Context[Pool]`. `traceparent` is the W3C trace in which the timer was armed,
-    to link the run to it.
+    to link the run to it. (A tuple, which takes a fifth of the time of a frozen dataclass to make.)
     """
 
     token: int
@@ -60,21 +59,20 @@ class _Known(Generic[S_co]):
     deadline: datetime | None
     log: FilteringBoundLogger
     state: S_co
+    timers: Timers
     traceparent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context(_Known[S_co]):
-    """What a coroutine processor is given besides its timer: what every run knows, and a client for other timers."""
-
-    timers: Timers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockingContext(_Known[S_co]):
+class BlockingContext(NamedTuple, Generic[S_co]):
     """What a plain function is given besides its timer: as `Context`, with a client whose methods block."""
 
+    token: int
+    idempotency_key: str
+    deadline: datetime | None
+    log: FilteringBoundLogger
+    state: S_co
     timers: BlockingTimers
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class _Rig:
 
     def put(self, timer_id: str, shard: int = 0) -> Run:
         """Give the settler an end to write."""
-        run = Run(shard, a_timer(id=timer_id, token=next(_tokens)), _reminder, 0.0)
-        self.runs.add(run)
+        run = Run(shard, a_timer(id=timer_id, token=next(_tokens)), _reminder, 0.0, 0.0)
+        self.runs.add([run])
         transition = Transition(Status.COMPLETED, 1, 1, 0, 1, run.timer.progress, ("completed", ""))
         self.settler.put(run, Settlement(run.timer, transition))
         return run

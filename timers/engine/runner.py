@@ -7,15 +7,17 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, get_args
+
+from structlog.typing import FilteringBoundLogger
 
 from timers.core.calls import Timers
 from timers.core.clock import Later
 from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
-from timers.core.model import Timer
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze, kept_result
 from timers.engine.failure import failure, plain, text_of, where
 from timers.engine.lifespans import Lifespans
@@ -40,6 +42,7 @@ LEASE_LEFT: Final = 0.25
 claimed them; without extending their leases first, it would still execute them when another pod takes them over."""
 
 _DONE: Final = Done()
+_KINDS: Final = {kind: kind.__name__.lower() for kind in get_args(Outcome)}
 
 _log = get_logger("timers.runner")
 _processors_log = get_logger("timers.processor")
@@ -64,6 +67,7 @@ class Runner:
         self._lifespans, self._call_later = lifespans, later
         self._clock, self._observer = pod.store.clock, pod.observer
         self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
+        self._lease_left = self._lease_seconds * LEASE_LEFT
         self._executing = self._abandoned = 0
         self._of_prefix: Counter[str] = Counter()
         self._held_off: dict[str, float] = {}
@@ -130,38 +134,33 @@ class Runner:
         which the claim was sent; from then on the leases are certain for their length. If the answer was read later
         than that, the runs are held until their leases have been extended. `known_at` tells for each queue when this
         pod learned of its due timers."""
-        of_prefix: defaultdict[str, deque[Permit]] = defaultdict(deque)
-        for permit in permits:
-            of_prefix[permit[0]].append(permit)
-        lease_until = asked_at + self._lease_seconds
-        for timer in claimed.timers:
-            run = self._begin(shard, timer, lease_until, of_prefix)
-            run.known_at = known_at.get(timer.prefix)
-            self._starting.append(run)
-        for timer, reason in claimed.unreadable:
-            run = self._begin(shard, timer, lease_until, of_prefix)
+        timers = [*claimed.timers, *(timer for timer, _ in claimed.unreadable)]
+        processors = {prefix: self._pod.registry.require(prefix) for prefix in {timer.prefix for timer in timers}}
+        now, lease_until = time.monotonic(), asked_at + self._lease_seconds
+        runs = [
+            Run(shard, timer, processors[timer.prefix], now, lease_until, known_at=known_at.get(timer.prefix))
+            for timer in timers
+        ]
+        _hand_out(permits, runs)
+        self._runs.add(runs)
+        self._executing += len(runs)
+        self._of_prefix.update(timer.prefix for timer in timers)
+        self._starting += runs[: len(claimed.timers)]
+        for run, (_, reason) in zip(runs[len(claimed.timers) :], claimed.unreadable, strict=True):
             self._end(run, Failed("CorruptRecord", reason, final=True))
         if self._starting:
             asyncio.get_running_loop().call_soon(self._start_some)
 
-    def _begin(self, shard: int, timer: Timer, lease_until: float, permits: Mapping[str, deque[Permit]]) -> Run:
-        own = permits.get(timer.prefix)
-        permit = own.popleft() if own else None
-        run = Run(shard, timer, self._pod.registry.require(timer.prefix), lease_until, permit)
-        self._runs.add(run)
-        self._executing += 1
-        self._of_prefix[timer.prefix] += 1
-        return run
-
     def _start_some(self) -> None:
         """Start a few runs in each turn of the loop, so that claims, settlements and heartbeats get their turns in a
         burst."""
+        loop = asyncio.get_running_loop()
         for _ in range(min(STARTS_PER_TURN, len(self._starting))):
             run = self._starting.popleft()
             if not run.ended:
-                run.coroutine = asyncio.create_task(self._live(run))
+                run.coroutine = loop.create_task(self._live(run))
         if self._starting:
-            asyncio.get_running_loop().call_soon(self._start_some)
+            loop.call_soon(self._start_some)
 
     def lose(self, run: Run) -> None:
         """Another pod has the run's lease: stop the run and ignore its result."""
@@ -189,11 +188,53 @@ class Runner:
         self._threads.close()
 
     async def _live(self, run: Run) -> None:
+        """The task of a run, in one coroutine: each further one costs half a microsecond."""
+        outcome: Outcome | None
         try:
-            outcome = await self._outcome(run)
-        except BaseException as error:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
-            outcome = _outcome_of_stop(run.stop) if run.stop else failure(error)
+            if time.monotonic() + self._lease_left >= run.lease_until:
+                await self._runs.certain(run, self._lease_left)
+            outcome = self._barred(run)
+            if outcome is None:
+                running.set(run)
+                if self._pod.spans is not None:
+                    run.span = self._pod.spans.begin(run)
+                if run.processor.is_async:
+                    self._started(run)
+                    context = Context(*self._known(run), self._timers, run.timer.traceparent)
+                    result: Any = run.processor.function(run.timer, context)
+                else:
+                    result = await self._result_in_thread(run)
+                outcome = _as_outcome(run, await result if inspect.isawaitable(result) else result)
+        except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
+            outcome = self._raised(run, error)
+        if run.stop is not None:
+            # A run that finished while the pod was taking it back counts as finished; a run that timed out does not.
+            stopped = not isinstance(run.stop, HandBack) or isinstance(outcome, Failed)
+            outcome = _outcome_of_stop(run.stop) if stopped else outcome
         self._end(run, outcome)
+
+    def _barred(self, run: Run) -> Outcome | None:
+        """How the run ends if it may not start."""
+        timer = run.timer
+        if timer.failures and exhausted(timer, run.processor.retry):
+            return Exhausted(f"its pod died or lost its lease in each of {timer.failures} attempts")
+        return missed(timer, round(self._clock.now_ms())) if "missed" in timer.spec else None
+
+    def _raised(self, run: Run, error: BaseException) -> Outcome:
+        """What an exception of the processor asks for. Its class may be the processor's own."""
+        try:
+            if isinstance(error, Fail):
+                return Failed("Fail", text_of(error), final=True, where=where(error))
+            if not isinstance(error, Retry):
+                return failure(error)
+            reason = text_of(error)
+            if error.hold_off_ms is not None:
+                self._hold_off(run.timer.prefix, error.hold_off_ms, reason)
+            if error.snooze:
+                return Snooze(reason, error.after)
+            return Failed("Retry", reason, after=error.after, where=where(error))
+        except BaseException as other:  # noqa: BLE001 (a run that is not ended would keep its lease for ever)
+            return failure(other)
 
     def _end(self, run: Run, outcome: Outcome | None) -> None:
         """Only the first end of a run counts; a processor that outlived its timeout may come here a second time."""
@@ -211,13 +252,13 @@ class Runner:
         self._executing -= 1
         self._of_prefix[run.timer.prefix] -= 1
         self._changed.set()
-        kind = "lost" if outcome is None else type(outcome).__name__.lower()
+        kind = "lost" if outcome is None else _KINDS[type(outcome)]
         now = time.monotonic()
         self._observer.ended(run.processor.prefix, kind, now - run.started)
         if outcome is None:
-            self._runs.drop(run)
+            self._runs.drop((run,))
         else:
-            if isinstance(outcome, Done | Rearm):
+            if self._held_off and isinstance(outcome, Done | Rearm):
                 self._held_off.pop(run.timer.prefix, None)
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
@@ -246,50 +287,6 @@ class Runner:
     def _report(self, run: Run, failed: Failed) -> None:
         _log.warning("attempt failed", **run.named, error=failed.error, reason=failed.reason, where=failed.where)
 
-    async def _outcome(self, run: Run) -> Outcome | None:
-        """How the run ended; None if this pod no longer decides that."""
-        timer = run.timer
-        await self._runs.certain(run, self._lease_seconds * LEASE_LEFT)
-        if exhausted(timer, run.processor.retry):
-            return Exhausted(f"its pod died or lost its lease in each of {timer.failures} attempts")
-        late = missed(timer, round(self._clock.now_ms()))
-        if late is not None:
-            return late
-        outcome = await self._called(run)
-        if run.stop == "lost":
-            return None
-        if run.stop is None:
-            return outcome
-        # A run that finished while the pod was taking it back counts as finished; a run that timed out does not.
-        stopped = isinstance(run.stop, Failed) or isinstance(outcome, Failed)
-        return run.stop if stopped else outcome
-
-    async def _called(self, run: Run) -> Outcome:
-        running.set(run)
-        if self._pod.spans is not None:
-            run.span = self._pod.spans.begin(run)
-        try:
-            return _as_outcome(run, await self._result(run))
-        except Retry as asked:
-            reason = text_of(asked)
-            if asked.hold_off_ms is not None:
-                self._hold_off(run.timer.prefix, asked.hold_off_ms, reason)
-            if asked.snooze:
-                return Snooze(reason, asked.after)
-            return Failed("Retry", reason, after=asked.after, where=where(asked))
-        except Fail as given_up:
-            return Failed("Fail", text_of(given_up), final=True, where=where(given_up))
-        except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
-            return failure(error)
-
-    async def _result(self, run: Run) -> object:
-        if run.processor.is_async:
-            self._started(run)
-            result: object = run.processor.function(run.timer, self._context(run))
-        else:
-            result = await self._result_in_thread(run)
-        return await result if inspect.isawaitable(result) else result
-
     async def _result_in_thread(self, run: Run) -> object:
         in_thread = partial(self._call_in_thread, run, asyncio.get_running_loop())
         run.timers = ThreadTimers(self._timers)
@@ -304,7 +301,9 @@ class Runner:
         if run.stop is not None:
             raise asyncio.CancelledError
         loop.call_soon_threadsafe(self._started, run)
-        return run.processor.function(run.timer, self._context(run))
+        timers: Any = run.timers
+        context = BlockingContext(*self._known(run), timers, run.timer.traceparent)
+        return run.processor.function(run.timer, context)
 
     def _freed(self, run: Run) -> None:
         """The run's thread is free again, perhaps long after the run has ended."""
@@ -313,17 +312,15 @@ class Runner:
             self._abandoned -= 1
             self._changed.set()
 
-    def _context(self, run: Run) -> Context[Any] | BlockingContext[Any]:
+    def _known(self, run: Run) -> tuple[int, str, datetime | None, FilteringBoundLogger, Any]:
+        """What its context knows of a run, but for what differs between contexts."""
         timer, timeout_ms = run.timer, run.timeout_ms
-        own = run.timers
-        made = partial(Context, timers=self._timers) if own is None else partial(BlockingContext, timers=own)
-        return made(
-            token=timer.token,
-            idempotency_key=timer.idempotency_key,
-            deadline=None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
-            log=_processors_log,
-            state=self._lifespans.state_of(run.processor),
-            traceparent=timer.traceparent,
+        return (
+            timer.token,
+            timer.idempotency_key,
+            None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
+            _processors_log,
+            None if run.processor.lifespan is None else self._lifespans.state_of(run.processor),
         )
 
     def _started(self, run: Run) -> None:
@@ -357,6 +354,16 @@ class Runner:
             return
         _log.error("processor ignores its cancellation", **run.named, function=run.processor.origin)
         self._end(run, None if run.stop is None else _outcome_of_stop(run.stop))
+
+
+def _hand_out(permits: Sequence[Permit], runs: Sequence[Run]) -> None:
+    """Give each run a permit of its prefix, if there are any."""
+    of_prefix: defaultdict[str, deque[Permit]] = defaultdict(deque)
+    for permit in permits:
+        of_prefix[permit[0]].append(permit)
+    for run in runs if permits else ():
+        if own := of_prefix[run.timer.prefix]:
+            run.permit = own.popleft()
 
 
 def _outcome_of_stop(reason: StopReason) -> Outcome | None:

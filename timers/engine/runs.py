@@ -3,19 +3,19 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from timers.core.model import Timer
 from timers.core.outcome import Failed, HandBack
 from timers.processor import Processor
-from timers.store.permits import Permit
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from timers.core.clock import Cancellable
     from timers.engine.threads import ThreadTimers
+    from timers.store.permits import Permit
 
 StopReason = Failed | HandBack | Literal["lost"]
 """Why the engine ends a run early: it timed out, the pod drains, or its lease went to another pod."""
@@ -40,19 +40,25 @@ class Run:
     )
 
     def __init__(
-        self, shard: int, timer: Timer, processor: Processor, lease_until: float, permit: Permit | None = None
+        self,
+        shard: int,
+        timer: Timer,
+        processor: Processor,
+        claimed_at: float,
+        lease_until: float,
+        *,
+        known_at: float | None = None,
     ) -> None:
         self.shard, self.timer, self.processor, self.lease_until = shard, timer, processor, lease_until
-        self.permit = permit
+        self.started, self.claimed_at, self.known_at = claimed_at, claimed_at, known_at
+        self.permit: Permit | None = None
         self.coroutine: asyncio.Task[None] | None = None
         self.timeout: Cancellable | None = None
         self.stop: StopReason | None = None
         self.timers: ThreadTimers | None = None
         self.span: Span | None = None
-        self.started = self.claimed_at = time.monotonic()
-        self.known_at: float | None = None
         self.ended = self.in_thread = self.is_started = False
-        self.timeout_ms = processor.timeout_ms if timer.timeout_ms is None else timer.timeout_ms
+        self.timeout_ms = timer.timeout_ms if "timeout" in timer.spec else processor.timeout_ms
 
     @property
     def timeout_at(self) -> float:
@@ -79,23 +85,23 @@ class Runs:
     lease may have ended while the pod was frozen."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], Run] = {}
+        self._held: set[Run] = set()
         self.in_doubt: Callable[[], object] = lambda: None
         self._extended = asyncio.Event()
 
     def __iter__(self) -> Iterator[Run]:
-        return iter(list(self._held.copy().values()))
+        return iter(self._held.copy())
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, run: Run) -> None:
-        """Hold the run's lease. A token is unique in its shard, so an old run of the same timer is a separate entry."""
-        self._held[(run.shard, run.timer.token)] = run
+    def add(self, runs: Iterable[Run]) -> None:
+        """Hold the leases of these runs."""
+        self._held.update(runs)
 
-    def drop(self, run: Run) -> None:
-        """Stop holding the lease: it was given up, lost or settled."""
-        self._held.pop((run.shard, run.timer.token), None)
+    def drop(self, runs: Iterable[Run]) -> None:
+        """Stop holding leases: they were given up, lost or settled."""
+        self._held.difference_update(runs)
 
     async def certain(self, run: Run, seconds: float) -> None:
         """Wait until the run's lease is certain for that long, which it normally is."""

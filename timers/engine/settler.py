@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from timers.core.model import Status
@@ -35,7 +36,7 @@ class Settler:
     ) -> None:
         self._pod, self._runs, self._written = pod, runs, written
         self._retention_ms, self._keeps_failed = retention_ms, keeps_failed
-        self._queues: dict[int, deque[tuple[Run, Settlement]]] = {}
+        self._queues = defaultdict[int, deque[tuple[Run, Settlement]]](deque)
         self._something = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -43,10 +44,11 @@ class Settler:
 
     def put(self, run: Run, settlement: Settlement) -> None:
         """Queue one end. The run keeps its lease until the end is written."""
-        self._queues.setdefault(run.shard, deque()).append((run, settlement))
+        self._queues[run.shard].append((run, settlement))
+        if not self.waiting:
+            self._something.set()
+            self._empty.clear()
         self.waiting += 1
-        self._something.set()
-        self._empty.clear()
 
     async def emptied(self) -> None:
         """Wait until every end is written or refused."""
@@ -65,13 +67,15 @@ class Settler:
                 self._empty.set()
 
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
-        batch = [queue[i] for i in range(min(len(queue), SETTLE_BATCH))]
+        batch = list(islice(queue, SETTLE_BATCH))
+        runs = [run for run, _ in batch]
         codes = await self._settle(shard, [settlement for _, settlement in batch])
-        await self._release([run for run, _ in batch if run.permit])
-        for (run, settlement), code in zip(batch, codes, strict=True):
+        await self._release([run for run in runs if run.permit])
+        for _ in batch:
             queue.popleft()
-            self.waiting -= 1
-            self._runs.drop(run)
+        self.waiting -= len(batch)
+        self._runs.drop(runs)
+        for (run, settlement), code in zip(batch, codes, strict=True):
             if code in ("fenced", "missing"):
                 self._pod.observer.refused(run.processor.prefix)
                 _log.warning(
@@ -82,7 +86,7 @@ class Settler:
                     result=settlement.transition.status.value,
                 )
         self._report_removed(batch, codes)
-        self._written([run for run, _ in batch])
+        self._written(runs)
 
     def _report_removed(self, batch: Sequence[tuple[Run, Settlement]], codes: Sequence[str]) -> None:
         """Report the failed timers of a batch, by prefix, unless they are kept."""

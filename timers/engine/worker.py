@@ -338,10 +338,11 @@ class Worker:
         """There is room again, on this pod and in queues with a concurrency limit, whatever their shard. A claim of a
         queue that runs one timer at a time finds the right shard by itself."""
         self.runner.room_changed()
-        limits = {run.timer.prefix: run.processor.limits for run in runs if run.processor.limits.bounds_concurrency}
+        limits = {run.timer.prefix: run.processor.limits for run in runs}
         for prefix, limit in limits.items():
-            for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
-                self.intake.mark_all(shard, prefix, "room")
+            if limit.bounds_concurrency:
+                for shard in self._pod.shards[:1] if limit.in_order else self._pod.shards:
+                    self.intake.mark_all(shard, prefix, "room")
 
     def _state(self) -> Mapping[str, Any]:
         """This pod's state, for its signs of life."""
