@@ -125,8 +125,8 @@ async def test_what_is_due_next_is_found_behind_many_of_them(api: Api) -> None:
 def test_starts_and_problems_leave_them_out() -> None:
     observer = Observer()
     observer.started(OWN, 7)
-    assert (observer.lateness.counts(), observer.unreported) == ({}, {})
+    assert (observer.lateness.counts(), observer.starts) == ({}, {})
     observer.started("test", 7)
-    assert sum(observer.unreported.values()) == 1
+    assert sum(observer.starts.values()) == 1
     assert Uncovered([], [OWN]).warnings() == []
     assert Uncovered([], [OWN, "test"]).warnings(lambda _: False) == ["no live pod takes due timers of 1 prefixes"]

@@ -43,7 +43,8 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             progress = timer.progress
             if result is not None or progress.result is not None:
                 progress = replace(progress, result=result)
-            return _next_or_finish(timer, Status.COMPLETED, progress, now_ms, ("completed", _told(note, result)))
+            told = note if result is None else _with_result(note, result)
+            return _next_or_finish(timer, Status.COMPLETED, progress, now_ms, ("completed", told))
         case Rearm():
             return _rearm(timer, outcome, now_ms)
         case HandBack(reason):
@@ -64,10 +65,8 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
             return _failed(timer, outcome, now_ms, policy, rng)
 
 
-def _told(note: str, result: Any) -> str:
-    """What the history says of a completed run."""
-    if result is None:
-        return note
+def _with_result(note: str, result: Any) -> str:
+    """What the history says of a run that completed with a result."""
     shown = f"result {encode(result)}"
     return shown if note == Done().note else f"{note}; {shown}"
 
@@ -109,7 +108,7 @@ def _not_started(timer: Timer) -> Timer:
 
 def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, cause: Cause) -> Transition:
     """The next occurrence if the timer repeats, else the end."""
-    repeat = timer.repeat
+    repeat = timer.repeat if "repeat" in timer.spec else None
     planned = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
     if planned is None:
         return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, cause)

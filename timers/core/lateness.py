@@ -1,6 +1,7 @@
 """Owns the lateness histogram: its buckets, and the quantiles of counts by bucket. Pure."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from timers.core.answers import Lateness
@@ -9,6 +10,7 @@ STEPS_PER_OCTAVE: Final = 4
 """Resolution of the lateness histogram: each doubling has four equal steps, so a bucket is at most 25 % wide."""
 
 
+@lru_cache(maxsize=4096)
 def bucket_of(lateness_ms: int) -> int:
     """The histogram bucket of a lateness: 0 for none, then four for each doubling."""
     if lateness_ms <= 0:

@@ -9,7 +9,6 @@ from typing import Final
 
 from timers.core.fields import is_own
 from timers.core.lateness import bucket_of
-from timers.errors import Unavailable
 
 UNDECLARED: Final = "-"
 """The label of metrics for prefixes that no processor serves. No prefix can have this name."""
@@ -19,30 +18,21 @@ SLICE_SECONDS: Final = 30
 
 
 class LatenessWindow:
-    """How late the runs of the last five minutes started, as counts by bucket. Adding is O(1), memory bounded."""
+    """How late the runs of the last five minutes started, as counts by bucket: all that was counted, less what was
+    counted by then. It looks when it is asked, which is at each sign of life. Memory is bounded."""
 
-    def __init__(self) -> None:
-        self._slices: deque[tuple[float, Counter[int]]] = deque()
-
-    def add(self, bucket: int) -> None:
-        """Count one start in its lateness bucket."""
-        now = time.monotonic()
-        if not self._slices or now - self._slices[-1][0] >= SLICE_SECONDS:
-            self._slices.append((now, Counter()))
-            self._forget(now)
-        self._slices[-1][1][bucket] += 1
+    def __init__(self, starts: Counter[int]) -> None:
+        self._starts = starts
+        self._before = deque([(time.monotonic(), Counter[int]())])
 
     def counts(self) -> dict[int, int]:
         """Starts by bucket."""
-        self._forget(time.monotonic())
-        total: Counter[int] = Counter()
-        for _, counted in self._slices:
-            total.update(counted)
-        return dict(total)
-
-    def _forget(self, now: float) -> None:
-        while self._slices and now - self._slices[0][0] >= WINDOW_SECONDS:
-            self._slices.popleft()
+        now = time.monotonic()
+        if now - self._before[-1][0] >= SLICE_SECONDS:
+            self._before.append((now, self._starts.copy()))
+        while len(self._before) > 1 and now - self._before[0][0] >= WINDOW_SECONDS:
+            self._before.popleft()
+        return dict(self._starts - self._before[0][1])
 
 
 class Observer:
@@ -50,20 +40,17 @@ class Observer:
     Prefixes are those of the processors, because callers could make up prefixes without end."""
 
     def __init__(self) -> None:
-        self.lateness = LatenessWindow()
-        self.unreported: Counter[int] = Counter()
-        """Starts by lateness bucket that the reporter has yet to report."""
+        self.starts: Counter[int] = Counter()
+        """All starts of this pod by lateness bucket."""
+        self.lateness = LatenessWindow(self.starts)
 
     def serves(self, prefixes: Iterable[str]) -> None:
         """The pod has processors of these prefixes."""
 
     def started(self, prefix: str, lateness_ms: int) -> None:
         """A run started this late."""
-        if is_own(prefix):
-            return
-        bucket = bucket_of(lateness_ms)
-        self.lateness.add(bucket)
-        self.unreported[bucket] += 1
+        if not is_own(prefix):
+            self.starts[bucket_of(lateness_ms)] += 1
 
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """A run ended after this many seconds; `outcome` is how."""
@@ -111,6 +98,7 @@ class Reporter:
     def __init__(self, add: Callable[[Mapping[int, int]], Awaitable[None]], observer: Observer) -> None:
         """`add` adds starts, by lateness bucket, to those of the fleet."""
         self._add, self._observer = add, observer
+        self._reported: Counter[int] = Counter()
 
     async def run(self) -> None:
         """Report every few seconds."""
@@ -120,11 +108,7 @@ class Reporter:
 
     async def report(self) -> None:
         """Report all starts since the last time, if there were any. Raises Unavailable and then loses nothing."""
-        counts, self._observer.unreported = self._observer.unreported, Counter()
-        if not counts:
-            return
-        try:
+        starts = self._observer.starts.copy()
+        if counts := starts - self._reported:
             await self._add(counts)
-        except Unavailable:
-            self._observer.unreported.update(counts)
-            raise
+            self._reported = starts
