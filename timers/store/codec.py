@@ -144,19 +144,21 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
     if b"\n" not in body:
         raise ValueError("no progress")
     spec, progress, history = _parts(body)
+    updated_ms = int(history[history.rfind(b"\n") + 1 :].partition(b" ")[0]) if history else created_ms
+    _ms(max(due_ms, created_ms, updated_ms))
     # By position, because keywords take twice as long, and every run decodes a record.
     return Timer(
         prefix,
         timer_id,
         STATUSES[status],
-        _ms(due_ms),
+        due_ms,
         version,
         token,
         attempt,
         failures,
         occurrence,
-        _ms(created_ms),
-        _ms(int(history[history.rfind(b"\n") + 1 :].partition(b" ")[0])) if history else created_ms,
+        created_ms,
+        updated_ms,
         _spec(spec.decode()),
         _progress(progress) if progress else NO_PROGRESS,
         lease,
@@ -183,9 +185,9 @@ def encode_body(spec: Mapping[str, Any], progress: Progress) -> str:
     return f"{encode_spec(spec)}\n{encode_progress(progress)}"
 
 
-def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: int) -> tuple[str, bytes]:
-    """The record of a timer whose run has ended, but for its newest history entry; and that entry, but for its time,
-    which the server knows. `timer` is as it was claimed."""
+def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: int) -> bytes:
+    """What `settle` is told of the end of a run: a line of who, since when it fails, and the newest history entry, but
+    for its time, which the server knows; then the record without that entry. `timer` is as it was claimed."""
     stored = timer.history
     if not isinstance(stored, StoredHistory):
         raise TypeError(f"{timer.key} was not read from a record")
@@ -193,8 +195,8 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: in
     # this one.
     attempt = after.attempt if after.occurrence == timer.occurrence else timer.attempt
     letter, version = LETTERS[after.status], timer.version + 1
-    spec = stored.spec if after.spec is None else encode_spec(after.spec).encode()
-    body = b"%b\n%b%b" % (spec, encode_progress(after.progress).encode(), stored.latest(version - 1))
+    since = encode_since(after.progress) if after.failures else ""
+    entry = f"{letter} {attempt} {pod} {took} - {encode_cause(*after.cause)}"
     if form == 1:
         numbers = (
             version,
@@ -209,7 +211,10 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: in
     else:
         counts = (version, after.attempt, after.failures, after.occurrence)
         head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, after.due_ms)
-    return f"{letter} {attempt} {pod} {took} - {encode_cause(*after.cause)}", head + body
+    spec = stored.spec if after.spec is None else encode_spec(after.spec).encode()
+    line = f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode()
+    progress = encode_progress(after.progress).encode()
+    return b"".join((line, head, spec, b"\n", progress, stored.latest(version - 1)))
 
 
 def new_record(

@@ -1,7 +1,8 @@
 """Owns the calls to the scripts: typed arguments in, typed answers out, one method for each script. Knows no policy."""
 
 import time
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -100,6 +101,7 @@ class Store:
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
         self.rights = Rights(connections.user)
         self.newer = formats.Newer()
+        self._idle: list[Line] = []
 
     @property
     def shards(self) -> int:
@@ -280,7 +282,8 @@ class Store:
         behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        more, claimed, bad, denied, newer = await self.run("claim", shard, arguments)
+        with self._lent_line() as line:
+            more, claimed, bad, denied, newer = await self.run("claim", shard, arguments, line=line)
         self._met(newer)
         for command in denied[1::2]:
             self.rights.refused(command.decode())
@@ -335,8 +338,12 @@ class Store:
         """End runs. A retention of 0 removes completed timers at once, `keeps_failed` False failed ones. Codes in
         order: settled, already, fenced, missing."""
         arguments: list[scripts.Argument] = [("" if retention_ms else "cx") + ("" if keeps_failed else "fu")]
-        arguments += [_settlement(settlement, pod, self.identity.writes) for settlement in settlements]
-        return [code.decode() for code in await self.run("settle", shard, arguments)]
+        form = self.identity.writes
+        arguments += [
+            codec.encode_end(timer, after, pod=pod, took=took, form=form) for timer, after, took in settlements
+        ]
+        with self._lent_line() as line:
+            return [code.decode() for code in await self.run("settle", shard, arguments, line=line)]
 
     async def touch(self, shard: int, rank: int = 0) -> Touched:
         """Touch what has become due so that its events come now, and learn when to look again. Looks at some queues
@@ -355,6 +362,15 @@ class Store:
         """Runs with expired leases from `rank` on, except in paused queues, and the rank to continue at (0: none)."""
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
+
+    @contextmanager
+    def _lent_line(self) -> Iterator[Line]:
+        """A connection for one call of a pod's own. It has few under way, and lending from the pool costs 35 µs."""
+        line = self._idle.pop() if self._idle else self.connections.line()
+        try:
+            yield line
+        finally:
+            self._idle.append(line)
 
     def _met(self, newer: Sequence[bytes]) -> None:
         for member, raw in zip(newer[::2], newer[1::2], strict=True):
@@ -455,11 +471,3 @@ def _arming(a: Arming) -> str:
     """A line, and the record's body. One argument for each timer, because redis-py spends more on an argument than on
     its length."""
     return f"{a.prefix} {a.id} {a.if_exists} {a.due} {a.cause}\n{codec.encode_body(a.spec, a.progress)}"
-
-
-def _settlement(settlement: Settlement, pod: str, form: int) -> bytes:
-    """A line, and the record as it is to be, as above."""
-    timer, after = settlement.timer, settlement.transition
-    since = codec.encode_since(after.progress) if after.failures else ""
-    entry, record = codec.encode_end(timer, after, pod=pod, took=settlement.took, form=form)
-    return f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode() + record
