@@ -212,6 +212,7 @@ class Runner:
             stopped = not isinstance(run.stop, HandBack) or isinstance(outcome, Failed)
             outcome = _outcome_of_stop(run.stop) if stopped else outcome
         self._end(run, outcome)
+        run.coroutine = None  # its context has the run: the collector would have to find each of these circles
 
     def _barred(self, run: Run) -> Outcome | None:
         """How the run ends if it may not start."""
