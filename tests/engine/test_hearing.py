@@ -21,7 +21,7 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
-from timers.store.connect import connect
+from timers.store.connect import Line, connect
 from timers.store.membership import Member, Membership
 from timers.store.notifications import SUBSCRIBED, Notification, Sink, Wake
 from timers.store.store import Store, Touched
@@ -41,7 +41,7 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def touch(self, shard: int, rank: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, line: Line | None = None) -> Touched:
         self.during()
         now_ms = round(self.clock.now_ms())
         return Touched(now_ms, None, {"note": now_ms - 1})

@@ -67,7 +67,7 @@ class ShardSweep:
 
     def nearer(self, due_ms: float) -> None:
         """A timer of the shard was armed."""
-        due_ms += 1 + STAGGER_MS * self._all.peers.rank(self._shard)
+        due_ms += STAGGER_MS * self._all.peers.rank(self._shard)
         if due_ms < self.look_ms:
             self.look_ms = due_ms
             self._nearer.set()
@@ -122,7 +122,7 @@ class ShardSweep:
             share = 1 if self.look_ms else (self._shard + 1) / self._all.pod.store.shards
             self.look_ms = now_ms + self._all.interval_ms * share
         try:
-            touched = await self._all.pod.store.touch(self._shard, rank)
+            touched = await self._all.pod.store.touch(self._shard, rank, line=self._all.line)
             await self._look_for_orphans(touched)
         except BaseException as error:
             self._everything = self._everything or everything
@@ -172,7 +172,7 @@ class ShardSweep:
             self.look_ms = min(self.look_ms, touched.now_ms + self._all.grace_ms)
         if touched.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
-            self.look_ms = min(self.look_ms, touched.next_ms + 1 + stagger_ms)
+            self.look_ms = min(self.look_ms, touched.next_ms + stagger_ms)
         if self._next_orphan:
             self.look_ms = min(self.look_ms, touched.now_ms)
 
@@ -185,6 +185,8 @@ class Sweeper:
     def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, *, grace_ms: int = GRACE_MS) -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, grace_ms
         self.can_hear, self._is_deaf = canary.can_hear, canary.is_deaf
+        self.line = pod.store.connections.line()
+        """All looks go over it: lending a connection from a pool takes longer than a look."""
         self._gap = "sweep-start"
         self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}
 

@@ -345,10 +345,10 @@ class Store:
         with self._lent_line() as line:
             return [code.decode() for code in await self.run("settle", shard, arguments, line=line)]
 
-    async def touch(self, shard: int, rank: int = 0) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, line: Line | None = None) -> Touched:
         """Touch what has become due so that its events come now, and learn when to look again. Looks at some queues
         from `rank` on, newest due first."""
-        next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank])
+        next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank], line=line)
         due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         next_ms = int(next_look) if next_look else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))

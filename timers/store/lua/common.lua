@@ -378,9 +378,10 @@ local function refused(command, ...)
   return command .. ' ' .. (...)
 end
 
--- Set the trigger key, never with a deadline in the past. Answers as `refused`.
+-- Set the trigger key. Redis expires a key once its deadline is past, so for an event at the due time it ends a millisecond before
+-- that; but never in the past. Answers as `refused`.
 local function set_trigger(prefix, id, due)
-  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(due, now + 1)))
+  local refusal = refused('SET', trigger_key(prefix, id), '1', 'PXAT', text(math.max(due - 1, now + 1)))
   if not refusal and (not earliest or due < earliest) then earliest = due end
   return refusal
 end

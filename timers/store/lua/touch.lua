@@ -37,8 +37,8 @@ end
 local function touch(prefix, left)
   local due, triggers = due_of_queue(queue_key(prefix), left), {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
-  -- Redis expires strictly after the deadline: a key of this very millisecond is still there and needs a second look.
-  -- A key that is there long after was put there by a stranger and must not keep us busy.
+  -- The trigger of a timer that was armed just now ends later than it is due, and needs a second look. A key that is there long
+  -- after was put there by a stranger and must not keep us busy.
   local there = #triggers > 0 and tonumber(redis.pcall('EXISTS', unpack(triggers))) or 0
   if there > 0 and tonumber(due[#due]) > now - STALE_MS then come_again(now + 1) end
   return #triggers
