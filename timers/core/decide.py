@@ -39,8 +39,8 @@ def decide(timer: Timer, outcome: Outcome, now_ms: int, policy: RetryPolicy, rng
     """The transition out of `running`. `policy` is the processor's; the timer's own takes precedence. Raises
     InvalidInput for an impossible `Rearm`."""
     match outcome:
-        case Done(note, result):
-            progress = timer.progress
+        case Done():  # nearly every run; a pattern with its fields takes half a microsecond longer
+            note, result, progress = outcome.note, outcome.result, timer.progress
             if result is not None or progress.result is not None:
                 progress = replace(progress, result=result)
             told = note if result is None else _with_result(note, result)

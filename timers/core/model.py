@@ -256,7 +256,7 @@ class Timer(NamedTuple):
     def idempotency_key(self) -> str:
         """`prefix:id:created:occurrence`, created as epoch ms: the same on every try of an occurrence, and never used
         again, also not after a purge or a replace."""
-        return f"{self.key}:{self.created_ms}:{self.occurrence}"
+        return f"{self.prefix}:{self.id}:{self.created_ms}:{self.occurrence}"
 
     def to_json(self) -> TimerAnswer:
         """The timer as the HTTP API shows it."""

@@ -3,7 +3,7 @@ starts that the dashboard shows of the whole fleet."""
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
@@ -21,7 +21,7 @@ class LatenessWindow:
     """How late the runs of the last five minutes started, as counts by bucket: all that was counted, less what was
     counted by then. It looks when it is asked, which is at each sign of life. Memory is bounded."""
 
-    def __init__(self, starts: Counter[int]) -> None:
+    def __init__(self, starts: Mapping[int, int]) -> None:
         self._starts = starts
         self._before = deque([(time.monotonic(), Counter[int]())])
 
@@ -29,10 +29,10 @@ class LatenessWindow:
         """Starts by bucket."""
         now = time.monotonic()
         if now - self._before[-1][0] >= SLICE_SECONDS:
-            self._before.append((now, self._starts.copy()))
+            self._before.append((now, Counter(self._starts)))
         while len(self._before) > 1 and now - self._before[0][0] >= WINDOW_SECONDS:
             self._before.popleft()
-        return dict(self._starts - self._before[0][1])
+        return dict(Counter(self._starts) - self._before[0][1])
 
 
 class Observer:
@@ -40,7 +40,7 @@ class Observer:
     Prefixes are those of the processors, because callers could make up prefixes without end."""
 
     def __init__(self) -> None:
-        self.starts: Counter[int] = Counter()
+        self.starts = defaultdict[int, int](int)  # a Counter takes twice as long to count
         """All starts of this pod by lateness bucket."""
         self.lateness = LatenessWindow(self.starts)
 
@@ -108,7 +108,7 @@ class Reporter:
 
     async def report(self) -> None:
         """Report all starts since the last time, if there were any. Raises Unavailable and then loses nothing."""
-        starts = self._observer.starts.copy()
+        starts = Counter(self._observer.starts)
         if counts := starts - self._reported:
             await self._add(counts)
             self._reported = starts

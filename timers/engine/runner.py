@@ -69,7 +69,7 @@ class Runner:
         self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
         self._lease_left = self._lease_seconds * LEASE_LEFT
         self._executing = self._abandoned = 0
-        self._of_prefix: Counter[str] = Counter()
+        self._of_prefix = defaultdict[str, int](int)
         self._held_off: dict[str, float] = {}
         self._starting: deque[Run] = deque()
         self._changed = asyncio.Event()
@@ -144,7 +144,8 @@ class Runner:
         _hand_out(permits, runs)
         self._runs.add(runs)
         self._executing += len(runs)
-        self._of_prefix.update(timer.prefix for timer in timers)
+        for prefix, number in Counter([timer.prefix for timer in timers]).items():
+            self._of_prefix[prefix] += number
         self._starting += runs[: len(claimed.timers)]
         for run, (_, reason) in zip(runs[len(claimed.timers) :], claimed.unreadable, strict=True):
             self._end(run, Failed("CorruptRecord", reason, final=True))
@@ -193,18 +194,21 @@ class Runner:
         try:
             if time.monotonic() + self._lease_left >= run.lease_until:
                 await self._runs.certain(run, self._lease_left)
-            outcome = self._barred(run)
+            timer, processor = run.timer, run.processor
+            outcome = self._barred(run) if timer.failures or "missed" in timer.spec else None
             if outcome is None:
                 running.set(run)
                 if self._pod.spans is not None:
                     run.span = self._pod.spans.begin(run)
-                if run.processor.is_async:
+                if processor.is_async:
                     self._started(run)
-                    context = Context(*self._known(run), self._timers, run.timer.traceparent)
-                    result: Any = run.processor.function(run.timer, context)
+                    context = Context(*self._known(run), self._timers, timer.traceparent)
+                    result: Any = processor.function(timer, context)
                 else:
                     result = await self._result_in_thread(run)
-                outcome = _as_outcome(run, await result if inspect.isawaitable(result) else result)
+                if inspect.isawaitable(result):
+                    result = await result
+                outcome = _DONE if result is None else _as_outcome(run, result)
         except BaseException as error:  # noqa: BLE001 (whatever a processor raises, SystemExit too, must not end the pod)
             outcome = self._raised(run, error)
         if run.stop is not None:
@@ -217,9 +221,9 @@ class Runner:
     def _barred(self, run: Run) -> Outcome | None:
         """How the run ends if it may not start."""
         timer = run.timer
-        if timer.failures and exhausted(timer, run.processor.retry):
+        if exhausted(timer, run.processor.retry):
             return Exhausted(f"its pod died or lost its lease in each of {timer.failures} attempts")
-        return missed(timer, round(self._clock.now_ms())) if "missed" in timer.spec else None
+        return missed(timer, round(self._clock.now_ms()))
 
     def _raised(self, run: Run, error: BaseException) -> Outcome:
         """What an exception of the processor asks for. Its class may be the processor's own."""
@@ -250,21 +254,22 @@ class Runner:
             _log.warning("function keeps running in its thread", **run.named, abandoned=self._abandoned)
         if run.timers is not None:
             run.timers.close(_why_over(run))
+        timer, prefix = run.timer, run.processor.prefix
         self._executing -= 1
-        self._of_prefix[run.timer.prefix] -= 1
+        self._of_prefix[timer.prefix] -= 1
         self._changed.set()
         kind = "lost" if outcome is None else _KINDS[type(outcome)]
         now = time.monotonic()
-        self._observer.ended(run.processor.prefix, kind, now - run.started)
+        self._observer.ended(prefix, kind, now - run.started)
         if outcome is None:
             self._runs.drop((run,))
         else:
             if self._held_off and isinstance(outcome, Done | Rearm):
-                self._held_off.pop(run.timer.prefix, None)
+                self._held_off.pop(timer.prefix, None)
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
-                self._observer.retried(run.processor.prefix)
-            self._settler.put(run, Settlement(run.timer, transition, run.took(now)))
+                self._observer.retried(prefix)
+            self._settler.put(run, Settlement(timer, transition, run.took(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
 
@@ -379,8 +384,6 @@ def _why_over(run: Run) -> str:
 
 
 def _as_outcome(run: Run, result: Any) -> Outcome:
-    if result is None:
-        return _DONE
     if isinstance(result, Done):
         return _done(run, plain(result.note), result.result)
     if isinstance(result, Rearm):

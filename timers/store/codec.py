@@ -141,11 +141,10 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
         if form != "1":
             raise ValueError(f"format {form}, this service knows 1 to {READS}")
         version, token, attempt, failures, occurrence, due_ms, created_ms, _ = map(int, numbers)
-    if b"\n" not in body:
-        raise ValueError("no progress")
     spec, progress, history = _parts(body)
     updated_ms = int(history[history.rfind(b"\n") + 1 :].partition(b" ")[0]) if history else created_ms
-    _ms(max(due_ms, created_ms, updated_ms))
+    if due_ms >= LATEST_MS or created_ms >= LATEST_MS or updated_ms >= LATEST_MS:
+        raise ValueError("a time in it is none")
     # By position, because keywords take twice as long, and every run decodes a record.
     return Timer(
         prefix,
@@ -167,10 +166,10 @@ def _decoded(prefix: str, timer_id: str, raw: bytes, lease: Lease | None) -> Tim
 
 
 def _parts(body: bytes) -> tuple[bytes, bytes, bytes]:
-    """The spec, the progress, and the history with a line break before each entry."""
-    spec, _, rest = body.partition(b"\n")
-    progress, line_break, history = rest.partition(b"\n")
-    return spec, progress, line_break + history
+    """The spec, the progress, and the history with a line break before each entry. Raises ValueError without
+    progress."""
+    spec, progress, *history = body.split(b"\n", 2)
+    return spec, progress, b"\n" + history[0] if history else b""
 
 
 def _ms(number: int) -> int:
@@ -193,28 +192,21 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: in
         raise TypeError(f"{timer.key} was not read from a record")
     # If the claim started nothing, its attempt is taken back. The next occurrence counts anew, but the entry belongs to
     # this one.
-    attempt = after.attempt if after.occurrence == timer.occurrence else timer.attempt
-    letter, version = LETTERS[after.status], timer.version + 1
-    since = encode_since(after.progress) if after.failures else ""
-    entry = f"{letter} {attempt} {pod} {took} - {encode_cause(*after.cause)}"
+    status, due_ms, attempt, failures, occurrence, progress, cause, changed = after
+    attempted = attempt if occurrence == timer.occurrence else timer.attempt
+    letter, version = LETTERS[status], timer.version + 1
+    since = encode_since(progress) if failures else ""
     if form == 1:
-        numbers = (
-            version,
-            timer.token,
-            after.attempt,
-            after.failures,
-            after.occurrence,
-            after.due_ms,
-            timer.created_ms,
-        )
+        numbers = (version, timer.token, attempt, failures, occurrence, due_ms, timer.created_ms)
         head = f"1 {letter} {' '.join(map(str, numbers))} {version - 1}\n".encode()
     else:
-        counts = (version, after.attempt, after.failures, after.occurrence)
-        head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, after.due_ms)
-    spec = stored.spec if after.spec is None else encode_spec(after.spec).encode()
+        counts = (version, attempt, failures, occurrence)
+        head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, due_ms)
+    entry = f"{letter} {attempted} {pod} {took} - {encode_cause(*cause)}"
     line = f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode()
-    progress = encode_progress(after.progress).encode()
-    return b"".join((line, head, spec, b"\n", progress, stored.latest(version - 1)))
+    spec = stored.spec if changed is None else encode_spec(changed).encode()
+    begun = b"" if progress is NO_PROGRESS else encode_progress(progress).encode()
+    return b"".join((line, head, spec, b"\n", begun, stored.latest(version - 1)))
 
 
 def new_record(
@@ -247,7 +239,8 @@ def _salvaged(prefix: str, timer_id: str, raw: bytes, lease: Lease | None, reaso
         timer = _decoded(prefix, timer_id, raw[:size] + f"{{}}\n{error}".encode(), lease)
     except _UNREADABLE:
         return None
-    spec, _, history = _parts(raw[size:])
+    body = raw[size:]
+    spec, _, history = _parts(body if b"\n" in body else body + b"\n")
     return timer._replace(history=StoredHistory(timer.created_ms, timer.version, spec, history))
 
 

@@ -1,0 +1,52 @@
+"""What one fired timer costs its pod in calls of our functions, which no machine changes.
+
+A bound is what was measured last. Lower it when less is used. Raise it only for something that is worth it, and say in
+the commit what that is.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import pytest
+from redis.asyncio import Redis
+
+import timers
+from tests.conftest import SharedServers
+from tests.engine.fleet import Calls, Fleet, until
+from timers.store.store import ARM_LIMIT, Arming
+
+OURS: Final = str(Path(timers.__file__).parent)
+
+FIRED: Final = 1000
+"""Enough that what is called for each claim, each batch of ends or each start of a pod is rounded away."""
+
+CALLS: Final = 24
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="comprehensions are no calls from Python 3.12 on")
+async def test_a_fired_timer_takes_few_calls(servers: SharedServers) -> None:
+    """From the claim to its end, without the event, of a timer that has only a payload."""
+    calls, runs = Counter[CodeType](), Calls()
+
+    def count(frame: FrameType, event: str, _called: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            calls[frame.f_code] += 1
+
+    server = await servers.of("redis")
+    async with Redis.from_url(server.url) as redis:
+        await redis.flushdb()
+    fleet = await Fleet.over(server.url)
+    for start in range(0, FIRED, ARM_LIMIT):
+        await fleet.store.arm([Arming("note", f"user-{start + i}", "+0", {"payload": i}) for i in range(ARM_LIMIT)])
+    sys.setprofile(count)
+    try:
+        pod = await fleet.pod(runs, concurrency=FIRED)
+        await until(lambda: len(runs) == FIRED and not pod.worker.runner.held, "all have ended")
+    finally:
+        sys.setprofile(None)
+    await fleet.close()
+    each = {code.co_qualname: round(n / FIRED) for code, n in calls.items() if n >= FIRED / 2}
+    assert sum(each.values()) <= CALLS, each
