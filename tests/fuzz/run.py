@@ -5,7 +5,7 @@ import json
 import os
 import string
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,8 +39,8 @@ class Ran:
 class _Anything(Declared):
     """A registry that has a processor for every prefix."""
 
-    async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
-        return {}
+    async def refusal(self, prefix: str, asked_at: float | None = None) -> NoProcessor | None:
+        return None
 
 
 def _processors() -> Sequence[Processor]:

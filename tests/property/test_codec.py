@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from timers.core.causes import ENGLISH
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.strict import encode
 from timers.store import codec
 from timers.store.formats import READS
 
@@ -72,7 +73,7 @@ ENTRIES = CHANGES | st.tuples(CHANGES, st.none() | NUMBERS, NUMBERS, NUMBERS).ma
 
 def record_of(form: int, timer: Timer, history: list[HistoryEntry]) -> bytes:
     """The record, as the scripts write it."""
-    letter, body = codec.LETTERS[timer.status], codec.encode_body(timer.spec, timer.progress)
+    letter, body = codec.LETTERS[timer.status], f"{encode(timer.spec)}\n{codec.encode_progress(timer.progress)}"
     lines = "\n".join([body, *map(_line, history)]).encode()
     counts = timer.attempt, timer.failures, timer.occurrence
     if form == 1:
@@ -215,4 +216,4 @@ def test_a_long_history_has_a_marker_in_the_oldest_place() -> None:
 def test_nothing_but_what_differs_from_the_defaults_is_kept() -> None:
     assert codec.encode_progress(NO_PROGRESS) == codec.encode_progress(Progress()) == ""
     assert codec.encode_progress(Progress(slot_ms=5, step=0)) == '{"slot":5}'
-    assert codec.encode_spec({"payload": "ä"}) == '{"payload":"ä"}'
+    assert encode({"payload": "ä"}) == '{"payload":"ä"}'

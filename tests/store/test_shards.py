@@ -10,6 +10,7 @@ from tests.conservation import state_of
 from tests.store.acts import PREFIX, an_end, arming, claim
 from tests.store.backends import Backend, open_store
 from timers.store import keys
+from timers.store.connect import connect
 from timers.store.filters import Filter
 from timers.store.listing import read_page, read_pages
 from timers.store.store import Store
@@ -24,8 +25,9 @@ async def four(servers: SharedServers, backend: Backend) -> AsyncIterator[Store]
 
 
 def test_the_shard_is_the_crc_32_of_the_name() -> None:
-    assert keys.shard_of("reminder", "user-42", 64) == zlib.crc32(b"reminder:user-42") % 64 == 48
-    assert keys.shard_of("reminder", "user-42", 1) == 0
+    sharded, single = (Store(connect("redis://localhost"), shards=shards) for shards in (64, 1))
+    assert sharded.shard_of("reminder", "user-42") == zlib.crc32(b"reminder:user-42") % 64 == 48
+    assert single.shard_of("reminder", "user-42") == 0
 
 
 def test_names_of_keys_and_channels() -> None:

@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import NoPermissionError
 
 from timers.core.spec import encode_payload
+from timers.core.strict import encode
 from timers.errors import InvalidInput
 from timers.logs import get_logger
-from timers.store import codec, keys, scripts
+from timers.store import keys, scripts
 from timers.store.store import Identity, Store
 
 SCAN_COUNT: Final = 1000
@@ -148,7 +149,7 @@ class BareKeys:
         waits, due, cancelled, spare, forgotten, stale."""
         told: dict[Identity, tuple[object, ...]] = {}
         for identity, (known_ms, deadline_ms, value) in looks.items():
-            spec = "" if value is None else codec.encode_spec(spec_of(":".join(identity), value))
+            spec = "" if value is None else encode(spec_of(":".join(identity), value))
             told[identity] = (known_ms or "", deadline_ms if what == "adopted" else what, spec)
         return await self._run("adopt" if what == "adopted" else "resolve", told)
 

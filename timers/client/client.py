@@ -127,7 +127,7 @@ class TimerClient(Timers):
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
-        for refused in (await self._declared.refusals([new.prefix])).values():
+        if (refused := await self._declared.refusal(new.prefix)) is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by)
         answer = await self._group_commit.arm(arming, quota)
@@ -457,7 +457,7 @@ class TimerClient(Timers):
             url = await reachable_url(settings.redis_url, settings.data_dir)
             connections = self._connect(url, settings.edit_lock_ms)
         store = self._store or self._use(Store(connections))
-        if not (store.identity.armed and store.clock.known):
+        if not store.identity.armed:
             await store.identity.look()
         return store
 

@@ -78,15 +78,21 @@ class Declared:
         self._reading = asyncio.Lock()
 
     async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
-        """An error for each prefix that no processor was ever declared for. Reads the declarations again before it
-        returns an error. Raises Unavailable."""
+        """As `refusal`, for several prefixes: an error for each that has one."""
         asked_at = time.monotonic()
-        await self._read_since(asked_at - self._fresh_seconds)
-        missing = [prefix for prefix in prefixes if self._roster.owner(prefix) is None]
-        if not missing:
-            return {}
-        await self._read_since(asked_at)
-        return {prefix: self._refusal(prefix) for prefix in missing if self._roster.owner(prefix) is None}
+        found = [(prefix, await self.refusal(prefix, asked_at)) for prefix in prefixes]
+        return {prefix: refused for prefix, refused in found if refused is not None}
+
+    async def refusal(self, prefix: str, asked_at: float | None = None) -> NoProcessor | None:
+        """An error if no processor was ever declared for the prefix. Reads the declarations again before it returns an
+        error, unless somebody did since `asked_at` (None: now). Raises Unavailable."""
+        asked_at = time.monotonic() if asked_at is None else asked_at
+        for at in (asked_at - self._fresh_seconds, asked_at):
+            if self._read_at < at:
+                await self._read_since(at)
+            if self._roster.owner(prefix) is not None:
+                return None
+        return self._refusal(prefix)
 
     async def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""

@@ -58,21 +58,18 @@ def _first_due(new: NewTimer, now_ms: float) -> str:
     if new.due_at is not None:
         return f"@{within_reach(parse_time(new.due_at, 'due_at'), now_ms, 'due_at', new.due_at)}"
     if new.delay is not None:
-        return _after(Duration.parse(new.delay, "delay"), now_ms, "delay", new.delay)
+        delay = Duration.parse(new.delay, "delay")
+        if delay.months:
+            return f"@{within_reach(delay.add_to(round(now_ms)), now_ms, 'delay', new.delay)}"
+        wait_ms = delay.exact_ms
+        within_reach(round(now_ms) + wait_ms, now_ms, "delay", new.delay)
+        return f"+{wait_ms}"
     if new.repeat is not None and new.repeat.cron is not None:
         return f"@{calendar.first_slot(new.repeat, round(now_ms))}"
     ladder_ms = new.retry.ladder_ms if new.retry is not None else None
     if ladder_ms is None:
         raise InvalidInput.of("delay", None, "exactly one of delay and due_at")
     return f"+{ladder_ms[0]}"
-
-
-def _after(delay: Duration, now_ms: float, field: str, given: object) -> str:
-    if delay.months:
-        return f"@{within_reach(delay.add_to(round(now_ms)), now_ms, field, given)}"
-    wait_ms = delay.exact_ms
-    within_reach(round(now_ms) + wait_ms, now_ms, field, given)
-    return f"+{wait_ms}"
 
 
 def _require_before_end(repeat: Repeat, due_ms: int) -> None:

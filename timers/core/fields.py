@@ -18,7 +18,7 @@ OWN_PREFIXES: Final = "timers."
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 
-_PREFIX: Final = re.compile(PREFIX_PATTERN)
+_PREFIX: Final = re.compile(rf"(?!{RESERVED_PREFIX}\Z){PREFIX_PATTERN}")
 _ID: Final = re.compile(ID_PATTERN)
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """W3C Trace Context §3.2: version, trace, parent, flags."""
@@ -34,12 +34,12 @@ def is_own(prefix: str) -> bool:
 
 def is_prefix(text: str) -> bool:
     """Whether a text is a valid prefix."""
-    return text != RESERVED_PREFIX and _PREFIX.fullmatch(text) is not None
+    return _PREFIX.fullmatch(text) is not None
 
 
 def check_prefix(value: object, field: str = "prefix") -> str:
     """The prefix if it is valid; else InvalidInput."""
-    if isinstance(value, str) and is_prefix(value):
+    if isinstance(value, str) and _PREFIX.fullmatch(value):
         return value
     raise InvalidInput.of(field, value, PREFIX_RULE)
 
@@ -47,7 +47,7 @@ def check_prefix(value: object, field: str = "prefix") -> str:
 def check_callers_prefix(value: object, field: str = "prefix") -> str:
     """As `check_prefix`, but also refuses the service's own prefixes, whose timers nobody else makes or changes."""
     prefix = check_prefix(value, field)
-    if is_own(prefix):
+    if prefix.startswith(OWN_PREFIXES):
         raise InvalidInput.of(
             field, prefix, f"a prefix that does not begin with {OWN_PREFIXES!r}, which is reserved for the service"
         )

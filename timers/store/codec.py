@@ -61,11 +61,6 @@ class CorruptRecord(ValueError):
         self.timer = timer
 
 
-def encode_spec(spec: Mapping[str, Any]) -> str:
-    """One line of compact JSON."""
-    return encode(spec)
-
-
 def encode_progress(progress: Progress) -> str:
     """One line of compact JSON without default values; nothing if all values are defaults."""
     if progress is NO_PROGRESS:
@@ -179,11 +174,6 @@ def _ms(number: int) -> int:
     return number
 
 
-def encode_body(spec: Mapping[str, Any], progress: Progress) -> str:
-    """What comes after the head of a new timer's record."""
-    return f"{encode_spec(spec)}\n{encode_progress(progress)}"
-
-
 def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: int) -> bytes:
     """What `settle` is told of the end of a run: a line of who, since when it fails, and the newest history entry, but
     for its time, which the server knows; then the record without that entry. `timer` is as it was claimed."""
@@ -204,7 +194,7 @@ def encode_end(timer: Timer, after: Transition, *, pod: str, took: str, form: in
         head = _HEAD.pack(_TWO, letter.encode(), *counts, timer.token, timer.created_ms, due_ms)
     entry = f"{letter} {attempted} {pod} {took} - {encode_cause(*cause)}"
     line = f"{timer.prefix} {timer.id} {since or '-'} {entry}\n".encode()
-    spec = stored.spec if changed is None else encode_spec(changed).encode()
+    spec = stored.spec if changed is None else encode(changed).encode()
     begun = b"" if progress is NO_PROGRESS else encode_progress(progress).encode()
     return b"".join((line, head, spec, b"\n", begun, stored.latest(version - 1)))
 
@@ -213,21 +203,23 @@ def new_record(
     prefix: str, timer_id: str, *, due_ms: int, created_ms: int, spec: Mapping[str, Any], progress: Progress
 ) -> Timer:
     """The timer of the record that `arm` makes for a free identity: what `decode` would read from it."""
+    version, token, attempt, failures, occurrence = 1, 0, 0, 0, 1
     return Timer(
-        prefix=prefix,
-        id=timer_id,
-        status=Status.SCHEDULED,
-        due_ms=due_ms,
-        version=1,
-        token=0,
-        attempt=0,
-        failures=0,
-        occurrence=1,
-        created_ms=created_ms,
-        updated_ms=created_ms,
-        spec=spec,
-        progress=progress,
-        history=StoredHistory(created_ms, 1),
+        prefix,
+        timer_id,
+        Status.SCHEDULED,
+        due_ms,
+        version,
+        token,
+        attempt,
+        failures,
+        occurrence,
+        created_ms,
+        created_ms,
+        spec,
+        progress,
+        None,
+        StoredHistory(created_ms, version),
     )
 
 

@@ -1,7 +1,6 @@
 """Every key name that Python builds or reads. The scripts build the rest from the shard's root (lua/common.lua)."""
 
 import re
-import zlib
 from typing import Final
 
 META: Final = "timers:meta"
@@ -51,11 +50,6 @@ def root(shard: int) -> str:
 def limits_root(prefix: str) -> str:
     """Root of what limits a prefix: `permits` and `rate`, in their own hash slot."""
     return f"timers:{{limits:{prefix}}}:"
-
-
-def shard_of(prefix: str, timer_id: str, shards: int) -> int:
-    """The shard of a timer: CRC-32 of `prefix:id` modulo the number of shards."""
-    return zlib.crc32(f"{prefix}:{timer_id}".encode()) % shards if shards > 1 else 0
 
 
 def expired_channel(db: int) -> str:

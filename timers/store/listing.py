@@ -16,6 +16,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from timers.core import shapes
 from timers.core.model import Status, Timer
+from timers.core.strict import encode
 from timers.errors import InvalidInput
 from timers.store import codec, keys
 from timers.store.filters import Filter
@@ -299,7 +300,7 @@ def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
 
 def _size_of(timer: Timer) -> int:
     """The approximate size of the timer's record."""
-    body = len(codec.encode_spec(timer.spec)) + len(codec.encode_progress(timer.progress))
+    body = len(encode(timer.spec)) + len(codec.encode_progress(timer.progress))
     return body + sum(_ENTRY_BYTES + len(entry.text) for entry in timer.history)
 
 

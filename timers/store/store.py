@@ -1,6 +1,7 @@
 """Owns the calls to the scripts: typed arguments in, typed answers out, one method for each script. Knows no policy."""
 
 import time
+import zlib
 from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
+from timers.core.strict import encode
 from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, formats, keys, scripts
 from timers.store.connect import Connections, Line
@@ -109,8 +111,9 @@ class Store:
         return self.identity.shards
 
     def shard_of(self, prefix: str, timer_id: str) -> int:
-        """The shard that holds the timer."""
-        return keys.shard_of(prefix, timer_id, self.identity.shards)
+        """The shard that holds the timer: CRC-32 of `prefix:id` modulo the number of shards."""
+        shards = self.identity.shards
+        return zlib.crc32(f"{prefix}:{timer_id}".encode()) % shards if shards > 1 else 0
 
     async def now_ms(self) -> int:
         """Ask the server for its time."""
@@ -243,7 +246,7 @@ class Store:
         cause: str = "changed",
     ) -> Reply:
         """Change what is given. Codes: changed, missing, newer, running, locked, version, finished."""
-        new = "" if spec is None else codec.encode_spec(spec)
+        new = "" if spec is None else encode(spec)
         begun = "-" if progress is None else codec.encode_progress(progress)
         arguments = (edit_lock_ms, prefix, timer_id, _expected(version), due, new, begun, cause)
         return await self._one("reschedule", prefix, timer_id, arguments)
@@ -470,4 +473,4 @@ def _read(identity: Identity, now_ms: int, raw: bytes | None, held: bytes, left_
 def _arming(a: Arming) -> str:
     """A line, and the record's body. One argument for each timer, because redis-py spends more on an argument than on
     its length."""
-    return f"{a.prefix} {a.id} {a.if_exists} {a.due} {a.cause}\n{codec.encode_body(a.spec, a.progress)}"
+    return f"{a.prefix} {a.id} {a.if_exists} {a.due} {a.cause}\n{encode(a.spec)}\n{codec.encode_progress(a.progress)}"

@@ -11,8 +11,9 @@ from redis.asyncio.client import Pipeline
 
 from tests.property.oracle import Life, Line, Oracle
 from timers.core.model import Progress, Status, Timer
+from timers.core.strict import encode
 from timers.store import keys
-from timers.store.codec import LETTERS, decode, encode_spec
+from timers.store.codec import LETTERS, decode
 from timers.store.store import Identity, Store
 
 FAR_MS: Final = 60_000
@@ -52,7 +53,7 @@ class Record(NamedTuple):
             timer.attempt,
             timer.failures,
             timer.occurrence,
-            encode_spec(timer.spec),
+            encode(timer.spec),
             timer.progress,
             history,
         )
