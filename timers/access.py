@@ -74,9 +74,10 @@ class Scope:
 
     def covers(self, prefix: str) -> bool:
         """Whether the prefix is among them."""
-        return any(
-            prefix.startswith(pattern[:-1]) if pattern.endswith("*") else prefix == pattern for pattern in self.patterns
-        )
+        for pattern in self.patterns:
+            if prefix.startswith(pattern[:-1]) if pattern.endswith("*") else prefix == pattern:
+                return True
+        return False
 
     @property
     def is_everything(self) -> bool:

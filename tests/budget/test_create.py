@@ -104,4 +104,4 @@ class TestACreate:
 
         async with api_of(servers) as api:
             cost = await cost_of(create)
-        cost.stays_within(calls=151, json=5)
+        cost.stays_within(calls=138, json=5)

@@ -70,7 +70,8 @@ class Reading:
         pass
 
     def __exit__(self, *_: object) -> None:
-        self._all.hold(-self._held)
+        if self._held:
+            self._all.hold(-self._held)
 
     def take(self, part: bytes) -> None:
         """Take the next part of the body. Raises Busy."""

@@ -1,6 +1,7 @@
 """Owns conditional requests (RFC 9110 §13): which call honours which condition, and what an ETag condition asks for."""
 
 import re
+from collections.abc import Awaitable
 from typing import Final
 
 from aiohttp import web
@@ -20,13 +21,13 @@ _HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer 
 
 
 @web.middleware
-async def refuse_unchecked(request: web.Request, handler: Handler) -> web.StreamResponse:
+def refuse_unchecked(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
     """Answer 400 to a write with a condition that the call does not check, because the caller would believe that it was
     checked. A read may ignore its condition: it only answers more."""
     for name in CONDITIONS:
         if name in request.headers and not _may_have(operation_of(request), name):
             raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
-    return await handler(request)
+    return handler(request)
 
 
 def _may_have(operation: Operation | None, condition: str) -> bool:

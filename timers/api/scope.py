@@ -43,8 +43,7 @@ def visible_to(request: web.Request) -> Visible | None:
 
 def require_visible(request: web.Request, prefix: str) -> None:
     """Raises NotFound for a prefix that the request may not touch, and tells no more than that."""
-    visible = visible_to(request)
-    if visible is not None and not visible(prefix):
+    if not request[_CALLER].scope.covers(prefix):
         raise nothing_of(prefix)
 
 

@@ -23,8 +23,12 @@ FINISH_SECONDS: Final = 5.0
 """How long a stop waits for requests in progress: as long as Redis may take to answer one."""
 
 
-async def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> web.StreamResponse:
+def _answer_expectations(handle: _Handle, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
     """Catch the errors of `Expect` headers here: aiohttp checks them before any middleware runs."""
+    return _answer_expectation(handle, request) if "Expect" in request.headers else handle(request)
+
+
+async def _answer_expectation(handle: _Handle, request: web.BaseRequest) -> web.StreamResponse:
     try:
         return await handle(request)
     except web.HTTPExpectationFailed as error:

@@ -78,7 +78,7 @@ class HistoryEntry(NamedTuple):
             "pod": self.pod,
             "processor": self.processor,
             "cause": self.cause,
-            "note": self.note,
+            "note": in_english(self.cause, self.text),
             "by": self.by,
             "lateness_ms": self.lateness_ms,
         }
@@ -260,7 +260,8 @@ class Timer(NamedTuple):
 
     def to_json(self) -> TimerAnswer:
         """The timer as the HTTP API shows it."""
-        spec, retry, repeat = self.spec, self.retry, self.repeat
+        spec, progress = self.spec, self.progress
+        retry, repeat = (self.retry if "retry" in spec else None), (self.repeat if "repeat" in spec else None)
         shown: TimerAnswer = {
             "prefix": self.prefix,
             "id": self.id,
@@ -269,10 +270,10 @@ class Timer(NamedTuple):
             "payload": spec.get("payload"),
             "repeat": None if repeat is None else repeat.to_json(),
             "retry": None if retry is None else retry.to_json(),
-            "missed": self.missed,
+            "missed": spec.get("missed", "fire"),
             "timeout": spec.get("timeout"),
-            "tags": self.tags,
-            "metadata": self.metadata,
+            "tags": spec.get("tags", []),
+            "metadata": spec.get("metadata", {}),
             "version": self.version,
             "token": self.token,
             "attempt": self.attempt,
@@ -281,8 +282,8 @@ class Timer(NamedTuple):
             "created_at": format_time(self.created_ms),
             "updated_at": format_time(self.updated_ms),
             "lease": None if self.lease is None else self.lease.to_json(),
-            "last_error": None if self.last_error is None else dict(self.last_error),
-            "result": self.result,
+            "last_error": None if progress.last_error is None else dict(progress.last_error),
+            "result": progress.result,
             "history": [entry.to_json() for entry in self.history],
         }
         if "traceparent" in spec:
