@@ -146,9 +146,11 @@ class TimerClient(Timers):
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         if traceparent is not None:
             check_traceparent(traceparent)
-        await self._open()
+        store = await self._open()
         with self._group_commit.line() as line:
-            size = BATCH_LIMIT if line is None or quota is not None else ARM_LIMIT
+            # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
+            in_parts = line is not None and quota is None and store.identity.armed
+            size = ARM_LIMIT if in_parts else BATCH_LIMIT
             arming: list[asyncio.Task[Results]] = []
             try:
                 async with asyncio.TaskGroup() as group:
