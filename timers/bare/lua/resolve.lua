@@ -32,7 +32,7 @@ local function is_news(member, times, since, r)
     return tonumber(times) > tonumber(before)
   end
   if not at and r then
-    for ms in string.gmatch(r.body, '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
+    for ms in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ bare%-expired (%d+)') do at = ms end
   end
   return not at or tonumber(at) <= tonumber(since)
 end
@@ -41,7 +41,7 @@ end
 -- is so long that none is left, it counts as armed otherwise.
 local function came_from_key(r)
   local came = false
-  for cause in string.gmatch(r.body, '\n%d+ %a %d+ %S+ %S+ %S+ (%S+)') do
+  for cause in string.gmatch(body_of(r), '\n%d+ %a %d+ %S+ %S+ %S+ (%S+)') do
     if cause == 'replaced' then came = false
     elseif string.sub(cause, 1, 5) == 'bare-' then came = true end
   end

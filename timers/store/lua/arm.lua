@@ -39,14 +39,14 @@ local function arm(prefix, id, if_exists, due, said, body)
   local life = new_life(prefix, r, format, due, body, said)
   raw = write(member, life)
   if r then return 'replaced', raw end
-  return 'created', due .. ' ' .. life.created
+  return 'created', string.format('%d %d', due, life.created)
 end
 
 for i = 6, #ARGV do
   local prefix, id, if_exists, due, said, body = string.match(ARGV[i], '^(%S+) (%S+) (%S+) (%S+) ([^\n]*)\n()')
   local code, raw = arm(prefix, id, if_exists, due_of(due), said, string.sub(ARGV[i], body))
-  answer[#answer + 1] = code
-  answer[#answer + 1] = raw
+  local n = #answer
+  answer[n + 1], answer[n + 2] = code, raw
 end
 conclude()
 return answer

@@ -43,11 +43,9 @@ local function claim_one(prefix, id, token, processor)
   end_retrying(prefix, id, r)
   r.status, r.token, r.attempt = 'r', token, r.attempt + 1
   note(r, cause, pod, now - r.due, processor)
-  leases[#leases + 1] = lease_end
-  leases[#leases + 1] = member
-  claimed[#claimed + 1] = prefix
-  claimed[#claimed + 1] = id
-  claimed[#claimed + 1] = write(member, r)
+  local l, c = #leases, #claimed
+  leases[l + 1], leases[l + 2] = lease_end, member
+  claimed[c + 1], claimed[c + 2], claimed[c + 3] = prefix, id, write(member, r)
   return true
 end
 
@@ -57,11 +55,10 @@ end
 local BACKLOG_MS, PUNCTUAL_MS = 10000, 1000
 local function due_of_queue(prefix, most)
   local queue = queue_key(prefix)
-  local due = call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'WITHSCORES', 'LIMIT', '0', text(most + 1))
-  local ids = {}
-  for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
+  local ids = call('ZRANGEBYSCORE', queue, '-inf', '(' .. text(now + 1), 'LIMIT', '0', text(most + 1))
   if in_order or #ids <= most then return ids end
-  if tonumber(due[2]) > now - BACKLOG_MS or tonumber(due[#due]) > now - PUNCTUAL_MS then return ids end
+  local function is_within(id, ms) return tonumber(call('ZSCORE', queue, id)) > now - ms end
+  if is_within(ids[1], BACKLOG_MS) or is_within(ids[#ids], PUNCTUAL_MS) then return ids end
   local turn = newest_token() % 2
   local fresh = call('ZRANGEBYSCORE', queue, text(now - PUNCTUAL_MS), '(' .. text(now + 1),
     'LIMIT', 0, math.floor((most + turn) / 2))

@@ -82,14 +82,10 @@ local function lease_key(member) return root .. 'lease:' .. member end
 local function finished_key(status, prefix)
   return root .. (status == 't' and 'retrying:' or 'finished:' .. status .. ':') .. prefix
 end
-local buckets = {}               -- hashing a member costs as much as a command
+local hashed_member, hashed_key   -- hashing a member costs as much as a command, and most are read and then written
 local function record_key(member)
-  local bucket = buckets[member]
-  if not bucket then
-    bucket = root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2)
-    buckets[member] = bucket
-  end
-  return bucket
+  if member ~= hashed_member then hashed_member, hashed_key = member, root .. 'rec:' .. string.sub(redis.sha1hex(member), 1, 2) end
+  return hashed_key
 end
 
 -- The record: a head, then the spec (JSON), and after newlines the progress (JSON or nothing) and the history, oldest first. JSON
@@ -98,7 +94,7 @@ end
 -- `1 <status> <version> <token> <attempt> <failures> <occurrence> <due> <created> <version - 1>`. A record keeps its format here;
 -- only what a pod writes anew, at `arm` and `settle`, has the newest that all pods read.
 local HEAD, HEAD_BYTES = '>I4I4I4I4I8I8I8', 43
-local LETTERS = 'swrcfux'
+local STATUSES = {s = 's', w = 's', r = 'r', c = 'c', f = 'f', u = 'u', x = 'x'}
 local TEXT = '^1 (%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) %d+\n()'
 
 local function parse_text(raw)
@@ -109,24 +105,24 @@ local function parse_text(raw)
   end
   return {format = 1, status = status, version = tonumber(version), attempt = tonumber(attempt), failures = tonumber(failures),
           occurrence = tonumber(occurrence), token = tonumber(token), created = tonumber(created), due = tonumber(due),
-          body = string.sub(raw, body)}
+          raw = raw, from = body}
 end
 
 local function parse_head(raw)
   if #raw < HEAD_BYTES then return nil, 'not a record' end
-  local r = {format = 2, status = string.sub(raw, 3, 3), body = string.sub(raw, HEAD_BYTES + 1)}
-  r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due = struct.unpack(HEAD, raw, 4)
-  if r.due >= LATEST or r.created >= LATEST then return nil, 'not a record' end
-  return r
+  local version, attempt, failures, occurrence, token, created, due = struct.unpack(HEAD, raw, 4)
+  if due >= LATEST or created >= LATEST then return nil, 'not a record' end
+  return {format = 2, status = string.sub(raw, 3, 3), version = version, attempt = attempt, failures = failures,
+          occurrence = occurrence, token = token, created = created, due = due, raw = raw, from = HEAD_BYTES + 1}
 end
 
 local function parse(raw)
   if not raw then return nil, 'no record' end
   local r, trouble = (string.sub(raw, 1, 2) == '2 ' and parse_head or parse_text)(raw)
-  if not r or not string.find(LETTERS, r.status, 1, true) then return nil, trouble or 'not a record' end
+  local status = r and STATUSES[r.status]
+  if not status then return nil, trouble or 'not a record' end
   -- `w` is scheduled, but also waits for its bare key: no claim takes it. Any change of the timer lets it go.
-  r.waits = r.status == 'w'
-  if r.waits then r.status = 's' end
+  r.waits, r.status = r.status == 'w', status
   return r
 end
 
@@ -143,12 +139,17 @@ local function read(member)
   return r, trouble, raw
 end
 
+-- What follows the head: Lua hashes each string that it makes, so it is only taken out where it is needed.
+local function body_of(r) return r.body or string.sub(r.raw, r.from) end
+
 local function encode(r)
+  local body, added = body_of(r), r.added or ''
   if r.format == 2 then
-    return '2 ' .. r.status .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due) .. r.body
+    return '2 ' .. r.status .. struct.pack(HEAD, r.version, r.attempt, r.failures, r.occurrence, r.token, r.created, r.due)
+      .. body .. added
   end
   return string.format('1 %s %d %d %d %d %d %d %d %d\n%s',
-    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1, r.body)
+    r.status, r.version, r.token, r.attempt, r.failures, r.occurrence, r.due, r.created, r.version - 1, body .. added)
 end
 
 -- Whether a hook asks for an event of a prefix.
@@ -168,8 +169,7 @@ end
 local OUTBOX_LIMIT = 1000000     -- with so many entries that no pod has taken, further changes are only counted
 local hooks = nil
 local function post(member, r, said, raw)
-  hooks = hooks or call('HKEYS', root .. 'hooks')
-  if #hooks == 0 or string.sub(member, 1, 7) == 'timers.' then return end
+  if string.sub(member, 1, 7) == 'timers.' then return end
   -- Events by cause, where the status does not tell them; '' means no event.
   local told = {completed = 'c', skipped = 'c', failed = 'f', retry = 't', snoozed = '', ['handed-back'] = '',
                 ['bare-due'] = '', purged = ''}
@@ -185,7 +185,8 @@ end
 -- Publish every change to those who watch. The first PUBLISH tells whether anybody does; if nobody does, it is the script's last.
 local watched = true
 local function tell(member, r, said, raw)
-  post(member, r, said, raw)
+  hooks = hooks or call('HKEYS', root .. 'hooks')
+  if #hooks > 0 then post(member, r, said, raw) end
   if not watched then return end
   local event = table.concat({member, r.status, r.version, r.attempt, text(r.due), now_text, r.processor or '-', said}, '\n')
   watched = publish((string.gsub(ARGV[1], 'wake', 'events', 1)), event) > 0
@@ -201,7 +202,7 @@ local function write(member, r) return put(member, r, r.said or 'created', encod
 
 -- Replace the spec and/or the progress; nil keeps what is there.
 local function set_body(r, spec, progress)
-  local old_spec, old_progress, history = string.match(r.body, '^([^\n]*)\n([^\n]*)(.*)$')
+  local old_spec, old_progress, history = string.match(body_of(r), '^([^\n]*)\n([^\n]*)(.*)$')
   r.body = (spec or old_spec) .. '\n' .. (progress or old_progress) .. history
 end
 
@@ -212,11 +213,11 @@ local function note(r, said, pod, lateness, processor)
   r.said, r.processor = said, processor
   r.version = r.version + 1
   if r.version > HISTORY_STORED + 1 then
-    local body, history = string.match(r.body, '^([^\n]*\n[^\n]*)(.*)$')
+    local body, history = string.match(body_of(r), '^([^\n]*\n[^\n]*)(.*)$')
     r.body = body .. string.sub(history, string.find(history, '\n', 2, true) or #history + 1)
   end
-  r.body = r.body .. '\n' .. now_text .. ' ' .. r.status .. ' ' .. r.attempt .. ' ' .. (pod or '-') .. ' ' .. (lateness or '-') .. ' '
-    .. (processor or '-') .. ' ' .. said
+  r.added = '\n' .. now_text .. ' ' .. r.status .. ' ' .. r.attempt .. ' ' .. (pod or '-') .. ' '
+    .. (lateness or '-') .. ' ' .. (processor or '-') .. ' ' .. said
 end
 
 -- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
@@ -343,13 +344,18 @@ local function enqueue(prefix, id, due)
     queue = {first = math.huge, last = {}}
     entries[prefix] = queue
   end
-  local last = queue.last[due]
-    or tonumber(call('ZREVRANGEBYSCORE', queue_key(prefix), '(' .. text(due + 1), text(due), 'WITHSCORES', 'LIMIT', '0', '1')[2])
-  local score = last and math.min(last + 1 / ORDINALS, due + 1 - 1 / ORDINALS) or due
-  queue.last[due] = score
-  queue.first = math.min(queue.first, score)
-  queue[#queue + 1] = score % 1 == 0 and text(score) or string.format('%.17g', score)
-  queue[#queue + 1] = id
+  local ordinal = queue.last[due]
+  if not ordinal then
+    local last = call('ZREVRANGEBYSCORE', queue_key(prefix), '(' .. text(due + 1), text(due), 'WITHSCORES', 'LIMIT', '0', '1')[2]
+    ordinal = last and math.min(math.floor((last - due) * ORDINALS + 0.5), ORDINALS - 2) or -1
+    queue.first = math.min(queue.first, due + (ordinal + 1) / ORDINALS)
+  end
+  ordinal = math.min(ordinal + 1, ORDINALS - 1)
+  queue.last[due] = ordinal
+  local n = #queue
+  -- Four digits tell the fractions apart: at these times a double next to them is the fraction itself.
+  queue[n + 1] = ordinal == 0 and text(due) or string.format('%d.%04d', due, ordinal / ORDINALS * 10000)
+  queue[n + 2] = id
 end
 
 local function flush(prefix)

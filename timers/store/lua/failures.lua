@@ -9,7 +9,7 @@ local found = call('ZRANGE', finished_key(ARGV[2], ARGV[3]), 0, ARGV[4] - 1, 'RE
 for i = 1, #found, 2 do
   if bytes > tonumber(ARGV[5]) then break end
   local r = read(member_of(ARGV[3], found[i]))
-  local progress = r and string.match(r.body, '^[^\n]*\n([^\n]*)') or ''
+  local progress = r and string.match(body_of(r), '^[^\n]*\n([^\n]*)') or ''
   bytes = bytes + #progress
   answer[#answer + 1] = found[i]
   answer[#answer + 1] = found[i + 1]

@@ -9,59 +9,59 @@
 --          (another pod has a newer token, or has written the record in a newer format); `missing`
 
 local removes = ARGV[2]
-local answer, ends, leases, members, finished = {now_text}, {}, {}, {}, {}
+local answer, leases, members, finished = {now_text}, {}, {}, {}
 
-local function verdict(e)
-  local held, _, raw = read(e.member)
+local function verdict(member, token)
+  local held, _, raw = read(member)
   if not held then return newer_format(raw) and 'fenced' or 'missing' end
-  if held.token ~= e.record.token then return 'fenced' end
+  if held.token ~= token then return 'fenced' end
   if held.status ~= 'r' then return 'already' end
   return 'settled'
 end
 
-local function finish(e, r)
-  if string.find(removes, r.status, 1, true) then
-    remove(e.member, r)
-    count('r', e.prefix, -1)
-    tell(e.member, r, e.said, e.raw)
-    return
-  end
-  local index = finished_key(r.status, e.prefix)
-  local ended = finished[index] or {}
+local function finish(prefix, id, status)
+  local index = finished_key(status, prefix)
+  local ended = finished[index] or {prefix = prefix, status = status}
   finished[index] = ended
-  ended[#ended + 1] = now_text
-  ended[#ended + 1] = e.id
-  recount('r', r.status, e.prefix)
-  put(e.member, r, e.said, e.raw)
+  local n = #ended
+  ended[n + 1], ended[n + 2] = now_text, id
 end
 
-local function apply(e)
-  local r = e.record
-  if r.status ~= 's' then return finish(e, r) end
-  schedule(e.prefix, e.id, r.due)
-  if r.failures ~= 0 then begin_retrying(e.prefix, e.id, e.since ~= '-' and e.since or now_text) end
-  recount('r', 's', e.prefix)
-  put(e.member, r, e.said, e.raw)
+local function settle(prefix, id, since, member, r, said, raw)
+  if r.status == 's' then
+    schedule(prefix, id, r.due)
+    if r.failures ~= 0 then begin_retrying(prefix, id, since ~= '-' and since or now_text) end
+    recount('r', 's', prefix)
+  elseif string.find(removes, r.status, 1, true) then
+    remove(member, r)
+    count('r', prefix, -1)
+    return tell(member, r, said, raw)
+  else
+    finish(prefix, id, r.status)
+  end
+  put(member, r, said, raw)
 end
 
 for i = 3, #ARGV do
-  local prefix, id, since, entry, from = string.match(ARGV[i], '^(%S+) (%S+) (%S+) ([^\n]*)\n()')
-  local raw = string.sub(ARGV[i], from) .. '\n' .. now_text .. ' ' .. entry
-  local e = {prefix = prefix, id = id, since = since, member = member_of(prefix, id), raw = raw, record = parse(raw),
-             said = string.match(entry, '^%S+ %S+ %S+ %S+ %S+ (.*)$')}
-  local code = verdict(e)
+  local prefix, id, since, entry, said, from = string.match(ARGV[i], '^(%S+) (%S+) (%S+) (%S+ %S+ %S+ %S+ %S+ ([^\n]*))\n()')
+  local member, raw = member_of(prefix, id), string.sub(ARGV[i], from) .. '\n' .. now_text .. ' ' .. entry
+  local r = parse(raw)
+  local code = verdict(member, r.token)
   if code == 'settled' then
-    ends[#ends + 1] = e
-    leases[#leases + 1] = lease_key(e.member)
-    members[#members + 1] = e.member
+    settle(prefix, id, since, member, r, said, raw)
+    local n = #members + 1
+    leases[n], members[n] = lease_key(member), member
   end
   answer[i - 1] = code
 end
-if #ends > 0 then
+if #members > 0 then
   call('DEL', unpack(leases))
   call('ZREM', root .. 'leases', unpack(members))
 end
-for _, e in ipairs(ends) do apply(e) end
-for index, ended in pairs(finished) do call('ZADD', index, unpack(ended)) end
+for index, ended in pairs(finished) do
+  call('ZADD', index, unpack(ended))
+  count('r', ended.prefix, -#ended / 2)
+  count(ended.status, ended.prefix, #ended / 2)
+end
 conclude()
 return answer
