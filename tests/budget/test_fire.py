@@ -4,8 +4,12 @@ A bound is what was measured last. Lower it when less is used. Raise it only for
 the commit what that is.
 """
 
+import asyncio
+import gc
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -15,7 +19,10 @@ from redis.asyncio import Redis
 
 import timers
 from tests.conftest import SharedServers
-from tests.engine.fleet import Calls, Fleet, until
+from tests.engine.fleet import Act, Calls, Fleet, until
+from timers.core.outcome import Fail
+from timers.engine.runs import Run
+from timers.processor import Context
 from timers.store.store import ARM_LIMIT, Arming
 
 OURS: Final = str(Path(timers.__file__).parent)
@@ -24,6 +31,21 @@ FIRED: Final = 1000
 """Enough that what is called for each claim, each batch of ends or each start of a pod is rounded away."""
 
 CALLS: Final = 24
+
+
+@asynccontextmanager
+async def armed(servers: SharedServers) -> AsyncIterator[Fleet]:
+    """A fleet without pods, and so many timers that are due."""
+    server = await servers.of("redis")
+    async with Redis.from_url(server.url) as redis:
+        await redis.flushdb()
+    fleet = await Fleet.over(server.url)
+    for start in range(0, FIRED, ARM_LIMIT):
+        await fleet.store.arm([Arming("note", f"user-{start + i}", "+0", {"payload": i}) for i in range(ARM_LIMIT)])
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="comprehensions are no calls from Python 3.12 on")
@@ -35,18 +57,41 @@ async def test_a_fired_timer_takes_few_calls(servers: SharedServers) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(OURS):
             calls[frame.f_code] += 1
 
-    server = await servers.of("redis")
-    async with Redis.from_url(server.url) as redis:
-        await redis.flushdb()
-    fleet = await Fleet.over(server.url)
-    for start in range(0, FIRED, ARM_LIMIT):
-        await fleet.store.arm([Arming("note", f"user-{start + i}", "+0", {"payload": i}) for i in range(ARM_LIMIT)])
-    sys.setprofile(count)
-    try:
-        pod = await fleet.pod(runs, concurrency=FIRED)
-        await until(lambda: len(runs) == FIRED and not pod.worker.runner.held, "all have ended")
-    finally:
-        sys.setprofile(None)
-    await fleet.close()
+    async with armed(servers) as fleet:
+        sys.setprofile(count)
+        try:
+            pod = await fleet.pod(runs, concurrency=FIRED)
+            await until(lambda: len(runs) == FIRED and not pod.worker.runner.held, "all have ended")
+        finally:
+            sys.setprofile(None)
     each = {code.co_qualname: round(n / FIRED) for code, n in calls.items() if n >= FIRED / 2}
     assert sum(each.values()) <= CALLS, each
+
+
+async def wait(_timer: timers.Timer, _context: Context) -> None:
+    async with asyncio.timeout(60):
+        await asyncio.sleep(0)
+
+
+async def fail(_timer: timers.Timer, _context: Context) -> None:
+    raise Fail
+
+
+@pytest.mark.parametrize("act", [wait, fail])
+async def test_a_run_that_has_ended_is_freed_without_the_collector(servers: SharedServers, act: Act) -> None:
+    """A circle for each run took the collector an eighth of a burst."""
+    runs = Calls(act=act, timeout="1m")
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if isinstance(each, Run)}
+
+    def left() -> list[Run]:
+        return [each for each in gc.get_objects() if isinstance(each, Run) and id(each) not in before]
+
+    async with armed(servers) as fleet:
+        gc.disable()
+        try:
+            pod = await fleet.pod(runs, concurrency=FIRED)
+            await until(lambda: len(runs) == FIRED and not pod.worker.runner.held, "all have ended")
+            await until(lambda: not left(), "all are freed")
+        finally:
+            gc.enable()

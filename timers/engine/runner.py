@@ -249,6 +249,7 @@ class Runner:
         run.ended = True
         if run.timeout is not None:
             run.timeout.cancel()
+            run.timeout = None  # its context has the run as well
         if run.in_thread:
             self._abandoned += 1
             _log.warning("function keeps running in its thread", **run.named, abandoned=self._abandoned)
@@ -339,9 +340,11 @@ class Runner:
         self._observer.started(run.processor.prefix, late_ms)
         run.started, run.is_started = now, True
         if timeout_ms is not None:
-            reason = Failed("Timeout", f"the run took longer than its timeout of {timeout_ms} ms")
             later = self._call_later or asyncio.get_running_loop().call_later
-            run.timeout = later(timeout_ms / 1000, partial(self._stop, run, reason))
+            run.timeout = later(timeout_ms / 1000, partial(self._time_out, run))
+
+    def _time_out(self, run: Run) -> None:
+        self._stop(run, Failed("Timeout", f"the run took longer than its timeout of {run.timeout_ms} ms"))
 
     def _stop(self, run: Run, reason: StopReason) -> None:
         if run.ended:
