@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from timers.core.spec import NewTimer
 from timers.engine import claimer
 from timers.processor import BURST_US, Context
 from timers.store import scripts
+from timers.store.connect import Line
 
 
 class Busy(Calls):
@@ -172,18 +173,18 @@ class TestConcurrency:
     ) -> None:
         """It pays no script and no round trip for other prefixes' limits."""
         ran: Counter[str] = Counter()
-        evalsha = Redis.evalsha
+        run = scripts.run
 
-        def count(redis: Redis, sha: str, numkeys: int, *arguments: str) -> Any:
-            ran[sha] += 1
-            return evalsha(redis, sha, numkeys, *arguments)
+        def count(redis: Redis | Line, call: scripts.ScriptCall, wake: str) -> Awaitable[Any]:
+            ran[call.name] += 1
+            return run(redis, call, wake)
 
-        monkeypatch.setattr(Redis, "evalsha", count)
+        monkeypatch.setattr(scripts, "run", count)
         await fleet.pod(Calls(pod_concurrency=5))
         await arm(fleet, ids(10))
         await ended(fleet, ids(10))
-        assert ran[scripts.digest("settle")]
-        assert not any(ran[scripts.digest(name)] for name in ("reserve", "keep", "release"))
+        assert ran["settle"]
+        assert not any(ran[name] for name in ("reserve", "keep", "release"))
 
 
 class TestOrder:

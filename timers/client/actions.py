@@ -169,22 +169,24 @@ class BulkAction(StrictModel):
     cursor: Annotated[str, AfterValidator(_checked_cursor), WithJsonSchema(shapes.ACTION_CURSOR)] | None = None
 
     @classmethod
-    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+    def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
         action, wanted = given.get("action"), given.get("filter")
+        errors: list[FieldError] = []
         if not isinstance(action, str) or action not in TAKES:
-            return
+            return errors
         due = {name: given[name] for name in ("delay", "due_at") if given.get(name) is not None}
         if len(due) != (action == "reschedule"):
             one = action == "reschedule"
             rule = "exactly one of delay and due_at" if one else "no due time, which only reschedule has"
-            yield FieldError("delay", shown(due or None), rule)
+            errors.append(FieldError("delay", shown(due or None), rule))
         changes = given.get("changes")
         is_some = bool(changes.model_fields_set if isinstance(changes, TimerChange) else changes)
         if (not is_some) if action == "change" else changes is not None:
             rule = "the fields to change, as in a PATCH" if action == "change" else "no changes, which only change has"
-            yield FieldError("changes", shown(changes), rule)
+            errors.append(FieldError("changes", shown(changes), rule))
         with suppress(InvalidInput):
-            yield from _not_taken(action, wanted if isinstance(wanted, Filter) else Filter.parse(wanted))
+            errors += _not_taken(action, wanted if isinstance(wanted, Filter) else Filter.parse(wanted))
+        return errors
 
     @property
     def narrowed(self) -> Filter:

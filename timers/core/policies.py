@@ -1,7 +1,7 @@
 """Owns the policies of a timer: how a failed run is tried again, how a cycle continues, what happens to a missed
 run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -122,10 +122,11 @@ class Repeat(StrictModel):
     mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate"
 
     @classmethod
-    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+    def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
         every, cron = given.get("every"), given.get("cron")
-        if (every is None) == (cron is None):
-            yield FieldError("every", shown({"every": every, "cron": cron}), "exactly one of every and cron")
+        if (every is None) != (cron is None):
+            return []
+        return [FieldError("every", shown({"every": every, "cron": cron}), "exactly one of every and cron")]
 
     @model_validator(mode="after")
     def _cron_has_times(self) -> Self:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, StrictStr, WithJsonSchema
@@ -86,9 +86,10 @@ class Spec(StrictModel):
     metadata: Metadata = Field(default_factory=dict)
 
     @classmethod
-    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
+    def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
         if given.get("delay") is not None and given.get("due_at") is not None:
-            yield FieldError("delay", shown(given["delay"]), "only one of delay and due_at")
+            return [FieldError("delay", shown(given["delay"]), "only one of delay and due_at")]
+        return []
 
     @property
     def moves_due(self) -> bool:
@@ -121,14 +122,14 @@ class PutTimer(Spec):
     timeout: Timeout | None = None
 
     @classmethod
-    def _contradictions(cls, given: Mapping[str, Any]) -> Iterator[FieldError]:
-        yield from super()._contradictions(given)
-        missed = given.get("missed")
+    def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
+        errors, missed = super()._contradictions(given), given.get("missed")
         if missed in FOR_REPEATS and given.get("repeat") is None:
-            yield FieldError("missed", shown(missed), "'latest' and 'all' only with repeat")
+            errors.append(FieldError("missed", shown(missed), "'latest' and 'all' only with repeat"))
         if given.get("delay") is None and given.get("due_at") is None and not _plans_itself(given):
             rule = "exactly one of delay and due_at, or else a retry ladder or repeat.cron"
-            yield FieldError("delay", shown(None), rule)
+            errors.append(FieldError("delay", shown(None), rule))
+        return errors
 
     @property
     def starts_with_ladder(self) -> bool:

@@ -3,7 +3,7 @@
 A model ignores nothing that it does not know, and every error names its field.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -25,20 +25,20 @@ class StrictModel(BaseModel):
         except ValidationError as error:
             found = invalid_input(error)
         named = {each.field for each in found.errors}
-        more = cls._contradictions(value) if isinstance(value, Mapping) else ()
+        more = cls._contradictions(value) if isinstance(value, Mapping) else []
         raise InvalidInput([*found.errors, *(each for each in more if each.field not in named)])
 
     @model_validator(mode="after")
     def _without_contradictions(self) -> Self:
-        if errors := list(self._contradictions(self.__dict__)):
+        if errors := self._contradictions(self.__dict__):
             raise InvalidInput(errors)
         return self
 
     @classmethod
-    def _contradictions(cls, given: Mapping[str, Any]) -> Iterable[FieldError]:
+    def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
         """The errors that concern several fields, which are checked models or plain data. If one field is wrong,
         pydantic skips such checks, but callers want to hear of all errors."""
-        return ()
+        return []
 
 
 _ACCEPTED: Final = {
