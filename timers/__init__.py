@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from timers.store.filters import Filter
     from timers.store.listing import Page
     from timers.store.membership import Member
-    from timers.store.queries import Change
+    from timers.store.notifications import Change
 
 __all__ = [
     "Action",
@@ -107,7 +107,7 @@ __all__ = [
 _LATER: Final = {
     "Armed": "client",
     "BlockingTimerClient": "client",
-    "Change": "store.queries",
+    "Change": "store.notifications",
     "Counts": "client.actions",
     "Dropped": "client.feed",
     "Filter": "store.filters",

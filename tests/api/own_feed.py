@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from timers.client import TimerClient
 from timers.client.feed import Feed
-from timers.store.queries import Change, Queries
+from timers.store.notifications import Change
 
 
-class MadeUp(Queries):
+class MadeUp:
     """A subscription that is up from the first listener on. The test makes the changes: `told(change)`."""
 
     def __init__(self) -> None:

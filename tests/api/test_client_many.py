@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, Unavailable
 from timers.store.filters import Filter
-from timers.store.queries import Change, Queries
+from timers.store.notifications import Change, changes
 from timers.store.store import Store
 
 
@@ -281,7 +282,7 @@ async def test_a_broken_subscription_becomes_a_gap(client: TimerClient, redis: R
     await feed.leave(listener)
 
 
-class BreakingQueries(Queries):
+class BreakingChanges:
     """A subscription that breaks and returns when the test says so."""
 
     def __init__(self) -> None:
@@ -301,8 +302,8 @@ class BreakingQueries(Queries):
 
 
 async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed() -> None:
-    queries = BreakingQueries()
-    feed = Feed(queries, again_seconds=0)
+    queries = BreakingChanges()
+    feed = Feed(queries.changes, again_seconds=0)
     first = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await first.next() == OPEN
@@ -316,9 +317,9 @@ async def test_a_listener_that_joins_during_an_outage_hears_open_once_subscribed
 
 
 async def test_a_feed_outlives_an_error_that_nobody_expected() -> None:
-    queries = BreakingQueries()
+    queries = BreakingChanges()
     queries.error = RuntimeError("the cluster's topology changes")
-    feed = Feed(queries, again_seconds=0)
+    feed = Feed(queries.changes, again_seconds=0)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN
@@ -332,8 +333,8 @@ async def test_a_feed_outlives_an_error_that_nobody_expected() -> None:
 
 async def test_a_listener_without_a_wish_to_come_back_ends_nobody_elses_wait() -> None:
     """A closed page of the dashboard ended the subscription that a listener of `/v1/events` was to find again."""
-    queries = BreakingQueries()
-    feed = Feed(queries)
+    queries = BreakingChanges()
+    feed = Feed(queries.changes)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN
@@ -364,8 +365,8 @@ def change(version: int) -> Change:
 @pytest.mark.parametrize("filtered", [False, True])
 async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_it_lost(filtered: bool) -> None:
     """Two hundred such listeners stalled a pod for seconds."""
-    queries, looked = BreakingQueries(), 0
-    feed = Feed(queries)
+    queries, looked = BreakingChanges(), 0
+    feed = Feed(queries.changes)
 
     def wants(_: Change) -> bool:
         nonlocal looked
@@ -387,7 +388,7 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_i
 
 
 async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient, store: Store) -> None:
-    feed = Feed(Queries(store))
+    feed = Feed(partial(changes, store.connections))
     slow, quick = feed.join(), feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await quick.next() == OPEN

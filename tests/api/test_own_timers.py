@@ -16,7 +16,8 @@ from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.engine.observer import Observer
 from timers.processor import Context, processor
-from timers.store.queries import OWN_QUEUES, Change
+from timers.store.notifications import Change
+from timers.store.queries import OWN_QUEUES
 from timers.store.store import Arming
 
 OWN = "timers.hook-0123456789abcdef"

@@ -25,7 +25,7 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
-from timers.store.queries import Change
+from timers.store.notifications import Change
 
 
 @asynccontextmanager
@@ -188,7 +188,7 @@ class Encoded(Change):
 
 async def test_a_change_is_encoded_once_for_all_listeners(api: Api) -> None:
     queries, before = MadeUp(), Encoded.count
-    feed = Feed(queries)
+    feed = Feed(queries.changes)
     async with serving(replace(api, client=OwnFeed(feed))) as served:
         async with listening(served) as first, listening(served) as second, listening(served) as third:
             for number in range(20):

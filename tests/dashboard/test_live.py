@@ -16,7 +16,7 @@ from timers.api.server import ApiServer, application
 from timers.client.feed import Feed, Open
 from timers.core.model import Status
 from timers.dashboard.live import LivePages
-from timers.store.queries import Change
+from timers.store.notifications import Change
 
 WORD = b"data: new\n\n"
 
@@ -76,7 +76,7 @@ async def test_a_page_hears_only_of_the_prefixes_of_its_key(guest: Visitor) -> N
 
 async def test_a_burst_of_changes_is_one_word_and_closing_the_feed_ends_the_stream(api: Api) -> None:
     queries = MadeUp()
-    feed = Feed(queries)
+    feed = Feed(queries.changes)
     routes = LivePages(replace(api.parts, client=OwnFeed(feed)), least_seconds=0.01, most_seconds=3600.0).routes()
     server = await ApiServer.start(application(routes, api.parts.auth), "127.0.0.1", 0)
     async with api.session.get(f"{server.url}/ui/live") as stream:

@@ -10,9 +10,8 @@ from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
 from timers.errors import ConfigurationError, NewerFormat, NotFound, RedisRights, TooNew, Unavailable
-from timers.store import formats, keys
+from timers.store import formats, keys, queries
 from timers.store.membership import Member, Membership
-from timers.store.queries import Queries
 from timers.store.store import Store
 
 META = "timers:meta"
@@ -119,7 +118,7 @@ async def test_a_client_that_armed_before_a_flush_finds_the_new_number_of_shards
     await there.arm([arming(str(n), due="+3600000") for n in range(20)])
     answers = await client.batch([{"prefix": PREFIX, "id": str(n), "delay": "1h"} for n in range(20)])
     assert [type(answer).__name__ for answer in answers] == ["AlreadyExists"] * 20
-    counted = await Queries(there).counts()
+    counted = await queries.counts(there)
     assert sum(counted[PREFIX].values()) == 20
     await real.connections.commands.flushdb()
 

@@ -11,10 +11,10 @@ from tests.store.acts import armed, arming, claim, finished
 from tests.store.backends import open_store
 from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
+from timers.store import queries
 from timers.store.connect import Line
 from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, read_page, read_pages
-from timers.store.queries import Queries
 from timers.store.scripts import ScriptCall
 from timers.store.store import Store
 
@@ -88,11 +88,10 @@ async def test_a_page_that_continues_a_long_list_takes_one_round_trip(
 
 async def test_counting_all_shards_takes_one_round_trip(sharded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     await sharded.arm([arming("a", prefix=f"p{n}", due="+3600000") for n in range(20)])
-    queries = Queries(sharded)
     sent = count_sent(sharded, monkeypatch)
     for look in (queries.counts, queries.heads, queries.oldest_due_ms, queries.paused, queries.quarantined):
         sent.clear()
-        await look()
+        await look(sharded)
         assert len(sent) == 1, look
 
 

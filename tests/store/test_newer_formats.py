@@ -29,10 +29,10 @@ from timers.bare.keys import GONE, BareKeys, Look
 from timers.client import TimerClient
 from timers.core.model import Status
 from timers.errors import NewerFormat
+from timers.store import queries
 from timers.store.audit import audit
 from timers.store.filters import Filter
 from timers.store.listing import read_page
-from timers.store.queries import Queries
 from timers.store.store import Store
 
 NEWER = b"9 the head of a later version\nand its body"
@@ -124,7 +124,7 @@ async def test_readers_leave_it_out_and_count_it(store: Store) -> None:
     async with in_a_newer_format(store):
         page = await read_page(store, Filter.parse({"prefix": PREFIX, "status": "failed"}), limit=10)
         assert [timer.id for timer in page.items] == ["older"]
-        assert (await Queries(store).counts())[PREFIX][Status.FAILED] == 2
+        assert (await queries.counts(store))[PREFIX][Status.FAILED] == 2
 
 
 async def test_a_run_in_a_newer_format_belongs_to_another_pod(store: Store) -> None:

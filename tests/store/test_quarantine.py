@@ -23,7 +23,8 @@ from tests.store.acts import (
     settle,
 )
 from timers.core.model import Status, Timer
-from timers.store.queries import QUARANTINED_SHOWN, Queries
+from timers.store import queries
+from timers.store.queries import QUARANTINED_SHOWN
 from timers.store.store import Claimed, Store
 
 BAD = f"{PREFIX}:bad"
@@ -94,13 +95,13 @@ async def test_a_record_without_a_readable_head_is_quarantined(store: Store, kin
 
 
 async def test_quarantined_records_are_counted_and_named(store: Store) -> None:
-    assert await Queries(store).quarantined() == (0, {})
+    assert await queries.quarantined(store) == (0, {})
     record, reason = A_BAD_HEAD[next(iter(A_BAD_HEAD))]
     for number in range(5):
         await armed(store, f"bad-{number}")
         await damage(store, record, f"bad-{number}")
     await claim_all(store)
-    number, some = await Queries(store).quarantined()
+    number, some = await queries.quarantined(store)
     assert (number, len(some), set(some.values())) == (5, QUARANTINED_SHOWN, {reason})
     assert all(member.startswith(f"{PREFIX}:bad-") for member in some)
 

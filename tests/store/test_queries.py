@@ -12,9 +12,10 @@ from tests.store.test_quarantine import damage
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput, Unavailable
+from timers.store import queries
 from timers.store.filters import Filter
 from timers.store.listing import read_page, read_pages
-from timers.store.queries import Change, Queries
+from timers.store.notifications import Change, changes
 from timers.store.store import Store
 
 
@@ -46,10 +47,10 @@ async def test_the_totals_are_those_of_the_counts_however_many_prefixes_there_ar
     await store.arm([arming("x", prefix=f"many-{number}", due="+3600000") for number in range(7)])
     await store.connections.commands.hset("timers:{0}:counts", mapping={"s strange": "none", "? strange": "7"})
     whole = dict.fromkeys(Status, 0)
-    for counts in (await Queries(store).counts()).values():
+    for counts in (await queries.counts(store)).values():
         for status, number in counts.items():
             whole[status] += number
-    assert await Queries(store).totals(at_once=2) == whole
+    assert await queries.totals(store, at_once=2) == whole
     assert whole[Status.SCHEDULED] == 9
     await store.connections.commands.hdel("timers:{0}:counts", "s strange", "? strange")
 
@@ -151,24 +152,27 @@ async def test_a_cursor_read_with_another_filter_shows_only_what_passes_there(st
 
 
 async def test_counts_oldest_due_and_paused(store: Store) -> None:
-    queries = Queries(store)
-    assert (await queries.counts(), await queries.oldest_due_ms(), await queries.paused()) == ({}, None, [])
+    assert (await queries.counts(store), await queries.oldest_due_ms(store), await queries.paused(store)) == (
+        {},
+        None,
+        [],
+    )
     await one_of_each(store)
-    assert await queries.counts() == {
+    assert await queries.counts(store) == {
         PREFIX: dict.fromkeys((Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED, Status.CANCELLED), 1),
         "other": {Status.SCHEDULED: 1},
     }
     elsewhere = (await store.get([("other", "elsewhere")]))[0]
     assert elsewhere is not None
-    assert await queries.oldest_due_ms() == elsewhere.due_ms
+    assert await queries.oldest_due_ms(store) == elsewhere.due_ms
     await store.pause("b", paused=True)
     await store.pause("a", paused=True)
-    assert await queries.paused() == ["a", "b"]
+    assert await queries.paused(store) == ["a", "b"]
 
 
 async def test_the_stream_has_every_change(real: Store) -> None:
     heard: list[Change | None] = []
-    stream = asyncio.create_task(Queries(real).changes(heard.append))
+    stream = asyncio.create_task(changes(real.connections, heard.append))
 
     async def heard_as_many_as(number: int) -> bool:
         return len(heard) >= number
@@ -200,7 +204,7 @@ async def test_the_stream_has_every_change(real: Store) -> None:
 
 async def test_a_run_that_is_removed_at_its_end_is_published(real: Store) -> None:
     heard: list[Change | None] = []
-    stream = asyncio.create_task(Queries(real).changes(heard.append))
+    stream = asyncio.create_task(changes(real.connections, heard.append))
 
     async def told() -> bool:
         return any(change is not None and change.status is Status.COMPLETED for change in heard)

@@ -12,11 +12,11 @@ from tests.store.acts import HOUR_MS, PREFIX, an_end, armed, arming, claim, read
 from tests.store.backends import open_store
 from timers.core.durations import format_time
 from timers.core.model import Status
+from timers.store import queries
 from timers.store.audit import audit
 from timers.store.filters import Filter
 from timers.store.listing import read_page
-from timers.store.queries import Queries, Retrying
-from timers.store.search import endings, groups, keep_failing, newest_first
+from timers.store.queries import endings, groups, keep_failing
 from timers.store.store import Store
 
 
@@ -26,10 +26,9 @@ async def listed(store: Store, **wanted: Any) -> list[str]:
 
 async def counted(store: Store) -> tuple[int, int]:
     """How many are retrying and how many scheduled, by prefix and in all alike."""
-    queries = Queries(store)
-    of, total = (await queries.counts()).get(PREFIX, {}), await queries.totals()
+    of, total = (await queries.counts(store)).get(PREFIX, {}), await queries.totals(store)
     alone = Counter[Status]()
-    async for _, _, status, n in queries.counted(PREFIX):
+    async for _, _, status, n in queries.counted(store, PREFIX):
         alone[status] += n
     assert [of.get(status, 0) for status in Status] == [total[status] for status in Status]
     assert of == alone
@@ -46,7 +45,10 @@ async def test_a_timer_that_waits_for_its_next_try_is_counted_and_listed(store: 
     assert await listed(store, status=["retrying", "running"], prefix=PREFIX) == ["a"]
     assert await listed(store, status="retrying", due_before="30m") == []
     assert [
-        t.id for t in (await newest_first(store, Filter.parse({"prefix": PREFIX, "status": "retrying"}), limit=5)).items
+        t.id
+        for t in (
+            await read_page(store, Filter.parse({"prefix": PREFIX, "status": "retrying"}), limit=5, newest=True)
+        ).items
     ] == ["a"]
     assert (await read(store)).status is Status.SCHEDULED
     await conserved(store)
@@ -155,8 +157,8 @@ async def test_they_are_grouped_by_error_with_the_first_of_them(store: Store) ->
     await retrying(store, "2", since=since["new"])
     await retrying(store, "3", since=since["new"], reason="quota exceeded")
     await retrying(store, "x", prefix="other", since=since["new"])
-    assert await Queries(store).retrying() == [
-        Retrying(PREFIX, 3, now_ms - 600_000), Retrying("other", 1, now_ms - 1000),
+    assert await queries.retrying(store) == [
+        (PREFIX, 3, now_ms - 600_000), ("other", 1, now_ms - 1000),
     ]  # fmt: skip
     found, looked_at = await groups(store, PREFIX, Status.RETRYING)
     assert ([(group.error, group.number) for group in found], looked_at) == (
@@ -179,5 +181,5 @@ async def test_they_are_counted_over_all_shards(servers: SharedServers) -> None:
             await four.settle(shard, [end], pod="p", retention_ms=0)
         assert await counted(four) == (8, 8)
         assert len(await listed(four, status="retrying")) == 8
-        assert [number for _, number, _ in await Queries(four).retrying()] == [8]
+        assert [number for _, number, _ in await queries.retrying(four)] == [8]
         await conserved(four)

@@ -12,7 +12,7 @@ from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store.filters import Filter
 from timers.store.listing import Page, read_page
-from timers.store.search import endings, newest_first
+from timers.store.queries import endings
 from timers.store.starts import add_starts, due_load, past_starts, total
 from timers.store.store import Arming, Store
 
@@ -60,7 +60,7 @@ async def test_newest_first_is_the_reversed_list_over_all_shards(servers: Shared
         await store.arm([Arming(PREFIX, f"t{i}", f"@{1_900_000_000_000 + rng.randrange(20)}", {}) for i in range(60)])
         search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
         forward = await all_of(lambda at: read_page(store, search, limit=50, cursor=at))
-        turned = await all_of(lambda at: newest_first(store, search, limit=limit, cursor=at))
+        turned = await all_of(lambda at: read_page(store, search, limit=limit, cursor=at, newest=True))
         assert [timer.id for timer in turned] == [timer.id for timer in reversed(forward)]
 
 
@@ -80,7 +80,7 @@ async def test_scores_that_nobody_of_ours_wrote_stop_nothing(real: Store) -> Non
     await redis.zadd(f"timers:{{0}}:due:{PREFIX}", {"odd": "inf"})
     await redis.zadd(f"timers:{{0}}:finished:f:{PREFIX}", {"odd": "inf"})
     search = Filter(prefix=PREFIX, status=(Status.SCHEDULED,))
-    found = await all_of(lambda at: newest_first(real, search, limit=1, cursor=at))
+    found = await all_of(lambda at: read_page(real, search, limit=1, cursor=at, newest=True))
     assert [timer.id for timer in found] == ["good"]
     assert [ending.id for ending in await endings(real, PREFIX, Status.FAILED, 5)] == ["broke", "odd"]
     assert sum((await due_load(real, step_ms=3_600_000, steps=24))[0]) == 1
@@ -101,6 +101,6 @@ async def test_a_strangers_value_in_place_of_a_ring_is_moved_aside(real: Store) 
 async def test_a_made_up_cursor_is_refused(store: Store, cursor: str) -> None:
     search = Filter(prefix=PREFIX, status=(Status.FAILED,))
     with pytest.raises(InvalidInput):
-        await newest_first(store, search, limit=5, cursor=cursor)
+        await read_page(store, search, limit=5, cursor=cursor, newest=True)
     with pytest.raises(InvalidInput):
         await read_page(store, search, limit=5, cursor=cursor)

@@ -22,12 +22,11 @@ from tests.store.acts import (
 )
 from timers.core.model import Status, Timer
 from timers.processor import Limits, Rate
-from timers.store import keys
+from timers.store import keys, queries
 from timers.store.callers import Callers
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.permits import Permits
-from timers.store.queries import Queries
 from timers.store.store import Store
 
 ROOT: Final = "timers:{0}:"
@@ -93,13 +92,12 @@ ACTS: Final[dict[str, Act]] = {
 
 async def read_all(store: Store) -> None:
     """Read everything that shows the whole db."""
-    queries = Queries(store)
-    await queries.counts()
-    await queries.due_queues()
-    await queries.oldest_due_ms()
-    await queries.heads()
-    await queries.paused()
-    await queries.quarantined()
+    await queries.counts(store)
+    await queries.due_queues(store)
+    await queries.oldest_due_ms(store)
+    await queries.heads(store)
+    await queries.paused(store)
+    await queries.quarantined(store)
 
 
 STRINGS: Final = (f"{ROOT}token", f"{ROOT}epoch", f"{ROOT}lease:{PREFIX}:run", f"{ROOT}lease:{PREFIX}:lost")
@@ -199,7 +197,7 @@ async def test_foreign_values_in_the_way_are_moved_aside(real: Store) -> None:
     await redis.set(key, "a stranger's")
     await armed(real, due="+3600000")
     assert await redis.get(f"{ROOT}displaced:{key}") == b"a stranger's"
-    assert (await Queries(real).counts())[PREFIX] == {Status.SCHEDULED: 1}
+    assert (await queries.counts(real))[PREFIX] == {Status.SCHEDULED: 1}
 
 
 LIMITED: Final = Limits(concurrency=2, rate=Rate(interval_us=1000, burst=5))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from timers.store.search import GROUP_LIMIT_CHARACTERS, error_group
+from timers.store.queries import GROUP_LIMIT_CHARACTERS, error_group
 
 
 @pytest.mark.parametrize(

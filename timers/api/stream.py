@@ -20,7 +20,7 @@ from timers.client.feed import QUEUE_LIMIT, Dropped, Event, FeedListener, Wants,
 from timers.errors import Busy
 from timers.logs import request_id
 from timers.store.filters import Filter
-from timers.store.queries import Change
+from timers.store.notifications import Change
 
 HEARTBEAT_SECONDS: Final = 15.0
 """After this much silence a comment is sent. It keeps proxies from closing the stream, and finds listeners that are

@@ -31,7 +31,7 @@ from timers.dashboard.overview import health
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
 from timers.store.filters import Filter
-from timers.store.search import Ending, endings
+from timers.store.queries import Ending, endings
 from timers.store.starts import Slot, next_timers, past_starts, total
 
 LOOK_SECONDS: Final = 1.0

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -32,14 +33,14 @@ from timers.embedded import reachable_url
 from timers.errors import InvalidInput, Running, Unavailable
 from timers.logs import get_logger
 from timers.settings import load_worker_settings
-from timers.store import outbox
+from timers.store import outbox, queries
 from timers.store.codec import encode_act
 from timers.store.connect import Connections, Line, connect
 from timers.store.filters import Filter, Visible
 from timers.store.identity import Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
-from timers.store.queries import Queries
+from timers.store.notifications import changes
 from timers.store.quotas import Quota
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
@@ -93,7 +94,7 @@ class TimerClient(Timers):
         return timer
 
     def _use(self, store: Store) -> Store:
-        self._store, self._feed, self._declared = store, Feed(Queries(store)), Declared(store)
+        self._store, self._feed, self._declared = store, Feed(partial(changes, store.connections)), Declared(store)
         self._group_commit = GroupCommit(store, edit_lock_ms=self._edit_lock_ms)
         return store
 
@@ -365,7 +366,7 @@ class TimerClient(Timers):
 
     async def counts(self, *, own: bool = False) -> Mapping[str, Mapping[Status, int]]:
         """How many timers of each prefix are in each status, zeros left out; with `own` also the service's own."""
-        counts = await Queries(await self._open()).counts()
+        counts = await queries.counts(await self._open())
         return counts if own else {prefix: counted for prefix, counted in counts.items() if not is_own(prefix)}
 
     async def retrying(self) -> Sequence[tuple[str, int, int]]:

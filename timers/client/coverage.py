@@ -12,8 +12,8 @@ from typing import Final
 from timers.core.fields import is_own
 from timers.core.hooks import CALLS
 from timers.errors import FieldError, NoProcessor, shown
+from timers.store import queries
 from timers.store.membership import Membership, Roster
-from timers.store.queries import Queries
 from timers.store.store import Queue, Store
 
 NAMES_SHOWN: Final = 20
@@ -54,7 +54,7 @@ def uncovered(roster: Roster, queues: Iterable[Queue], shards: int) -> Uncovered
 
 async def read_uncovered(store: Store) -> Uncovered:
     """What nobody covers now; only prefixes with timers that are due or waiting for rescue. Raises Unavailable."""
-    return uncovered(await Membership(store).read(), await Queries(store).due_queues(), store.shards)
+    return uncovered(await Membership(store).read(), await queries.due_queues(store), store.shards)
 
 
 def shortened(names: Sequence[object]) -> str:

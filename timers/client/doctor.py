@@ -9,16 +9,14 @@ from timers.client.coverage import NAMES_SHOWN, Uncovered, shortened, uncovered
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
-from timers.store import outbox
+from timers.store import outbox, queries
 from timers.store.audit import STEP, audit, compare, uncounted
 from timers.store.checkup import Check, Level, judged
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
-from timers.store.queries import Queries
 from timers.store.scripts import FULL
-from timers.store.search import keep_failing
 from timers.store.server import is_full
 from timers.store.store import Store
 
@@ -125,25 +123,25 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
 
 
 async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) -> list[Check]:
-    queries, workers = Queries(store), roster.workers
-    due = await queries.due_queues()
-    missing = uncovered(roster, {*await queries.waiting_queues(), *due}, store.shards)
-    stuck = {prefix for _, prefix in await queries.due_queues(for_ms=STUCK_MS, held=False)}
-    paused = set(await queries.paused())
+    workers = roster.workers
+    due = await queries.due_queues(store)
+    missing = uncovered(roster, {*await queries.waiting_queues(store), *due}, store.shards)
+    stuck = {prefix for _, prefix in await queries.due_queues(store, for_ms=STUCK_MS, held=False)}
+    paused = set(await queries.paused(store))
     return [
         _shards(missing, workers, store.shards),
         _prefixes(missing.prefixes),
         _queues(sorted(stuck - paused - {*missing.prefixes}) if workers else [], workers),
         _paused(sorted(paused & {prefix for _, prefix in due})),
-        _retrying(await keep_failing(store)),
-        _kept(await queries.counts()),
+        _retrying(await queries.keep_failing(store)),
+        _kept(await queries.counts(store)),
         _pods(roster.members),
         _format(store, roster.members),
         _settings(roster.members),
         _messages(workers),
         await _hooks(store),
         await _books(store, progress) if fix else await _compared(store),
-        _quarantine(*await queries.quarantined()),
+        _quarantine(*await queries.quarantined(store)),
     ]
 
 
@@ -326,7 +324,7 @@ async def _compared(store: Store) -> Check:
 async def _books(store: Store, progress: Progress) -> Check:
     """Mend. A step looks at up to STEP records, and later at as many entries of indexes."""
     total: Counter[str] = Counter()
-    counts = await Queries(store).counts()
+    counts = await queries.counts(store)
     number, done = 2 * sum(n for of in counts.values() for status, n in of.items() if status is not Status.RETRYING), 0
     with progress("mending", number) as show:
         for shard in range(store.shards):

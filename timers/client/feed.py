@@ -9,7 +9,7 @@ it took them.
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from secrets import token_hex
@@ -20,7 +20,7 @@ from timers.core.durations import format_time
 from timers.core.fields import is_own
 from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.store.queries import Change, Queries
+from timers.store.notifications import Change
 
 QUEUE_LIMIT: Final = 1000
 """How many changes may wait for one listener; it loses those beyond that."""
@@ -62,6 +62,9 @@ GAP: Final = Gap()
 Event = Change | Open | Gap | Dropped
 
 Wants = Callable[[Change], bool]
+
+Changes = Callable[[Callable[[Change | None], None]], Awaitable[None]]
+"""Passes on every change, and None once the subscription is confirmed, until it breaks: `notifications.changes`."""
 
 
 def change_json(change: Change) -> ChangeAnswer:
@@ -200,8 +203,8 @@ class FeedListener:
 class Feed:
     """The changes of one db."""
 
-    def __init__(self, queries: Queries, *, again_seconds: float = AGAIN_SECONDS) -> None:
-        self._queries, self._again_seconds = queries, again_seconds
+    def __init__(self, changes: Changes, *, again_seconds: float = AGAIN_SECONDS) -> None:
+        self._changes_of, self._again_seconds = changes, again_seconds
         self._listeners: set[FeedListener] = set()
         self._keeping_up: set[FeedListener] = set()
         self._changes = 0
@@ -284,7 +287,7 @@ class Feed:
         """Subscribe, and subscribe again whenever the subscription breaks, for whatever reason: nobody else would."""
         while True:
             try:
-                await self._queries.changes(self._take)
+                await self._changes_of(self._take)
             except Unavailable:
                 pass
             except Exception:  # noqa: BLE001 (listeners wait for the next subscription, whatever ended this one)

@@ -13,10 +13,10 @@ from timers.core.explain import explain
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
 from timers.errors import NotFound, Refused
+from timers.store import queries
 from timers.store.filters import ALL, Filter
 from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
-from timers.store.queries import Queries
 from timers.store.store import Store
 from timers.store.turns import in_turns
 
@@ -112,19 +112,18 @@ async def read_pods(store: Store) -> list[Member]:
 async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = True) -> Stats:
     """The current state of the prefixes that the filter covers. With `by_prefix` False, for all prefixes, the counts
     are summed under an empty name. Raises Unavailable."""
-    queries = Queries(store)
     counts: Mapping[str, Mapping[Status, int]]
-    counts = await queries.counts() if by_prefix else {"": await queries.totals()}
+    counts = await queries.counts(store) if by_prefix else {"": await queries.totals(store)}
     pods, covers = await read_pods(store), wanted.covering()
     if by_prefix:
         whole = in_turns(counts.items())
         counts = {prefix: counted async for prefix, counted in whole if covers(prefix)}
     if wanted.is_of_all:
-        oldest_ms = await queries.oldest_due_ms()
-        late_ms = await queries.oldest_due_ms(held=False)
+        oldest_ms = await queries.oldest_due_ms(store)
+        late_ms = await queries.oldest_due_ms(store, held=False)
     else:
         oldest_ms, late_ms = [
-            min((ms for prefix, ms in (await queries.heads(held=held)).items() if covers(prefix)), default=None)
+            min((ms for prefix, ms in (await queries.heads(store, held=held)).items() if covers(prefix)), default=None)
             for held in (True, False)
         ]
     await store.identity.look()
@@ -135,12 +134,12 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
 
 async def read_retrying(store: Store, wanted: Filter = ALL) -> Sequence[tuple[str, int, int]]:
     """The prefixes with most retrying timers: how many, and for how many ms one has failed. Raises Unavailable."""
-    return [(prefix, n, _waited_ms(store, ms)) for prefix, n, ms in await Queries(store).retrying(wanted)]
+    return [(prefix, n, _waited_ms(store, ms)) for prefix, n, ms in await queries.retrying(store, wanted)]
 
 
 async def read_overdue_ms(store: Store) -> int:
     """How long the oldest due timer that may run has waited to be claimed. Raises Unavailable."""
-    return _waited_ms(store, await Queries(store).oldest_due_ms(held=False))
+    return _waited_ms(store, await queries.oldest_due_ms(store, held=False))
 
 
 def _waited_ms(store: Store, due_ms: int | None) -> int:
@@ -149,8 +148,7 @@ def _waited_ms(store: Store, due_ms: int | None) -> int:
 
 async def read_prefixes(store: Store) -> list[PrefixView]:
     """The prefixes by name, also the service's own. Raises Unavailable."""
-    queries = Queries(store)
-    counts, paused, heads = await queries.counts(), set(await queries.paused()), await queries.heads()
+    counts, paused, heads = await queries.counts(store), set(await queries.paused(store)), await queries.heads(store)
     roster = await Membership(store).read()
     return [
         PrefixView(
@@ -171,7 +169,7 @@ async def read_story(store: Store, timer: Timer) -> list[str]:
     """The timer's life and answers, as `explain` tells them, with what its record does not know: who serves its prefix,
     pauses and limits. Raises Unavailable."""
     now_ms, shard = await store.now_ms(), store.shard_of(timer.prefix, timer.id)
-    until_ms, pause = await Queries(store).holds(timer.prefix, shard)
+    until_ms, pause = await queries.holds(store, timer.prefix, shard)
     is_due = timer.status is Status.SCHEDULED and timer.due_ms <= now_ms
     obstacle = _obstacle(await Membership(store).read(), timer.prefix, shard, until_ms, pause) if is_due else ""
     return explain(timer, now_ms, obstacle=obstacle, pause=pause)

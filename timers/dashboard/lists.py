@@ -14,7 +14,7 @@ from timers.dashboard.wanted import Wanted
 from timers.errors import InvalidInput
 from timers.store.filters import Filter
 from timers.store.listing import ORDER, Page, read_page
-from timers.store.search import Group, groups, newest_first
+from timers.store.queries import Group, groups
 
 PAGE: Final = 50
 PREFIXES_A_PAGE: Final = 20
@@ -51,7 +51,9 @@ class ListPages:
         )
         newest = request.query.get("sort") == "newest" and may_sort
         cursor = request.query.get("cursor")
-        page = Page([], None) if errors else await self._found(wanted, cursor, newest=newest)
+        page = Page([], None)
+        if not errors:
+            page = await read_page(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor, newest=newest)
         sorted_by = {"sort": "newest"} if newest else {}
         return show(
             request,
@@ -69,11 +71,6 @@ class ListPages:
             newest=newest,
             may_sort=may_sort,
         )
-
-    async def _found(self, wanted: Wanted, cursor: str | None, *, newest: bool) -> Page:
-        if newest:
-            return await newest_first(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor)
-        return await read_page(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor)
 
     async def failed(self, request: web.Request) -> web.Response:
         """Answers 200 with the prefixes, those with most failures first."""

@@ -22,7 +22,7 @@ from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
 from timers.store import alarms
 from timers.store.filters import Filter, Visible
-from timers.store.search import FAILING_MS
+from timers.store.queries import FAILING_MS
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
 
 HOUR_MS: Final = 3_600_000

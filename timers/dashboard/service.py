@@ -18,11 +18,10 @@ from timers.core.hooks import Hook
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Parts, form_of, is_admin, number_of, pairs_of, show
 from timers.errors import Forbidden, InvalidInput, shown
-from timers.store import alarms, outbox
+from timers.store import alarms, outbox, queries
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
 from timers.store.filters import Filter
-from timers.store.queries import Queries
 
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5
@@ -69,7 +68,7 @@ class ServicePages:
             section="prefixes",
             now_ms=now_ms,
             views=views,
-            ended=await Queries(self._parts.store).ended(with_ends, now_ms - MINUTE_MS),
+            ended=await queries.ended(self._parts.store, with_ends, now_ms - MINUTE_MS),
             total=len(found),
             more=rest[PREFIXES_A_PAGE - 1].prefix if len(rest) > PREFIXES_A_PAGE else None,
             words=words,

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from timers.core.model import Status, Timer
 from timers.store.filters import Filter, Visible
-from timers.store.search import error_group
+from timers.store.queries import error_group
 
 NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
 """Conditions that come once. `status` may come several times."""

@@ -13,7 +13,7 @@ from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
 from timers.store.membership import Membership
 from timers.store.outbox import Entry
-from timers.store.search import FAILING_MS, keep_failing
+from timers.store.queries import FAILING_MS, keep_failing
 from timers.store.store import Arming
 
 NEWEST: Final = 5

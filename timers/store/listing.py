@@ -4,12 +4,12 @@ cursors."""
 import base64
 import json
 import re
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby, islice
+from operator import gt, lt
 from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -18,9 +18,8 @@ from timers.core import shapes
 from timers.core.model import Status, Timer
 from timers.core.strict import encode
 from timers.errors import InvalidInput
-from timers.store import codec, keys
+from timers.store import codec, keys, queries
 from timers.store.filters import Filter
-from timers.store.queries import Queries
 from timers.store.scripts import Argument, ScriptCall
 from timers.store.store import Store
 from timers.store.turns import in_turns
@@ -77,33 +76,24 @@ _RUNNING: Final = _Source(_PLACES[Status.RUNNING], "", "running", 0)
 """Stands for the running timers of all shards."""
 
 
-class _Place(NamedTuple):
-    """How far a listing has come: the last item read from a source."""
+class _Item(NamedTuple):
+    """An entry of an index, and the timer and the size of its record; None if that cannot be read. It also says how far
+    a listing has come."""
 
     source: _Source
     score: str
     member: str
+    timer: Timer | None = None
+    size: int = 0
 
     @property
     def order(self) -> tuple[float, str]:
-        """Its position among the items of its index, over all shards."""
+        """Its position among the entries of its index, over all shards."""
         return float(self.score), self.member
-
-
-class _Item(NamedTuple):
-    """The timer at a place and the size of its record; None if the record cannot be read."""
-
-    timer: Timer | None
-    place: _Place
-    size: int
 
 
 _Read = tuple[list[_Item], bool]
 """Items from a source, and whether there are more after them."""
-
-
-def _order(item: _Item) -> tuple[float, str]:
-    return item.place.order
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +107,8 @@ class Page:
 class _Filling:
     """A page while it is being filled."""
 
-    def __init__(self, wanted: Filter, limit: int) -> None:
-        self.wanted, self._wants = wanted, wanted.test()
+    def __init__(self, wanted: Filter, limit: int, *, newest: bool) -> None:
+        self.wanted, self._wants, self.newest = wanted, wanted.test(), newest
         self.items: list[Timer] = []
         self._limit, self._most_looks = limit, max(limit * LOOKS_PER_ITEM, LOOKS_AT_LEAST)
         self._looked = self._read_bytes = self._bytes = 0
@@ -144,16 +134,18 @@ class _Filling:
         return PAGE_BYTES // max(average, 1)
 
 
-async def read_page(store: Store, wanted: Filter, *, limit: int = 100, cursor: str | None = None) -> Page:
-    """The next timers that pass: by status (running first), then prefix, then due time or end time. Every page
-    costs the same however many timers there are. Raises InvalidInput for a cursor that this function did not
-    return."""
-    filling = _Filling(wanted.at(store.clock.now_ms()), limit)
+async def read_page(
+    store: Store, wanted: Filter, *, limit: int = 100, cursor: str | None = None, newest: bool = False
+) -> Page:
+    """The next timers that pass: by status (running first), then prefix, then due time or end time, with `newest` the
+    last due or ended first. Every page costs the same however many timers there are. Raises InvalidInput for a cursor
+    that this function did not return."""
+    filling = _Filling(wanted.at(store.clock.now_ms()), limit, newest=newest)
     async with aclosing(_items(store, filling, None if cursor is None else _read_cursor(cursor))) as parts:
         async for part in parts:
             for item in part:
                 if filling.take(item):
-                    return Page(filling.items, _write_cursor(item.place))
+                    return Page(filling.items, _write_cursor(item))
     return Page(filling.items, None)
 
 
@@ -166,7 +158,7 @@ async def read_pages(store: Store, wanted: Filter, *, limit: int = PAGE_LIMIT) -
         yield page.items
 
 
-async def _items(store: Store, filling: _Filling, after: _Place | None) -> AsyncGenerator[Sequence[_Item]]:
+async def _items(store: Store, filling: _Filling, after: _Item | None) -> AsyncGenerator[Sequence[_Item]]:
     """All records after a place, index by index, in parts. The place's own index needs no counts, so most pages of a
     long list take one round trip."""
     begun = [] if after is None else _begun(store, filling.wanted, after)
@@ -185,7 +177,7 @@ async def _items(store: Store, filling: _Filling, after: _Place | None) -> Async
                 yield part
 
 
-def _begun(store: Store, wanted: Filter, after: _Place) -> list[_Source]:
+def _begun(store: Store, wanted: Filter, after: _Item) -> list[_Source]:
     """The index of the place on every shard, if it may hold wanted timers; none for running timers."""
     prefix = after.source.prefix
     statuses = [status for status in ORDER if status is not Status.RUNNING and wanted.covers(prefix, status)]
@@ -193,12 +185,12 @@ def _begun(store: Store, wanted: Filter, after: _Place) -> list[_Source]:
     return [source for source in sources if source.listing == after.source.listing]
 
 
-async def _sources(store: Store, wanted: Filter, after: _Place | None) -> list[_Source]:
+async def _sources(store: Store, wanted: Filter, after: _Item | None) -> list[_Source]:
     """The indexes that may hold wanted timers, in listing order, after that of the place. Running timers are in one
     index, which may continue."""
     found: set[_Source] = set()
     covers, statuses = wanted.covering(), wanted.statuses
-    async for shard, prefix, status, n in Queries(store).counted(wanted.only_prefix):
+    async for shard, prefix, status, n in queries.counted(store, wanted.only_prefix):
         if status in statuses and covers(prefix):
             found.add(_source(prefix, status, shard, n))
     if after is None or after.source.listing == _RUNNING.listing:
@@ -218,23 +210,24 @@ def _source(prefix: str, status: Status, shard: int, holds: int = 0) -> _Source:
 async def _merged(store: Store, read: dict[_Source, _Read], filling: _Filling) -> AsyncGenerator[Sequence[_Item]]:
     """The records of one index over all shards in one order, beginning with those in `read`."""
     held: list[_Item] = []
-    read_to: dict[_Source, _Place] = {}
+    read_to: dict[_Source, _Item] = {}
+    first, passed = (max, lt) if filling.newest else (min, gt)
     while read:
         for source, (items, more) in read.items():
             held += items
             if more:
-                read_to[source] = items[-1].place
-        held.sort(key=_order)
+                read_to[source] = items[-1]
+        held.sort(key=lambda item: item.order, reverse=filling.newest)
         # Records after the end of another shard's part must wait for the rest of that part.
-        reached = min((place.order for place in read_to.values()), default=None)
-        ready = len(held) if reached is None else bisect_right(held, reached, key=_order)
+        reached = first((item.order for item in read_to.values()), default=None)
+        ready = len(held) if reached is None else sum(not passed(item.order, reached) for item in held)
         yield held[:ready]
         del held[:ready]
         behind = {source: read_to.pop(source) for source in [*read_to] if read_to[source].order == reached}
         read = await _read(store, behind, filling) if behind else {}
 
 
-async def _read(store: Store, asked: Mapping[_Source, _Place | None], filling: _Filling) -> dict[_Source, _Read]:
+async def _read(store: Store, asked: Mapping[_Source, _Item | None], filling: _Filling) -> dict[_Source, _Read]:
     """The next records of each source after its place, in one round trip; together about a page."""
     sharing = Counter(source.listing for source in asked)
     calls = [
@@ -245,6 +238,7 @@ async def _read(store: Store, asked: Mapping[_Source, _Place | None], filling: _
                 *_bounds(source, filling.wanted, after),
                 -(-filling.wanting // sharing[source.listing]),
                 PAGE_BYTES // len(asked),
+                "newest" if filling.newest else "",
             ],
         )
         for source, after in asked.items()
@@ -257,15 +251,15 @@ async def _read(store: Store, asked: Mapping[_Source, _Place | None], filling: _
 
 
 async def _running(
-    store: Store, shards: Sequence[int], filling: _Filling, after: _Place | None
+    store: Store, shards: Sequence[int], filling: _Filling, after: _Item | None
 ) -> AsyncGenerator[Sequence[_Item]]:
     """Running timers by name: there are no more of them than the pods' concurrency, and their leases move."""
     at = after.member if after and after.source.listing == _RUNNING.listing else ""
-    names = iter([name for name in await Queries(store).running(shards) if name > at])
+    names = iter([name for name in await queries.running(store, shards) if name > at])
     while some := list(islice(names, min(filling.wanting, filling.room))):
         timers = await store.get([keys.identity_of(name) for name in some])
         yield [
-            _Item(timer, _Place(_RUNNING, "", name), 0 if timer is None else _size_of(timer))
+            _Item(_RUNNING, "", name, timer, 0 if timer is None else _size_of(timer))
             for name, timer in zip(some, timers, strict=True)
         ]
 
@@ -281,7 +275,7 @@ def _take_first(indexes: deque[list[_Source]], most: int, most_sources: int) -> 
     return taken
 
 
-def _bounds(source: _Source, wanted: Filter, after: _Place | None) -> list[Argument]:
+def _bounds(source: _Source, wanted: Filter, after: _Item | None) -> list[Argument]:
     """The index, the scores and the place to read from, as `list` takes them."""
     low, high = "-inf", "+inf"
     if source.place == _PLACES[Status.SCHEDULED]:
@@ -295,7 +289,7 @@ def _items_of(source: _Source, found: Sequence[Any]) -> Iterator[_Item]:
     for member, score, raw in zip(found[::3], found[1::3], found[2::3], strict=True):
         name = keys.text(member)
         timer = codec.readable(source.prefix, name, raw) if raw else None
-        yield _Item(timer, _Place(source, score.decode(), name), len(raw or b""))
+        yield _Item(source, score.decode(), name, timer, len(raw or b""))
 
 
 def _size_of(timer: Timer) -> int:
@@ -310,12 +304,12 @@ def check_cursor(value: object) -> str:
     return str(value)
 
 
-def _write_cursor(place: _Place) -> str:
+def _write_cursor(place: _Item) -> str:
     parts = [*place.source[:4], place.score, place.member]
     return base64.urlsafe_b64encode(json.dumps(parts, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def _read_cursor(cursor: object) -> _Place:
+def _read_cursor(cursor: object) -> _Item:
     try:
         text = str(cursor)
         parts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
@@ -326,7 +320,7 @@ def _read_cursor(cursor: object) -> _Place:
     if shape != [int, str, str, int, str, str] or (parts[4] and not _SCORE.fullmatch(parts[4])):
         raise InvalidInput.of("", cursor, "a next_cursor from an earlier page")
     *source, score, member = parts
-    return _Place(_Source(*source), score, member)
+    return _Item(_Source(*source), score, member)
 
 
 def _checked_limit(value: object) -> int:

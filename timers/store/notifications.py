@@ -1,4 +1,4 @@
-"""Owns what the server announces: expired keys and wake-ups as values, and each confirmed subscription.
+"""Owns what the server announces: expired keys, wake-ups and changes as values, and each confirmed subscription.
 
 Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only sign of that
 is a new subscribe confirmation, so none is hidden: each means "anything may have been missed until now".
@@ -10,13 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final
 
 from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio.connection import AbstractConnection
 
+from timers.core.causes import in_english
+from timers.core.durations import MAX_TIME_MS
+from timers.core.model import Status
 from timers.errors import Unavailable
-from timers.store import keys
+from timers.store import codec, keys
 from timers.store.connect import Connections
 from timers.store.scripts import reachable
 
@@ -154,6 +158,70 @@ def _parse_wake(data: bytes) -> Notification | None:
     if wake is None:
         return None
     return Posted(int(wake[1])) if wake[2] is None else Wake(int(wake[1]), int(wake[2]))
+
+
+def is_time(score: float) -> bool:
+    """Whether a score or a number can be a time of ours."""
+    return 0 <= score <= MAX_TIME_MS + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A timer changed: what it is now, and why. `place` names the change, the same on every pod that hears it."""
+
+    prefix: str
+    id: str
+    status: Status
+    version: int
+    attempt: int
+    due_ms: int
+    at_ms: int
+    cause: str
+    text: str = ""
+    processor: str | None = None
+    place: str = ""
+
+    @property
+    def note(self) -> str:
+        """The cause in English, with the details of this change."""
+        return in_english(self.cause, self.text)
+
+
+async def changes(connections: Connections, sink: Callable[[Change | None], None]) -> None:
+    """Pass on every change from now on, and None when the subscription is confirmed. Raises Unavailable when the
+    connection breaks."""
+
+    def take(_channel: bytes, data: bytes | None) -> None:
+        change = None if data is None else _change(data)
+        if data is None or change is not None:
+            sink(change)
+
+    await subscribe(connections, (keys.events_channel(connections.db).encode(),), take)
+
+
+def _change(data: bytes) -> Change | None:
+    """The change, or None if no script published this."""
+    try:
+        member, letter, version, attempt, due, at, processor, said = data.decode().split("\n", 7)
+        prefix, _, timer_id = member.partition(":")
+        cause, _, text = said.partition(" ")
+        if not (is_time(int(due)) and is_time(int(at))):
+            return None
+        return Change(
+            prefix,
+            timer_id,
+            codec.STATUSES[letter],
+            version=int(version),
+            attempt=int(attempt),
+            due_ms=int(due),
+            at_ms=int(at),
+            cause=cause,
+            text=text,
+            processor=None if processor == "-" else processor,
+            place=blake2b(data, digest_size=8).hexdigest(),
+        )
+    except (ValueError, KeyError):
+        return None
 
 
 SILENCE_SECONDS: Final = 5.0

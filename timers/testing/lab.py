@@ -35,8 +35,7 @@ from timers.engine.runs import Run, Runs
 from timers.engine.settler import Settler
 from timers.engine.supervisor import Supervisor
 from timers.processor import Processor, Registry, in_module
-from timers.store import keys
-from timers.store.queries import Queries
+from timers.store import keys, queries
 from timers.store.store import Settlement, Store
 from timers.testing.fake import fake_connections, on_clock
 
@@ -250,7 +249,7 @@ class TimerLab:
         return min([*heads, *(at_ms for at_ms, _, _ in self._waiting[:1])], default=float("inf"))
 
     async def _heads(self) -> dict[str, int]:
-        heads = await Queries(self._store).heads()
+        heads = await queries.heads(self._store)
         return {prefix: due_ms for prefix, due_ms in heads.items() if self._serves(prefix)}
 
     def _serves(self, prefix: str) -> bool:
