@@ -30,8 +30,9 @@ from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
 from timers.embedded import EmbeddedServer
 from timers.engine.peers import IdentityWatch, Peers
+from timers.engine.pod import WorkerOptions
 from timers.engine.spans import Spans
-from timers.engine.worker import Worker, WorkerOptions
+from timers.engine.worker import Worker
 from timers.errors import ConfigurationError, FieldError, Unavailable
 from timers.logs import get_logger
 from timers.metrics import Metrics

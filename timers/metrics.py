@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from timers.core.model import Status
 from timers.core.outcome import Outcome
-from timers.engine.observer import Observer
+from timers.engine.pod import Observer
 from timers.engine.worker import PodHealth
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4

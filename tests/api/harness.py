@@ -22,7 +22,8 @@ from timers.api.server import ApiServer, application
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts
-from timers.engine.worker import Worker, WorkerOptions
+from timers.engine.pod import WorkerOptions
+from timers.engine.worker import Worker
 from timers.metrics import Metrics
 from timers.processor import Processor, Registry
 from timers.store.callers import Callers

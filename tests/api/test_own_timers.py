@@ -14,7 +14,7 @@ from timers.client.coverage import Uncovered
 from timers.client.feed import Open
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
-from timers.engine.observer import Observer
+from timers.engine.pod import Observer
 from timers.processor import Context, processor
 from timers.store.notifications import Change
 from timers.store.queries import OWN_QUEUES
@@ -126,7 +126,7 @@ async def test_what_is_due_next_is_found_behind_many_of_them(api: Api) -> None:
 def test_starts_and_problems_leave_them_out() -> None:
     observer = Observer()
     observer.started(OWN, 7)
-    assert (observer.lateness.counts(), observer.starts) == ({}, {})
+    assert (observer.recent_starts(), observer.starts) == ({}, {})
     observer.started("test", 7)
     assert sum(observer.starts.values()) == 1
     assert Uncovered([], [OWN]).warnings() == []

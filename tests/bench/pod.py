@@ -17,7 +17,8 @@ from tests.bench.starts import line_of
 from timers import Context, Timer, TimerClient, processor
 from timers.app import collect_seldom
 from timers.client import open_store
-from timers.engine.worker import Worker, WorkerOptions
+from timers.engine.pod import WorkerOptions
+from timers.engine.worker import Worker
 from timers.logs import configure
 from timers.processor import Processor, Registry
 from timers.store.connect import connect

@@ -22,7 +22,7 @@ from tests.chaos.witness import Event, Kind, Witness, read_history
 from tests.waiting import DEADLINE_SECONDS, patient
 from timers import TimerClient
 from timers.embedded import Family
-from timers.engine.worker import taken_lease_ms
+from timers.engine.pod import taken_lease_ms
 from timers.store.connect import connect
 
 _START_TIMEOUT_S: Final = DEADLINE_SECONDS

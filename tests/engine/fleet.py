@@ -13,8 +13,8 @@ from tests.members import declare
 from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
-from timers.engine.observer import Observer
-from timers.engine.worker import Worker, WorkerOptions
+from timers.engine.pod import Observer, WorkerOptions
+from timers.engine.worker import Worker
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
 from timers.store.connect import ANSWER_TIMEOUT_SECONDS, connect
@@ -100,6 +100,12 @@ class Seen(Observer):
         self.left_out += count
 
 
+def options_of(pod: str = "a", **given: Any) -> WorkerOptions:
+    """The options of a pod on a calm machine."""
+    defaults = {"concurrency": 100, "lease_ms": CALM_LEASE_MS, "retention_ms": DAY_MS, "drain_timeout_ms": 10_000}
+    return WorkerOptions(pod=pod, **{**defaults, **given})
+
+
 class Pod:
     """One pod: a worker with its own connections."""
 
@@ -168,15 +174,8 @@ class Fleet:
     async def pod(self, *calls: Calls | Processor, name: str = "a", only: Iterable[str] = (), **options: Any) -> Pod:
         """Start a pod with these processors, limited to the prefixes of `only` (`TIMERS_PREFIXES`) if there are any."""
         registry = Registry([each.processor if isinstance(each, Calls) else each for each in calls], only)
-        defaults = {
-            "concurrency": 100,
-            "lease_ms": CALM_LEASE_MS,
-            "retention_ms": DAY_MS,
-            "drain_timeout_ms": 10_000,
-            "beat_ms": 50,
-        }
         store = await joined(self.pods_url, answer_timeout_seconds=self.answer_timeout_seconds)
-        pod = Pod(store, registry, WorkerOptions(pod=name, **{**defaults, **options}))
+        pod = Pod(store, registry, options_of(name, **{"beat_ms": 50, **options}))
         self._alive.append(pod)
         await pod.start()
         return pod

@@ -14,7 +14,7 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
-from timers.engine import heartbeat
+from timers.engine import leases
 from timers.processor import Context
 
 LEASE_MS = 300
@@ -166,7 +166,7 @@ async def test_a_run_past_its_timeout_is_let_go_while_the_event_loop_stands_stil
 async def test_a_run_without_a_timeout_is_not_kept_for_ever_by_a_loop_that_hangs(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "STANDSTILL_SECONDS", 0.2)
+    monkeypatch.setattr(leases, "STANDSTILL_SECONDS", 0.2)
     calls, steady = Blocking(), Calls()
     async with blocked(fleet, calls, lease_ms=LEASE_MS):
         await fleet.pod(steady, name="steady", lease_ms=LEASE_MS)

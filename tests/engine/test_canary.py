@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import pytest
 
-from tests.engine.fleet import until
+from tests.engine.fleet import options_of, until
 from tests.waiting import DEADLINE_SECONDS
-from timers.engine.canary import Canary
+from timers.engine.listener import LATE_SECONDS, Canary
+from timers.engine.pod import Pod
 from timers.errors import Unavailable
+from timers.processor import Registry
 from timers.store.connect import Connections
 from timers.store.keys import canary_key
 from timers.store.store import Store
@@ -22,12 +24,13 @@ AT_MS: Final = 1_795_000_000_000
 class _Rig:
     """A canary on a fake server: the test decides when the key is gone and whether its expiry is announced."""
 
-    def __init__(self, **seconds: float) -> None:
+    def __init__(self, late_seconds: float = LATE_SECONDS, **seconds: float) -> None:
         server: Any = self
         self.connection_pool, self.connection_kwargs = self, dict[str, str]()
         self.store = Store(Connections(server, 0))
-        given = {"every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
-        self.canary = Canary(self.store, "a", life_ms=0, **given)
+        given: dict[str, Any] = {"canary_every_seconds": 0.0, "deaf_seconds": 0.05, **seconds}
+        pod = Pod(self.store, Registry([]), options_of(**given))
+        self.canary = Canary(pod, life_ms=0, late_seconds=late_seconds)
         self.touches_until_gone = 1
         self.announces = True
         self.announce_after = 0.0
@@ -149,7 +152,7 @@ async def test_a_pod_that_stood_still_is_not_deaf_if_the_event_waits_to_be_read(
 
 async def test_what_a_pod_has_heard_counts_from_before_it_asked_for_the_subscription(rig: _Rig) -> None:
     """A pod that stood still before it read the confirmation took what had come meanwhile for news."""
-    canary = Canary(rig.store, "b")
+    canary = Canary(Pod(rig.store, Registry([]), options_of("b")))
     canary.resubscribed(AT_MS)
     assert canary.heard_until_ms == AT_MS
 
@@ -168,7 +171,7 @@ async def test_a_pod_that_is_deaf_or_not_subscribed_cannot_hear(rig: _Rig) -> No
 
 
 async def test_a_fresh_subscription_ends_the_pause() -> None:
-    async with running_canary(every_seconds=3_600.0) as rig:
+    async with running_canary(canary_every_seconds=3_600.0) as rig:
         await until(lambda: rig.rounds, "the first round")
         for _ in range(3):
             before = rig.rounds

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.engine.fleet import until
+from tests.engine.fleet import options_of, until
 from timers import Context, Timer
 from timers.engine.claimer import ROUNDS, Claimer
 from timers.engine.intake import CLAIM_BATCH, Intake
-from timers.engine.observer import Observer
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.processor import NO_LIMITS, Limits, Registry, processor
@@ -76,7 +75,7 @@ async def test_task_exception_was_never_retrieved_when_two_claims_fail() -> None
     intake = Intake()
     intake.mark_all(0, "note", "sweep", deep=True)
     store = _Away()
-    pod = Pod("a", store, Registry([_note]), (0,), 4_000, Observer())
+    pod = Pod(store, Registry([_note]), options_of())
     claimer = Claimer(pod, intake, cast("Any", _FakeRunner()))
     with pytest.raises(Unavailable):
         await claimer.run()
@@ -117,7 +116,7 @@ async def test_a_script_that_rescues_takes_no_more_than_one_that_claims() -> Non
     store, intake = _Rescuing(), Intake()
     for number in range(2 * CLAIM_BATCH + 1):
         intake.mark_orphan(0, ("note", str(number)))
-    claimer = Claimer(Pod("a", store, Registry([_note]), (0,), 4_000, Observer()), intake, cast("Any", _Taker()))
+    claimer = Claimer(Pod(store, Registry([_note]), options_of()), intake, cast("Any", _Taker()))
     claiming = asyncio.create_task(claimer.run())
     await until(lambda: sum(store.asked) == 2 * CLAIM_BATCH + 1, "all were asked for")
     claiming.cancel()

@@ -3,21 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.engine.fleet import options_of
 from tests.servers import FAMILIES, start_server
 from tests.waiting import eventually, patient
 from timers import Context, Timer
 from timers.client import open_store
-from timers.engine.alarms import TIMES, FleetAlarms
-from timers.engine.canary import Canary
-from timers.engine.hooks import Hooks
+from timers.engine.hooks import Alarms, Hooks
 from timers.engine.intake import Intake
-from timers.engine.listener import Listener
-from timers.engine.observer import Observer
+from timers.engine.listener import Canary, Listener
 from timers.engine.peers import Peers
-from timers.engine.pod import Pod
+from timers.engine.pod import Observer, Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
@@ -47,13 +46,17 @@ class _DueJustNow(Store):
         return Touched(now_ms, None, {"note": now_ms - 1})
 
 
+def _pod(store: Store, observer: Observer | None = None, **options: Any) -> Pod:
+    return Pod(store, Registry([_note]), options_of(**options), observer or Observer())
+
+
 class _Rig:
     """A sweeper without the rest of its pod, which has not subscribed yet."""
 
     def __init__(self) -> None:
         self.store, self.intake = _DueJustNow(), Intake()
-        self.canary = Canary(self.store, "a")
-        pod = Pod("a", self.store, Registry([_note]), (0,), 4_000, Observer())
+        pod = _pod(self.store)
+        self.canary = Canary(pod)
         self.sweeper = Sweeper(pod, self.intake, Peers(Membership(self.store), Member("a")), self.canary)
 
     async def marks_after_a_look(self) -> bool:
@@ -126,7 +129,8 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     """The listener handles a cut by itself: if it failed instead, the supervisor would pause for longer each
     time."""
     subscriptions = _Subscriptions()
-    listening = asyncio.create_task(_listener(store, Canary(store, "a"), subscriptions).run())
+    pod = _pod(store, subscriptions)
+    listening = asyncio.create_task(_listener(pod, Canary(pod)).run())
 
     async def cut() -> bool:
         return bool(await store.connections.commands.client_kill_filter(_type="pubsub"))
@@ -142,11 +146,10 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
     assert all(seconds > 0 for seconds in subscriptions.gaps[1:])
 
 
-def _listener(store: Store, canary: Canary, observer: Observer) -> Listener:
-    pod = Pod("a", store, Registry([_note]), (0,), 30_000, observer)
-    peers, intake = Peers(Membership(store), Member("a")), Intake()
+def _listener(pod: Pod, canary: Canary) -> Listener:
+    peers, intake = Peers(Membership(pod.store), Member("a")), Intake()
     sweeper = Sweeper(pod, intake, peers, canary)
-    hooks = Hooks(pod, peers, (), FleetAlarms(pod, peers, TIMES, public_url=None))
+    hooks = Hooks(pod, peers, Alarms(pod, peers))
     return Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, expired_keys=None)
 
 
@@ -173,8 +176,9 @@ async def _silences(
 ) -> None:
     """Listen over this line, which brings no canary, until `wanted` agrees with the number of silences."""
     monkeypatch.setattr("timers.engine.listener.hear", line)
-    canary, silences = Canary(store, "a", every_seconds=0.01, deaf_seconds=0.01), 0
-    services = [asyncio.create_task(s.run()) for s in (canary, _listener(store, canary, Observer()))]
+    pod = _pod(store, canary_every_seconds=0.01, deaf_seconds=0.01)
+    canary, silences = Canary(pod), 0
+    services = [asyncio.create_task(s.run()) for s in (canary, _listener(pod, canary))]
     while not wanted(silences):
         await canary.next_silence()
         silences += 1

@@ -9,28 +9,35 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.engine.fleet import CALM_LEASE_MS, Calls, Fleet, until
+from tests.engine.fleet import Calls, Fleet, options_of, until
 from tests.store.acts import DAY_MS, finished
 from tests.waiting import eventually
 from timers.core.model import Status
 from timers.core.outcome import Fail
-from timers.engine import janitor as janitor_module
-from timers.engine.janitor import Janitor
-from timers.engine.observer import Observer
+from timers.engine import maintenance
+from timers.engine.maintenance import Maintenance
 from timers.engine.peers import Peers
-from timers.engine.pod import Pod
+from timers.engine.pod import Observer, Pod
 from timers.processor import Registry
 from timers.store.membership import Member, Membership
 from timers.store.retention import Pruned
 
 
+def _janitor(fleet: Fleet, observer: Observer | None = None, **options: Any) -> Maintenance:
+    """On a pod that is alone and leads all shards."""
+    pod = Pod(fleet.store, Registry([]), options_of(**options), observer or Observer(), lambda _: "note")
+    return Maintenance(pod, Peers(Membership(fleet.store), Member("a")), lambda _shard: False)
+
+
 @pytest.mark.parametrize("retention_ms", [0, 1])
-async def test_with_retention_0_the_janitor_looks_more_often(fleet: Fleet, retention_ms: int) -> None:
+async def test_with_retention_0_the_janitor_looks_more_often(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, retention_ms: int
+) -> None:
     """The first look may find the first timer; the second timer needs another look."""
-    pod = Pod("a", fleet.store, Registry([]), (0,), CALM_LEASE_MS, Observer())
-    alone = Peers(Membership(fleet.store), Member("a"))
-    janitor = Janitor(pod, alone, retention_ms=retention_ms, every_seconds=3600.0, short_every_seconds=0.01)
-    cleaning = asyncio.create_task(janitor.run())
+    monkeypatch.setattr(maintenance, "PRUNE_SECONDS", 3600.0)
+    monkeypatch.setattr(maintenance, "SHORT_PRUNE_SECONDS", 0.01)
+    janitor = _janitor(fleet, retention_ms=retention_ms)
+    cleaning = asyncio.create_task(janitor.services["janitor"]())
     for timer_id in ("first", "second"):
         await fleet.client.create("note", timer_id, delay="1h")
         await fleet.client.cancel("note", timer_id)
@@ -63,15 +70,13 @@ async def test_failed_timers_outlive_the_retention_until_theirs_is_over_which_is
     await finished(fleet.store, "failed", Status.FAILED, prefix="note")
     await finished(fleet.store, "done", prefix="note")
     watching = _Removals()
-    alone = Peers(Membership(fleet.store), Member("a"))
-    pod = Pod("a", fleet.store, Registry([]), (0,), CALM_LEASE_MS, watching, owner=lambda _: "note")
     with capture_logs() as lines:
         for failed_ms in (None, DAY_MS):
-            await Janitor(pod, alone, retention_ms=-1, retention_failed_ms=failed_ms).clean(0)
+            await _janitor(fleet, watching, retention_ms=-1, retention_failed_ms=failed_ms).clean(0)
         assert await _gone(fleet, "done")
         assert not await _gone(fleet, "failed")
         assert (_told(lines), watching.removals) == ([], [])
-        await Janitor(pod, alone, retention_ms=-1, retention_failed_ms=-1).clean(0)
+        await _janitor(fleet, watching, retention_ms=-1, retention_failed_ms=-1).clean(0)
     assert await _gone(fleet, "failed")
     assert _told(lines) == [("note", "failed", 1, "failed")]
     assert watching.removals == [("note", "failed", 1)]
@@ -100,10 +105,9 @@ async def test_a_turn_among_many_prefixes_ends_and_the_next_goes_on(
         reached = next(cursors)
         return Pruned(0, reached, [], reached == "0")
 
-    monkeypatch.setattr(janitor_module, "prune", prune)
-    monkeypatch.setattr(janitor_module, "FRUITLESS", 3)
-    pod = Pod("a", fleet.store, Registry([]), (0,), CALM_LEASE_MS, Observer())
-    janitor = Janitor(pod, Peers(Membership(fleet.store), Member("a")), retention_ms=0)
+    monkeypatch.setattr(maintenance, "prune", prune)
+    monkeypatch.setattr(maintenance, "FRUITLESS", 3)
+    janitor = _janitor(fleet, retention_ms=0)
     await janitor.clean(0)
     assert asked == ["0", "7", "3"]
     await janitor.clean(0)

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from tests.engine.fleet import Fleet, Held, until
 from timers.core.model import Timer
-from timers.engine.lifespans import Lifespans
+from timers.engine.supervisor import Lifespans
 from timers.errors import ConfigurationError
 from timers.processor import BlockingContext, Context, Processor, Registry, processor
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from timers.engine.canary import Canary
+from tests.engine.fleet import options_of
 from timers.engine.intake import HOLD_SECONDS, Intake
-from timers.engine.observer import Observer
+from timers.engine.listener import Canary
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
@@ -62,8 +62,8 @@ class _Away(Store):
 async def test_orphans_stay_held_after_a_look_that_failed() -> None:
     later = Later()
     store, intake = _Away(connect("redis://nowhere.invalid")), Intake(later)
-    pod = Pod("a", store, Registry([]), (0,), 4_000, Observer())
-    sweeper = Sweeper(pod, intake, Peers(Membership(store), Member("a")), Canary(store, "a"))
+    pod = Pod(store, Registry([]), options_of())
+    sweeper = Sweeper(pod, intake, Peers(Membership(store), Member("a")), Canary(pod))
     with pytest.raises(Unavailable):
         await sweeper.run()
     assert [seconds for seconds, _ in later.calls] == [HOLD_SECONDS]

@@ -5,7 +5,7 @@ from tests.store.acts import lease_ended
 from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.engine.intake import CLAIM_BATCH
-from timers.engine.worker import taken_lease_ms
+from timers.engine.pod import taken_lease_ms
 from timers.processor import Context
 from timers.store import keys
 from timers.store.store import TOUCH_LIMIT, Arming

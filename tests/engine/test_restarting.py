@@ -10,8 +10,6 @@ from timers.errors import Unavailable
 class Grouped:
     """A service of two parts in a task group, one of which fails at once."""
 
-    name = "grouped"
-
     def __init__(self) -> None:
         self.starts = 0
 
@@ -27,7 +25,7 @@ class Grouped:
 
 async def test_claims_stop_for_good_after_one_that_failed() -> None:
     service = Grouped()
-    watched = Supervisor([service], first_pause_seconds=0.0)
+    watched = Supervisor({"grouped": service.run}, first_pause_seconds=0.0)
     watched.start()
     await until(lambda: service.starts > 3, "it is started again and again")
     await watched.stop()

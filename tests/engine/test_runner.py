@@ -9,21 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fleet import Calls, Held, until
+from tests.engine.fleet import CALM_LEASE_MS, Calls, Held, options_of, until
 from tests.unit.samples import NoTimers, a_timer
 from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
-from timers.engine.lifespans import Lifespans
-from timers.engine.observer import Observer
-from timers.engine.pod import Pod
+from timers.engine.pod import Pod, taken_lease_ms
 from timers.engine.runner import Runner
-from timers.engine.runs import Run, Runs
-from timers.engine.settler import Settler
+from timers.engine.runs import Run, Runs, Settler
+from timers.engine.supervisor import Lifespans
 from timers.processor import Context, Processor, Registry, processor
 from timers.store.connect import connect
 from timers.store.store import Claimed, Settlement, Store
 
-LEASE_MS = 30_000
+LEASE_MS = taken_lease_ms(CALM_LEASE_MS)
 _tokens = count(1)
 
 
@@ -59,20 +57,14 @@ class _Rig:
     def __init__(self, *calls: Calls | _Plain | Processor, concurrency: int = 10) -> None:
         store = Store(connect("redis://nowhere.invalid"))
         store.clock.observe(a_timer().due_ms, time.monotonic(), time.monotonic())
-        pod = Pod(
-            "a",
-            store,
-            Registry([each if isinstance(each, Processor) else each.processor for each in calls]),
-            (0,),
-            LEASE_MS,
-            Observer(),
-        )
+        registry = Registry([each if isinstance(each, Processor) else each.processor for each in calls])
+        pod = Pod(store, registry, options_of(concurrency=concurrency))
         self.runs = Runs()
         self.doubted = asyncio.Event()
         self.runs.in_doubt = self.doubted.set
-        self.settler = _FakeSettler(pod, self.runs, retention_ms=1, written=lambda _runs: None)
+        self.settler = _FakeSettler(pod, self.runs, lambda _runs: None)
         self.settler.ends = []
-        self.runner = Runner(pod, self.settler, self.runs, NoTimers(), Lifespans([]), concurrency=concurrency)
+        self.runner = Runner(pod, self.settler, self.runs, NoTimers(), Lifespans([]))
 
     def start(self, number: int = 1, prefix: str = "note", asked_at: float | None = None) -> list[Timer]:
         """Give the runner `number` claimed timers."""

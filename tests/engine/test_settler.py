@@ -7,14 +7,12 @@ from itertools import count
 
 import pytest
 
-from tests.engine.fleet import until
+from tests.engine.fleet import options_of, until
 from tests.unit.samples import a_timer
 from timers.core.decide import Transition
 from timers.core.model import Status
-from timers.engine.observer import Observer
-from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs
-from timers.engine.settler import SETTLE_BATCH, Settler
+from timers.engine.pod import Observer, Pod
+from timers.engine.runs import SETTLE_BATCH, Run, Runs, Settler
 from timers.errors import Unavailable
 from timers.processor import Context, Registry, processor
 from timers.store.connect import connect
@@ -60,8 +58,8 @@ class _Rig:
     def __init__(self) -> None:
         self.store, self.observer, self.runs = _FakeStore(), _Refusals(), Runs()
         self.told: list[str] = []
-        pod = Pod("a", self.store, Registry([_reminder]), (0, 1), 4_000, self.observer)
-        self.settler = Settler(pod, self.runs, retention_ms=1, written=self._tell)
+        pod = Pod(self.store, Registry([_reminder]), options_of(), self.observer)
+        self.settler = Settler(pod, self.runs, self._tell)
 
     def _tell(self, runs: Sequence[Run]) -> None:
         self.told += [run.timer.id for run in runs]

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.engine.fleet import until
-from timers.engine.supervisor import STEADY_SECONDS, Service, Supervisor
+from timers.engine.supervisor import STEADY_SECONDS, Supervisor
 from timers.errors import Full, Unavailable
 from timers.store.turns import side_by_side
 
@@ -30,8 +30,9 @@ class Part:
             self.alive -= 1
 
 
-def watching(*services: Service, pause_seconds: float = 0.0) -> Supervisor:
+def watching(*parts: Part, pause_seconds: float = 0.0) -> Supervisor:
     """A supervisor whose pause does not grow."""
+    services = {part.name: part.run for part in parts}
     return Supervisor(services, first_pause_seconds=pause_seconds, longest_pause_seconds=pause_seconds)
 
 
@@ -132,7 +133,7 @@ async def test_pauses_double_up_to_the_longest_and_start_over_after_a_steady_run
             await asyncio.get_running_loop().create_future()
 
     loop = asyncio.get_running_loop()
-    watched = Supervisor([Part(live)])
+    watched = Supervisor({"part": Part(live).run})
     with monkeypatch.context() as patched:
         patched.setattr(loop, "time", lambda: clock)
         patched.setattr(asyncio, "sleep", sleep)

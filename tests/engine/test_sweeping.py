@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.engine.fleet import until
+from tests.engine.fleet import options_of, until
 from timers.core.clock import ServerClock
-from timers.engine.canary import Canary
 from timers.engine.intake import Intake
-from timers.engine.observer import Observer
+from timers.engine.listener import Canary
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.sweeper import DEAF_INTERVAL_MS, GRACE_MS, INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
+from timers.engine.sweeper import DEAF_INTERVAL_MS, INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
 from timers.processor import Context, Registry, processor
 from timers.store.connect import Line, connect
 from timers.store.membership import Member, Membership
@@ -79,8 +78,8 @@ class _Rig:
 
     def __init__(self, lease_ms: int = 4_000) -> None:
         self.store, self.intake = _FakeStore(), Intake()
-        self.peers, self.canary = _Ranked(self.store), Canary(self.store, "a")
-        pod = Pod("a", self.store, Registry([_note]), (0,), lease_ms, Observer())
+        pod = Pod(self.store, Registry([_note]), options_of(lease_ms=lease_ms))
+        self.peers, self.canary = _Ranked(self.store), Canary(pod)
         self.sweeper = Sweeper(pod, self.intake, self.peers, self.canary)
         self.canary.resubscribed(0)
         self.one = self.sweeper.sweeps[0]
@@ -149,12 +148,16 @@ async def test_each_rank_gives_the_one_before_it_time_to_touch(rig: _Rig) -> Non
 
 async def test_what_is_due_is_looked_at_again_when_it_would_be_overdue(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
-    assert await rig.look() == ms(GRACE_MS)
+    assert await rig.look() == ms(options_of().grace_ms)
     assert rig.marked() == set()
 
 
 async def test_an_overdue_timer_is_marked_whatever_happened_to_its_event(rig: _Rig) -> None:
-    rig.store.due = {"note": NOW_MS - GRACE_MS - 2, "note.punctual": NOW_MS - 1, "unknown": NOW_MS - 10_000}
+    rig.store.due = {
+        "note": NOW_MS - options_of().grace_ms - 2,
+        "note.punctual": NOW_MS - 1,
+        "unknown": NOW_MS - 10_000,
+    }
     await rig.look()
     assert rig.marked() == {"note"}
 

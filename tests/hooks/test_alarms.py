@@ -17,7 +17,7 @@ from tests.waiting import eventually
 from tests.webhooks.receivers import Received, receiving, settings
 from timers import Fail
 from timers.core.model import Timer
-from timers.engine.alarms import AlarmTimes
+from timers.engine.pod import AlarmTimes
 from timers.processor import Context
 from timers.settings import Settings
 from timers.store import alarms, keys

@@ -19,7 +19,7 @@ from tests.webhooks.receivers import Received, hang, receiving, settings, speaki
 from timers import Fail, InvalidInput, Rearm, Retry
 from timers.core.hooks import EVENTS, NAMES, letter_of
 from timers.core.model import Timer
-from timers.engine.alarms import AlarmTimes
+from timers.engine.pod import AlarmTimes
 from timers.processor import Context, find
 from timers.settings import Settings, load_settings
 from timers.store import keys, outbox

@@ -6,15 +6,14 @@ import pytest
 import structlog
 from structlog.typing import EventDict
 
-from tests.engine.fleet import Calls, Fleet, Held, until
+from tests.engine.fleet import Calls, Fleet, Held, options_of, until
 from tests.members import declare
 from timers.core.explain import explain
 from timers.core.model import Status
 from timers.core.spec import NewTimer
-from timers.engine.observer import Observer
+from timers.engine.maintenance import Maintenance
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod as WorkerPod
-from timers.engine.unserved import Unserved
 from timers.processor import Registry
 from timers.store.connect import Line, connect
 from timers.store.membership import Member, Membership
@@ -156,8 +155,8 @@ async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
     """A deploy may stop the only pod any number of times, if each gap is shorter than the wait."""
     store = _Overdue(due, orphans)
     others = _Others(Membership(store), Member("a"))
-    pod = WorkerPod("a", store, Registry([]), (0,), 30_000, Observer())
-    unserved = Unserved(pod, others, lambda _shard: True, unhandled_after_ms=60_000)
+    pod = WorkerPod(store, Registry([]), options_of())
+    unserved = Maintenance(pod, others, lambda _shard: True)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
         await unserved.look(0)

@@ -19,7 +19,7 @@ from timers.core.answers import PodAnswer
 from timers.core.fields import check_prefix
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
-from timers.engine.observer import UNDECLARED
+from timers.engine.pod import UNDECLARED
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Figures, Metrics

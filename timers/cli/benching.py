@@ -20,8 +20,8 @@ from timers.client import BATCH_LIMIT
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Timer
-from timers.engine.observer import Observer
-from timers.engine.worker import Worker, WorkerOptions
+from timers.engine.pod import Observer, WorkerOptions
+from timers.engine.worker import Worker
 from timers.errors import TimersError
 from timers.processor import Context, Registry, processor
 from timers.settings import load_worker_settings

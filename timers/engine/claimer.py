@@ -36,8 +36,6 @@ FULL_MS: Final = 500
 class Claimer:
     """Claims and rescues for one pod."""
 
-    name = "claimer"
-
     def __init__(self, pod: Pod, intake: Intake, runner: Runner) -> None:
         self._pod, self._intake, self._runner = pod, intake, runner
         self._asked = 0

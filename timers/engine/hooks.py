@@ -1,4 +1,5 @@
-"""Owns lifecycle hooks: tells the shards which changes to post, and arms a timer for each call that an entry asks for.
+"""Owns lifecycle hooks and alarms: tells the shards which changes to post, arms a timer for each call that an entry
+asks for, and tells people, once for the whole fleet, that timers fail, wait or were lost, and when that is over.
 
 An entry leaves the outbox only after its calls are armed, and the same entry always makes the same calls. So no call is
 lost or doubled if a pod dies in between, or if two pods drain at once.
@@ -7,21 +8,23 @@ lost or doubled if a pod dies in between, or if two pods drain at once.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from timers.core.hooks import ALARM, Hook, call_of
-from timers.engine.alarms import FleetAlarms
+from timers.client.fleet import read_overdue_ms
+from timers.core.durations import format_time
+from timers.core.hooks import ALARM, Hook, call_of, page_of
+from timers.engine.maintenance import repeat
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.logs import get_logger
-from timers.store import outbox
+from timers.store import alarms, outbox
+from timers.store.alarms import TEXTS, Alarm
+from timers.store.membership import Membership
 from timers.store.outbox import Asked, Entry, prefixes_of
+from timers.store.queries import keep_failing
 from timers.store.store import Arming
-
-FORGET_MS: Final = 600_000
-"""A hook that no pod has asked for in this time is taken back. A deploy and a restart of the fleet take less."""
+from timers.store.turns import set_within
 
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 30.0
@@ -38,27 +41,103 @@ STEP_MS: Final = 50
 """Calls about one timer that are armed together become due this far apart, so that each usually finds the last one
 done."""
 
+NEWEST: Final = 5
+"""How many timers a message names."""
+
+COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
+"""Alarms that count timers, by the letters of their events."""
+
 _log = get_logger("timers.hooks")
+
+
+class Alarms:
+    """Counts the failures that come through the outboxes, looks for everything else, and arms the messages. Only the
+    pod with rank 0 of shard 0 looks; if two pods believe that they have it, they arm the same messages."""
+
+    def __init__(self, pod: Pod, peers: Peers) -> None:
+        self._pod, self._peers = pod, peers
+        self._times, self._public_url = pod.options.alarm_times, pod.options.public_url
+        self.targets: Sequence[str] = ()
+        """The prefixes of the timers that send messages, one for each target that any pod names."""
+
+    async def count(self, shard: int, entries: Sequence[Entry]) -> None:
+        """Count the timers in a shard's oldest entries that failed or became unhandled."""
+        for letter, kind in COUNTED.items():
+            found = [(e.id, e.timer) for e in entries if e.timer is not None and e.letter == letter]
+            if found:
+                newest = [
+                    {"prefix": t.prefix, "id": t.id, "note": t.history[0].note, "url": page_of(t, self._public_url)}
+                    for _, t in found[-NEWEST:]
+                ]
+                places = [(entry_id, timer.prefix) for entry_id, timer in found]
+                await alarms.count(self._pod.store, kind, newest, shard, places)
+
+    async def run(self) -> None:
+        """Look regularly."""
+        await repeat(self._look, self._times.look_ms / 1000)
+
+    async def _look(self) -> None:
+        """Note what is wrong now, and arm the messages that are due, if there are targets."""
+        if not self.targets or self._peers.rank(0) != 0:
+            return
+        seen, times, store = await self._seen(), self._times, self._pod.store
+        for kind in TEXTS:
+            if kind in seen:
+                await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]])
+            calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
+            alarm = await alarms.look(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
+            if alarm is not None:
+                await self._tell(alarm, is_seen=kind in seen)
+
+    async def _tell(self, alarm: Alarm, *, is_seen: bool) -> None:
+        """Arm the message that is due. A state that is over before its first message gets no message, and a state that
+        is still seen is not reported as over."""
+        if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
+            await alarms.told(self._pod.store, alarm, "ended")
+        elif alarm.what and not (is_seen and alarm.what == "ended"):
+            await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self.targets])
+            await alarms.told(self._pod.store, alarm, alarm.what)
+
+    async def _seen(self) -> Mapping[str, Sequence[str]]:
+        """What is wrong now: for each alarm, the notes about it."""
+        store = self._pod.store
+        waited_ms = await read_overdue_ms(store)
+        overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
+        pods = (await Membership(store).read()).workers
+        deaf = [f"pod {pod.pod}" for pod in pods if pod.hearing == "deaf"]
+        lost = [str(loss) for loss in store.identity.losses.values()]
+        failing = list((await keep_failing(store, for_ms=self._times.failing_ms)).values())
+        seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}
+        return {kind: notes for kind, notes in seen.items() if notes}
+
+    def _message(self, alarm: Alarm, target: str) -> Arming:
+        """The timer that sends the message. Its id follows from the alarm, so it is armed once."""
+        name = f"{alarm.kind}-{alarm.since_ms}"
+        payload: dict[str, Any] = {"body": self._body(alarm)}
+        if alarm.number:
+            payload["after"] = f"{name}-{alarm.number - 1}"
+        return Arming(target, f"{name}-{alarm.number}", "+0", {"payload": payload}, if_exists="keep")
+
+    def _body(self, alarm: Alarm) -> dict[str, Any]:
+        data = {
+            "alarm": alarm.kind,
+            "state": alarm.what,
+            "text": alarm.text,
+            "since": format_time(alarm.since_ms),
+            "count": alarm.count,
+            "prefixes": alarm.by_prefix,
+            "newest": alarm.newest,
+            "url": self._public_url,
+        }
+        return {"type": f"alarm.{alarm.kind}", "timestamp": format_time(alarm.noted_ms), "data": data}
 
 
 class Hooks:
     """Drains the outboxes of the shards where this pod has rank 0, whether or not it has hooks itself."""
 
-    name = "hooks"
-
-    def __init__(
-        self,
-        pod: Pod,
-        peers: Peers,
-        hooks: Collection[Hook],
-        alarms: FleetAlarms,
-        *,
-        public_url: str | None = None,
-        forget_ms: int = FORGET_MS,
-    ) -> None:
-        self._pod, self._peers, self._public_url, self._forget_ms = pod, peers, public_url, forget_ms
-        self._alarms = alarms
-        self._mine = frozenset(map(str, hooks))
+    def __init__(self, pod: Pod, peers: Peers, alarms: Alarms) -> None:
+        self._pod, self._peers, self._alarms = pod, peers, alarms
+        self._mine = frozenset(map(str, pod.options.hooks))
         self._asked: Asked = frozenset()
         self._doubtful: dict[int, Asked] = {}
         self._posted: set[int] = set()
@@ -81,7 +160,10 @@ class Hooks:
             self._tell_of_left_out()
             is_idle = not self._asked and not any(self._doubtful.values())
             look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
-            while await self._something_before(look_at) and not is_idle:
+            while await set_within(self._something, max(look_at - time.monotonic(), 0)):
+                self._something.clear()
+                if is_idle or time.monotonic() >= look_at:
+                    break
                 shards, self._posted = self._posted, set()
                 await self._look([shard for shard in self._pod.shards if shard in shards])
 
@@ -91,16 +173,8 @@ class Hooks:
         self._something.set()
 
     async def _ask(self) -> None:
-        self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._forget_ms)
+        self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._pod.options.forget_hooks_ms)
         self._alarms.targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
-
-    async def _something_before(self, look_at: float) -> bool:
-        """Wait until something is posted. False once it is time to look at everything."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(look_at - time.monotonic(), 0)):
-                await self._something.wait()
-                self._something.clear()
-        return time.monotonic() < look_at
 
     async def _look(self, all_shards: Sequence[int]) -> None:
         """Look at the shards where this pod has rank 0."""
@@ -157,7 +231,7 @@ class Hooks:
                     continue
                 waiting[target] += 1
                 place = places[target, entry.timer.key] = places.get((target, entry.timer.key), -1) + 1
-                call_id, payload = call_of(entry.timer, entry.letter, those, self._public_url)
+                call_id, payload = call_of(entry.timer, entry.letter, those, self._pod.options.public_url)
                 if place == len(steps):
                     steps.append([])
                 due, spec = f"+{place * STEP_MS}", {"payload": payload, "tags": list(entry.timer.tags)}

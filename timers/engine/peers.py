@@ -54,8 +54,6 @@ def weight(seed: int, key: int) -> int:
 class Peers:
     """The live pods and the declared prefixes as this pod last saw them."""
 
-    name = "peers"
-
     def __init__(
         self,
         membership: Membership,
@@ -75,7 +73,7 @@ class Peers:
         self._told: dict[str, float] = {}
         self._owners: dict[str, str | None] = {}
         self._seeds: dict[str, list[int]] = {}
-        self.beating = Supervisor([self])
+        self.beating = Supervisor({"peers": self.run})
 
     @property
     def members(self) -> Sequence[Member]:

@@ -1,30 +1,186 @@
-"""Owns what every service of a pod knows: its name, its store, and what it serves."""
+"""Owns what every service of a pod knows: its options, its store, what it serves, and who is told what happens."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final, NamedTuple
 
-from timers.engine.observer import Observer
+from timers.core.fields import is_own
+from timers.core.hooks import Hook
+from timers.core.lateness import bucket_of
+from timers.core.model import Status
 from timers.engine.spans import Spans
+from timers.logs import get_logger
 from timers.processor import Registry
+from timers.store.formats import RAISE_AFTER_SECONDS
+from timers.store.membership import FORGET_AFTER_MS
 from timers.store.permits import Permits
+from timers.store.queries import FAILING_MS
 from timers.store.store import Store
+
+NOTICE_SHARE: Final = 20
+"""Pods take leases shorter by this part of `lease_ms`, in which another pod notices the end of one and starts the
+run."""
+
+UNDECLARED: Final = "-"
+"""The label of metrics for prefixes that no processor serves. No prefix can have this name."""
+
+WINDOW_SECONDS: Final = 300
+SLICE_SECONDS: Final = 30
+
+_janitors_log = get_logger("timers.janitor")
+
+
+def taken_lease_ms(lease_ms: int) -> int:
+    """The lease that pods take under this setting."""
+    return lease_ms - lease_ms // NOTICE_SHARE
+
+
+class AlarmTimes(NamedTuple):
+    """When an alarm sends messages: first after `gather_ms`, then every `again_ms` while there is more. It is over
+    `calm_ms` after the newest failure, or `over_ms` after the last look that saw its state. A timer that may run and
+    has waited for longer than `overdue_ms` is an alarm; taking over a dead pod's runs takes less time. So is one that
+    has failed for longer than `failing_ms` and is tried again."""
+
+    gather_ms: int = 5_000
+    again_ms: int = 3_600_000
+    calm_ms: int = 600_000
+    failing_ms: int = FAILING_MS
+    over_ms: int = 60_000
+    overdue_ms: int = 60_000
+    look_ms: int = 5_000
+
+
+ALARM_TIMES: Final = AlarmTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a pod is set to, and below that what only tests change. When it has died, others run its timers within
+    `lease_ms`. `shard_subset` None means all shards; `settings` are told to whoever compares the pods.
+
+    A prefix must have been without a live pod, and its timers overdue or their leases expired, for `unhandled_after_ms`
+    before its timers become `unhandled`; a rolling deploy takes less. A shard is audited every `audit_every_seconds`:
+    even an empty one has 256 buckets to look at. An event may take `grace_ms` from the due time before the sweep claims
+    without it: twice the others' late look. After the drain timeout, Redis has `hand_back_seconds` to take the last
+    ends; another pod rescues the runs of the rest. A hook that no pod has asked for in `forget_hooks_ms` is taken back;
+    a deploy and a restart of the fleet take less."""
+
+    pod: str
+    concurrency: int
+    lease_ms: int
+    retention_ms: int
+    drain_timeout_ms: int
+    retention_failed_ms: int | None = None
+    roles: tuple[str, ...] = ("worker",)
+    shard_subset: tuple[int, ...] | None = None
+    adopt_every_ms: int | None = 10_000
+    settings: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[Hook, ...] = ()
+    public_url: str | None = None
+    spans: Spans | None = None
+
+    unhandled_after_ms: int = 60_000
+    audit_every_seconds: float = 600.0
+    beat_ms: int = 3000
+    raise_after_seconds: float = RAISE_AFTER_SECONDS
+    canary_every_seconds: float = 5.0
+    deaf_seconds: float = 3.0
+    grace_ms: int = 100
+    hand_back_seconds: float = 1.0
+    forget_after_ms: int = FORGET_AFTER_MS
+    forget_hooks_ms: int = 600_000
+    alarm_times: AlarmTimes = ALARM_TIMES
+
+
+class Observer:
+    """Receives the engine's events and keeps the recent lateness, which pods tell each other; metrics count the rest.
+    Prefixes are those of the processors, because callers could make up prefixes without end."""
+
+    def __init__(self) -> None:
+        self.starts = defaultdict[int, int](int)  # a Counter takes twice as long to count
+        """All starts of this pod by lateness bucket."""
+        self._starts_by = deque([(time.monotonic(), Counter[int]())])
+
+    def recent_starts(self) -> dict[int, int]:
+        """The starts of the last five minutes by lateness bucket: all, less those by then. It is asked at each sign of
+        life. Memory is bounded."""
+        now, by = time.monotonic(), self._starts_by
+        if now - by[-1][0] >= SLICE_SECONDS:
+            by.append((now, Counter(self.starts)))
+        while len(by) > 1 and now - by[0][0] >= WINDOW_SECONDS:
+            by.popleft()
+        return dict(Counter(self.starts) - by[0][1])
+
+    def serves(self, prefixes: Iterable[str]) -> None:
+        """The pod has processors of these prefixes."""
+
+    def started(self, prefix: str, lateness_ms: int) -> None:
+        """A run started this late."""
+        if not is_own(prefix):
+            self.starts[bucket_of(lateness_ms)] += 1
+
+    def ended(self, prefix: str, outcome: str, seconds: float) -> None:
+        """A run ended after this many seconds; `outcome` is how."""
+
+    def retried(self, prefix: str) -> None:
+        """A run failed, and another try follows."""
+
+    def refused(self, prefix: str) -> None:
+        """A late result was refused by its token."""
+
+    def rescued(self, prefix: str) -> None:
+        """A run was taken over from an expired lease."""
+
+    def removed(self, prefix: str, status: str, count: int) -> None:
+        """Their retention removed this many timers that had failed or were unhandled."""
+
+    def claimed(self, cause: str, count: int) -> None:
+        """A claim or a rescue brought this many timers; `cause` is what made this pod ask."""
+
+    def unposted(self, count: int) -> None:
+        """This many changes were left out: an outbox was full, or too many calls wait for a hook's target."""
+
+    def bare_key(self, what: str) -> None:
+        """A bare key was adopted, an adopted key met its end, or an announced one was refused."""
+
+    def loop_late(self, seconds: float) -> None:
+        """The event loop took a turn this late."""
+
+    def called(self, script: str, seconds: float) -> None:
+        """A call of a script was answered."""
+
+    def resubscribed(self, gap_seconds: float) -> None:
+        """A subscription was confirmed; for so long this pod had none that brought events (0: the first)."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod. `shards` are the shards it takes, and `lease_ms` is how long a claimed timer is its own unless it
-    extends the lease. `owner` names the processor, on any pod, that owns a prefix (None: this pod is alone). `spans`
-    traces the runs."""
+    """One pod. `owner` names the processor, on any pod, that owns a prefix (None: this pod is alone)."""
 
-    name: str
     store: Store
     registry: Registry
-    shards: tuple[int, ...]
-    lease_ms: int
-    observer: Observer
+    options: WorkerOptions
+    observer: Observer = field(default_factory=Observer)
     owner: Callable[[str], str | None] | None = None
-    spans: Spans | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the fleet."""
+        return self.options.pod
+
+    @cached_property
+    def shards(self) -> tuple[int, ...]:
+        """The shards it takes."""
+        subset = self.options.shard_subset
+        return tuple(range(self.store.shards)) if subset is None else subset
+
+    @cached_property
+    def lease_ms(self) -> int:
+        """How long a claimed timer is its own unless it extends the lease."""
+        return taken_lease_ms(self.options.lease_ms)
 
     @cached_property
     def permits(self) -> Permits:
@@ -39,3 +195,10 @@ class Pod:
         """Whether timers of the prefix belong to a processor of this pod rather than to a longer one of another pod."""
         found = self.registry.match(prefix)
         return found is not None and (self.owner is None or self.owner(prefix) == found.prefix)
+
+    def report_removed(self, prefix: str, status: Status, count: int, oldest: str) -> None:
+        """Log and count failed or unhandled timers that their retention has removed: nobody had acted on them."""
+        owner = None if self.owner is None else self.owner(prefix)
+        self.observer.removed(owner or UNDECLARED, status.value, count)
+        said = {"prefix": prefix, "status": status.value, "count": count, "oldest": oldest}
+        _janitors_log.warning("timers removed that had failed or were unhandled: TIMERS_RETENTION_FAILED", **said)

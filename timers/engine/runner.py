@@ -20,11 +20,10 @@ from timers.core.decide import Transition, decide, exhausted, missed
 from timers.core.durations import to_datetime
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze, kept_result
 from timers.engine.failure import failure, plain, text_of, where
-from timers.engine.lifespans import Lifespans
 from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs, StopReason
-from timers.engine.settler import Settler
+from timers.engine.runs import Run, Runs, Settler, StopReason
 from timers.engine.spans import end_span
+from timers.engine.supervisor import Lifespans
 from timers.engine.threads import Threads, ThreadTimers
 from timers.logs import get_logger, running
 from timers.processor import BlockingContext, Context, Limits
@@ -59,14 +58,13 @@ class Runner:
         timers: Timers,
         lifespans: Lifespans,
         *,
-        concurrency: int,
         later: Later | None = None,
     ) -> None:
         """A test passes `later` to control timeouts; it defaults to the loop's own `call_later`."""
         self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
         self._lifespans, self._call_later = lifespans, later
-        self._clock, self._observer = pod.store.clock, pod.observer
-        self._concurrency, self._lease_seconds = concurrency, pod.lease_ms / 1000
+        self._clock, self._observer, self._spans = pod.store.clock, pod.observer, pod.options.spans
+        self._concurrency, self._lease_seconds = pod.options.concurrency, pod.lease_ms / 1000
         self._lease_left = self._lease_seconds * LEASE_LEFT
         self._executing = self._abandoned = 0
         self._of_prefix = defaultdict[str, int](int)
@@ -198,8 +196,8 @@ class Runner:
             outcome = self._barred(run) if timer.failures or "missed" in timer.spec else None
             if outcome is None:
                 running.set(run)
-                if self._pod.spans is not None:
-                    run.span = self._pod.spans.begin(run)
+                if self._spans is not None:
+                    run.span = self._spans.begin(run)
                 if processor.is_async:
                     self._started(run)
                     context = Context(*self._known(run), self._timers, timer.traceparent)

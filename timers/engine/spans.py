@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
 from timers.core.outcome import Exhausted, Failed, Outcome
-from timers.engine.runs import Run
 from timers.logs import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, TracerProvider
+
+    from timers.engine.runs import Run
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """OpenTelemetry's own settings. If one of them is set, spans are sent there."""
@@ -57,7 +58,7 @@ class Spans:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider, provider.shutdown)
 
-    def begin(self, run: Run) -> "Span":
+    def begin(self, run: "Run") -> "Span":
         """Start the span of a run. What the run calls from this context on belongs to it."""
         from opentelemetry import context, trace  # noqa: PLC0415
 

@@ -1,12 +1,15 @@
-"""Owns the life of services: starts and watches them, restarts those that stop, and stops them all."""
+"""Owns how long things live: services, which are started again until they are stopped, and what processors hold
+open."""
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
 
-from timers.errors import Full, Unavailable
+from timers.errors import ConfigurationError, Full, Unavailable
 from timers.logs import get_logger
+from timers.processor import Lifespan, Processor
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
@@ -17,15 +20,11 @@ STEADY_SECONDS: Final = 1.0
 """A service that ran this long starts over with the first pause: one outage must not lengthen the next."""
 
 _log = get_logger("timers.supervisor")
+_lifespans_log = get_logger("timers.lifespans")
 
 
-class Service(Protocol):
-    """A part that runs until it is cancelled. It keeps no state in `run` that a restart must not lose."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def run(self) -> None: ...
+Services = Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
+"""By name, what runs until it is cancelled. It keeps no state in a run that a restart must not lose."""
 
 
 class Supervisor:
@@ -33,14 +32,14 @@ class Supervisor:
 
     def __init__(
         self,
-        services: Sequence[Service],
+        services: Services,
         *,
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
         longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
     ) -> None:
         self._services = services
         self._first_pause_seconds, self._longest_pause_seconds = first_pause_seconds, longest_pause_seconds
-        self._states: dict[str, str] = {service.name: "stopped" for service in services}
+        self._states = dict.fromkeys(services, "stopped")
         self._watched: list[asyncio.Task[None]] = []
 
     @property
@@ -51,7 +50,7 @@ class Supervisor:
     def start(self) -> None:
         """Start all. Idempotent while running."""
         if not self._watched:
-            self._watched = [asyncio.create_task(self._watch(s), name=f"timers.{s.name}") for s in self._services]
+            self._watched = [asyncio.create_task(self._watch(name), name=f"timers.{name}") for name in self._services]
 
     async def stop(self) -> None:
         """Cancel all and wait until they have ended."""
@@ -64,30 +63,30 @@ class Supervisor:
             self._watched = []
             self._states.update(dict.fromkeys(self._states, "stopped"))
 
-    async def _watch(self, service: Service) -> None:
+    async def _watch(self, name: str) -> None:
         pause = self._first_pause_seconds
         while not _is_cancelled():
             started = asyncio.get_running_loop().time()
-            self._states[service.name] = "running"
-            state = await self._once(service)
+            self._states[name] = "running"
+            state = await self._once(name)
             if asyncio.get_running_loop().time() - started > STEADY_SECONDS:
                 pause = self._first_pause_seconds
-            self._states[service.name] = state
+            self._states[name] = state
             await asyncio.sleep(pause)
             pause = min(pause * 2, self._longest_pause_seconds)
 
-    async def _once(self, service: Service) -> str:
+    async def _once(self, name: str) -> str:
         """Run the service in its own task: before Python 3.13 a `TaskGroup` that fails leaves its task marked as
         cancelled."""
         try:
-            await asyncio.create_task(service.run(), name=f"timers.{service.name}.run")
+            await asyncio.create_task(self._services[name](), name=f"timers.{name}.run")
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            return _report_end(service.name, "it cancelled itself")
+            return _report_end(name, "it cancelled itself")
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
-            return _report_failure(service.name, _first(error))
-        return _report_end(service.name, "it ended")
+            return _report_failure(name, _first(error))
+        return _report_end(name, "it ended")
 
 
 class Apart(Supervisor):
@@ -139,3 +138,52 @@ def _report_failure(name: str, error: Exception) -> str:
         return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"
     _log.error("service failed and is restarted", service=name, exc_info=error)
     return f"restarting: {type(error).__name__}: {error}"
+
+
+class Lifespans:
+    """What these processors hold open: entered once before the first claim, left after the last run. Several may share
+    one lifespan."""
+
+    def __init__(self, processors: Iterable[Processor]) -> None:
+        self._owners = {p.lifespan: p for p in processors if p.lifespan is not None}
+        self._states: dict[Lifespan[Any], Any] = {}
+        self._closing = asyncio.Event()
+        self._holding: asyncio.Task[None] | None = None
+
+    def state_of(self, processor: Processor) -> Any:
+        """What the processor's lifespan yielded; None if it has none."""
+        return None if processor.lifespan is None else self._states[processor.lifespan]
+
+    async def open(self) -> None:
+        """Enter all. If one fails, leave the others and raise ConfigurationError with the processor's name."""
+        opened = asyncio.Event()
+        self._holding = asyncio.create_task(self._hold(opened), name="timers.lifespans")
+        self._holding.add_done_callback(lambda _: opened.set())
+        await opened.wait()
+        if self._holding.done():
+            failed, self._holding = self._holding, None
+            await failed
+
+    async def close(self) -> None:
+        """Leave all, the newest first. Failures are logged. Does nothing if none is open."""
+        self._closing.set()
+        if self._holding is None:
+            return
+        try:
+            await self._holding
+        except Exception as error:  # noqa: BLE001 (a processor's own code; the pod ends all the same)
+            _lifespans_log.error("the lifespan of a processor could not be closed", exc_info=error)
+
+    async def _hold(self, opened: asyncio.Event) -> None:
+        """Runs in its own task, because a context may have to be left in the task that entered it."""
+        async with AsyncExitStack() as stack:
+            for lifespan, owner in self._owners.items():
+                try:
+                    self._states[lifespan] = await stack.enter_async_context(lifespan())
+                except ConfigurationError:
+                    raise
+                except Exception as error:
+                    said = f"{type(error).__name__}: {error}"
+                    raise ConfigurationError(f"the lifespan of the processor {owner.origin} failed: {said}") from error
+            opened.set()
+            await self._closing.wait()

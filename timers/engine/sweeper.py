@@ -6,15 +6,17 @@ a shard) does the touching. The others look now and then, and at once if they do
 """
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from timers.engine.canary import Canary
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
 from timers.store.store import Touched
 from timers.store.turns import set_within, side_by_side
+
+if TYPE_CHECKING:
+    from timers.engine.listener import Canary
 
 INTERVAL_MS: Final = 30_000
 """Longest sleep. Scripts announce any nearer due time within this horizon (lua/common.lua)."""
@@ -28,9 +30,6 @@ CLOCK_SECONDS: Final = 1.0
 
 DEAF_INTERVAL_MS: Final = 100
 """Longest sleep of a pod that cannot hear such announcements."""
-
-GRACE_MS: Final = 100
-"""How long after the due time an event may take before the sweep claims without it: twice the others' late look."""
 
 STAGGER_MS: Final = 20
 """How long each rank waits for the one before it to touch."""
@@ -180,10 +179,8 @@ class ShardSweep:
 class Sweeper:
     """The sweeps of all shards of this pod."""
 
-    name = "sweeper"
-
-    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: Canary, *, grace_ms: int = GRACE_MS) -> None:
-        self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, grace_ms
+    def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: "Canary") -> None:
+        self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
         self.can_hear, self._is_deaf = canary.can_hear, canary.is_deaf
         self.line = pod.store.connections.line()
         """All looks go over it: lending a connection from a pool takes longer than a look."""

@@ -2,52 +2,30 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 from timers.bare.expired import ExpiredKeys
 from timers.bare.keys import BareKeys
 from timers.bare.scanner import Scanner
 from timers.core.calls import Timers
-from timers.core.hooks import Hook
-from timers.engine.alarms import TIMES, AlarmTimes, FleetAlarms
-from timers.engine.auditor import EVERY_SECONDS as AUDIT_SECONDS
-from timers.engine.auditor import Auditor
-from timers.engine.canary import DEAF_SECONDS, Canary
-from timers.engine.canary import EVERY_SECONDS as CANARY_SECONDS
 from timers.engine.claimer import Claimer
-from timers.engine.heartbeat import Heartbeat
-from timers.engine.hooks import FORGET_MS, Hooks
+from timers.engine.hooks import Alarms, Hooks
 from timers.engine.intake import Intake
-from timers.engine.janitor import Janitor
-from timers.engine.lifespans import Lifespans
-from timers.engine.listener import Listener
-from timers.engine.loop_watchdog import LoopWatchdog
-from timers.engine.observer import Observer, Reporter
-from timers.engine.peers import BEAT_MS, IdentityWatch, Peers
-from timers.engine.pod import Pod
+from timers.engine.leases import Leases
+from timers.engine.listener import Canary, Listener
+from timers.engine.maintenance import Maintenance
+from timers.engine.peers import IdentityWatch, Peers
+from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
-from timers.engine.runs import Run, Runs
-from timers.engine.settler import Settler
-from timers.engine.spans import Spans
-from timers.engine.supervisor import Apart, Service, Supervisor
-from timers.engine.sweeper import GRACE_MS, Sweeper
-from timers.engine.unserved import UNHANDLED_AFTER_MS, Unserved
+from timers.engine.runs import Run, Runs, Settler
+from timers.engine.supervisor import Apart, Lifespans, Services, Supervisor
+from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
-from timers.store.formats import RAISE_AFTER_SECONDS
-from timers.store.membership import FORGET_AFTER_MS, LIMITS, VERSION, Member, Membership
-from timers.store.starts import add_starts
+from timers.store.membership import LIMITS, VERSION, Member, Membership
 from timers.store.store import Store
-
-HAND_BACK_SECONDS: Final = 1.0
-"""How long Redis has to take the last ends after the drain timeout. Another pod rescues the runs of the rest."""
-
-NOTICE_SHARE: Final = 20
-"""Pods take leases shorter by this part of `lease_ms`, in which another pod notices the end of one and starts the
-run."""
 
 LONG_WAIT_SECONDS: Final = 1.0
 """A queue that waits this long for a claim is told of: the pod has no room, or too much to claim."""
@@ -56,42 +34,6 @@ _FINE: Final = ("running", "waiting")
 """States of services that leave a pod ready. A full server takes no new timers, but everything else continues."""
 
 _log = get_logger("timers.worker")
-
-
-def taken_lease_ms(lease_ms: int) -> int:
-    """The lease that pods take under this setting."""
-    return lease_ms - lease_ms // NOTICE_SHARE
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """What a pod is set to. When it has died, others run its timers within `lease_ms`. `shard_subset` None means all
-    shards; `settings` are told to whoever compares the pods."""
-
-    pod: str
-    concurrency: int
-    lease_ms: int
-    retention_ms: int
-    drain_timeout_ms: int
-    retention_failed_ms: int | None = None
-    roles: tuple[str, ...] = ("worker",)
-    shard_subset: tuple[int, ...] | None = None
-    adopt_every_ms: int | None = 10_000
-    settings: Mapping[str, str] = field(default_factory=dict)
-    unhandled_after_ms: int = UNHANDLED_AFTER_MS
-    audit_every_seconds: float = AUDIT_SECONDS
-    beat_ms: int = BEAT_MS
-    raise_after_seconds: float = RAISE_AFTER_SECONDS
-    canary_every_seconds: float = CANARY_SECONDS
-    deaf_seconds: float = DEAF_SECONDS
-    grace_ms: int = GRACE_MS
-    hand_back_seconds: float = HAND_BACK_SECONDS
-    forget_after_ms: int = FORGET_AFTER_MS
-    hooks: tuple[Hook, ...] = ()
-    forget_hooks_ms: int = FORGET_MS
-    alarm_times: AlarmTimes = TIMES
-    public_url: str | None = None
-    spans: Spans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +80,52 @@ class Worker:
         self._options = options
         self._draining = False
         self._overdue = asyncio.Event()
-        self._watch = IdentityWatch(
+        self.peers = self._build_peers(store, registry, disagreed)
+        self._pod = pod = Pod(store, registry, options, observer or Observer(), self.peers.owner)
+        pod.observer.serves(each.prefix for each in registry.processors)
+        self._canary = Canary(pod)
+        self.intake = Intake(limited=registry.limits_fleet)
+        runs = Runs()
+        self._settler = Settler(pod, runs, self._ends_written)
+        self._lifespans = Lifespans(registry.processors)
+        self.runner = Runner(pod, self._settler, runs, timers, self._lifespans)
+        self._sweeper = Sweeper(pod, self.intake, self.peers, self._canary)
+        self._claimer = Claimer(pod, self.intake, self.runner)
+        alarms = Alarms(pod, self.peers)
+        self._hooks = Hooks(pod, self.peers, alarms)
+        bare, expired_keys = self._build_bare()
+        self._listener = Listener(
+            pod,
+            self.intake,
+            self._sweeper,
+            peers=self.peers,
+            canary=self._canary,
+            hooks=self._hooks,
+            expired_keys=expired_keys,
+        )
+        maintenance = Maintenance(pod, self.peers, self._sweeper.leaves_some)
+        # What finds and claims timers is stopped first.
+        self._taking = Supervisor(
+            {
+                "listener": self._listener.run,
+                "canary": self._canary.run,
+                "sweeper": self._sweeper.run,
+                "claimer": self._claimer.run,
+                "hooks": self._hooks.run,
+                "alarms": alarms.run,
+                **bare,
+                **maintenance.services,
+            }
+        )
+        # What runs until the last end is written.
+        self._ending = Supervisor({"settler": self._settler.run, "reporter": maintenance.report})
+        self._leasing = Apart(Leases(pod, runs, self.runner).services)
+
+    def _build_peers(
+        self, store: Store, registry: Registry, disagreed: Callable[[ConfigurationError], None] | None
+    ) -> Peers:
+        options = self._options
+        watch = IdentityWatch(
             store.identity,
             mine=lambda: list(self.peers.led(self._pod.shards)),
             members=lambda: self.peers.members,
@@ -146,23 +133,6 @@ class Worker:
             raise_after_seconds=options.raise_after_seconds,
             disagreed=disagreed,
         )
-        self.peers = self._build_peers(store, registry)
-        shards = options.shard_subset if options.shard_subset is not None else tuple(range(store.shards))
-        self._pod = Pod(
-            *(options.pod, store, registry, shards, taken_lease_ms(options.lease_ms), observer or Observer()),
-            owner=self.peers.owner,
-            spans=options.spans,
-        )
-        self._pod.observer.serves(each.prefix for each in registry.processors)
-        self._canary = Canary(
-            store, options.pod, every_seconds=options.canary_every_seconds, deaf_seconds=options.deaf_seconds
-        )
-        self.intake = Intake(limited=registry.limits_fleet)
-        self._build_ending(timers)
-        self._build_taking()
-
-    def _build_peers(self, store: Store, registry: Registry) -> Peers:
-        options = self._options
         me = Member(
             options.pod,
             roles=options.roles,
@@ -174,68 +144,9 @@ class Worker:
             settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
         membership = Membership(store, forget_after_ms=options.forget_after_ms)
-        return Peers(membership, me, self._state, self._watch.look, beat_ms=options.beat_ms)
+        return Peers(membership, me, self._state, watch.look, beat_ms=options.beat_ms)
 
-    def _build_ending(self, timers: Timers) -> None:
-        """Build what runs until the last end is written."""
-        pod, runs = self._pod, Runs()
-        options = self._options
-        self._settler = Settler(
-            pod,
-            runs,
-            retention_ms=options.retention_ms,
-            keeps_failed=options.retention_failed_ms != 0,
-            written=self._ends_written,
-        )
-        self._lifespans = Lifespans(pod.registry.processors)
-        self.runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=self._options.concurrency)
-        reporter = Reporter(partial(add_starts, pod.store), pod.observer)
-        watchdog = LoopWatchdog(runs, pod.observer)
-        self._ending = Supervisor([self._settler, watchdog, reporter])
-        self._leasing = Apart([Heartbeat(pod, runs, self.runner, watchdog)])
-
-    def _build_taking(self) -> None:
-        """Build what finds and claims timers; it is stopped first."""
-        pod, intake, peers, canary = self._pod, self.intake, self.peers, self._canary
-        self._sweeper = Sweeper(pod, intake, peers, canary, grace_ms=self._options.grace_ms)
-        bare, expired_keys = self._build_bare()
-        alarms = FleetAlarms(pod, peers, self._options.alarm_times, public_url=self._options.public_url)
-        self._hooks = Hooks(
-            pod,
-            peers,
-            self._options.hooks,
-            alarms,
-            public_url=self._options.public_url,
-            forget_ms=self._options.forget_hooks_ms,
-        )
-        self._listener = Listener(
-            pod, intake, self._sweeper, peers=peers, canary=canary, hooks=self._hooks, expired_keys=expired_keys
-        )
-        self._claimer = Claimer(pod, intake, self.runner)
-        janitor = Janitor(
-            pod,
-            peers,
-            retention_ms=self._options.retention_ms,
-            retention_failed_ms=self._options.retention_failed_ms,
-        )
-        unserved = Unserved(pod, peers, self._sweeper.leaves_some, unhandled_after_ms=self._options.unhandled_after_ms)
-        auditor = Auditor(pod, peers, every_seconds=self._options.audit_every_seconds)
-        self._taking = Supervisor(
-            [
-                self._listener,
-                self._sweeper,
-                self._claimer,
-                canary,
-                *bare,
-                janitor,
-                unserved,
-                auditor,
-                self._hooks,
-                alarms,
-            ]
-        )
-
-    def _build_bare(self) -> tuple[Sequence[Service], ExpiredKeys | None]:
+    def _build_bare(self) -> tuple[Services, ExpiredKeys | None]:
         """Build what looks after bare keys. If they are switched off, it looks only after keys that were adopted
         before."""
         keys, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
@@ -247,9 +158,9 @@ class Worker:
             told=self._pod.observer.bare_key,
         )
         if every_ms is None:
-            return [scanner], None
+            return {"bare-scanner": scanner.run}, None
         expired = ExpiredKeys(keys, scanner, mark=self.intake.mark, told=self._pod.observer.bare_key)
-        return [scanner, expired], expired
+        return {"bare-scanner": scanner.run, "bare-expired": expired.run}, expired
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that other pods leave room for this one.
@@ -349,7 +260,7 @@ class Worker:
         return {
             "running": self.runner.executing,
             "notifications": self._canary.hearing,
-            "lateness": self._pod.observer.lateness.counts(),
+            "lateness": self._pod.observer.recent_starts(),
             "lacks": self._pod.store.rights.lacking(),
             "newer": self._pod.store.newer.told(),
         }

@@ -27,13 +27,10 @@ from timers.core.keywords import Delay
 from timers.core.model import Timer
 from timers.engine.claimer import Claimer
 from timers.engine.intake import Intake
-from timers.engine.lifespans import Lifespans
-from timers.engine.observer import Observer
-from timers.engine.pod import Pod
+from timers.engine.pod import Pod, WorkerOptions
 from timers.engine.runner import Runner
-from timers.engine.runs import Run, Runs
-from timers.engine.settler import Settler
-from timers.engine.supervisor import Supervisor
+from timers.engine.runs import Run, Runs, Settler
+from timers.engine.supervisor import Lifespans, Supervisor
 from timers.processor import Processor, Registry, in_module
 from timers.store import keys, queries
 from timers.store.store import Settlement, Store
@@ -58,16 +55,17 @@ class Engine:
     """The part of a pod that claims and runs timers, over one shard."""
 
     def __init__(self, store: Store, timers: TimerClient, processors: Iterable[Processor], later: Later) -> None:
-        pod = Pod("lab", store, Registry(processors), (0,), FOR_EVER_MS, Observer())
+        options = WorkerOptions("lab", CONCURRENCY, FOR_EVER_MS, FOR_EVER_MS, drain_timeout_ms=0)
+        pod = Pod(store, Registry(processors), options)
         runs = Runs()
         self._registry = pod.registry
         self._lifespans = Lifespans(pod.registry.processors)
         self._is_open = False
-        self._settler = Settler(pod, runs, retention_ms=FOR_EVER_MS, written=self._written)
-        self._runner = Runner(pod, self._settler, runs, timers, self._lifespans, concurrency=CONCURRENCY, later=later)
+        self._settler = Settler(pod, runs, self._written)
+        self._runner = Runner(pod, self._settler, runs, timers, self._lifespans, later=later)
         self._intake = Intake(later, limited=pod.registry.limits_fleet)
         self._claimer = Claimer(pod, self._intake, self._runner)
-        self._services = Supervisor([self._claimer, self._settler])
+        self._services = Supervisor({"claimer": self._claimer.run, "settler": self._settler.run})
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

@@ -1,17 +1,21 @@
-"""Owns extending leases and permits: all runs in batches, over a connection that nothing else uses, and in a thread, so
-that a processor that blocks the pod's event loop does not cost the pod its leases."""
+"""Owns what must go on while a processor blocks the pod's event loop, because it computes or waits without `await`:
+extending leases and permits, and reporting the blockade. It runs in a thread with an event loop of its own."""
 
 import asyncio
 import math
+import sys
+import threading
 import time
+import traceback
 from functools import partial
 from itertools import groupby
 from typing import Final
 
-from timers.engine.loop_watchdog import LoopWatchdog
 from timers.engine.pod import Pod
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
+from timers.engine.supervisor import Services
+from timers.logs import get_logger
 from timers.store.connect import Line
 from timers.store.turns import set_within
 
@@ -22,20 +26,31 @@ BEATS_PER_LEASE: Final = 3
 STANDSTILL_SECONDS: Final = 300.0
 """For how long a pod whose event loop stands still keeps the runs that have no timeout."""
 
+PROBE_SECONDS: Final = 0.25
+BLOCKED_SECONDS: Final = 0.5
+FRAMES_SHOWN: Final = 6
 
-class Heartbeat:
-    """Extends each lease three times within its length, and tells runs that have lost theirs. Create it on the pod's
-    event loop and run it on another."""
+_log = get_logger("timers.loop_watchdog")
 
-    name = "heartbeat"
 
-    def __init__(self, pod: Pod, runs: Runs, runner: Runner, watchdog: LoopWatchdog) -> None:
-        self._pod, self._runs, self._runner, self._watchdog = pod, runs, runner, watchdog
-        self._pods_loop = asyncio.get_running_loop()
+class Leases:
+    """Extends each lease three times within its length, over a connection that nothing else uses, and tells runs that
+    have lost theirs. Create it on the pod's event loop and run its services on another."""
+
+    def __init__(self, pod: Pod, runs: Runs, runner: Runner) -> None:
+        self._pod, self._runs, self._runner = pod, runs, runner
+        self._pods_loop, self._pods_thread = asyncio.get_running_loop(), threading.get_ident()
         self._beat_seconds = pod.lease_ms / BEATS_PER_LEASE / 1000
         self._line = Line(pod.store.connections.dial(), answer_s=self._beat_seconds)
+        self._turned_at = time.monotonic()
+        self._has_turned = True
 
-    async def run(self) -> None:
+    @property
+    def services(self) -> Services:
+        """By name."""
+        return {"heartbeat": self._extend_all, "loop_watchdog": self._watch}
+
+    async def _extend_all(self) -> None:
         """Beat at once (the last beat may have failed), then regularly, and whenever a lease is in doubt."""
         doubted = asyncio.Event()
         self._runs.in_doubt = partial(asyncio.get_running_loop().call_soon_threadsafe, doubted.set)
@@ -51,7 +66,7 @@ class Heartbeat:
     def _kept(self) -> list[Run]:
         """The runs whose leases are extended. The event loop ends runs at their timeouts, but not while it stands
         still: then those past their timeouts are left to other pods."""
-        now, still_seconds = time.monotonic(), self._watchdog.still_seconds
+        now, still_seconds = time.monotonic(), time.monotonic() - self._turned_at
         if still_seconds < self._beat_seconds:
             return list(self._runs)
         return [
@@ -62,8 +77,7 @@ class Heartbeat:
 
     async def _beat(self, runs: list[Run]) -> None:
         began = time.monotonic()
-        by_shard = sorted(runs, key=lambda run: run.shard)
-        for shard, group in groupby(by_shard, key=lambda run: run.shard):
+        for shard, group in groupby(sorted(runs, key=lambda run: run.shard), key=lambda run: run.shard):
             of_shard = list(group)
             for start in range(0, len(of_shard), EXTEND_BATCH):
                 await self._extend(shard, of_shard[start : start + EXTEND_BATCH])
@@ -83,3 +97,31 @@ class Heartbeat:
                 run.lease_until = lease_until
             else:
                 self._pods_loop.call_soon_threadsafe(self._runner.lose, run)
+
+    async def _watch(self) -> None:
+        """Ask the pod's loop for a turn again and again, and report each blockade once, while it lasts: the timer and
+        the place in the code."""
+        asked_at, is_reported = time.monotonic(), False
+        while True:
+            if self._has_turned:
+                asked_at, is_reported, self._has_turned = time.monotonic(), False, False
+                self._pods_loop.call_soon_threadsafe(self._turned, asked_at)
+            elif time.monotonic() - asked_at > BLOCKED_SECONDS and not is_reported:
+                is_reported = True
+                self._report()
+            await asyncio.sleep(PROBE_SECONDS)
+
+    def _turned(self, asked_at: float) -> None:
+        """Runs on the pod's loop."""
+        self._turned_at, self._has_turned = time.monotonic(), True
+        late_seconds = self._turned_at - asked_at
+        self._pod.observer.loop_late(late_seconds)
+        if late_seconds > BLOCKED_SECONDS:
+            _log.error("event loop was blocked", seconds=round(late_seconds, 3))
+
+    def _report(self) -> None:
+        current = asyncio.current_task(self._pods_loop)
+        timers = [run.timer.key for run in self._runs if run.coroutine is current and current is not None]
+        stack = traceback.extract_stack(sys._current_frames().get(self._pods_thread))[-FRAMES_SHOWN:]
+        where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack]
+        _log.error("event loop blocked", timer=timers[0] if timers else None, where=where)

@@ -1,0 +1,181 @@
+"""Owns the upkeep of the shards that a pod leads: removes finished records after their retention, makes timers that
+nobody serves `unhandled`, and repairs indexes and counts. Each call is small, so that no timer is late for it."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from functools import partial
+from typing import Final
+
+from timers.engine.peers import Peers
+from timers.engine.pod import Pod
+from timers.engine.supervisor import Services
+from timers.logs import get_logger
+from timers.store.audit import audit
+from timers.store.retention import prune
+from timers.store.starts import add_starts
+
+PRUNE_SECONDS: Final = 60.0
+SHORT_PRUNE_SECONDS: Final = 5.0
+"""The interval when records are kept for less than PRUNE_SECONDS; and the shortest pause between two shards, so that a
+hundred cost no more than twelve."""
+
+FRUITLESS: Final = 20
+"""Calls that remove nothing before a shard's turn ends. The next turn goes on there, so that many prefixes do not keep
+the server busy."""
+
+UNSERVED_SECONDS: Final = 5.0
+"""The longest pause between two looks for timers that nobody serves."""
+
+BATCH: Final = 500
+
+SHORTEST_REST_SECONDS: Final = 0.02
+LONGEST_REST_SECONDS: Final = 2.0
+REST_PER_WORK: Final = 300
+"""After each step the audit rests 300 times as long as the step took, so that it uses a third of a percent of a core.
+The longest rest bounds that: a step also seems long when the pod itself stalls, and the audit must still end."""
+
+REPORT_SECONDS: Final = 5.0
+"""One call reports all starts of this time. What a pod starts after its last call is not counted."""
+
+_unserved_log = get_logger("timers.unserved")
+_auditors_log = get_logger("timers.auditor")
+
+
+class Maintenance:
+    """The upkeep of one pod. Only the pod with rank 0 for a shard looks after it. Each kind of upkeep is a service of
+    its own, so that none that fails or takes long holds up another."""
+
+    def __init__(self, pod: Pod, peers: Peers, leaves_some: Callable[[int], bool]) -> None:
+        """`leaves_some` tells of a shard whether it may have due timers or lost runs that nobody takes."""
+        self._pod, self._peers, self._leaves_some = pod, peers, leaves_some
+        self._options = pod.options
+        self._cursors: dict[int, str] = {}
+        self._unserved_since: dict[tuple[int, str], float] = {}
+        self._reported: Counter[int] = Counter()
+
+    @property
+    def services(self) -> Services:
+        """By name, what keeps the shards in order."""
+        unhandled_seconds = self._options.unhandled_after_ms / 1000
+        return {
+            "janitor": self._prune,
+            "unserved": partial(repeat, self._look_at_left, min(UNSERVED_SECONDS, unhandled_seconds / 2)),
+            "auditor": self._audit,
+        }
+
+    async def _led(self, rest: Callable[[int], float]) -> AsyncIterator[int]:
+        """The led shards in turn, for ever, with a rest after each, whose length may follow from their number."""
+        turn = 0
+        while True:
+            if led := list(self._peers.led(self._pod.shards)):
+                yield led[turn % len(led)]
+                turn += 1
+            await asyncio.sleep(rest(len(led)))
+
+    async def _prune(self) -> None:
+        kept_ms = (self._options.retention_ms, self._options.retention_failed_ms)
+        is_short = any(ms is not None and ms < PRUNE_SECONDS * 1000 for ms in kept_ms)
+        seconds = SHORT_PRUNE_SECONDS if is_short else PRUNE_SECONDS
+        async for shard in self._led(lambda led: max(seconds / max(led, 1), SHORT_PRUNE_SECONDS)):
+            await self.clean(shard)
+
+    async def clean(self, shard: int) -> None:
+        """Prune batch after batch from where the last turn ended; other callers get their turn in between."""
+        fruitless = 0
+        while fruitless < FRUITLESS:
+            pruned = await prune(
+                self._pod.store,
+                shard,
+                retention_ms=self._options.retention_ms,
+                retention_failed_ms=self._options.retention_failed_ms,
+                most=BATCH,
+                cursor=self._cursors.get(shard, "0"),
+            )
+            self._cursors[shard] = pruned.cursor
+            for removed in pruned.failed:
+                self._pod.report_removed(*removed)
+            if pruned.is_last:
+                return
+            fruitless += pruned.number == 0
+
+    async def _look_at_left(self) -> None:
+        for shard in self._peers.led(self._pod.shards):
+            if self._leaves_some(shard) or any(queue[0] == shard for queue in self._unserved_since):
+                await self.look(shard)
+
+    async def look(self, shard: int) -> None:
+        """Look for queues that no live pod serves, whose overdue timers and lost runs become `unhandled`. If a queue is
+        served again, or has nothing overdue or orphaned, its wait starts again."""
+        after_ms = self._options.unhandled_after_ms
+        (due, now_ms), lost = await self._due(shard), await self._lost(shard)
+        unserved = {prefix for prefix in (*due, *lost) if not self._served(shard, prefix)}
+        for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
+            del self._unserved_since[queue]
+        for prefix in unserved:
+            since_ms = self._unserved_since.setdefault((shard, prefix), now_ms)
+            if now_ms - since_ms >= after_ms:
+                await self._abandon(shard, prefix, lost.get(prefix, ()), now_ms - after_ms)
+
+    async def _due(self, shard: int) -> tuple[Set[str], int]:
+        """The queues with due timers, and the server's time."""
+        touched = await self._pod.store.touch(shard)
+        found = set(touched.due)
+        while touched.next_rank:
+            touched = await self._pod.store.touch(shard, touched.next_rank)
+            found.update(touched.due)
+        return found, touched.now_ms
+
+    async def _lost(self, shard: int) -> Mapping[str, Sequence[str]]:
+        """The runs whose lease has expired, by prefix; for each prefix those that have waited longest."""
+        found: dict[str, list[str]] = {}
+        orphans, rank = await self._pod.store.orphans(shard)
+        while True:
+            for prefix, timer_id in orphans:
+                found.setdefault(prefix, []).append(timer_id)
+            if not rank:
+                return {prefix: ids[:BATCH] for prefix, ids in found.items()}
+            orphans, rank = await self._pod.store.orphans(shard, rank)
+
+    def _served(self, shard: int, prefix: str) -> bool:
+        return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)
+
+    async def _abandon(self, shard: int, prefix: str, runs: Sequence[str], before_ms: int) -> None:
+        ids = await self._pod.store.abandon(shard, prefix, runs, before_ms=before_ms, most=BATCH, pod=self._pod.name)
+        if ids:
+            said = {"prefix": prefix, "count": len(ids), "first": ids[0]}
+            _unserved_log.error("timers unhandled: no live pod serves the prefix", **said)
+
+    async def _audit(self) -> None:
+        await asyncio.sleep(self._options.audit_every_seconds)
+        async for shard in self._led(lambda _: self._options.audit_every_seconds):
+            began = time.monotonic()
+            async for found in audit(self._pod.store, shard):
+                if found:
+                    said = "indexes or counts disagreed with the records and were mended"
+                    _auditors_log.error(said, shard=shard, **found)
+                rest = (time.monotonic() - began) * REST_PER_WORK
+                await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
+                began = time.monotonic()
+
+    async def report(self) -> None:
+        """Report every few seconds. While Redis is down it keeps counting."""
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            await self.report_starts()
+
+    async def report_starts(self) -> None:
+        """Add this pod's starts since the last time to those of the fleet, if there were any. Raises Unavailable and
+        then loses nothing."""
+        starts = Counter(self._pod.observer.starts)
+        if counts := starts - self._reported:
+            await add_starts(self._pod.store, counts)
+            self._reported = starts
+
+
+async def repeat(work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Do it, rest, and do it again."""
+    while True:
+        await work()
+        await asyncio.sleep(seconds)
