@@ -178,6 +178,14 @@ async def test_orphans_of_prefixes_it_serves_are_marked(rig: _Rig) -> None:
     assert rig.intake.take_orphans(10) == {0: [("note", "x")]}
 
 
+@pytest.mark.parametrize(("run", "again_ms"), [(("note", "x"), options_of().grace_ms), (("unknown", "y"), INTERVAL_MS)])
+async def test_lost_runs_that_found_no_room_waited_for_the_longest_sleep(
+    rig: _Rig, run: Identity, again_ms: int
+) -> None:
+    rig.store.lost = [run]
+    assert await rig.look() == ms(again_ms)
+
+
 async def test_it_continues_at_once_if_there_are_more_orphans_than_one_look_takes(rig: _Rig) -> None:
     rig.store.next_orphan = 500
     assert await rig.look() <= 0

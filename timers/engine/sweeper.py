@@ -122,7 +122,7 @@ class ShardSweep:
             self.look_ms = now_ms + self._all.interval_ms * share
         try:
             touched = await self._all.pod.store.touch(self._shard, rank, line=self._all.line)
-            await self._look_for_orphans(touched)
+            found_lost = await self._look_for_orphans(touched)
         except BaseException as error:
             self._everything = self._everything or everything
             if isinstance(error, Unavailable):
@@ -132,17 +132,18 @@ class ShardSweep:
         self._note_left(touched, rank)
         self._mark(touched, everything=everything)
         self._advance_page(touched, rank, everything=everything)
-        self._plan(touched)
+        self._plan(touched, found_lost=found_lost)
 
-    async def _look_for_orphans(self, touched: Touched) -> None:
-        """Mark lost runs, one part at a time; if there are more, a look follows at once."""
+    async def _look_for_orphans(self, touched: Touched) -> bool:
+        """Mark lost runs, one part at a time; if there are more, a look follows at once. Says if any was marked."""
         if not touched.lost:
             self._next_orphan = 0
-            return
+            return False
         orphans, self._next_orphan = await self._all.pod.store.orphans(self._shard, self._next_orphan)
-        for prefix, timer_id in orphans:
-            if self._all.pod.serves(self._shard, prefix):
-                self._all.intake.mark_orphan(self._shard, (prefix, timer_id))
+        served = [orphan for orphan in orphans if self._all.pod.serves(self._shard, orphan[0])]
+        for orphan in served:
+            self._all.intake.mark_orphan(self._shard, orphan)
+        return bool(served)
 
     def _note_left(self, touched: Touched, rank: int) -> None:
         served = (self._all.pod.serves(self._shard, prefix) for prefix in touched.due)
@@ -164,10 +165,10 @@ class ShardSweep:
         self._part_ms = touched.now_ms + (0 if everything or is_fresh else PAGE_PAUSE_MS)
         self._everything = self._everything or (everything and self._next_rank > 0)
 
-    def _plan(self, touched: Touched) -> None:
-        """When to look again: at the next due time, soon if a due timer may have lost its event, and at once if there
-        are more orphans than one look takes."""
-        if touched.due:
+    def _plan(self, touched: Touched, *, found_lost: bool) -> None:
+        """When to look again: at the next due time, soon if a due timer may have lost its event or a lost run
+        may have found no room, and at once if there are more orphans than one look takes."""
+        if touched.due or found_lost:
             self.look_ms = min(self.look_ms, touched.now_ms + self._all.grace_ms)
         if touched.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
