@@ -1,47 +1,51 @@
 """A durable timer service for Redis: the public names. `timers.errors` has the tree of errors.
 
-Modules that talk to Redis are imported on first use: a module of processors, or `timers --version`, does not need them.
+Each name is imported when it is first used: a module of processors needs nothing that talks to Redis, and the help of
+the command needs nothing at all.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from timers.core.keywords import Action, IfExists, StatusName
-from timers.core.model import HistoryEntry, Lease, Status, Timer
-from timers.core.outcome import Done, Fail, Rearm, Retry
-from timers.core.policies import Repeat, RetryPolicy
-from timers.core.spec import NewTimer, TimerChange
-from timers.errors import (
-    AlreadyExists,
-    Busy,
-    ConfigurationError,
-    Denied,
-    EditLocked,
-    FieldError,
-    Forbidden,
-    Full,
-    InvalidInput,
-    NewerFormat,
-    NoProcessor,
-    NotFound,
-    NotScheduled,
-    RateLimited,
-    Refused,
-    Running,
-    RunOver,
-    TimersError,
-    TooManyPending,
-    Unauthorized,
-    Unavailable,
-    VersionMismatch,
-)
-from timers.processor import BlockingContext, Context, Processor, processor
+import timers.errors  # noqa: F401 (so that `timers.errors` can be used without importing it)
 
 if TYPE_CHECKING:
     from timers.client import Armed, BlockingTimerClient, TimerClient
     from timers.client.actions import Counts
     from timers.client.feed import Dropped, Gap, Open
     from timers.client.fleet import PrefixView, Stats
+    from timers.core.keywords import Action, IfExists, StatusName
+    from timers.core.model import HistoryEntry, Lease, Status, Timer
+    from timers.core.outcome import Done, Fail, Rearm, Retry
+    from timers.core.policies import Repeat, RetryPolicy
+    from timers.core.spec import NewTimer, TimerChange
+    from timers.errors import (
+        AlreadyExists,
+        Busy,
+        ConfigurationError,
+        Denied,
+        EditLocked,
+        FieldError,
+        Forbidden,
+        Full,
+        InvalidInput,
+        NewerFormat,
+        NoProcessor,
+        NotFound,
+        NotScheduled,
+        RateLimited,
+        Refused,
+        Running,
+        RunOver,
+        TimersError,
+        TooManyPending,
+        Unauthorized,
+        Unavailable,
+        VersionMismatch,
+    )
+    from timers.processor import BlockingContext, Context, Processor, processor
     from timers.store.filters import Filter
     from timers.store.listing import Page
     from timers.store.membership import Member
@@ -104,27 +108,31 @@ __all__ = [
     "processor",
 ]
 
-_LATER: Final = {
-    "Armed": "client",
-    "BlockingTimerClient": "client",
-    "Change": "store.notifications",
-    "Counts": "client.actions",
-    "Dropped": "client.feed",
-    "Filter": "store.filters",
-    "Gap": "client.feed",
-    "Member": "store.membership",
-    "Open": "client.feed",
-    "Page": "store.listing",
-    "PrefixView": "client.fleet",
-    "Stats": "client.fleet",
-    "TimerClient": "client",
-}
+_HOMES: Final = (
+    *("errors", "core.outcome", "core.model", "core.policies", "core.spec", "core.keywords", "processor"),
+    *("client", "client.actions", "client.feed", "client.fleet"),
+    *("store.filters", "store.listing", "store.membership", "store.notifications"),
+)
+"""Where the names are, those that need least first; the first that has a name is where a type checker finds it, too."""
+
+
+class _Package(ModuleType):
+    """Keeps `timers.processor` the decorator, although Python sets a package's attribute to each module it imports."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_module = name == "processor" and isinstance(value, ModuleType)
+        super().__setattr__(name, vars(value)[name] if is_module else value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
     def __getattr__(name: str) -> object:
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"timers.{_LATER[name]}"), name)
-        globals()[name] = found
-        return found
+        if name in __all__:
+            homes = (import_module(f"timers.{home}") for home in _HOMES)
+            return globals().setdefault(name, next(vars(home)[name] for home in homes if name in vars(home)))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

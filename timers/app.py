@@ -24,7 +24,7 @@ from timers.api.auth import Auth
 from timers.api.connection_limit import ConnectionLimit
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, client_over, open_redis
 from timers.dashboard.pages import all_pages
 from timers.dashboard.render import prepare
 from timers.dashboard.site import Guard, Parts
@@ -40,12 +40,8 @@ from timers.processor import DISTRIBUTION, Registry, load
 from timers.setting_values import redacted
 from timers.settings import Settings
 from timers.store.callers import Callers
-from timers.store.connect import connect
-from timers.store.formats import READS
 from timers.store.membership import VERSION, Member, Membership
 from timers.store.store import Store
-
-_LATER: Final = ("redis+sentinel://", "redis+cluster://")
 
 TRY_AGAIN_SECONDS: Final = 0.2
 """The pause between two tries to reach Redis while a pod starts."""
@@ -111,27 +107,6 @@ def stopped_by_signals() -> Iterator[Stopping]:
             loop.remove_signal_handler(number)
 
 
-async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> Store:
-    """Opens the timers of a db; with `joins`, makes an empty db ours. Raises ConfigurationError, which names the
-    setting, if the db cannot be used."""
-    if url.startswith(_LATER):
-        raise ConfigurationError(f"TIMERS_REDIS_URL: {url.partition('//')[0]}// is not supported by this version")
-    if settings.format is not None and settings.format > READS:
-        raise ConfigurationError(str(FieldError("TIMERS_FORMAT", str(settings.format), f"a number from 1 to {READS}")))
-    connections = connect(url)
-    try:
-        store = await open_store(connections, shards=settings.shards)
-        store.identity.newest = settings.format or READS
-        if joins:
-            await store.identity.join()
-    except BaseException as error:
-        await connections.close()
-        if isinstance(error, ConfigurationError) or not isinstance(error, Exception):
-            raise
-        raise ConfigurationError(f"TIMERS_REDIS_URL: {redacted(url)} cannot be used: {error}") from error
-    return store
-
-
 async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | None:
     """As `open_redis`, but tries for TIMERS_START_TIMEOUT while the server is away; meanwhile the pod is alive but not
     ready. None if the pod is stopped first."""
@@ -155,11 +130,6 @@ async def _reached(url: str, settings: Settings, stopping: Stopping) -> Store | 
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.asked.wait(), TRY_AGAIN_SECONDS)
         return None
-
-
-def client_over(store: Store, settings: Settings) -> TimerClient:
-    """A client that follows the settings."""
-    return TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
 
 
 async def serve(settings: Settings, announce: Announce) -> int:

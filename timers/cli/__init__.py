@@ -1,46 +1,74 @@
 """The command line, `timers`. It writes data to stdout and everything else to stderr. Exit codes: 0 success, 1 refused
-or failed, 2 wrong usage."""
+or failed, 2 wrong usage.
 
+A command's module is imported when the command is called: the help, a misspelt word and the completion of a command's
+name need none of the service, and `timers get` none of what runs a pod.
+"""
+
+import os
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from timers.cli import benching, config, creating, keys, operating, plugins, pods, timers, watching
-from timers.cli.session import add_url
 from timers.errors import FieldError, InvalidInput, TimersError
-from timers.processor import DISTRIBUTION
+
+URL_NAME: Final = "TIMERS_REDIS_URL"
+
+COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "pods": {
+        "dev": "Run everything in one process: API, worker and, if no Redis is configured, an embedded server.",
+        "serve": "Run one pod against the configured Redis.",
+        "new-processor": "Write a starter plugin package: a processor, its entry point, a test and a README.",
+    },
+    "timers": {
+        "create": "Arm a timer, or many with --batch.",
+        "change": "Change fields of a scheduled timer, or of all that match a filter.",
+        "get": "Show a timer.",
+        "fire": "Make a scheduled timer due now.",
+        "cancel": "Cancel a scheduled timer, or all that match a filter.",
+        "reschedule": "Change the due time of a scheduled timer, or of all that match a filter.",
+        "retry": "Arm a failed, unhandled or cancelled timer again, due now; or all that match a filter.",
+        "purge": "Remove the record of a timer, or of all that match a filter.",
+        "ls": "List timers page by page: running ones first, then by due time.",
+        "stats": "Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive.",
+    },
+    "watching": {"watch": "Show a live view on a terminal: q quits, p pauses."},
+    "operating": {
+        "replay": "Run timers again that failed, became unhandled or were skipped, and were due in a window of time.",
+        "init": "Claim an empty db for the service.",
+        "prefixes": "List the prefixes and who runs them, or forget one.",
+        "pause": "Start no more timers of a prefix.",
+        "resume": "Start the timers of a paused prefix again.",
+        "pods": "List the live pods.",
+        "doctor": "Check the server, the data and the pods, and say what to do.",
+        "config": "Show the settings in effect, where each comes from, and the processors found.",
+        "keys": "Manage API keys.",
+    },
+    "benching": {"bench": "Measure this server: round trips, arming, lateness, a burst."},
+}
+"""By module: the commands in its `app`, each with the first sentence of its help."""
 
 _OPTIONS: Final = {
     "prefix": "PREFIX",
     "id": "ID",
     "delay": "--in",
     "due_at": "--at",
-    "payload": "--payload",
-    "repeat": "--repeat",
-    "retry": "--retry",
-    "missed": "--missed",
-    "timeout": "--timeout",
     "tags": "--tag",
-    "metadata": "--metadata",
-    "batch": "--batch",
-    "if_exists": "--if-exists",
     "prefixes": "--prefix",
     "rights": "--right",
-    "rate": "--rate",
-    "pending": "--pending",
-    "most_prefixes": "--most-prefixes",
-    "name": "--name",
-    "status": "--status",
-    "tag": "--tag",
-    "due_after": "--due-after",
-    "due_before": "--due-before",
-    "limit": "--limit",
-    "cursor": "--cursor",
-    "from": "--from",
-    "to": "--to",
-    "remove": "--remove",
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            *("payload", "repeat", "retry", "missed", "timeout", "metadata", "batch", "if_exists", "remove"),
+            *("rate", "pending", "most_prefixes", "name"),
+            *("status", "tag", "due_after", "due_before", "limit", "cursor", "from", "to"),
+        )
+    },
 }
 """The names of a timer's fields on the command line."""
 
@@ -51,14 +79,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (pods, creating, timers, watching, operating, keys, benching, config, plugins):
-    commands.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"timers {version(DISTRIBUTION)}")
+        typer.echo(f"timers {version('redis-timers')}")
         raise typer.Exit
+
+
+def _use_url(context: typer.Context, url: str | None) -> None:
+    """Set the URL in the environment, where everything that reads settings finds it, in this process and in those it
+    starts."""
+    if url == "":  # the settings take an empty value for none, so another server would be used
+        raise typer.BadParameter("it is empty; expected a URL such as redis://127.0.0.1:6379/5")
+    if url is not None:
+        os.environ[URL_NAME] = url
+        os.environ.pop(f"{URL_NAME}_FILE", None)
+        context.meta[URL_NAME] = "--url"
 
 
 @app.callback()
@@ -66,14 +103,44 @@ def _common(
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
     ] = False,
+    _url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help=f"The Redis to use; default {URL_NAME}.", callback=_use_url, expose_value=False
+        ),
+    ] = None,
 ) -> None:
     """A durable timer service for Redis."""
 
 
+class _Later(TyperCommand):
+    """A command as the list of commands shows it; another takes its place when it is called."""
+
+    def __init__(self, name: str, said: str, module: str, option: Any) -> None:
+        super().__init__(name, help=said)
+        self._module, self._option = module, option
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        group = typer.main.get_group(import_module(f"timers.cli.{self._module}").app)
+        return _with(self._option, group.commands[self.name or ""]).make_context(*given, **more)
+
+
+def _with(option: Any, command: Any) -> Any:
+    """Add an option to a command and to its subcommands."""
+    command.params.append(option)
+    for below in command.commands.values() if isinstance(command, TyperGroup) else ():
+        _with(option, below)
+    return command
+
+
 def main() -> None:
     """Run the command line of this process and exit."""
+    command: Any = typer.main.get_command(app)
+    (url,) = [option for option in command.params if "--url" in option.opts]  # every command takes it
+    for module, commands in COMMANDS.items():
+        command.commands |= {name: _Later(name, said, module, url) for name, said in commands.items()}
     try:
-        add_url(typer.main.get_command(app))(prog_name="timers")
+        command(prog_name="timers")
     except InvalidInput as error:
         _fail("; ".join(str(_as_option(field)) for field in error.errors), 2)
     except TimersError as error:

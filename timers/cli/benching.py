@@ -14,8 +14,7 @@ import typer
 
 from timers import logs
 from timers.app import collect_seldom
-from timers.cli.output import Format, Output, show_document, show_records
-from timers.cli.session import Session, run
+from timers.cli.shared import Format, Output, Session, run, show
 from timers.client import BATCH_LIMIT
 from timers.core.durations import DAY_MS
 from timers.core.fields import OWN_PREFIXES
@@ -40,12 +39,10 @@ the timers of others."""
 
 Row = Mapping[str, Any]
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(bench)
+app = typer.Typer()
 
 
+@app.command()
 def bench(
     timers: Annotated[int, typer.Option(min=1, max=100_000, help="Timers in each measurement.")] = 2_000,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of the lateness measurement.")] = 10.0,
@@ -57,12 +54,12 @@ def bench(
     collect_seldom()
     measured = run(lambda session: _measured(session, timers, seconds))
     if output is not Format.TABLE:
-        show_document(measured, output)
+        show(measured, output)
         return
     typer.echo(f"server: {measured['server']}; {measured['shards']} shards; {measured['other_pods']} other pods\n")
     for result in measured["results"]:
         typer.echo(f"{result['benchmark']}: {result['title']}")
-        show_records(result["rows"], output)
+        show(result["rows"], output)
         typer.echo()
 
 

@@ -1,44 +1,41 @@
-"""Owns the commands for operators: init, prefixes, pause, resume, pods, doctor, replay."""
+"""Owns the commands for operators: init, prefixes, pause, resume, pods, doctor, replay; config; and the API keys'."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic import SecretStr
 
-from timers.cli import completing
-from timers.cli.output import Format, Output, cell, progress, show_record, show_records
-from timers.cli.session import Session, run
-from timers.cli.timers import Of
+from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_entries
+from timers.cli import URL_NAME
+from timers.cli.shared import ExactPrefix, Format, Of, OnlyOf, Output, Session, cell, progress, run, show
 from timers.client.doctor import examine, unreachable
 from timers.client.replay import Replayed, arm_again, preview
+from timers.core.durations import DAY_MS, Duration
 from timers.embedded import reachable_url
-from timers.errors import InvalidInput, Unavailable
-from timers.processor import Rate
-from timers.settings import load_worker_settings
+from timers.errors import ConfigurationError, InvalidInput, Unavailable
+from timers.processor import Rate, Registry, find
+from timers.settings import LENGTHLESS, SETTING_NAMES, Settings, load_settings, load_worker_settings, setting_origins
+from timers.store.callers import REVOKED, Callers
 from timers.store.checkup import Check
 from timers.store.connect import connect
 from timers.store.filters import Filter
 from timers.store.store import Store
 
-PrefixArgument = Annotated[
-    str, typer.Argument(help="Which prefix, exactly.", show_default=False, autocompletion=completing.prefixes)
-]
+app = typer.Typer()
+keys = typer.Typer(name="keys", help="Manage API keys.", no_args_is_help=True)
+prefixes = typer.Typer(name="prefixes", help="List the prefixes and who runs them, or forget one.")
+app.add_typer(keys)
+app.add_typer(prefixes)
 
 _COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
+_EVERY_RIGHT: Final = ",".join(RIGHTS)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    group = typer.Typer(help="List the prefixes and who runs them, or forget one.")
-    group.callback(invoke_without_command=True)(prefixes)
-    group.command()(forget)
-    app.add_typer(group, name="prefixes")
-    for command in (replay, init, pause, resume, pods, doctor):
-        app.command()(command)
-
-
+@app.command()
 def init(
     shards: Annotated[str | None, typer.Option(metavar="N", help="Number of shards; default TIMERS_SHARDS.")] = None,
     output: Output = Format.TABLE,
@@ -50,46 +47,52 @@ def init(
         await identity.make()
         return {"epoch": identity.epoch, "shards": identity.shards}
 
-    show_record(run(make, TIMERS_SHARDS=shards), output)
+    show(run(make, TIMERS_SHARDS=shards), output)
 
 
-def prefixes(context: typer.Context, of: Of = None, output: Output = Format.TABLE) -> None:
+@prefixes.callback(invoke_without_command=True)
+def list_prefixes(context: typer.Context, of: Of = None, output: Output = Format.TABLE) -> None:
     """List the prefixes that have timers, were declared, or are paused, and who runs them."""
     if context.invoked_subcommand is not None:
         return
     found = [view.to_json() for view in run(lambda session: session.client.prefixes(of))]
-    show_records([_row(view) for view in found] if output is Format.TABLE else found, output)
+    show([_prefix_row(view) for view in found] if output is Format.TABLE else found, output)
 
 
-def _row(view: Mapping[str, Any]) -> Mapping[str, Any]:
+def _prefix_row(view: Mapping[str, Any]) -> Mapping[str, Any]:
     """A prefix as one row: the number of its pods, and a column for each count."""
     rest = {name: value for name, value in view.items() if name != "counts"}
     return {**rest, "pods": len(view["pods"]), **view["counts"]}
 
 
-def forget(prefix: PrefixArgument) -> None:
+@prefixes.command()
+def forget(prefix: ExactPrefix) -> None:
     """Forget the declaration of a prefix, once no live pod has its processor."""
     run(lambda session: session.client.forget(prefix))
     typer.echo(f"timers: {prefix!r} is no longer declared", err=True)
 
 
-def pause(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
+@app.command()
+def pause(prefix: ExactPrefix, output: Output = Format.TABLE) -> None:
     """Start no more timers of a prefix. Runs in progress continue."""
     run(lambda session: session.client.pause(prefix))
-    show_record({"prefix": prefix, "paused": True}, output)
+    show({"prefix": prefix, "paused": True}, output)
 
 
-def resume(prefix: PrefixArgument, output: Output = Format.TABLE) -> None:
+@app.command()
+def resume(prefix: ExactPrefix, output: Output = Format.TABLE) -> None:
     """Start the timers of a paused prefix again."""
     run(lambda session: session.client.resume(prefix))
-    show_record({"prefix": prefix, "paused": False}, output)
+    show({"prefix": prefix, "paused": False}, output)
 
 
+@app.command()
 def pods(output: Output = Format.TABLE) -> None:
     """List the live pods."""
-    show_records([pod.to_json() for pod in run(lambda session: session.client.pods())], output)
+    show([pod.to_json() for pod in run(lambda session: session.client.pods())], output)
 
 
+@app.command()
 def doctor(
     fix: Annotated[
         bool, typer.Option("--fix", help="Switch on missing notification flags; repair indexes and counts.")
@@ -102,7 +105,7 @@ def doctor(
     if output is Format.TABLE:
         _show_checks(checks)
     else:
-        show_records([check.to_json() for check in checks], output)
+        show([check.to_json() for check in checks], output)
     if any(check.level == "fail" for check in checks):
         raise typer.Exit(1)
 
@@ -132,16 +135,12 @@ def _show_checks(checks: Sequence[Check]) -> None:
                 typer.echo(f"{'':<{width + 6}}  {heading + ':':<6} {text}")
 
 
+@app.command()
 def replay(
     since: Annotated[str, typer.Option("--from", metavar="TIME", help="Due then or later: -1h, or a time.")],
     until: Annotated[str, typer.Option("--to", metavar="TIME", help="Due earlier: 0s is now.")],
     *,
-    prefix: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PREFIX", help="Only timers of this prefix; login-* …", autocompletion=completing.prefixes
-        ),
-    ] = None,
+    prefix: OnlyOf = None,
     completed: Annotated[bool, typer.Option("--completed", help="Also run completed timers once more.")] = False,
     rate: Annotated[str, typer.Option(metavar="RATE", help="How fast: 50/s, 100/m …")] = "100/s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run, and when.")] = False,
@@ -162,7 +161,7 @@ def replay(
             return await arm_again(session.store, planned, show)
 
     found = run(act)
-    show_records([each.to_json() for each in found], output)
+    show([each.to_json() for each in found], output)
     armed = sum(each.result == "armed" for each in found)
     told = f"{len(found)} would run" if dry_run else f"{armed} of {len(found)} armed"
     typer.echo(f"timers: {told}, {rate}", err=True)
@@ -174,3 +173,156 @@ def _window(prefix: str | None, since: str, until: str) -> Filter:
     except InvalidInput as error:
         names = {"due_after": "from", "due_before": "to"}
         raise InvalidInput([replace(each, field=names.get(each.field, each.field)) for each in error.errors]) from None
+
+
+@app.command()
+def config(context: typer.Context, output: Output = Format.TABLE) -> None:
+    """Show the settings in effect, where each comes from, and the processors found. Exit with 1 if some cannot be
+    loaded."""
+    settings = load_settings()
+    origins = {**setting_origins(), **{name: "--url" for name in (URL_NAME,) if name in context.meta}}
+    rows = [{"name": n, "value": text, "from": origins[n]} for n, text in _setting_texts(settings).items()]
+    try:
+        processors, failed = _processors(settings), None
+    except ConfigurationError as error:
+        processors, failed = [], error
+    if output is Format.TABLE:
+        show(rows, output)
+        typer.echo()
+        show(processors, output)
+    else:
+        show({"settings": rows, "processors": processors}, output)
+    if failed is not None:
+        raise failed
+
+
+def _processors(settings: Settings) -> list[dict[str, Any]]:
+    found = find(settings.processors, settings.loaded)
+    registry = Registry([each for each, _ in found], settings.served)
+    registry.check_only()
+    sources = {each.prefix: source for each, source in found}
+    return [
+        {"prefix": each.prefix, "function": each.origin, "from": sources[each.prefix]} for each in registry.processors
+    ]
+
+
+def _setting_texts(settings: Settings) -> dict[str, str | None]:
+    """The settings by name, as a person would write them. Secrets are `***`; a setting that is not set is None."""
+    texts = {
+        name: _setting_text(getattr(settings, field), is_length=field.endswith("_ms")) or LENGTHLESS.get(field)
+        for name, field in zip(SETTING_NAMES, Settings.model_fields, strict=True)
+    }
+    builtin = "all" if settings.builtin is None else texts["TIMERS_BUILTIN"] or "none"
+    return {**texts, URL_NAME: settings.redacted_redis_url, "TIMERS_BUILTIN": builtin}
+
+
+def _setting_text(value: object, *, is_length: bool = False) -> str | None:
+    match value:
+        case None:
+            return None
+        case SecretStr():
+            return "***"
+        case bool():
+            return str(int(value))
+        case int() if is_length:
+            return str(Duration(days=value // DAY_MS, ms=value % DAY_MS))
+        case (str() as prefix, SecretStr()):
+            return f"{prefix}=***" if prefix else "***"
+        case tuple():
+            return ",".join(str(_setting_text(part)) for part in value)
+        case frozenset():
+            return ",".join(sorted(value))
+    return str(value)
+
+
+@keys.command()
+def make(
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PREFIX", help="What it covers; `name*` matches several. Repeatable. Default: all."),
+    ] = None,
+    right: Annotated[str, typer.Option(metavar="read,write,operate", help="What its holder may do.")] = _EVERY_RIGHT,
+    *,
+    name: Annotated[str | None, typer.Option(help="Name of its holder, shown in the list.")] = None,
+    rate: Annotated[str | None, typer.Option(metavar="100/s", help="Maximum rate of calls.")] = None,
+    pending: Annotated[int | None, typer.Option(metavar="N", help="Maximum of waiting timers.")] = None,
+    most_prefixes: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum of prefixes with timers (with --pending 100).")
+    ] = None,
+    entry_only: Annotated[
+        bool, typer.Option("--entry-only", help="Do not store it in Redis; you put its entry into TIMERS_API_KEYS.")
+    ] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a key, and show it this one time. Every pod accepts it within two seconds."""
+    scope = Scope.parse(_parts(prefix or ["*"]))
+    today = datetime.now(UTC).date().isoformat()
+    rights = parse_rights(_parts([right]))
+    secret, kept = make_key(
+        scope, rights, rate=rate, pending=pending, most_prefixes=most_prefixes, name=name, made=today
+    )
+    if not entry_only:
+        run(lambda session: Callers(session.store).keep(kept.id, kept.entry))
+    show({"key": secret, "entry": kept.entry}, output)
+    typer.echo(f"timers: {_what_next(kept, entry_only)}", err=True)
+
+
+def _what_next(kept: ApiKey, entry_only: bool) -> str:
+    if entry_only:
+        return "the key is shown only once; put the entry into TIMERS_API_KEYS of every pod"
+    return f"shown only once; from now on the API requires a key; `timers keys revoke {kept.id}` revokes this one"
+
+
+@keys.command("ls")
+def list_keys(output: Output = Format.TABLE) -> None:
+    """List the keys in Redis, and those of this environment's TIMERS_API_KEYS."""
+    show(run(_listed), output)
+
+
+async def _listed(session: Session) -> list[dict[str, Any]]:
+    entries = await Callers(session.store).entries()
+    settings = load_worker_settings()
+    configured = read_entries(settings.api_keys.get_secret_value() if settings.api_keys else "")
+    rows = [_key_row(key, "settings", entries) for key in configured]
+    known = {key.id for key in configured}
+    rows += [_kept_row(key_id, entry, entries) for key_id, entry in entries.items() if key_id not in known]
+    return sorted(rows, key=lambda row: (row["made"] or "", row["id"]))
+
+
+def _kept_row(key_id: str, entry: str, entries: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return _key_row(ApiKey.parse(entry), "redis", entries)
+    except InvalidInput:
+        status = REVOKED if entry == REVOKED else "unreadable"
+        nothing = dict.fromkeys(("name", "prefixes", "rights", "rate", "pending", "most_prefixes", "made"))
+        return {"id": key_id, **nothing, "kept": "redis", "status": status}
+
+
+def _key_row(key: ApiKey, kept: str, entries: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "prefixes": list(key.scope.patterns),
+        "rights": sorted(key.rights),
+        "rate": key.rate_text,
+        "pending": key.pending,
+        "most_prefixes": key.most_prefixes,
+        "made": key.made,
+        "kept": kept,
+        "status": REVOKED if entries.get(key.id) == REVOKED else "valid",
+    }
+
+
+@keys.command()
+def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tmk_.")]) -> None:
+    """Revoke a key, wherever it is kept. Every pod refuses it within two seconds."""
+    if "_" in key_id:
+        raise InvalidInput.of("ID", "a whole key", "its id only: the part between tmk_ and the next _")
+    if not run(lambda session: Callers(session.store).revoke(key_id)):
+        typer.echo(
+            f"timers: Redis had no key {key_id!r}; if TIMERS_API_KEYS has one, it is refused from now on", err=True
+        )
+
+
+def _parts(given: Sequence[str]) -> list[str]:
+    return [part.strip() for text in given for part in text.split(",") if part.strip()]

@@ -1,15 +1,20 @@
-"""Owns the commands that run a pod, `timers dev` and `timers serve`, and restart it when processors' files change."""
+"""Owns the commands that run a pod, `timers dev` and `timers serve`, and restart it when processors' files change; and
+`timers new-processor`, which writes a starter plugin."""
 
+import keyword
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points, version
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 from types import FrameType
 from typing import Annotated, Final
 
@@ -17,10 +22,13 @@ import typer
 
 from timers import logs
 from timers.app import Announce, Started, dev, run, serve
-from timers.errors import ConfigurationError
+from timers.core.fields import check_prefix
+from timers.errors import ConfigurationError, InvalidInput, Refused
 from timers.logs import get_logger
 from timers.processor import DISTRIBUTION, ENTRY_POINT_GROUP
 from timers.settings import Settings, load_settings, service_links
+
+app = typer.Typer()
 
 _EXAMPLE: Final = (
     '{"prefix": "send-message", "id": "hello", "delay": "5s", "if_exists": "replace", '
@@ -34,12 +42,7 @@ def _check_roles(given: str | None) -> str | None:
     return given
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("dev")(run_dev)
-    app.command("serve")(run_serve)
-
-
+@app.command("dev")
 def run_dev(
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a processor's files change.")] = False,
 ) -> None:
@@ -53,6 +56,7 @@ def run_dev(
     raise typer.Exit(run(dev(settings, _announcement(settings))))
 
 
+@app.command("serve")
 def run_serve(
     roles: Annotated[
         str | None,
@@ -182,3 +186,45 @@ class _Pod:
         self._stop.set()
         if self._process is not None:
             self._process.terminate()
+
+
+_FILES: Final = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "src/{module}/__init__.py": "processor.py",
+    "src/{module}/py.typed": None,
+    "tests/test_{module}.py": "test_processor.py",
+}
+"""The files that the command writes, each with its template in `plugin/`."""
+
+
+@app.command("new-processor")
+def new_processor(
+    name: Annotated[str, typer.Argument(help="The prefix that the processor serves, and the new folder's name.")],
+) -> None:
+    """Write a starter plugin package: a processor, its entry point, a test and a README."""
+    module, folder = _module(name), Path(name)
+    if folder.exists():
+        raise Refused(f"{folder} already exists; give another name, or remove it")
+    values = {"name": name, "prefix": name, "module": module, "function": module}
+    for path, template in _FILES.items():
+        file = folder / path.format(module=module)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("" if template is None else Template(_read(template)).substitute(values))
+        typer.echo(file)
+    typer.echo(f"timers: next: cd {folder} && pip install -e '.[test]' && pytest", err=True)
+
+
+def _read(template: str) -> str:
+    return (files("timers.cli") / "plugin" / f"{template}.txt").read_text()
+
+
+def _module(name: str) -> str:
+    """The module's name. Raises InvalidInput for a name that cannot serve as a prefix, a package and a module."""
+    check_prefix(name)
+    module = re.sub(r"[-.]", "_", name)
+    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module.split("_")[0] == "timers"
+    if taken or not re.fullmatch(r"[a-z]\w*[a-z0-9]", module):
+        rule = "a prefix that can also name a module: it starts with a letter, does not end in '_', and is not taken"
+        raise InvalidInput.of("NAME", name, rule)
+    return module

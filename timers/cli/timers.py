@@ -1,49 +1,65 @@
-"""Owns the commands for existing timers: get, fire, ls, stats; and, for one timer or for all that match a filter,
-cancel, reschedule, retry, purge."""
+"""Owns the commands on timers: create, from options or from a file; get, fire, ls, stats; and, for one timer or for all
+that match a filter, change, cancel, reschedule, retry, purge."""
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from timers.cli.completing import ids, prefixes, statuses
-from timers.cli.output import Format, Output, progress, show_document, show_lines, show_record, show_records, show_timer
-from timers.cli.session import Session, run
+from timers.cli.shared import (
+    Format,
+    Id,
+    Of,
+    OneId,
+    OnePrefix,
+    Output,
+    Prefix,
+    Session,
+    WithStatus,
+    progress,
+    run,
+    show,
+)
+from timers.client import BATCH_LIMIT, Armed
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
 from timers.core.keywords import Action
 from timers.core.model import Timer
-from timers.errors import InvalidInput, Refused
+from timers.core.spec import NewTimer, TimerChange
+from timers.core.strict import decode
+from timers.errors import InvalidInput, Refused, TimersError
 from timers.store.filters import Filter
 from timers.store.listing import PageRequest
 
-OnePrefix = Annotated[
-    str,
-    typer.Argument(help="The timer's prefix.", show_default=False, autocompletion=prefixes),
-]
-OneId = Annotated[str, typer.Argument(help="The timer's id.", show_default=False, autocompletion=ids)]
-Prefix = Annotated[str | None, typer.Argument(help="The timer's prefix.", show_default=False, autocompletion=prefixes)]
-Id = Annotated[str | None, typer.Argument(help="The timer's id.", show_default=False, autocompletion=ids)]
-Of = Annotated[
-    str | None,
-    typer.Option(
-        "--prefix", metavar="PREFIX", help="All with this prefix; login-* matches several.", autocompletion=prefixes
-    ),
-]
-WithStatus = Annotated[
-    list[str] | None,
-    typer.Option("--status", metavar="STATUS", help="All with this status; repeatable.", autocompletion=statuses),
-]
-WithTag = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="All with this tag; repeatable.")]
+app = typer.Typer()
+
+Texts = list[str] | None
+WithTag = Annotated[Texts, typer.Option("--tag", metavar="TAG", help="All with this tag; repeatable.")]
 DueAfter = Annotated[str | None, typer.Option("--due-after", metavar="TIME", help="All due then or later: 1h, -1d …")]
 DueBefore = Annotated[str | None, typer.Option("--due-before", metavar="TIME", help="All due earlier: 1h, -1d …")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="With a filter: only count.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: skip the confirmation.")]
 In = Annotated[str | None, typer.Option("--in", metavar="DURATION", help="Due in 90s, 15m, 24h, 7d, P1M …")]
 At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Due at 2026-11-21T20:00:00Z, or epoch ms.")]
+
+Payload = Annotated[str | None, typer.Option(metavar="JSON", help="Data for the processor.")]
+Repeat = Annotated[
+    str | None, typer.Option(metavar="1d|CRON|JSON", help="An interval, '0 9 * * MON-FRI', or the API's JSON.")
+]
+Retry = Annotated[
+    str | None, typer.Option(metavar="N|5s,1m,…|JSON", help="Most attempts, a list of waits, or the API's JSON.")
+]
+Metadata = Annotated[Texts, typer.Option(metavar="NAME=VALUE", help="Repeatable.")]
+
+Read = NewTimer | InvalidInput
+"""A timer from a file, or the error that says why it is invalid."""
+
+REMOVABLE: Final = ("payload", "repeat", "retry", "tags", "metadata")
+"""What `--remove` takes."""
 
 Act = Callable[[Session, str, str], Awaitable[Timer]]
 """Acts on the timer with a prefix and an id."""
@@ -69,40 +85,46 @@ class Selection:
     output: Output = Format.TABLE
 
     @property
-    def filter(self) -> Mapping[str, Any]:
-        """What was given of a filter; empty for one timer."""
+    def filter(self) -> Filter:
+        """The filter; empty for one timer. Raises InvalidInput."""
         given = {"prefix": self.of, "status": self.status, "tag": self.tag}
-        given |= {"due_after": self.due_after, "due_before": self.due_before}
-        return {name: value for name, value in given.items() if value is not None}
+        return Filter.parse({**given, "due_after": self.due_after, "due_before": self.due_before})
 
     def act(self, action: Action, one: Act, **more: Any) -> None:
         """Act on the timer or on all, with what the action needs `more`. Exits with 1 if some of all were refused."""
-        if self.filter:
-            return self._act_on_all(action, more)
+        wanted = self.filter
+        if not wanted.is_empty:
+            return self._act_on_all(action, wanted, more)
         if self.prefix is None or self.id is None:
             name = "ID" if self.prefix else "PREFIX"
             raise InvalidInput.of(name, None, "PREFIX and ID, or a filter such as --prefix")
         prefix, id = self.prefix, self.id
-        return show_timer(run(lambda session: one(session, prefix, id)).to_json(), self.output)
+        return show(run(lambda session: one(session, prefix, id)).to_json(), self.output)
 
-    def _act_on_all(self, action: Action, more: Mapping[str, Any]) -> None:
-        """Count the timers, ask, then act until all are done."""
+    def _act_on_all(self, action: Action, wanted: Filter, more: Mapping[str, Any]) -> None:
+        """Count the timers, ask, then act until all are done, showing the progress on a terminal."""
         if self.prefix is not None:
             raise InvalidInput.of("PREFIX", self.prefix, "either PREFIX and ID, or a filter such as --prefix")
-        asked = Filter.parse(self.filter)
 
         async def act(session: Session) -> Counts:
-            chosen = asked.at(await session.store.now_ms())
+            chosen = wanted.at(await session.store.now_ms())
             found = await session.client.act(action, chosen, dry_run=True, **more)
             if self.dry_run or not found.matched:
                 return found
             if not self.yes:
-                _ask(action, found.matched)
-            return await _act(session, action, chosen, found.matched, more)
+                if not sys.stdin.isatty():
+                    raise Refused(
+                        f"{found.matched} timers match; without a terminal to confirm on, {action} needs --yes"
+                    )
+                typer.confirm(f"{action} {found.matched} timers?", abort=True, err=True)
+            with progress(action, found.matched) as tell:
+                counts = await session.client.act(action, chosen, stop=lambda some: bool(tell(some.matched)), **more)
+                tell(counts.matched)
+            return counts
 
         came = run(act)
         counts = {"matched": came.matched, "done": came.done, "refused": dict(came.refused)}
-        show_record({"action": action, "dry_run": self.dry_run, **counts}, self.output)
+        show({"action": action, "dry_run": self.dry_run, **counts}, self.output)
         for reason, examples in came.examples.items():
             for one in examples:
                 typer.echo(f"timers: {reason}: {one['prefix']}:{one['id']}: {one['detail']}", err=True)
@@ -125,14 +147,187 @@ def with_selection(command: Command) -> Command:
     return targeted
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    acting: list[Command] = [cancel, reschedule, retry, purge]
-    commands: list[Command] = [get, fire, *map(with_selection, acting), ls, stats]
-    for command in commands:
-        app.command()(command)
+@app.command()
+def create(
+    prefix: Prefix = None,
+    id: Id = None,
+    *,
+    after: In = None,
+    at: At = None,
+    payload: Payload = None,
+    repeat: Repeat = None,
+    retry: Retry = None,
+    missed: Annotated[
+        str | None, typer.Option(metavar="fire|skip|latest|all|JSON", help="What to do if it cannot run in time.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a run may take.")] = None,
+    tag: Annotated[Texts, typer.Option(metavar="TAG", help="Repeatable.")] = None,
+    metadata: Metadata = None,
+    if_exists: Annotated[str | None, typer.Option(metavar="error|replace|keep", help="If the timer exists.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Arm all timers in a file: the API's JSON, or one per line.")
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Arm a timer, or many with --batch. Exit with 1 if any was refused."""
+    given = {
+        "prefix": prefix,
+        "id": id,
+        **_fields(payload, repeat, retry, tag, metadata),
+        "missed": _json_or(missed, "missed", str),
+        "timeout": timeout,
+        "if_exists": if_exists,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if after is not None or at is not None or not (batch or "repeat" in given or "retry" in given):
+        given |= due_of(after, at)
+    if batch is None:
+        if prefix is None:
+            raise InvalidInput.of("prefix", None, "PREFIX, or --batch FILE")
+        new = NewTimer.parse(given)
+        show(run(lambda session: session.client.arm(new)).timer.to_json(), output)
+    elif given:
+        raise InvalidInput.of(
+            next(iter(given)), next(iter(given.values())), "no other option with --batch; put it into the file"
+        )
+    else:
+        _create_all(_read(batch), output)
 
 
+@app.command()
+@with_selection
+def change(
+    chosen: Selection,
+    after: In = None,
+    at: At = None,
+    *,
+    payload: Payload = None,
+    repeat: Repeat = None,
+    retry: Retry = None,
+    set_tag: Annotated[
+        Texts,
+        typer.Option(metavar="TAG", help="The new tags; repeatable. Beside PREFIX and ID, --tag does the same."),
+    ] = None,
+    metadata: Metadata = None,
+    remove: Annotated[
+        Texts,
+        typer.Option(metavar="FIELD", help="Remove payload, repeat, retry, tags or metadata; repeatable."),
+    ] = None,
+) -> None:
+    """Change fields of a scheduled timer, or of all that match a filter. What is not given stays."""
+    if chosen.id is not None and chosen.tag:
+        set_tag = [*chosen.tag, *(set_tag or ())]
+        chosen = replace(chosen, tag=None)
+    given = _fields(payload, repeat, retry, set_tag, metadata)
+    if after is not None or at is not None:
+        given |= due_of(after, at)
+    for field in remove or ():
+        if field in given or field not in REMOVABLE:
+            raise InvalidInput.of("remove", field, f"one of {', '.join(REMOVABLE)} that is not given too")
+        given[field] = None
+    if not given:
+        raise InvalidInput.of("payload", None, "at least one field to change: --payload, --retry, --set-tag, --in …")
+    changes = TimerChange.parse(given)
+    chosen.act("change", lambda session, prefix, id: session.client.change(prefix, id, changes), changes=changes)
+
+
+def _fields(payload: str | None, repeat: str | None, retry: str | None, tags: Any, metadata: Texts) -> dict[str, Any]:
+    """The fields that are given, as in the API."""
+    given = {
+        "payload": _json(payload, "payload"),
+        "repeat": _json_or(repeat, "repeat", lambda text: {"cron" if " " in text.strip() else "every": text}),
+        "retry": _json_or(retry, "retry", _retry),
+        "tags": tags,
+        "metadata": None if metadata is None else dict(map(_pair, metadata)),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _retry(text: str) -> Any:
+    return {"max_attempts": int(text)} if text.isdecimal() else {"backoff": text.split(",")}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInput.of("metadata", text, "NAME=VALUE")
+    return name, value
+
+
+def _json_or(text: str | None, field: str, short: Callable[[str], Any]) -> Any:
+    """JSON if it is an object, otherwise what the short form means."""
+    return _json(text, field) if text is None or text.startswith("{") else short(text)
+
+
+def _json(text: str | None, field: str) -> Any:
+    if text is None:
+        return None
+    try:
+        return decode(text.encode(errors="surrogateescape"))
+    except ValueError as error:
+        raise InvalidInput.of(field, text, f"JSON ({error})") from None
+
+
+def _create_all(timers: Sequence[Read], output: Format) -> None:
+    async def arm(session: Session) -> list[dict[str, Any]]:
+        shown: list[dict[str, Any]] = []
+        with progress("create", len(timers)) as tell:
+            for start in range(0, len(timers), BATCH_LIMIT):
+                some = timers[start : start + BATCH_LIMIT]
+                came = iter(await session.client.batch([each for each in some if isinstance(each, NewTimer)]))
+                for each in some:
+                    result = next(came) if isinstance(each, NewTimer) else each
+                    shown.append({"number": len(shown) + 1, **_result(each, result)})
+                tell(len(shown))
+        return shown
+
+    results = run(arm)
+    show(results, output)
+    refused = sum(each["error"] is not None for each in results)
+    typer.echo(f"timers: {len(results) - refused} of {len(results)} armed", err=True)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _result(asked: Read, came: Armed | TimersError) -> dict[str, Any]:
+    if isinstance(came, Armed):
+        return {"prefix": came.timer.prefix, "id": came.timer.id, "result": came.how, "error": None}
+    known = asked if isinstance(asked, NewTimer) else None
+    names = {"prefix": known and known.prefix, "id": known and known.id}
+    return {**names, "result": "refused", "error": str(came)}
+
+
+def _read(path: str) -> list[Read]:
+    """The timers in a JSON array, in the API's `{"timers": […]}`, or in a file with one JSON object per line."""
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput.of("batch", path, f"a file that can be read ({error.strerror})") from None
+    try:
+        whole = decode(raw.strip())
+    except ValueError:
+        return [_checked(line) for line in raw.split(b"\n") if line.strip()]
+    if isinstance(whole, dict) and whole.keys() == {"timers"}:
+        whole = whole["timers"]
+    return [_checked(value) for value in (whole if isinstance(whole, list) else [whole])]
+
+
+def _checked(value: object) -> Read:
+    """The timer of a JSON object, or of a line that should be one."""
+    try:
+        if isinstance(value, bytes):
+            value = decode(value)
+        if not isinstance(value, dict):
+            return InvalidInput.of("", value, "a JSON object as in POST /v1/timers")
+        return NewTimer.parse(value)
+    except InvalidInput as error:
+        return error
+    except ValueError as error:
+        text = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return InvalidInput.of("", text, f"one JSON object per line ({error})")
+
+
+@app.command()
 def get(
     prefix: OnePrefix,
     id: OneId,
@@ -149,37 +344,46 @@ def get(
 
     timer, story = run(found)
     if explain:
-        show_lines(story, output)
+        show(story, output)
     else:
-        show_timer(timer.to_json(), output)
+        show(timer.to_json(), output)
 
 
+@app.command()
 def fire(prefix: OnePrefix, id: OneId, output: Output = Format.TABLE) -> None:
     """Make a scheduled timer due now."""
-    show_timer(run(lambda session: session.client.fire(prefix, id)).to_json(), output)
+    show(run(lambda session: session.client.fire(prefix, id)).to_json(), output)
 
 
+@app.command()
+@with_selection
 def cancel(
     chosen: Selection,
     purge: Annotated[bool, typer.Option("--purge", help="For one timer: also remove its record.")] = False,
 ) -> None:
     """Cancel a scheduled timer, or all that match a filter. None of them starts afterwards."""
-    if purge and chosen.filter:
+    if purge and not chosen.filter.is_empty:
         raise InvalidInput.of("--purge", True, "PREFIX and ID beside it; `timers purge` takes a filter")
     chosen.act("cancel", lambda session, prefix, id: session.client.cancel(prefix, id, purge=purge))
 
 
+@app.command()
+@with_selection
 def reschedule(chosen: Selection, after: In = None, at: At = None) -> None:
     """Change the due time of a scheduled timer, or of all that match a filter."""
     due = due_of(after, at)
     chosen.act("reschedule", lambda session, prefix, id: session.client.reschedule(prefix, id, **due), **due)
 
 
+@app.command()
+@with_selection
 def retry(chosen: Selection) -> None:
     """Arm a failed, unhandled or cancelled timer again, due now; or all that match a filter."""
     chosen.act("retry", lambda session, prefix, id: session.client.retry(prefix, id))
 
 
+@app.command()
+@with_selection
 def purge(chosen: Selection) -> None:
     """Remove the record of a timer, or of all that match a filter. Running timers are refused; scheduled ones never
     run."""
@@ -195,25 +399,7 @@ def due_of(after: str | None, at: str | None) -> dict[str, Any]:
     raise InvalidInput.of("delay", after, "exactly one of --in and --at")
 
 
-async def _act(session: Session, action: Action, chosen: Filter, number: int, more: Mapping[str, Any]) -> Counts:
-    """Act on all matching timers, about `number` of them, and show the progress on a terminal."""
-    with progress(action, number) as show:
-
-        def go_on(counts: Counts) -> bool:
-            show(counts.matched)
-            return False
-
-        counts = await session.client.act(action, chosen, stop=go_on, **more)
-        show(counts.matched)
-        return counts
-
-
-def _ask(action: str, number: int) -> None:
-    if not sys.stdin.isatty():
-        raise Refused(f"{number} timers match; without a terminal to confirm on, {action} needs --yes")
-    typer.confirm(f"{action} {number} timers?", abort=True, err=True)
-
-
+@app.command()
 def ls(
     prefix: Of = None,
     *,
@@ -231,23 +417,24 @@ def ls(
     found = run(lambda session: session.client.page(asked))
     shown = [timer.to_json() for timer in found.items]
     if output is Format.JSON:
-        show_document({"items": shown, "next_cursor": found.next_cursor}, output)
+        show({"items": shown, "next_cursor": found.next_cursor}, output)
         return
     narrow = output is Format.TABLE
-    show_records([{name: timer[name] for name in _COLUMNS} for timer in shown] if narrow else shown, output)
+    show([{name: timer[name] for name in _COLUMNS} for timer in shown] if narrow else shown, output)
     if found.next_cursor is not None:
         typer.echo(f"timers: there are more timers; continue with --cursor {found.next_cursor}", err=True)
 
 
+@app.command()
 def stats(prefix: Of = None, output: Output = Format.TABLE) -> None:
     """Show counts, lateness, the age of the oldest overdue timer, and whether notifications arrive."""
     found = run(lambda session: session.client.stats(prefix)).to_json()
     if output is not Format.TABLE:
-        show_document(found, output)
+        show(found, output)
         return
     late = found["lateness_ms"]
     summary = {"notifications": found["notifications"], "overdue_ms": found["overdue_ms"], "pods": len(found["pods"])}
-    show_records([{**summary, **{f"late_{name}_ms": value for name, value in late.items()}}], output)
+    show([{**summary, **{f"late_{name}_ms": value for name, value in late.items()}}], output)
     typer.echo()
     by_prefix = [{"prefix": prefix, **counts} for prefix, counts in found["by_prefix"].items()]
-    show_records([*by_prefix, {"prefix": "all", **found["by_status"]}], output)
+    show([*by_prefix, {"prefix": "all", **found["by_status"]}], output)

@@ -17,9 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from timers.cli.completing import prefixes
-from timers.cli.output import Format, cell
-from timers.cli.session import Session, run
+from timers.cli.shared import Format, Session, cell, complete_prefixes, run
 from timers.client.coverage import Uncovered
 from timers.client.feed import Event, event_json
 from timers.client.fleet import Stats
@@ -50,16 +48,15 @@ _BARS: Final = " ▁▂▃▄▅▆▇█"
 _STYLES: Final = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 _QUIT, _PAUSE = "q", "p"
 
+app = typer.Typer()
+
 PrefixOption = Annotated[
-    str | None, typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.", autocompletion=prefixes)
+    str | None,
+    typer.Option("--prefix", metavar="PREFIX", help="Only timers of this prefix.", autocompletion=complete_prefixes),
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command()(watch)
-
-
+@app.command()
 def watch(prefix: PrefixOption = None, output: Annotated[Format | None, typer.Option("-o", "--output")] = None) -> None:
     """Show a live view on a terminal: q quits, p pauses. If the output is not a terminal, or with -o, print a line or a
     JSON object for each change until Ctrl-C."""

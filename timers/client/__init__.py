@@ -2,6 +2,6 @@
 
 from timers.client.answers import Armed
 from timers.client.blocking import BlockingTimerClient
-from timers.client.client import BATCH_LIMIT, TimerClient, open_store
+from timers.client.client import BATCH_LIMIT, TimerClient, client_over, open_redis, open_store
 
-__all__ = ["BATCH_LIMIT", "Armed", "BlockingTimerClient", "TimerClient", "open_store"]
+__all__ = ["BATCH_LIMIT", "Armed", "BlockingTimerClient", "TimerClient", "client_over", "open_redis", "open_store"]

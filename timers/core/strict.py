@@ -13,9 +13,10 @@ from timers.errors import FieldError, InvalidInput, shown
 
 
 class StrictModel(BaseModel):
-    """A frozen model that refuses unknown names: a misspelt option must not be silently ignored."""
+    """A frozen model that refuses unknown names: a misspelt option must not be silently ignored. Its validator is built
+    at the first use, because building those of all models takes a command longer than its work."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True)
 
     @classmethod
     def parse(cls, value: object) -> Self:

@@ -1,0 +1,180 @@
+"""Owns what the commands share: how they reach the timers, the format of data on stdout, and what a shell completes."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from timers.client import TimerClient, client_over, open_redis
+from timers.core.fields import OWN_PREFIXES, is_own
+from timers.core.model import Status
+from timers.embedded import reachable_url
+from timers.settings import load_worker_settings
+from timers.store.filters import Filter
+from timers.store.listing import read_page
+from timers.store.store import Store
+
+T = TypeVar("T")
+
+COMPLETION_SECONDS: Final = 2.0
+COMPLETIONS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command works with."""
+
+    store: Store
+    client: TimerClient
+
+
+def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
+    """Run `act` on the timers in the Redis of the settings, or in the embedded server of a running `timers dev`; then
+    close the connections. `options` stand for settings (`TIMERS_SHARDS="4"`)."""
+
+    async def opened() -> T:
+        settings = load_worker_settings(**{name: value for name, value in options.items() if value is not None})
+        store = await open_redis(await reachable_url(settings.redis_url, settings.data_dir), settings)
+        async with client_over(store, settings) as client:
+            return await act(Session(store, client))
+
+    return asyncio.run(opened())
+
+
+class Format(StrEnum):
+    """The values of `-o`."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+Output = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+
+
+def show(data: Any, form: Format) -> None:
+    """Show lines of text, records with the same fields, or one record. For people: lines, the rows of a table, or a
+    line for each field. For programs: JSON, or for `jsonl` each on one line."""
+    if form is Format.JSON:
+        typer.echo(json.dumps(data, indent=2))
+    elif form is Format.JSONL:
+        for each in data if isinstance(data, list) else [data]:
+            typer.echo(json.dumps(each))
+    else:
+        typer.echo("\n".join(_fields(data) if isinstance(data, Mapping) else _rows(data)))
+
+
+def _rows(records: Sequence[Any]) -> Sequence[str]:
+    if not records:
+        return ["none"]
+    if isinstance(records[0], str):
+        return records
+    rows = [[name.upper() for name in records[0]], *([_short(v) for v in record.values()] for record in records)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return ",".join(map(cell, value)) if isinstance(value, list) else cell(value)
+
+
+def _fields(record: Mapping[str, Any]) -> list[str]:
+    """One field per line, and a timer's history last, with one transition per line."""
+    width = max(map(len, record)) + 2
+    lines = [f"{name:<{width}}{cell(value)}" for name, value in record.items() if name != "history"]
+    for position, entry in enumerate(record.get("history", ())):
+        who = entry["processor"] or entry["by"]
+        by = "" if who is None else f"  by {cell(who)}"
+        late = "" if entry["lateness_ms"] is None else f"  {entry['lateness_ms']} ms late"
+        told = f"{entry['at']}  {entry['status']:<9}  attempt {entry['attempt']}{by}{late}  {cell(entry['note'])}"
+        lines.append(f"{'' if position else 'history':<{width}}{told}")
+    return lines
+
+
+def cell(value: Any) -> str:
+    """Text is shown as it is, unless it could control a terminal. Everything else is shown as JSON."""
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+
+
+@contextmanager
+def progress(label: str, number: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr, if that is a terminal. Call the result with how many of about `number` are
+    done."""
+    with typer.progressbar(length=number, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield lambda done: bar.update(done - bar.pos)
+
+
+def _completed(read: Callable[[Session], Awaitable[Sequence[str]]], incomplete: str) -> Sequence[str]:
+    """What begins with the text; nothing if it cannot be read in time."""
+
+    async def in_time(session: Session) -> Sequence[str]:
+        async with asyncio.timeout(COMPLETION_SECONDS):
+            return await read(session)
+
+    try:
+        return [each for each in run(in_time) if each.startswith(incomplete)][:COMPLETIONS]
+    except Exception:  # noqa: BLE001 (an error would be written into the line that is being typed)
+        return []
+
+
+def _statuses(incomplete: str) -> Sequence[str]:
+    """The text may be a comma-separated list."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{status.value}" for status in Status if status.value.startswith(last)]
+
+
+def complete_prefixes(incomplete: str) -> Sequence[str]:
+    async def read(session: Session) -> Sequence[str]:
+        asked = f"{OWN_PREFIXES}*" if is_own(incomplete) else None
+        return [view.prefix for view in await session.client.prefixes(asked)]
+
+    return _completed(read, incomplete)
+
+
+def _ids(context: typer.Context, incomplete: str) -> Sequence[str]:
+    """The ids of the prefix given before it."""
+    prefix = context.params.get("prefix")
+
+    async def read(session: Session) -> Sequence[str]:
+        wanted = Filter.parse({"prefix": prefix}).where(lambda timer: timer.id.startswith(incomplete))
+        return [timer.id for timer in (await read_page(session.store, wanted, limit=COMPLETIONS)).items]
+
+    return _completed(read, incomplete) if prefix else []
+
+
+_PREFIX: Final = typer.Argument(help="The timer's prefix.", show_default=False, autocompletion=complete_prefixes)
+_ID: Final = typer.Argument(help="The timer's id.", show_default=False, autocompletion=_ids)
+OnePrefix = Annotated[str, _PREFIX]
+OneId = Annotated[str, _ID]
+Prefix = Annotated[str | None, _PREFIX]
+Id = Annotated[str | None, _ID]
+ExactPrefix = Annotated[
+    str, typer.Argument(help="Which prefix, exactly.", show_default=False, autocompletion=complete_prefixes)
+]
+Of = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="PREFIX",
+        help="All with this prefix; login-* matches several.",
+        autocompletion=complete_prefixes,
+    ),
+]
+OnlyOf = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix", metavar="PREFIX", help="Only timers of this prefix; login-* …", autocompletion=complete_prefixes
+    ),
+]
+WithStatus = Annotated[
+    list[str] | None,
+    typer.Option("--status", metavar="STATUS", help="All with this status; repeatable.", autocompletion=_statuses),
+]
