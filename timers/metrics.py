@@ -9,17 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import inf, nan
-from typing import Any, Final, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from timers.core.model import Status
 from timers.core.outcome import Outcome
-from timers.engine.pod import Observer
+from timers.engine.pod import Counted, Measured, Observer
 from timers.engine.worker import PodHealth
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -50,6 +56,27 @@ HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] =
     "timers_loop_lag_seconds": (LOOP_SECONDS, "Lateness of the event loop"),
 }
 """What the engine reports as things happen: help text and labels, and for histograms first the buckets."""
+
+GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "timers_redis_up": ("1 while this pod can read Redis",),
+    "timers_timers": ("Timers in the db", "prefix", "status"),
+    "timers_retrying": ("Scheduled timers whose last attempt failed", "prefix"),
+    "timers_retrying_seconds": ("How long the first of these timers has failed", "prefix"),
+    "timers_uncovered_shards": ("1 where no pod takes it", "shard"),
+    "timers_uncovered_prefixes": ("Prefixes with due timers, no pod", "prefix"),
+    "timers_data_losses": ("Losses of data that nobody has acknowledged",),
+    "timers_overdue_seconds": ("How long the oldest due timer that may run waits",),
+    "timers_outbox_entries": ("Changes that wait for a pod to arm their calls",),
+    "timers_outbox_seconds": ("How long the oldest of these changes has waited",),
+    "timers_running": ("Processors being run on this pod",),
+    "timers_abandoned": ("Plain functions that keep running in their threads without a run",),
+    "timers_claim_wait_seconds": ("How long the first of the due queues waits for a claim of this pod",),
+    "timers_newer_format": ("Timers met lately that only a later version can read",),
+    "timers_ready": ("1 while this pod is ready",),
+    "timers_notifications_ok": ("1 while notifications arrive in time",),
+    "timers_notification_lag_seconds": ("How late the newest notification came",),
+}
+"""What is read at a scrape."""
 
 OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost")
 """How a run can end."""
@@ -107,8 +134,8 @@ class Metrics(Observer, Collector):
         }
         self._calls = defaultdict[str, _Spread](partial(_Spread, ()))
         self._registry = CollectorRegistry()
+        self._read: Mapping[str, Mapping[Labels, float]] = {}
         self._registry.register(self)
-        self._make_read()
 
     def collect(self) -> Iterable[Metric]:
         """See Collector. Another thread may count something new meanwhile."""
@@ -127,35 +154,13 @@ class Metrics(Observer, Collector):
             ((_, number),), seconds = spread.told()
             calls.add_metric([script], int(number), seconds)
         yield calls
+        for name, (said, *labels) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, said, labels=labels)
+            for key, value in self._read.get(name, {} if labels else {(): 0.0}).items():
+                gauge.add_metric(key, float(value))
+            yield gauge
 
     describe = collect
-
-    def _make_read(self) -> None:
-        """The metrics that are read at a scrape."""
-        ours: dict[str, Any] = {"registry": self._registry}
-        self._up = Gauge("timers_redis_up", "1 while this pod can read Redis", **ours)
-        self._timers = Gauge("timers_timers", "Timers in the db", ["prefix", "status"], **ours)
-        self._retrying = Gauge("timers_retrying", "Scheduled timers whose last attempt failed", ["prefix"], **ours)
-        self._failing = Gauge(
-            "timers_retrying_seconds", "How long the first of these timers has failed", ["prefix"], **ours
-        )
-        self._shards = Gauge("timers_uncovered_shards", "1 where no pod takes it", ["shard"], **ours)
-        self._prefixes = Gauge("timers_uncovered_prefixes", "Prefixes with due timers, no pod", ["prefix"], **ours)
-        self._losses = Gauge("timers_data_losses", "Losses of data that nobody has acknowledged", **ours)
-        self._overdue = Gauge("timers_overdue_seconds", "How long the oldest due timer that may run waits", **ours)
-        self._posted = Gauge("timers_outbox_entries", "Changes that wait for a pod to arm their calls", **ours)
-        self._posted_age = Gauge("timers_outbox_seconds", "How long the oldest of these changes has waited", **ours)
-        self._running = Gauge("timers_running", "Processors being run on this pod", **ours)
-        self._abandoned = Gauge(
-            "timers_abandoned", "Plain functions that keep running in their threads without a run", **ours
-        )
-        self._claim_wait = Gauge(
-            "timers_claim_wait_seconds", "How long the first of the due queues waits for a claim of this pod", **ours
-        )
-        self._newer = Gauge("timers_newer_format", "Timers met lately that only a later version can read", **ours)
-        self._ready = Gauge("timers_ready", "1 while this pod is ready", **ours)
-        self._hearing = Gauge("timers_notifications_ok", "1 while notifications arrive in time", **ours)
-        self._lag = Gauge("timers_notification_lag_seconds", "How late the newest notification came", **ours)
 
     def serves(self, prefixes: Iterable[str]) -> None:
         """See Observer. The counters begin at 0, because a rate does not see the first value of a series."""
@@ -177,80 +182,51 @@ class Metrics(Observer, Collector):
         self._spreads["timers_run_seconds"][prefix,].observe(seconds)
         self._numbers["timers_runs_total"][prefix, outcome] += 1
 
-    def retried(self, prefix: str) -> None:
+    def count(self, what: Counted, *labels: str, by: float = 1) -> None:
         """See Observer."""
-        self._numbers["timers_retries_total"][prefix,] += 1
+        self._numbers[f"timers_{what}_total"][labels] += by
 
-    def refused(self, prefix: str) -> None:
+    def measure(self, what: Measured, value: float) -> None:
         """See Observer."""
-        self._numbers["timers_refused_total"][prefix,] += 1
-
-    def rescued(self, prefix: str) -> None:
-        """See Observer."""
-        self._numbers["timers_rescued_total"][prefix,] += 1
-
-    def removed(self, prefix: str, status: str, count: int) -> None:
-        """See Observer."""
-        self._numbers["timers_removed_total"][prefix, status] += count
-
-    def claimed(self, cause: str, count: int) -> None:
-        """See Observer."""
-        self._numbers["timers_claimed_total"][cause,] += count
-        self._spreads["timers_claim_size"][()].observe(count)
-
-    def bare_key(self, what: str) -> None:
-        """See Observer."""
-        self._numbers["timers_bare_keys_total"][what,] += 1
-
-    def loop_late(self, seconds: float) -> None:
-        """See Observer."""
-        self._spreads["timers_loop_lag_seconds"][()].observe(seconds)
+        self._spreads[f"timers_{what}"][()].observe(value)
 
     def called(self, script: str, seconds: float) -> None:
-        """See Observer."""
+        """A call of a script was answered."""
         self._calls[script].observe(seconds)
-
-    def resubscribed(self, gap_seconds: float) -> None:
-        """See Observer."""
-        self._numbers["timers_subscriptions_total"][()] += 1
-        self._numbers["timers_subscription_gap_seconds_total"][()] += gap_seconds
-
-    def unposted(self, count: int) -> None:
-        """See Observer."""
-        self._numbers["timers_unposted_total"][()] += count
 
     def render(self, figures: Figures | None, health: PodHealth | None, *, losses: int, dropped: int) -> bytes:
         """The exposition text. `figures` is None if Redis does not answer: what only Redis knows is left out or NaN
         then. `health` is None without a worker. `dropped` counts since the process began."""
         self._numbers["timers_events_dropped_total"][()] = dropped
-        self._losses.set(losses)
-        self._up.set(figures is not None)
-        self._take(figures or Figures())
-        self._ready.set(figures is not None if health is None else health.ready)
+        single: dict[str, float] = {
+            "timers_redis_up": figures is not None,
+            "timers_data_losses": losses,
+            "timers_ready": figures is not None if health is None else health.ready,
+        }
         if health is not None:
-            self._running.set(health.running)
-            self._abandoned.set(health.abandoned)
-            self._claim_wait.set(health.claim_wait_seconds)
-            self._newer.set(health.newer)
-            self._hearing.set(nan if figures is None else health.notifications == "ok")
-            self._lag.set(nan if figures is None else health.lag_seconds)
+            single |= {
+                "timers_running": health.running,
+                "timers_abandoned": health.abandoned,
+                "timers_claim_wait_seconds": health.claim_wait_seconds,
+                "timers_newer_format": health.newer,
+                "timers_notifications_ok": nan if figures is None else health.notifications == "ok",
+                "timers_notification_lag_seconds": nan if figures is None else health.lag_seconds,
+            }
+        self._read = {**{name: {(): value} for name, value in single.items()}, **_told(figures or Figures())}
         return generate_latest(self._registry)
 
-    def _take(self, figures: Figures) -> None:
-        self._overdue.set(figures.overdue_ms / 1000)
-        self._posted.set(figures.posted)
-        self._posted_age.set(figures.posted_ms / 1000)
-        for gauge in (self._timers, self._shards, self._prefixes, self._retrying, self._failing):
-            gauge.clear()
-        for prefix, statuses in figures.counts.items():
-            for status, n in statuses.items():
-                if status is Status.RETRYING:  # among the scheduled ones, so that a sum counts each timer once
-                    self._retrying.labels(prefix).set(n)
-                else:
-                    self._timers.labels(prefix, status.value).set(n)
-        for prefix, ms in figures.failing_ms.items():
-            self._failing.labels(prefix).set(ms / 1000)
-        for shard in figures.shards:
-            self._shards.labels(shard).set(1)
-        for prefix, n in figures.uncovered.items():
-            self._prefixes.labels(prefix).set(n)
+
+def _told(figures: Figures) -> Mapping[str, Mapping[Labels, float]]:
+    """The gauges of what Redis tells."""
+    counts = [(prefix, status, n) for prefix, found in figures.counts.items() for status, n in found.items()]
+    return {
+        # Among the scheduled ones, so that a sum counts each timer once.
+        "timers_retrying": {(prefix,): n for prefix, status, n in counts if status is Status.RETRYING},
+        "timers_timers": {(prefix, s.value): n for prefix, s, n in counts if s is not Status.RETRYING},
+        "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in figures.failing_ms.items()},
+        "timers_uncovered_shards": {(str(shard),): 1 for shard in figures.shards},
+        "timers_uncovered_prefixes": {(prefix,): n for prefix, n in figures.uncovered.items()},
+        "timers_overdue_seconds": {(): figures.overdue_ms / 1000},
+        "timers_outbox_entries": {(): figures.posted},
+        "timers_outbox_seconds": {(): figures.posted_ms / 1000},
+    }

@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import Gauge
-
 from tests.install.environment import ROOT
 from timers.metrics import Figures, Metrics
 
@@ -27,7 +25,7 @@ def labels_of(name: str) -> list[str]:
     for each in collectors:
         for family in each.describe():
             if family.name == name.removesuffix("_total"):
-                return list(getattr(each if isinstance(each, Gauge) else family, "_labelnames", ()))
+                return list(getattr(family, "_labelnames", ()))
     raise KeyError(name)
 
 

@@ -13,7 +13,7 @@ from tests.members import declare
 from tests.waiting import DEADLINE_SECONDS, eventually, patient
 from timers.client import TimerClient, open_store
 from timers.core.model import Status, Timer
-from timers.engine.pod import Observer, WorkerOptions
+from timers.engine.pod import Counted, Observer, WorkerOptions
 from timers.engine.worker import Worker
 from timers.processor import Context, Processor, Registry, Result, processor
 from timers.store import keys
@@ -81,23 +81,23 @@ class Seen(Observer):
         self.refusals: list[str] = []
         self.rescues: list[str] = []
         self.bare_keys: list[str] = []
-        self.subscriptions = 0
-        self.left_out = 0
+        self.subscriptions = 0.0
+        self.left_out = 0.0
 
-    def refused(self, prefix: str) -> None:
-        self.refusals.append(prefix)
-
-    def rescued(self, prefix: str) -> None:
-        self.rescues.append(prefix)
-
-    def bare_key(self, what: str) -> None:
-        self.bare_keys.append(what)
-
-    def resubscribed(self, gap_seconds: float) -> None:
-        self.subscriptions += 1
-
-    def unposted(self, count: int) -> None:
-        self.left_out += count
+    def count(self, what: Counted, *labels: str, by: float = 1) -> None:
+        match what:
+            case "refused":
+                self.refusals += labels
+            case "rescued":
+                self.rescues += labels
+            case "bare_keys":
+                self.bare_keys += labels
+            case "subscriptions":
+                self.subscriptions += by
+            case "unposted":
+                self.left_out += by
+            case _:
+                pass
 
 
 def options_of(pod: str = "a", **given: Any) -> WorkerOptions:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Collection, Mapping
 import pytest
 from structlog.testing import capture_logs
 
-from timers.bare.expired import COUNTED_SECONDS, MEMORY_LIMIT, ExpiredKeys
+from timers.bare import watch
 from timers.bare.keys import BareKeys, Heard
-from timers.bare.scanner import Scanner
+from timers.bare.watch import BareWatch
 from timers.store.connect import connect
 from timers.store.store import Identity, Store
 
@@ -34,11 +34,20 @@ class _Told(BareKeys):
         return {identity: self.codes.pop(0) if self.codes else "known" for identity in heard}
 
 
-class _Looks(Scanner):
+class _Watch(BareWatch):
     """Finds every key gone."""
 
     def __init__(self, keys: BareKeys) -> None:
-        super().__init__(keys, leads=lambda: True, declared=lambda _prefix: True, every_ms=None)
+        self.marks: list[tuple[int, str]] = []
+        self.refusals: list[str] = []
+        super().__init__(
+            keys,
+            leads=lambda: True,
+            declared=lambda _prefix: True,
+            every_ms=None,
+            mark=lambda shard, prefix: self.marks.append((shard, prefix)),
+            told=self.refusals.append,
+        )
         self.looked: list[Identity] = []
 
     async def look(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
@@ -50,19 +59,9 @@ class _Looks(Scanner):
 class _Pod:
     """The service that reports expired keys, on a fake server."""
 
-    def __init__(self, *, limit: int = MEMORY_LIMIT, counted_seconds: float = COUNTED_SECONDS) -> None:
+    def __init__(self) -> None:
         self.keys = _Told()
-        self.looks = _Looks(self.keys)
-        self.marks: list[tuple[int, str]] = []
-        self.refusals: list[str] = []
-        self.expired = ExpiredKeys(
-            self.keys,
-            self.looks,
-            mark=lambda shard, prefix: self.marks.append((shard, prefix)),
-            told=self.refusals.append,
-            limit=limit,
-            counted_seconds=counted_seconds,
-        )
+        self.expired = _Watch(self.keys)
 
     async def said(self) -> dict[Identity, Heard]:
         return await self.keys.told.get()
@@ -71,7 +70,7 @@ class _Pod:
 @pytest.fixture
 async def pod() -> AsyncIterator[_Pod]:
     made = _Pod()
-    working = asyncio.create_task(made.expired.run())
+    working = asyncio.create_task(made.expired.report())
     yield made
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
@@ -89,7 +88,7 @@ async def test_a_key_that_expires_again_at_once_is_told_again(pod: _Pod) -> None
         assert await pod.said() == {X: (times, 7)}
     pod.expired.heard(("note", "last"), 7, mine=True)
     await pod.said()
-    assert pod.marks == [(0, "note")] * 2
+    assert pod.expired.marks == [(0, "note")] * 2
 
 
 async def test_an_expiry_of_another_pods_is_told_behind_its_own(pod: _Pod) -> None:
@@ -104,7 +103,7 @@ async def test_what_the_shard_cannot_say_yet_is_told_again(pod: _Pod, code: str)
     pod.keys.codes = [code]
     pod.expired.heard(X, 7, mine=True)
     assert [await pod.said(), await pod.said()] == [{X: (1, 7)}] * 2
-    assert pod.looks.looked == ([X] if code == "look" else [])
+    assert pod.expired.looked == ([X] if code == "look" else [])
 
 
 async def test_what_was_not_answered_is_told_after_a_restart() -> None:
@@ -112,9 +111,9 @@ async def test_what_was_not_answered_is_told_after_a_restart() -> None:
     made.expired.heard(X, 7, mine=True)
     made.keys.away = OSError("away")
     with pytest.raises(OSError, match="away"):
-        await made.expired.run()
+        await made.expired.report()
     made.keys.away = None
-    working = asyncio.create_task(made.expired.run())
+    working = asyncio.create_task(made.expired.report())
     assert await made.said() == {X: (1, 7)}
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
@@ -135,15 +134,17 @@ async def test_a_notification_costs_no_more_however_many_wait() -> None:
     assert isinstance(expired.counted, OrderedDict), "a dict seeks its first item behind all that were removed"
 
 
-async def test_what_a_pod_remembers_of_expiries_is_bounded() -> None:
-    expired = _Pod(limit=100).expired
+async def test_what_a_pod_remembers_of_expiries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MEMORY_LIMIT", 100)
+    expired = _Pod().expired
     for number in range(1_000):
         expired.heard(("note", str(number)), 7, mine=True)
     assert (expired.waiting, len(expired.counted)) == (100, 100)
 
 
-async def test_counts_of_long_ago_are_forgotten() -> None:
-    expired = _Pod(counted_seconds=1e-9).expired
+async def test_counts_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "COUNTED_SECONDS", 1e-9)
+    expired = _Pod().expired
     for number in range(10):
         expired.heard(("note", str(number)), 7, mine=True)
     expired.heard(("other", "newest"), 7, mine=True)
@@ -158,7 +159,7 @@ async def test_refused_expiries_are_counted_and_logged_once_a_minute(pod: _Pod) 
             await pod.said()
         pod.expired.heard(("note", "last"), 7, mine=True)
         await pod.said()
-    assert pod.refusals == ["refused"] * 3
+    assert pod.expired.refusals == ["refused"] * 3
     assert [(line["event"], line["timer"], line["count"]) for line in logs] == [
         ("announced bare keys changed nothing", "note:x", 1)
     ]

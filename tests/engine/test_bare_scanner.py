@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 import pytest
 
 from tests.engine.fleet import until
+from timers.bare import watch
 from timers.bare.keys import GONE, NO_TTL, BareKeys, Look
-from timers.bare.scanner import BUSY_RESTS, DOUBT_SECONDS, IDLE_LONGEST_SECONDS, IDLE_RESTS, LEAD_MS, Scanner
+from timers.bare.watch import BUSY_RESTS, IDLE_RESTS, LEAD_MS, BareWatch
 from timers.core.durations import HOUR_MS
 from timers.store.connect import connect
 from timers.store.store import Identity, Store
@@ -71,21 +72,12 @@ def looking(
     *,
     every_ms: int | None = 0,
     leads: bool = True,
-    doubt_seconds: float = DOUBT_SECONDS,
-    idle_longest_seconds: float = IDLE_LONGEST_SECONDS,
-) -> Scanner:
+) -> BareWatch:
     def asked() -> bool:
         keys.turns += 1
         return leads
 
-    return Scanner(
-        keys,
-        leads=asked,
-        declared=lambda prefix: prefix == "note",
-        every_ms=every_ms,
-        doubt_seconds=doubt_seconds,
-        idle_longest_seconds=idle_longest_seconds,
-    )
+    return BareWatch(keys, leads=asked, declared=lambda prefix: prefix == "note", every_ms=every_ms)
 
 
 async def test_an_unknown_key_is_adopted_with_its_value(keys: _Keys) -> None:
@@ -121,22 +113,29 @@ async def test_a_key_that_is_gone_after_its_deadline_has_expired(keys: _Keys, le
     assert keys.told == [(what, None)]
 
 
-async def test_a_key_that_is_gone_before_its_deadline_was_deleted_unless_its_expiry_is_heard(keys: _Keys) -> None:
+async def test_a_key_that_is_gone_before_its_deadline_was_deleted_unless_its_expiry_is_heard(
+    keys: _Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the key was SET again and has expired since, the look itself announces that."""
     keys.shard[X] = DUE_MS
-    hesitant = asyncio.create_task(looking(keys, doubt_seconds=60).look([X]))
+    monkeypatch.setattr(watch, "DOUBT_SECONDS", 60)
+    hesitant = asyncio.create_task(looking(keys).look([X]))
     await until(lambda: keys.looks == 1, "it has looked")
     assert keys.told == []
     hesitant.cancel()
     await asyncio.gather(hesitant, return_exceptions=True)
-    await looking(keys, doubt_seconds=0).round()
+    monkeypatch.setattr(watch, "DOUBT_SECONDS", 0)
+    await looking(keys).round()
     assert keys.told == [("deleted", None)]
 
 
-async def test_while_a_pod_doubts_that_a_key_was_deleted_it_tells_of_the_others(keys: _Keys) -> None:
+async def test_while_a_pod_doubts_that_a_key_was_deleted_it_tells_of_the_others(
+    keys: _Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "DOUBT_SECONDS", 60)
     keys.shard = {X: DUE_MS, ("note", "y"): DUE_MS}
     keys.there["note", "y"] = (DUE_MS, b"1")
-    hesitant = asyncio.create_task(looking(keys, doubt_seconds=60).look(list(keys.shard)))
+    hesitant = asyncio.create_task(looking(keys).look(list(keys.shard)))
     await until(lambda: keys.told != [], "it has told of one")
     assert keys.told == [("there", None)]
     hesitant.cancel()
@@ -170,10 +169,13 @@ async def test_after_a_scan_that_finds_nothing_scans_take_little_until_a_key_is_
     assert scanner.rests == BUSY_RESTS
 
 
-async def test_after_a_scan_that_finds_nothing_looks_are_rare_until_a_key_is_heard(keys: _Keys) -> None:
-    scanner = looking(keys, every_ms=HOUR_MS, idle_longest_seconds=3600)
+async def test_after_a_scan_that_finds_nothing_looks_are_rare_until_a_key_is_heard(
+    keys: _Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "IDLE_LONGEST_SECONDS", 3600)
+    scanner = looking(keys, every_ms=HOUR_MS)
     await scanner.round()
-    running = asyncio.create_task(scanner.run())
+    running = asyncio.create_task(scanner.scan())
     for looks in (1, 2):
         await until(lambda: keys.watched == looks, "a look")  # noqa: B023 (awaited at once)
         scanner.noticed()
@@ -184,7 +186,7 @@ async def test_after_a_scan_that_finds_nothing_looks_are_rare_until_a_key_is_hea
 
 async def test_a_pod_that_has_led_before_looks_often_when_it_leads_again(keys: _Keys) -> None:
     leads = True
-    scanner = Scanner(keys, leads=lambda: leads, declared=lambda _prefix: True, every_ms=0)
+    scanner = BareWatch(keys, leads=lambda: leads, declared=lambda _prefix: True, every_ms=0)
     await scanner.round()
     leads = False
     await _run_until(lambda: scanner.rests == BUSY_RESTS, scanner)
@@ -203,7 +205,7 @@ async def test_scans_continue_as_before_while_there_are_keys(keys: _Keys, how: s
 async def test_each_subscription_is_followed_by_a_scan_and_no_scan_comes_before_the_first(keys: _Keys) -> None:
     """What Redis announces because of a scan would be lost while nobody hears."""
     scanner = looking(keys, every_ms=HOUR_MS)
-    running = asyncio.create_task(scanner.run())
+    running = asyncio.create_task(scanner.scan())
     await until(lambda: keys.watched, "it has begun")
     assert keys.scans == 0
     for scans in (1, 2, 3):
@@ -217,7 +219,7 @@ async def test_each_subscription_is_followed_by_a_scan_and_no_scan_comes_before_
 async def test_a_pod_scans_as_soon_as_it_leads(keys: _Keys) -> None:
     """It began only with its next interval, so keys that lived for more than two intervals were not found."""
     asked = iter([False] * 3)
-    scanner = Scanner(keys, leads=lambda: next(asked, True), declared=lambda _prefix: True, every_ms=HOUR_MS)
+    scanner = BareWatch(keys, leads=lambda: next(asked, True), declared=lambda _prefix: True, every_ms=HOUR_MS)
     scanner.scan_now()
     await _run_until(lambda: keys.scans, scanner)
 
@@ -232,8 +234,8 @@ async def test_switched_off_it_scans_for_nothing(keys: _Keys) -> None:
     assert keys.scans == 0
 
 
-async def _run_until(so: Callable[[], object], scanner: Scanner) -> None:
-    running = asyncio.create_task(scanner.run())
+async def _run_until(so: Callable[[], object], scanner: BareWatch) -> None:
+    running = asyncio.create_task(scanner.scan())
     await until(so, "some turns")
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):

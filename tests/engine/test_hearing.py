@@ -16,7 +16,7 @@ from timers.engine.hooks import Alarms, Hooks
 from timers.engine.intake import Intake
 from timers.engine.listener import Canary, Listener
 from timers.engine.peers import Peers
-from timers.engine.pod import Observer, Pod
+from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
@@ -112,9 +112,10 @@ class _Subscriptions(Observer):
         self.confirmed = asyncio.Event()
         self.gaps: list[float] = []
 
-    def resubscribed(self, gap_seconds: float) -> None:
-        self.gaps.append(gap_seconds)
-        self.confirmed.set()
+    def count(self, what: Counted, *labels: str, by: float = 1) -> None:
+        if what == "subscription_gap_seconds":
+            self.gaps.append(by)
+            self.confirmed.set()
 
 
 @pytest.fixture(params=FAMILIES)
@@ -150,7 +151,7 @@ def _listener(pod: Pod, canary: Canary) -> Listener:
     peers, intake = Peers(Membership(pod.store), Member("a")), Intake()
     sweeper = Sweeper(pod, intake, peers, canary)
     hooks = Hooks(pod, peers, Alarms(pod, peers))
-    return Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, expired_keys=None)
+    return Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, bare=None)
 
 
 class _Line:

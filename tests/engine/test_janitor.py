@@ -17,7 +17,7 @@ from timers.core.outcome import Fail
 from timers.engine import maintenance
 from timers.engine.maintenance import Maintenance
 from timers.engine.peers import Peers
-from timers.engine.pod import Observer, Pod
+from timers.engine.pod import Counted, Observer, Pod
 from timers.processor import Registry
 from timers.store.membership import Member, Membership
 from timers.store.retention import Pruned
@@ -56,10 +56,10 @@ TOLD = "timers removed that had failed or were unhandled: TIMERS_RETENTION_FAILE
 class _Removals(Observer):
     def __init__(self) -> None:
         super().__init__()
-        self.removals: list[tuple[str, str, int]] = []
+        self.removals: list[tuple[object, ...]] = []
 
-    def removed(self, prefix: str, status: str, count: int) -> None:
-        self.removals.append((prefix, status, count))
+    def count(self, what: Counted, *labels: str, by: float = 1) -> None:
+        self.removals += [(*labels, by)] if what == "removed" else ()
 
 
 def _told(lines: list[MutableMapping[str, Any]]) -> list[tuple[object, ...]]:

@@ -11,7 +11,7 @@ from tests.engine.fleet import options_of, until
 from tests.unit.samples import a_timer
 from timers.core.decide import Transition
 from timers.core.model import Status
-from timers.engine.pod import Observer, Pod
+from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.runs import SETTLE_BATCH, Run, Runs, Settler
 from timers.errors import Unavailable
 from timers.processor import Context, Registry, processor
@@ -48,8 +48,8 @@ class _Refusals(Observer):
         super().__init__()
         self.prefixes: list[str] = []
 
-    def refused(self, prefix: str) -> None:
-        self.prefixes.append(prefix)
+    def count(self, what: Counted, *labels: str, by: float = 1) -> None:
+        self.prefixes += labels if what == "refused" else ()
 
 
 class _Rig:

@@ -189,8 +189,7 @@ class Claimer:
             in_order=in_order,
             processors=self._named(most),
         )
-        _tell_quarantined(claimed)
-        self._pod.observer.claimed(cause, len(claimed.timers))
+        self._count_claimed(cause, claimed)
         self._runner.start(shard, claimed, asked_at, permits, {ask.prefix: ask.known_at for ask in asks})
         return claimed
 
@@ -227,13 +226,18 @@ class Claimer:
         rescued = await self._pod.store.rescue(
             shard, orphans, pod=self._pod.name, lease_ms=self._pod.lease_ms, processors=processors
         )
-        _tell_quarantined(rescued)
-        self._pod.observer.claimed("rescue", len(rescued.timers))
+        self._count_claimed("rescue", rescued)
         for timer in rescued.timers:
-            self._pod.observer.rescued(processors[timer.prefix])
+            self._pod.observer.count("rescued", processors[timer.prefix])
             _log.warning("run rescued from an expired lease", **named(timer, processors[timer.prefix]))
         self._runner.start(shard, rescued, asked_at, permits)
         return len(rescued.timers) + len(rescued.unreadable)
+
+    def _count_claimed(self, cause: str, claimed: Claimed) -> None:
+        self._pod.observer.count("claimed", cause, by=len(claimed.timers))
+        self._pod.observer.measure("claim_size", len(claimed.timers))
+        for member, reason in claimed.quarantined.items():
+            _log.error("timer quarantined", timer=member, reason=reason)
 
     async def _reserve(self, wanted: Mapping[str, tuple[Limits, int]]) -> dict[str, Reservation]:
         """For a while after Redis was down, reserve nothing: live pods must keep the permits of their runs first."""
@@ -276,8 +280,3 @@ class Claimer:
         elif ask.most >= BACKLOG or wanted.cause != "event":
             deep = ask.most >= BACKLOG
             self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=deep, known_at=ask.known_at)
-
-
-def _tell_quarantined(claimed: Claimed) -> None:
-    for member, reason in claimed.quarantined.items():
-        _log.error("timer quarantined", timer=member, reason=reason)

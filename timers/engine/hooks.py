@@ -207,7 +207,7 @@ class Hooks:
                 await self._alarms.count(shard, entries)
             unposted = await outbox.drop(self._pod.store, shard, entries)
             if unposted:
-                self._pod.observer.unposted(unposted)
+                self._pod.observer.count("unposted", by=unposted)
                 _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)
 
     def _tell_of_left_out(self) -> None:
@@ -227,7 +227,7 @@ class Hooks:
                     continue
                 if waiting[target] >= CALLS_LIMIT:
                     self._left_out[target] += 1
-                    self._pod.observer.unposted(1)
+                    self._pod.observer.count("unposted")
                     continue
                 waiting[target] += 1
                 place = places[target, entry.timer.key] = places.get((target, entry.timer.key), -1) + 1

@@ -115,7 +115,7 @@ class Leases:
         """Runs on the pod's loop."""
         self._turned_at, self._has_turned = time.monotonic(), True
         late_seconds = self._turned_at - asked_at
-        self._pod.observer.loop_late(late_seconds)
+        self._pod.observer.measure("loop_lag_seconds", late_seconds)
         if late_seconds > BLOCKED_SECONDS:
             _log.error("event loop was blocked", seconds=round(late_seconds, 3))
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, Literal, assert_never
 
-from timers.bare.expired import ExpiredKeys
+from timers.bare.watch import BareWatch
 from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.peers import Peers
@@ -151,10 +151,10 @@ class Listener:
         peers: Peers,
         canary: Canary,
         hooks: Hooks,
-        expired_keys: ExpiredKeys | None,
+        bare: BareWatch | None,
     ) -> None:
         self._pod, self._intake, self._sweeper = pod, intake, sweeper
-        self._peers, self._canary, self._hooks, self._expired_keys = peers, canary, hooks, expired_keys
+        self._peers, self._canary, self._hooks, self._bare = peers, canary, hooks, bare
         self.flags = "not checked yet"
         """What is known of the server's notification flags."""
         self._confirmed_at = 0.0
@@ -225,8 +225,8 @@ class Listener:
     def _missed(self) -> None:
         """Expiries may have been missed: look for everything that is due, and for bare keys."""
         self._sweeper.sweep_everything(self._gap_cause)
-        if self._expired_keys is not None:
-            self._expired_keys.missed()
+        if self._bare is not None:
+            self._bare.scan_now()
 
     def _subscribed(self, at_ms: int) -> None:
         _log.info("subscribed; looking at all queues")
@@ -236,7 +236,8 @@ class Listener:
         if self._old is not None:
             self._old.cancel()
             self._old = None
-        self._pod.observer.resubscribed(gap_seconds)
+        self._pod.observer.count("subscriptions")
+        self._pod.observer.count("subscription_gap_seconds", by=gap_seconds)
         self._canary.resubscribed(at_ms)
         self._missed()
         self._gap_cause = "sweep-gap"
@@ -249,7 +250,7 @@ class Listener:
             case TriggersExpired(shard, prefix, ids):
                 self._triggers(shard, prefix, ids)
             case BareExpired(prefix, timer_id):
-                self._bare((prefix, timer_id))
+                self._bare_expired((prefix, timer_id))
             case LeaseExpired(shard, prefix, timer_id):
                 self._lease(shard, (prefix, timer_id))
             case Wake(shard, due_ms):
@@ -265,14 +266,14 @@ class Listener:
             case _:
                 assert_never(notification)
 
-    def _bare(self, identity: Identity) -> None:
+    def _bare_expired(self, identity: Identity) -> None:
         """Also announce a key for a processor whose pods are gone: its timer is due and waits for them."""
         shard, prefix = self._pod.store.shard_of(*identity), identity[0]
         is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)
-        if self._expired_keys is not None and is_ours:
+        if self._bare is not None and is_ours:
             mine = self._peers.mine(shard, prefix, identity[1])
-            self._expired_keys.heard(identity, self._canary.heard_until_ms, mine=mine)
+            self._bare.heard(identity, self._canary.heard_until_ms, mine=mine)
 
     def _lease(self, shard: int, run: Identity) -> None:
         if self._pod.serves(shard, run[0]):

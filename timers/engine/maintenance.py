@@ -144,8 +144,9 @@ class Maintenance:
     async def _abandon(self, shard: int, prefix: str, runs: Sequence[str], before_ms: int) -> None:
         ids = await self._pod.store.abandon(shard, prefix, runs, before_ms=before_ms, most=BATCH, pod=self._pod.name)
         if ids:
-            said = {"prefix": prefix, "count": len(ids), "first": ids[0]}
-            _unserved_log.error("timers unhandled: no live pod serves the prefix", **said)
+            _unserved_log.error(
+                "timers unhandled: no live pod serves the prefix", prefix=prefix, count=len(ids), first=ids[0]
+            )
 
     async def _audit(self) -> None:
         await asyncio.sleep(self._options.audit_every_seconds)
@@ -153,8 +154,9 @@ class Maintenance:
             began = time.monotonic()
             async for found in audit(self._pod.store, shard):
                 if found:
-                    said = "indexes or counts disagreed with the records and were mended"
-                    _auditors_log.error(said, shard=shard, **found)
+                    _auditors_log.error(
+                        "indexes or counts disagreed with the records and were mended", shard=shard, **found
+                    )
                 rest = (time.monotonic() - began) * REST_PER_WORK
                 await asyncio.sleep(min(max(SHORTEST_REST_SECONDS, rest), LONGEST_REST_SECONDS))
                 began = time.monotonic()

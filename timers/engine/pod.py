@@ -5,7 +5,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from timers.core.fields import is_own
 from timers.core.hooks import Hook
@@ -26,6 +26,20 @@ run."""
 
 UNDECLARED: Final = "-"
 """The label of metrics for prefixes that no processor serves. No prefix can have this name."""
+
+Counted = Literal[
+    "retries",
+    "refused",
+    "rescued",
+    "removed",
+    "claimed",
+    "bare_keys",
+    "unposted",
+    "subscriptions",
+    "subscription_gap_seconds",
+]
+Measured = Literal["claim_size", "loop_lag_seconds"]
+"""Names of metrics, without what all names of their kind have."""
 
 WINDOW_SECONDS: Final = 300
 SLICE_SECONDS: Final = 30
@@ -125,35 +139,11 @@ class Observer:
     def ended(self, prefix: str, outcome: str, seconds: float) -> None:
         """A run ended after this many seconds; `outcome` is how."""
 
-    def retried(self, prefix: str) -> None:
-        """A run failed, and another try follows."""
+    def count(self, what: Counted, *labels: str, by: float = 1) -> None:
+        """This happened; see `metrics.COUNTERS` for the labels."""
 
-    def refused(self, prefix: str) -> None:
-        """A late result was refused by its token."""
-
-    def rescued(self, prefix: str) -> None:
-        """A run was taken over from an expired lease."""
-
-    def removed(self, prefix: str, status: str, count: int) -> None:
-        """Their retention removed this many timers that had failed or were unhandled."""
-
-    def claimed(self, cause: str, count: int) -> None:
-        """A claim or a rescue brought this many timers; `cause` is what made this pod ask."""
-
-    def unposted(self, count: int) -> None:
-        """This many changes were left out: an outbox was full, or too many calls wait for a hook's target."""
-
-    def bare_key(self, what: str) -> None:
-        """A bare key was adopted, an adopted key met its end, or an announced one was refused."""
-
-    def loop_late(self, seconds: float) -> None:
-        """The event loop took a turn this late."""
-
-    def called(self, script: str, seconds: float) -> None:
-        """A call of a script was answered."""
-
-    def resubscribed(self, gap_seconds: float) -> None:
-        """A subscription was confirmed; for so long this pod had none that brought events (0: the first)."""
+    def measure(self, what: Measured, value: float) -> None:
+        """This was measured; see `metrics.HISTOGRAMS`."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +189,11 @@ class Pod:
     def report_removed(self, prefix: str, status: Status, count: int, oldest: str) -> None:
         """Log and count failed or unhandled timers that their retention has removed: nobody had acted on them."""
         owner = None if self.owner is None else self.owner(prefix)
-        self.observer.removed(owner or UNDECLARED, status.value, count)
-        said = {"prefix": prefix, "status": status.value, "count": count, "oldest": oldest}
-        _janitors_log.warning("timers removed that had failed or were unhandled: TIMERS_RETENTION_FAILED", **said)
+        self.observer.count("removed", owner or UNDECLARED, status.value, by=count)
+        _janitors_log.warning(
+            "timers removed that had failed or were unhandled: TIMERS_RETENTION_FAILED",
+            prefix=prefix,
+            status=status.value,
+            count=count,
+            oldest=oldest,
+        )

@@ -267,7 +267,7 @@ class Runner:
                 self._held_off.pop(timer.prefix, None)
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
-                self._observer.retried(prefix)
+                self._observer.count("retries", prefix)
             self._settler.put(run, Settlement(timer, transition, run.took(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)

@@ -174,7 +174,7 @@ class Settler:
         self._runs.drop(runs)
         for (run, settlement), code in zip(batch, codes, strict=True):
             if code in ("fenced", "missing"):
-                self._pod.observer.refused(run.processor.prefix)
+                self._pod.observer.count("refused", run.processor.prefix)
                 result = settlement.transition.status.value
                 _log.warning("late result refused", **run.named, token=run.timer.token, answer=code, result=result)
         self._report_removed(batch, codes)

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from timers.bare.expired import ExpiredKeys
 from timers.bare.keys import BareKeys
-from timers.bare.scanner import Scanner
+from timers.bare.watch import BareWatch
 from timers.core.calls import Timers
 from timers.engine.claimer import Claimer
 from timers.engine.hooks import Alarms, Hooks
@@ -19,7 +19,7 @@ from timers.engine.peers import IdentityWatch, Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs, Settler
-from timers.engine.supervisor import Apart, Lifespans, Services, Supervisor
+from timers.engine.supervisor import Apart, Lifespans, Supervisor
 from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
@@ -93,7 +93,7 @@ class Worker:
         self._claimer = Claimer(pod, self.intake, self.runner)
         alarms = Alarms(pod, self.peers)
         self._hooks = Hooks(pod, self.peers, alarms)
-        bare, expired_keys = self._build_bare()
+        bare = self._build_bare()
         self._listener = Listener(
             pod,
             self.intake,
@@ -101,7 +101,7 @@ class Worker:
             peers=self.peers,
             canary=self._canary,
             hooks=self._hooks,
-            expired_keys=expired_keys,
+            bare=bare if options.adopt_every_ms is not None else None,
         )
         maintenance = Maintenance(pod, self.peers, self._sweeper.leaves_some)
         # What finds and claims timers is stopped first.
@@ -113,7 +113,7 @@ class Worker:
                 "claimer": self._claimer.run,
                 "hooks": self._hooks.run,
                 "alarms": alarms.run,
-                **bare,
+                **bare.services,
                 **maintenance.services,
             }
         )
@@ -146,21 +146,16 @@ class Worker:
         membership = Membership(store, forget_after_ms=options.forget_after_ms)
         return Peers(membership, me, self._state, watch.look, beat_ms=options.beat_ms)
 
-    def _build_bare(self) -> tuple[Services, ExpiredKeys | None]:
-        """Build what looks after bare keys. If they are switched off, it looks only after keys that were adopted
-        before."""
-        keys, peers, every_ms = BareKeys(self._pod.store), self.peers, self._options.adopt_every_ms
-        scanner = Scanner(
-            keys,
+    def _build_bare(self) -> BareWatch:
+        peers, pod = self.peers, self._pod
+        return BareWatch(
+            BareKeys(pod.store),
             leads=lambda: peers.rank(0) == 0,
             declared=lambda prefix: peers.owner(prefix) is not None,
-            every_ms=every_ms,
-            told=self._pod.observer.bare_key,
+            every_ms=pod.options.adopt_every_ms,
+            mark=self.intake.mark,
+            told=partial(pod.observer.count, "bare_keys"),
         )
-        if every_ms is None:
-            return {"bare-scanner": scanner.run}, None
-        expired = ExpiredKeys(keys, scanner, mark=self.intake.mark, told=self._pod.observer.bare_key)
-        return {"bare-scanner": scanner.run, "bare-expired": expired.run}, expired
 
     async def start(self) -> None:
         """Start. The first sign of life comes before the first claim, so that other pods leave room for this one.

@@ -1,4 +1,5 @@
-"""Owns adoption: finds bare keys, copies them into durable records, and looks at each once more before its timer runs.
+"""Owns looking after bare keys: finds them, copies them into durable records, looks at each once more before its timer
+runs, and reports the expiries that this pod hears.
 
 Redis announces no deletion: a key that is missing shortly before its deadline was deleted. One that is missing after it
 expired, or was deleted while nobody looked. Then its timer fires: better once too often than never.
@@ -6,14 +7,14 @@ expired, or was deleted while nobody looked. Then its timer fires: better once t
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Look, Page
+from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, Look, Page
 from timers.logs import get_logger
-from timers.store.store import Identity
+from timers.store.store import ARM_LIMIT, Identity
 from timers.store.turns import set_within, side_by_side
 
 LEAD_MS: Final = 200
@@ -35,13 +36,24 @@ than a hundredth after a whole scan that found none."""
 LONGEST_STEP_SECONDS: Final = 0.05
 """In a longer step the pod itself stalled, so it does not rest for the excess."""
 
-_log = get_logger("timers.bare-scanner")
+COUNTED_SECONDS: Final = 5.0
+"""How long expiries of a key are counted together: as long as its lock counts them (lua/resolve.lua)."""
+
+LATER_SECONDS, AGAIN_SECONDS = 0.05, 0.5
+"""When to report an expiry that another pod reports at once (by then it is normally known), and one during a run."""
+
+MEMORY_LIMIT: Final = 500_000
+"""Keys whose expiries are counted, and keys waiting to be reported. A server buffers no more for a slow pod."""
+
+LOG_EVERY_SECONDS: Final = 60.0
+
+_scanner_log = get_logger("timers.bare-scanner")
+_expired_log = get_logger("timers.bare-expired")
 
 
-class Scanner:
-    """Adopts bare keys and looks after them, for all shards, on the one pod for which `leads` is true."""
-
-    name = "bare-scanner"
+class BareWatch:
+    """Looks after the bare keys of all shards on the one pod for which `leads` is true, and on each pod reports the
+    expiries that it hears to the shards. Hearing one costs O(1), however many others wait."""
 
     def __init__(
         self,
@@ -50,17 +62,28 @@ class Scanner:
         leads: Callable[[], bool],
         declared: Callable[[str], bool],
         every_ms: int | None,
-        doubt_seconds: float = DOUBT_SECONDS,
-        idle_longest_seconds: float = IDLE_LONGEST_SECONDS,
+        mark: Callable[[int, str], None] = lambda _shard, _prefix: None,
         told: Callable[[str], None] = lambda _what: None,
     ) -> None:
         """`declared` tells whether a processor was ever declared for a prefix, even if its pods are gone. If `every_ms`
-        is None, nothing new is adopted. `told` is called when a key is adopted and with what becomes of it."""
+        is None, nothing new is adopted or reported. `mark` is called for a queue with a due timer; `told` when a key is
+        adopted and with what becomes of it, and with `refused` for each expiry that may change nothing."""
         self._keys, self._leads, self._declared = keys, leads, declared
-        self._every_ms, self._told = every_ms, told
-        self._doubt_seconds, self._idle_longest_seconds = doubt_seconds, idle_longest_seconds
+        self._every_ms, self._mark, self._told = every_ms, mark, told
         self.rests = BUSY_RESTS
         self._noticed, self._nearer, self._now = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        # Not a plain dict: to find its first item, a dict walks over all removed ones.
+        self.counted = OrderedDict[Identity, tuple[int, float]]()
+        self._waiting = {s: deque[tuple[float, Identity, Heard]]() for s in (0.0, LATER_SECONDS, AGAIN_SECONDS)}
+        self._something = asyncio.Event()
+        self._dropped = self._refused = 0
+        self._log_at = 0.0
+
+    @property
+    def services(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """By name. If bare keys are switched off, only those that were adopted before are looked after."""
+        scans = {"bare-scanner": self.scan}
+        return scans if self._every_ms is None else {**scans, "bare-expired": self.report}
 
     def noticed(self) -> None:
         """Bare keys are in use: scan and look often."""
@@ -74,7 +97,7 @@ class Scanner:
         self.noticed()
         self._now.set()
 
-    async def run(self) -> None:
+    async def scan(self) -> None:
         """Look at each key before its deadline; at intervals look at all known keys and scan for new ones."""
         await side_by_side([self._watch()] if self._every_ms is None else [self._watch(), self._rounds(self._every_ms)])
 
@@ -86,7 +109,7 @@ class Scanner:
     async def _look_at_due(self) -> float:
         """Look at the keys that are due soon. Returns the seconds until the next look."""
         clock = self._keys.store.clock
-        longest = LONGEST_SECONDS if self.rests == BUSY_RESTS else self._idle_longest_seconds
+        longest = LONGEST_SECONDS if self.rests == BUSY_RESTS else IDLE_LONGEST_SECONDS
         soon_ms = int(clock.now_ms()) + LEAD_MS
         known = await self._keys.first_known(soon_ms + int(longest * 1000))
         due = [identity for identity, ms in known.items() if ms <= soon_ms]
@@ -142,7 +165,7 @@ class Scanner:
         for what, some in found.items():
             await self._tell(what, some)
         if deleted:  # unless the shards have learned by then that they expired
-            await asyncio.sleep(self._doubt_seconds)
+            await asyncio.sleep(DOUBT_SECONDS)
             await self._tell("deleted", deleted)
         return [identity for identity, look in looks.items() if look.deadline_ms == GONE]
 
@@ -156,10 +179,86 @@ class Scanner:
                 self._told(what)
             if code in ("adopted", "moved"):
                 self._nearer.set()
-                _log.info("bare key adopted", timer=":".join(identity), how=code)
+                _scanner_log.info("bare key adopted", timer=":".join(identity), how=code)
         spare = {i: ms for i, (_, ms, _) in looks.items() if ms >= 0 and codes[i] in ("due", "spare")}
         if taken := await self._keys.take(spare):
             await self._keys.tell("deleted", {identity: looks[identity] for identity in taken})
+
+    @property
+    def waiting(self) -> int:
+        """How many expiries wait to be reported."""
+        return sum(map(len, self._waiting.values()))
+
+    def heard(self, identity: Identity, until_ms: int, *, mine: bool) -> None:
+        """A key expired. This pod has heard everything until `until_ms`, and reports at once what is `mine`."""
+        self.noticed()
+        self._add(identity, (self._count(identity), until_ms), 0.0 if mine else LATER_SECONDS)
+
+    async def report(self) -> None:
+        """Report expiries batch by batch."""
+        while True:
+            self._something.clear()
+            if batch := self.take():
+                await self._announce(batch)
+            else:
+                await set_within(self._something, LATER_SECONDS if self.waiting else None)
+
+    def _count(self, identity: Identity) -> int:
+        now = time.monotonic()
+        times, last = self.counted.pop(identity, (0, now))
+        times = times + 1 if now - last < COUNTED_SECONDS else 1
+        self.counted[identity] = (times, now)
+        # Ordered by the last hearing. Two leave for each one that comes, so that old ones do not stay.
+        for _ in range(2):
+            oldest, (_, last) = next(iter(self.counted.items()))
+            if now - last < COUNTED_SECONDS and len(self.counted) <= MEMORY_LIMIT:
+                break
+            del self.counted[oldest]
+        return times
+
+    def _add(self, identity: Identity, heard: Heard, seconds: float) -> None:
+        if self.waiting >= MEMORY_LIMIT:
+            self._dropped += 1
+        else:
+            self._waiting[seconds].append((time.monotonic() + seconds, identity, heard))
+            self._something.set()
+
+    def take(self) -> dict[Identity, Heard]:
+        """Take the next batch of what is to be reported now."""
+        now, batch = time.monotonic(), dict[Identity, Heard]()
+        for queue in self._waiting.values():
+            while queue and len(batch) < ARM_LIMIT and queue[0][0] <= now:
+                _, identity, heard = queue.popleft()
+                batch[identity] = max(heard, batch.get(identity, heard))
+        return batch
+
+    async def _announce(self, batch: dict[Identity, Heard]) -> None:
+        left, self._dropped = self._dropped, 0
+        if left:
+            _expired_log.error("too many bare keys expired at once for this pod; other pods report the rest", left=left)
+        try:
+            codes = await self._keys.announce(batch)
+            for identity, code in codes.items():
+                if code == "due":
+                    self._mark(self._keys.store.shard_of(*identity), identity[0])
+                elif code == "running":
+                    self._add(identity, batch[identity], AGAIN_SECONDS)
+                elif code == "refused":
+                    self._refuse(identity)
+            # A key that exists again has nothing to report. After a look, the shard can judge the others.
+            for identity in await self.look([i for i, code in codes.items() if code == "look"], heard=True):
+                self._add(identity, batch[identity], LATER_SECONDS)
+        except BaseException:
+            for identity, heard in batch.items():
+                self._add(identity, heard, 0.0)
+            raise
+
+    def _refuse(self, identity: Identity) -> None:
+        self._told("refused")
+        self._refused += 1
+        if time.monotonic() >= self._log_at:
+            _expired_log.warning("announced bare keys changed nothing", timer=":".join(identity), count=self._refused)
+            self._refused, self._log_at = 0, time.monotonic() + LOG_EVERY_SECONDS
 
 
 def _verdict(look: Look, now_ms: int, *, heard: bool) -> str | None:
