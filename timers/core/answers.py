@@ -215,10 +215,9 @@ class PodsAnswer(TypedDict):
     items: list[PodAnswer]
 
 
-LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant, "timers": Count})
+LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant})
 LossAnswer.__doc__ = """Data that Redis lost: in one shard, or in the whole db (`shard` is null). Everything written
-between `from` (null: since the beginning) and `to` is gone. `timers` is how many timers were known, not how many of
-them are lost."""
+between `from` (null: since the beginning) and `to` is gone."""
 
 
 class LossesAnswer(TypedDict):
