@@ -16,7 +16,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, application
-from timers.client.coverage import read_uncovered
+from timers.client.fleet import read_fleet
 from timers.embedded import EmbeddedServer
 from timers.store.callers import Callers
 from timers.store.scripts import FULL
@@ -135,7 +135,7 @@ async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: 
     looks = (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
     await probed.stop()
     await redis.config_resetstat()
-    await read_uncovered(api.store)
+    await read_fleet(api.store)
     assert looks == (await redis.info("commandstats"))["cmdstat_zrangebyscore"]["calls"]
 
 

@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from tests.api.harness import Api, running_api
 from tests.api.test_stream import listening, next_event
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.client.coverage import Uncovered
 from timers.client.feed import Open
+from timers.client.fleet import Uncovered
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.engine.pod import Observer

@@ -14,7 +14,7 @@ from tests.api.harness import running_api
 from tests.servers import start_server
 from timers.access import EVERYTHING, RIGHTS, make_key
 from timers.api.openapi import document
-from timers.client.coverage import Declared
+from timers.client.fleet import Declared
 from timers.core.model import Timer
 from timers.errors import NoProcessor
 from timers.processor import Context, Processor, processor

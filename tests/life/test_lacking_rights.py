@@ -12,9 +12,8 @@ from tests.members import declare
 from tests.rights import USER, as_user, grant
 from tests.waiting import eventually, patient
 from timers.client import TimerClient, open_store
-from timers.client.coverage import Uncovered
 from timers.client.doctor import examine
-from timers.client.fleet import read_pods, read_stats, read_story
+from timers.client.fleet import read_fleet, read_stats, read_story
 from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health
@@ -146,7 +145,7 @@ async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
     said = await _said(fleet)
     timer = await fleet.client.get("lost", "x0")
     assert said in (await read_story(fleet.store, timer))[-1]
-    seen = health(await read_stats(fleet.store), Uncovered((), ()), {}, None)
+    seen = health(await read_stats(fleet.store), {}, None)
     assert any(said in reason for reason in (seen.said, *seen.reasons))
     pods = next(check for check in await examine(fleet.store, wait_seconds=0.01) if check.name == "pods")
     assert pods.level == "fail"
@@ -158,7 +157,9 @@ async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
 
 async def _said(fleet: Fleet) -> str:
     async def look() -> str | None:
-        return next((said for member in await read_pods(fleet.store) for said in member.lacks.values()), None)
+        return next(
+            (said for member in (await read_fleet(fleet.store)).roster.members for said in member.lacks.values()), None
+        )
 
     said = await eventually(look, "the pod tells the others what it lacks")
     assert said is not None

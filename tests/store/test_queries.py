@@ -152,11 +152,7 @@ async def test_a_cursor_read_with_another_filter_shows_only_what_passes_there(st
 
 
 async def test_counts_oldest_due_and_paused(store: Store) -> None:
-    assert (await queries.counts(store), await queries.oldest_due_ms(store), await queries.paused(store)) == (
-        {},
-        None,
-        [],
-    )
+    assert (await queries.counts(store), (await queries.due(store))[0], await queries.paused(store)) == ({}, [], [])
     await one_of_each(store)
     assert await queries.counts(store) == {
         PREFIX: dict.fromkeys((Status.RUNNING, Status.SCHEDULED, Status.COMPLETED, Status.FAILED, Status.CANCELLED), 1),
@@ -164,7 +160,10 @@ async def test_counts_oldest_due_and_paused(store: Store) -> None:
     }
     elsewhere = (await store.get([("other", "elsewhere")]))[0]
     assert elsewhere is not None
-    assert await queries.oldest_due_ms(store) == elsewhere.due_ms
+    assert (await queries.heads(store))["other"] == elsewhere.due_ms
+    await store.reschedule("other", "elsewhere", due="+0")
+    ((due,), _) = await queries.due(store)
+    assert (due.shard, due.prefix, due.kind) == (0, "other", "ready")
     await store.pause("b", paused=True)
     await store.pause("a", paused=True)
     assert await queries.paused(store) == ["a", "b"]

@@ -96,8 +96,7 @@ ACTS: Final[dict[str, Act]] = {
 async def read_all(store: Store) -> None:
     """Read everything that shows the whole db."""
     await queries.counts(store)
-    await queries.due_queues(store)
-    await queries.oldest_due_ms(store)
+    await queries.due(store)
     await queries.heads(store)
     await queries.paused(store)
     await queries.quarantined(store)

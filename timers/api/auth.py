@@ -14,7 +14,6 @@ from structlog.contextvars import bound_contextvars
 from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
 from timers.api import scope, signing
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Reading, Unverified, keep_body
-from timers.api.fresh import Fresh
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
 from timers.api.origin import check_host, check_origin
 from timers.api.session import Sessions, is_read_only
@@ -24,6 +23,7 @@ from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited
 from timers.logs import get_logger
 from timers.processor import Rate
 from timers.store.callers import REVOKED, Callers
+from timers.store.turns import CachedRead
 
 _log = get_logger("timers.api")
 
@@ -86,7 +86,7 @@ class Auth:
         self._unverified = Unverified(unverified_bytes)
         self._callers = callers
         self._configured = read_entries(api_keys or "")
-        self._keys = Fresh(self._read_keys, fresh_seconds)
+        self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._kept = self._ever_kept = False
         self._signing_keys = signing.keys_of(secrets)
         self.sessions = Sessions(callers)

@@ -7,18 +7,18 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.answer import answer
-from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.problem_types import HTTP_KINDS
 from timers.api.problems import problem
 from timers.api.scope import visible_to
-from timers.client.coverage import Uncovered, read_uncovered
 from timers.client.doctor import full, unacknowledged
+from timers.client.fleet import NONE, Uncovered, read_fleet
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.filters import Visible
 from timers.store.store import Store
+from timers.store.turns import CachedRead
 
 ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
@@ -41,7 +41,7 @@ class HealthRoutes:
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._store, self._worker, self._answer_seconds = store, worker, answer_seconds
-        self._seen = Fresh(self._look, fresh_seconds)
+        self._seen = CachedRead(self._look, fresh_seconds)
         self._draining = False
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -78,7 +78,7 @@ class HealthRoutes:
         there is something to tell the probes."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                return "", await full(self._store), await read_uncovered(self._store)
+                return "", await full(self._store), (await read_fleet(self._store)).uncovered
         except TimeoutError:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
@@ -86,7 +86,7 @@ class HealthRoutes:
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
-        return trouble, (), Uncovered((), ())
+        return trouble, (), NONE
 
     def _worker_state(self, visible: Visible | None) -> dict[str, Any]:
         if self._worker is None:

@@ -117,18 +117,18 @@ class OperatingRoutes:
         found = defaultdict[str, Counter[Status]](Counter)
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                uncovered, counts = await self._client.uncovered(), await self._client.counts(own=True)
+                fleet, counts = await self._client.fleet(), await self._client.counts(own=True)
                 async for prefix, counted in in_turns(counts.items()):
                     found[await self._label(prefix)].update(counted)
-                overdue_ms, posted = await self._client.overdue_ms(), await self._client.posted()
+                posted = await self._client.posted()
                 failing_ms = dict[str, int]()
                 for prefix, _, ms in await self._client.retrying():
                     label = await self._label(prefix)
                     failing_ms[label] = max(ms, failing_ms.get(label, 0))
-                missing = Counter([await self._label(prefix) for prefix in uncovered.prefixes])
+                missing = Counter([await self._label(prefix) for prefix in fleet.uncovered.prefixes])
         except (Unavailable, TimeoutError):
             return None
-        return Figures(found, missing, uncovered.shards, overdue_ms, *posted, failing_ms)
+        return Figures(found, missing, fleet.uncovered.shards, fleet.overdue_ms("ready"), *posted, failing_ms)
 
     async def _label(self, prefix: str) -> str:
         return await self._client.owner(prefix) or UNDECLARED

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from timers.errors import Unavailable
 from timers.store.callers import Callers
+from timers.store.turns import CachedRead
 
 COOKIE: Final = "timers_session"
 READ_ONLY_COOKIE: Final = "timers_read_only"
@@ -30,8 +31,7 @@ class Sessions:
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
-        self._secret = b""
-        self._read_at = float("-inf")
+        self._secret = CachedRead(callers.session_secret, SECRET_FRESH_SECONDS)
 
     async def key_id(self, request: web.Request, *, patience_seconds: float | None = None) -> str | None:
         """The id of the session's key, or None without a valid session. If Redis does not say within
@@ -69,13 +69,12 @@ class Sessions:
         response.del_cookie(COOKIE, path="/")
 
     async def _current(self) -> bytes:
-        if time.monotonic() - self._read_at > SECRET_FRESH_SECONDS:
-            try:
-                self._secret, self._read_at = await self._callers.session_secret(), time.monotonic()
-            except Unavailable:
-                if not self._secret:
-                    raise
-        return self._secret
+        try:
+            return await self._secret.get()
+        except Unavailable:
+            if self._secret.last is None:
+                raise
+            return self._secret.last
 
 
 def is_read_only(request: web.Request) -> bool:

@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from timers.cli.shared import Format, Session, cell, complete_prefixes, run
-from timers.client.coverage import Uncovered
 from timers.client.feed import Event, event_json
 from timers.client.fleet import Stats
 from timers.core.durations import in_units
@@ -101,7 +100,6 @@ class _Snapshot:
 
     now_ms: int
     stats: Stats
-    uncovered: Uncovered
     fired: Mapping[str, Sequence[Slot]]
     coming: Sequence[Timer]
     failures: Sequence[tuple[str, Ending]]
@@ -171,7 +169,6 @@ async def _look(session: Session, prefix: str | None) -> _Snapshot:
     return _Snapshot(
         now_ms=await store.now_ms(),
         stats=stats,
-        uncovered=await client.uncovered(),
         fired=await past_starts(store),
         coming=await next_timers(store, ROWS, Filter(prefix=prefix)),
         failures=sorted(failures, key=lambda failure: -failure[1].at_ms)[:ROWS],
@@ -198,7 +195,7 @@ def _page(
 
 def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[RenderableType]:
     by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
-    well = health(seen.stats, seen.uncovered, by_status, None if prefix is None else prefix.__eq__)
+    well = health(seen.stats, by_status, None if prefix is None else prefix.__eq__)
     rate = [sum(slot.counts.values()) for slot in seen.fired["hour"]]
     late = quantiles_ms(total(seen.fired["hour"]))
     said = (

@@ -9,14 +9,14 @@ from typing import Any, Final, Self, Unpack
 
 from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all, act_on_some, purge_calls
 from timers.client.answers import Armed, Results, accepted, armed, refusal
-from timers.client.coverage import Declared, Uncovered, read_uncovered
 from timers.client.feed import Event, Feed
 from timers.client.fleet import (
+    Declared,
+    Fleet,
     PrefixView,
     Stats,
     forget_prefix,
-    read_overdue_ms,
-    read_pods,
+    read_fleet,
     read_prefixes,
     read_retrying,
     read_stats,
@@ -375,17 +375,13 @@ class TimerClient(Timers):
         """The prefixes with most retrying timers: how many, and for how many ms the first of them has failed."""
         return await read_retrying(await self._open())
 
-    async def overdue_ms(self) -> int:
-        """How long the oldest due timer that is neither paused nor at a limit has waited to be claimed."""
-        return await read_overdue_ms(await self._open())
-
     async def posted(self) -> tuple[int, int]:
         """How many changes wait for a pod to arm the calls of hooks and alarms, and for how many ms the oldest has."""
         return await outbox.waiting(await self._open())
 
-    async def uncovered(self) -> Uncovered:
-        """The shards and due prefixes that no live pod takes."""
-        return await read_uncovered(await self._open())
+    async def fleet(self) -> Fleet:
+        """Who is alive, what was declared, and what is due."""
+        return await read_fleet(await self._open())
 
     async def prefixes(self, prefix: str | None = None) -> Sequence[PrefixView]:
         """The prefixes that have timers or a processor, or are paused; `prefix` as in a filter."""
@@ -404,7 +400,7 @@ class TimerClient(Timers):
 
     async def pods(self) -> Sequence[Member]:
         """The pods that are alive."""
-        return await read_pods(await self._open())
+        return (await self.fleet()).roster.by_name
 
     @property
     def losses(self) -> Sequence[Loss]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from timers.client.coverage import NAMES_SHOWN, Uncovered, shortened, uncovered
+from timers.client.fleet import NAMES_SHOWN, Fleet, Uncovered, shortened
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
@@ -124,15 +124,16 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
 
 async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) -> list[Check]:
     workers = roster.workers
-    due = await queries.due_queues(store)
-    missing = uncovered(roster, {*await queries.waiting_queues(store), *due}, store.shards)
-    stuck = {prefix for _, prefix in await queries.due_queues(store, for_ms=STUCK_MS, held=False)}
+    due, now_ms = await queries.due(store)
+    waiting = {*await queries.waiting_queues(store), *((shard, prefix) for shard, prefix, *_ in due)}
+    missing = Fleet(roster, due, store.shards, now_ms).uncovered_of(waiting)
+    stuck = {prefix for _, prefix, since_ms, kind in due if kind != "blocked" and since_ms <= now_ms - STUCK_MS}
     paused = set(await queries.paused(store))
     return [
         _shards(missing, workers, store.shards),
         _prefixes(missing.prefixes),
         _queues(sorted(stuck - paused - {*missing.prefixes}) if workers else [], workers),
-        _paused(sorted(paused & {prefix for _, prefix in due})),
+        _paused(sorted(paused & {prefix for _, prefix, *_ in due})),
         _retrying(await queries.keep_failing(store)),
         _kept(await queries.counts(store)),
         _pods(roster.members),

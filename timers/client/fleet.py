@@ -1,24 +1,102 @@
-"""Owns reading what pods report: who is alive, who serves what, and the state of the fleet."""
+"""Owns the state of the fleet: who is alive, who serves what, what waits for a pod, and what was ever declared."""
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from math import inf
-from typing import cast
+from operator import itemgetter
+from typing import Final, cast
 
-from timers.client.coverage import shortened
 from timers.core.answers import ByStatus, Lateness, PrefixAnswer, StatsAnswer
 from timers.core.durations import format_time
 from timers.core.explain import explain
+from timers.core.fields import is_own, owner
+from timers.core.hooks import CALLS
 from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
-from timers.errors import NotFound, Refused
+from timers.errors import FieldError, NoProcessor, NotFound, Refused, shown
 from timers.store import queries
 from timers.store.filters import ALL, Filter
 from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
-from timers.store.store import Store
-from timers.store.turns import in_turns
+from timers.store.notifications import is_time
+from timers.store.queries import Due
+from timers.store.store import Queue, Store
+from timers.store.turns import CachedRead, in_turns
+
+NAMES_SHOWN: Final = 20
+"""Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
+
+
+def shortened(names: Sequence[object]) -> str:
+    """The first names, and how many more there are."""
+    rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(map(str, names[:NAMES_SHOWN])) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """What no live pod covers, in order."""
+
+    shards: Sequence[int]
+    prefixes: Sequence[str]
+
+    def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
+        """A sentence for the shards and one for the prefixes but the service's own, if there are any. Prefixes that may
+        not be seen are counted."""
+        shards = f"no live pod takes the shards {shortened(self.shards)}"
+        callers = [prefix for prefix in self.prefixes if not is_own(prefix)]
+        seen = [prefix for prefix in callers if visible is None or visible(prefix)]
+        named = [f"of the prefixes {shortened(seen)}"] if seen else []
+        counted = [f"of {len(callers) - len(seen)} prefixes"] if len(seen) < len(callers) else []
+        prefixes = f"no live pod takes due timers {' and '.join([*named, *counted])}"
+        return [*([shards] if self.shards else ()), *([prefixes] if callers else ())]
+
+
+NONE: Final = Uncovered((), ())
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The live pods, what was declared, and the queues with something due, at one moment."""
+
+    roster: Roster
+    due: Sequence[Due]
+    shards: int
+    now_ms: int
+
+    @cached_property
+    def uncovered(self) -> Uncovered:
+        """What no live pod covers, of the shards and of the prefixes with something due."""
+        return self.uncovered_of((shard, prefix) for shard, prefix, *_ in self.due)
+
+    def uncovered_of(self, queues: Iterable[Queue]) -> Uncovered:
+        """What no live pod covers, of the shards and of these queues. In an uncovered shard a prefix counts as served
+        if a pod of another shard serves it, so that one gap is reported once."""
+        workers = self.roster.workers
+        shards = [shard for shard in range(self.shards) if not any(worker.takes(shard) for worker in workers)]
+        prefixes = set[str]()
+        for prefix, places in groupby(sorted(queues, key=itemgetter(1)), key=itemgetter(1)):
+            serving = self.roster.serving(prefix)
+            for shard, _ in places:
+                if not any(shard in shards or worker.takes(shard) for worker in serving):
+                    prefixes.add(prefix)
+        return Uncovered(shards, sorted(prefixes))
+
+    def overdue_ms(self, *kinds: str) -> int:
+        """How long the oldest due timer of these kinds (`ready`, `blocked`) has waited to be claimed, without the
+        service's own."""
+        since = (due.since_ms for due in self.due if due.kind in kinds and not is_own(due.prefix))
+        return max((self.now_ms - int(ms) for ms in since if is_time(ms)), default=0)
+
+
+async def read_fleet(store: Store) -> Fleet:
+    """The fleet as it is now. Raises Unavailable."""
+    roster, (due, now_ms) = await Membership(store).read(), await queries.due(store)
+    return Fleet(roster, due, store.shards, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +139,7 @@ class PrefixView:
 class Stats:
     """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `late_ms`
     the same for timers that may run now (neither paused nor at a limit), `failing_ms` how long a timer that is tried
-    again has failed, and `losses` is lost data that nobody has acknowledged."""
+    again has failed, `losses` is lost data that nobody has acknowledged, and `uncovered` what no live pod takes."""
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
@@ -69,6 +147,7 @@ class Stats:
     pods: Sequence[Member]
     losses: Sequence[Loss]
     failing_ms: int = 0
+    uncovered: Uncovered = NONE
 
     @property
     def lateness_ms(self) -> Lateness:
@@ -104,46 +183,37 @@ def by_name(counts: Mapping[Status, int]) -> ByStatus:
     return cast("ByStatus", {status.value: counts.get(status, 0) for status in Status})
 
 
-async def read_pods(store: Store) -> list[Member]:
-    """The live pods by name. Raises Unavailable."""
-    return sorted((await Membership(store).read()).members, key=lambda member: member.pod)
-
-
 async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = True) -> Stats:
     """The current state of the prefixes that the filter covers. With `by_prefix` False, for all prefixes, the counts
     are summed under an empty name. Raises Unavailable."""
     counts: Mapping[str, Mapping[Status, int]]
     counts = await queries.counts(store) if by_prefix else {"": await queries.totals(store)}
-    pods, covers = await read_pods(store), wanted.covering()
+    fleet, covers = await read_fleet(store), wanted.covering()
     if by_prefix:
         whole = in_turns(counts.items())
         counts = {prefix: counted async for prefix, counted in whole if covers(prefix)}
-    if wanted.is_of_all:
-        oldest_ms = await queries.oldest_due_ms(store)
-        late_ms = await queries.oldest_due_ms(store, held=False)
-    else:
-        oldest_ms, late_ms = [
-            min((ms for prefix, ms in (await queries.heads(store, held=held)).items() if covers(prefix)), default=None)
-            for held in (True, False)
+    late_ms, overdue_ms = fleet.overdue_ms("ready"), fleet.overdue_ms("ready", "blocked")
+    if not wanted.is_of_all:  # whose queues may be behind those of others
+        late_ms, overdue_ms = [
+            max((fleet.now_ms - ms for prefix, ms in heads.items() if covers(prefix)), default=0)
+            for heads in [await queries.heads(store, blocked=blocked) for blocked in (False, True)]
         ]
     await store.identity.look()
-    losses = list(store.identity.losses.values())
-    failing_ms = max((ms for _, _, ms in await read_retrying(store, wanted)), default=0)
-    return Stats(counts, _waited_ms(store, oldest_ms), _waited_ms(store, late_ms), pods, losses, failing_ms)
+    return Stats(
+        counts,
+        max(0, overdue_ms),
+        max(0, late_ms),
+        fleet.roster.by_name,
+        list(store.identity.losses.values()),
+        max((ms for _, _, ms in await read_retrying(store, wanted)), default=0),
+        fleet.uncovered,
+    )
 
 
 async def read_retrying(store: Store, wanted: Filter = ALL) -> Sequence[tuple[str, int, int]]:
     """The prefixes with most retrying timers: how many, and for how many ms one has failed. Raises Unavailable."""
-    return [(prefix, n, _waited_ms(store, ms)) for prefix, n, ms in await queries.retrying(store, wanted)]
-
-
-async def read_overdue_ms(store: Store) -> int:
-    """How long the oldest due timer that may run has waited to be claimed. Raises Unavailable."""
-    return _waited_ms(store, await queries.oldest_due_ms(store, held=False))
-
-
-def _waited_ms(store: Store, due_ms: int | None) -> int:
-    return 0 if due_ms is None else max(0, round(store.clock.now_ms()) - due_ms)
+    now_ms = round(store.clock.now_ms())
+    return [(prefix, n, max(0, now_ms - ms)) for prefix, n, ms in await queries.retrying(store, wanted)]
 
 
 async def read_prefixes(store: Store) -> list[PrefixView]:
@@ -205,3 +275,46 @@ async def forget_prefix(store: Store, prefix: str) -> None:
         )
     if not await membership.forget(prefix):
         raise NotFound(f"no pod has declared the prefix {prefix!r}")
+
+
+FRESH_SECONDS: Final = 1.0
+"""How long the declarations that were read are used: as long as a pod takes between two signs of life. So they cost one
+small call a second, not one for each create."""
+
+
+class Declared:
+    """The declared prefixes as one client last read them."""
+
+    def __init__(self, store: Store, *, fresh_seconds: float = FRESH_SECONDS) -> None:
+        self._membership = Membership(store)
+        self._roster = CachedRead(self._read, fresh_seconds)
+
+    async def _read(self) -> Roster:
+        return await self._membership.declared(self._roster.last or Roster())
+
+    async def refusals(self, prefixes: Iterable[str]) -> dict[str, NoProcessor]:
+        """As `refusal`, for several prefixes: an error for each that has one."""
+        asked_at = time.monotonic()
+        found = [(prefix, await self.refusal(prefix, asked_at)) for prefix in prefixes]
+        return {prefix: refused for prefix, refused in found if refused is not None}
+
+    async def refusal(self, prefix: str, asked_at: float | None = None) -> NoProcessor | None:
+        """An error if no processor was ever declared for the prefix. Reads the declarations again before it returns an
+        error, unless somebody did since `asked_at` (None: now). Raises Unavailable."""
+        asked_at = time.monotonic() if asked_at is None else asked_at
+        if owner(prefix, (await self._roster.get()).declared) is not None:
+            return None
+        declared = (await self._roster.since(asked_at)).declared
+        if owner(prefix, declared) is not None:
+            return None
+        callers = [prefix for prefix in sorted(declared) if not is_own(prefix)]
+        known = shortened(callers) or "no prefix was ever declared"
+        return NoProcessor(FieldError("prefix", shown(prefix), f"a prefix that a processor serves ({known})"))
+
+    async def owner(self, prefix: str) -> str | None:
+        """The processor that owns timers of the prefix, as of the last second. Raises Unavailable."""
+        return (await self._roster.get()).owner(prefix)
+
+    async def calls(self) -> list[str]:
+        """The declared prefixes of the calls of hooks, as of the last second. Raises Unavailable."""
+        return [prefix for prefix in (await self._roster.get()).declared if prefix.startswith(CALLS)]

@@ -10,10 +10,8 @@ from aiohttp import web
 
 from timers.access import Scope
 from timers.api.body import refuse_query
-from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.scope import scope_of, visible_to
-from timers.client.coverage import Uncovered
 from timers.client.fleet import Stats, read_stats
 from timers.core.durations import in_units
 from timers.core.lateness import quantiles_ms
@@ -24,6 +22,7 @@ from timers.store import alarms
 from timers.store.filters import Filter, Visible
 from timers.store.queries import FAILING_MS
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
+from timers.store.turns import CachedRead
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000
@@ -54,10 +53,10 @@ class Health:
     reasons: Sequence[str]
 
 
-def health(stats: Stats, uncovered: Uncovered, by_status: Mapping[Status, int], visible: Visible | None) -> Health:
+def health(stats: Stats, by_status: Mapping[Status, int], visible: Visible | None) -> Health:
     """What an operator should know first; without figures over all prefixes for whoever sees only some."""
     bad, warn = list(_bad(stats, visible)), list(_warnings(stats, by_status))
-    warn += uncovered.warnings() if visible is None else []
+    warn += stats.uncovered.warnings() if visible is None else []
     if bad:
         return Health("bad", bad[0], [*bad[1:], *warn])
     if warn:
@@ -109,11 +108,10 @@ class OverviewPage:
         load_patience_seconds: float = LOAD_PATIENCE_SECONDS,
     ) -> None:
         self._parts = parts
-        self._stats = Fresh(lambda: read_stats(parts.store, by_prefix=False), stats_seconds)
-        self._uncovered = Fresh(parts.client.uncovered, stats_seconds)
-        self._fired = Fresh(lambda: past_starts(parts.store), stats_seconds)
-        self._alarms = Fresh(lambda: alarms.ringing(parts.store), stats_seconds)
-        self._load = lru_cache(SCOPES)(lambda scope: Fresh(lambda: self._loaded(scope), load_seconds))
+        self._stats = CachedRead(lambda: read_stats(parts.store, by_prefix=False), stats_seconds)
+        self._fired = CachedRead(lambda: past_starts(parts.store), stats_seconds)
+        self._alarms = CachedRead(lambda: alarms.ringing(parts.store), stats_seconds)
+        self._load = lru_cache(SCOPES)(lambda scope: CachedRead(lambda: self._loaded(scope), load_seconds))
         self._load_patience_seconds = load_patience_seconds
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -130,7 +128,7 @@ class OverviewPage:
             for status, n in counts.items():
                 by_status[status] += n
         fired = await self._fired.get() if visible is None else {}
-        uncovered, ringing = await self._uncovered.get(), await self._alarms.get()
+        ringing = await self._alarms.get()
         coming = await next_timers(self._parts.store, NEXT, Filter().seen_by(visible))
         # Last, because counting keeps the server busy.
         load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
@@ -140,7 +138,7 @@ class OverviewPage:
             title="Overview",
             section="overview",
             now_ms=now_ms,
-            health=health(stats, uncovered, by_status, visible),
+            health=health(stats, by_status, visible),
             alarms=ringing if visible is None else [],
             by_status=by_status,
             stats=stats,

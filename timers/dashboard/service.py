@@ -7,7 +7,6 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
-from timers.api.fresh import Fresh
 from timers.api.operations import route
 from timers.api.scope import acting, caller_of, require_visible, visible_to
 from timers.client.doctor import examine
@@ -22,6 +21,7 @@ from timers.store import alarms, outbox, queries
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
 from timers.store.filters import Filter
+from timers.store.turns import CachedRead
 
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5
@@ -35,8 +35,8 @@ class ServicePages:
 
     def __init__(self, parts: Parts, *, views_seconds: float = VIEWS_SECONDS) -> None:
         self._parts, self._client, self._views_seconds = parts, parts.client, views_seconds
-        self._prefixes = Fresh(lambda: read_prefixes(parts.store), views_seconds)
-        self._checks = Fresh(lambda: examine(parts.store), CHECKS_SECONDS)
+        self._prefixes = CachedRead(lambda: read_prefixes(parts.store), views_seconds)
+        self._checks = CachedRead(lambda: examine(parts.store), CHECKS_SECONDS)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The routes to add to an application."""
@@ -88,7 +88,7 @@ class ServicePages:
         if action not in acts:
             raise web.HTTPNotFound(text=f"{shown(action)} is not an action for a prefix")
         await acts[action](prefix)
-        self._prefixes = Fresh(lambda: read_prefixes(self._parts.store), self._views_seconds)
+        self._prefixes = CachedRead(lambda: read_prefixes(self._parts.store), self._views_seconds)
         return redirect(f"/ui/prefixes?q={prefix}")
 
     async def pods(self, request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from timers.client.fleet import read_overdue_ms
+from timers.client.fleet import read_fleet
 from timers.core.durations import format_time
 from timers.core.hooks import ALARM, Hook, call_of, page_of
 from timers.engine.maintenance import repeat
@@ -20,7 +20,6 @@ from timers.engine.pod import Pod
 from timers.logs import get_logger
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
-from timers.store.membership import Membership
 from timers.store.outbox import Asked, Entry, prefixes_of
 from timers.store.queries import keep_failing
 from timers.store.store import Arming
@@ -101,10 +100,10 @@ class Alarms:
     async def _seen(self) -> Mapping[str, Sequence[str]]:
         """What is wrong now: for each alarm, the notes about it."""
         store = self._pod.store
-        waited_ms = await read_overdue_ms(store)
+        fleet = await read_fleet(store)
+        waited_ms = fleet.overdue_ms("ready")
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
-        pods = (await Membership(store).read()).workers
-        deaf = [f"pod {pod.pod}" for pod in pods if pod.hearing == "deaf"]
+        deaf = [f"pod {pod.pod}" for pod in fleet.roster.workers if pod.hearing == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
         failing = list((await keep_failing(store, for_ms=self._times.failing_ms)).values())
         seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}

@@ -139,6 +139,11 @@ class Roster:
         """The pods that run timers."""
         return [member for member in self.members if member.works]
 
+    @property
+    def by_name(self) -> Sequence[Member]:
+        """All live pods by name."""
+        return sorted(self.members, key=lambda member: member.pod)
+
     def owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix, whether or not a pod has it now: the longest ever declared.
         None if there never was one."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
 from timers.core.fields import OWN_PREFIXES
@@ -19,8 +19,11 @@ from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Queue, Store
 from timers.store.turns import in_turns
 
-WANTING_LIMIT: Final = 1000
-"""Queues, and runs to be rescued, that a shard names as wanting a pod: those that have waited longest."""
+WAITING_LIMIT: Final = 1000
+"""Queues, and runs to be rescued, that a shard names as waiting for a pod."""
+
+_KINDS: Final = {"heads": "ready", "held": "blocked", "leases": "lost"}
+"""By the index of a shard, what its entries are that are over."""
 
 TOTALLED_AT_ONCE: Final = 1000
 """Counts added up before others get the loop: half a millisecond."""
@@ -37,6 +40,17 @@ RETRYING_SHOWN: Final = 20
 _Counts = Mapping[bytes, bytes | None]
 
 _OWN: Final = OWN_PREFIXES.encode()
+
+
+class Due(NamedTuple):
+    """A queue with something due, and since when (ms): timers that are `ready` or `blocked` (paused, at a limit), or
+    `lost` runs, whose lease is over."""
+
+    shard: int
+    prefix: str
+    since_ms: float
+    kind: str
+
 
 FAILING_MS: Final = 300_000
 """Timers that have failed and been tried again for so long will hardly recover by themselves."""
@@ -179,47 +193,33 @@ async def running(store: Store, shards: Sequence[int]) -> list[str]:
     return sorted(keys.text(member) for members_of_shard in members for member in members_of_shard)
 
 
-async def due_queues(store: Store, *, for_ms: int = 0, held: bool = True) -> list[Queue]:
-    """The queues with timers that have been due, or waiting for rescue, for this long. Without `held`, leave out
-    queues that may not run now: paused or at a limit."""
-    until_ms = await store.now_ms() - for_ms
-    indexes = ("heads", "leases", *(["held"] if held else []))
-
-    def ask(asked: Any, root: str) -> None:
-        for index in indexes:
-            asked.zrangebyscore(f"{root}{index}", "-inf", f"({until_ms + 1}", start=0, num=WANTING_LIMIT)
-
-    wanting = await _of_shards(store, ask, [])
-    found = {(n // len(indexes), keys.text(m.partition(b":")[0])) for n, members in enumerate(wanting) for m in members}
-    return sorted(found)
-
-
-async def oldest_due_ms(store: Store, *, held: bool = True) -> int | None:
-    """The earliest due time of all scheduled timers but the service's own; None if there are none. Without `held`,
-    only of prefixes that may run now: neither paused nor at a limit."""
-    indexes = ("heads", "held") if held else ("heads",)
-    firsts: list[Any] = []
-    for last in (0, OWN_QUEUES):  # looks behind the service's own queues only if one of them is due first
-
-        def first_of(asked: Any, root: str, last: int = last) -> None:
-            for index in indexes:
-                asked.zrange(f"{root}{index}", 0, last, withscores=True)
-
-        firsts = await _of_shards(store, first_of, [])
-        if not any(queue.startswith(_OWN) for first in firsts for queue, _ in first[:1]):
-            break
-    return min(
-        (int(at) for first in firsts for queue, at in first if is_time(at) and not queue.startswith(_OWN)),
-        default=None,
+async def due(store: Store) -> tuple[list[Due], int]:
+    """The queues with timers that are due or runs that are lost, those of each kind and shard that have waited longest,
+    and the server's time."""
+    now_ms = await store.now_ms()
+    waiting = await _of_shards(
+        store,
+        lambda asked, root: [
+            asked.zrangebyscore(f"{root}{index}", "-inf", f"({now_ms + 1}", 0, WAITING_LIMIT, withscores=True)
+            for index in _KINDS
+        ],
+        [],
     )
+    found: dict[tuple[int, str, str], Due] = {}
+    for place, (entries, kind) in enumerate(zip(waiting, cycle(_KINDS.values()), strict=False)):
+        shard = place // len(_KINDS)
+        for name, since_ms in entries:
+            prefix = keys.text(name.partition(b":")[0])
+            found.setdefault((shard, prefix, kind), Due(shard, prefix, since_ms, kind))
+    return list(found.values()), now_ms
 
 
-async def heads(store: Store, *, held: bool = True) -> dict[str, int]:
-    """The earliest due time of each prefix with scheduled timers; `held` as above."""
+async def heads(store: Store, *, blocked: bool = True) -> dict[str, int]:
+    """The earliest due time of each prefix with scheduled timers; without `blocked`, of those that may run now."""
     found: dict[str, int] = {}
 
     def ask(asked: Any, root: str) -> None:
-        for index in ("heads", "held") if held else ("heads",):
+        for index in ("heads", "held") if blocked else ("heads",):
             asked.zrange(f"{root}{index}", 0, -1, withscores=True)
 
     for of_shard in await _of_shards(store, ask, []):

@@ -1,10 +1,10 @@
-"""Owns sharing the event loop: long work in turns, services in parallel parts, and waiting with a limit."""
+"""Owns sharing: of the event loop by long work, of a service by parts side by side, of what was read by all who ask."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -40,3 +40,49 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+class CachedRead(Generic[T]):
+    """A value that is read at most once in `seconds`, however many ask for it. All who wait share one reading, which
+    continues even if whoever began it is cancelled."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]], seconds: float) -> None:
+        self._read, self._seconds = read, seconds
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[T] | None = None
+        self.last: T | None = None
+        """The value as it was last read; None before that."""
+
+    async def get(self) -> T:
+        """The value. Raises what the reading raises."""
+        if self.last is None or time.monotonic() - self._read_at > self._seconds:
+            return await asyncio.shield(self._renewing())
+        return self.last
+
+    async def soon(self, patience_seconds: float) -> T | None:
+        """The value without waiting for a new one, which is read meanwhile if it is time. Waits this long for the first
+        value; None if it takes longer."""
+        if time.monotonic() - self._read_at > self._seconds:
+            reading = self._renewing()
+            if self.last is None:
+                await asyncio.wait([reading], timeout=patience_seconds)
+        return self.last
+
+    async def since(self, at: float) -> T:
+        """The value as it was read at that moment of `time.monotonic()` or later."""
+        while self.last is None or self._read_at < at:
+            await asyncio.shield(self._renewing())
+        return self.last
+
+    def _renewing(self) -> asyncio.Task[T]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._renew())
+            # Takes note of an error that nobody waits for any more, so that asyncio does not complain.
+            self._reading.add_done_callback(lambda read: read.cancelled() or read.exception())
+        return self._reading
+
+    async def _renew(self) -> T:
+        asked_at = time.monotonic()
+        value = await self._read()
+        self.last, self._read_at = value, asked_at
+        return value
