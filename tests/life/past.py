@@ -12,7 +12,7 @@ from timers.store import keys
 
 
 async def make_older(fleet: Fleet, prefix: str, timer_id: str, by_ms: int) -> None:
-    """Move all times of a scheduled timer back. It must not become due meanwhile."""
+    """Move all times of a scheduled timer back and announce it. It must not become due meanwhile."""
     shard, member = fleet.store.shard_of(prefix, timer_id), f"{prefix}:{timer_id}"
     root = keys.root(shard)
     bucket = f"{root}rec:{sha1(member.encode(), usedforsecurity=False).hexdigest()[:2]}"
@@ -23,6 +23,7 @@ async def make_older(fleet: Fleet, prefix: str, timer_id: str, by_ms: int) -> No
         change.delete(f"{prefix}:{{{shard}}}:{timer_id}")
         change.zadd(f"{root}due:{prefix}", {timer_id: score - by_ms})
         change.zadd(f"{root}heads", {prefix: score - by_ms}, lt=True)
+        change.publish(keys.wake_channel(fleet.store.connections.db), f"{{{shard}}} {score - by_ms:.0f}")
         await change.execute()
 
 

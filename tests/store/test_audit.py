@@ -9,6 +9,7 @@ import pytest
 
 from tests.conservation import conserved, state_of
 from tests.store.acts import PREFIX, an_end, armed, arming, claim, finished, prune, put, running, settle
+from tests.store.listening import wakes
 from timers.core.model import Status
 from timers.store import keys
 from timers.store.audit import audit, compare, uncounted
@@ -127,6 +128,15 @@ async def test_a_run_whose_lease_is_listed_again_is_not_rescued_while_it_is_held
     await mended(store)
     assert (await state_of(store)).leases[PREFIX, "a"] > await store.now_ms()
     assert await store.extend(0, [run], pod="pod-1", lease_ms=1000) == []
+
+
+async def test_the_sweepers_were_not_woken_for_a_lost_run_that_is_listed_again(store: Store) -> None:
+    await running(store)
+    await store.connections.commands.delete("timers:{0}:leases", "timers:{0}:lease:reminder:a")
+    async with wakes(store) as heard:
+        await mended(store)
+        (ends_ms,) = (await state_of(store)).leases.values()
+        assert await heard() == [f"{{0}} {ends_ms:.0f}"]
 
 
 async def test_a_finished_timer_that_was_armed_again_is_not_pruned_by_what_was_left_over(store: Store) -> None:

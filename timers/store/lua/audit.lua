@@ -49,7 +49,10 @@ end
 local function check_running(member)
   if score_in(root .. 'leases', member) then return end
   tell_of('leases')
-  if mends then call('ZADD', root .. 'leases', text(now + math.max(call('PTTL', lease_key(member)), 0)), member) end
+  if not mends then return end
+  local ends = now + math.max(call('PTTL', lease_key(member)), 0)
+  call('ZADD', root .. 'leases', text(ends), member)
+  earliest = math.min(earliest or ends, ends)
 end
 
 local function check_finished(prefix, id, status)
