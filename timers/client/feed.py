@@ -1,17 +1,16 @@
 """Owns following changes of timers: all listeners of a process share one subscription, and without listeners there is
 none.
 
-Scripts publish changes while somebody listens. The newest are remembered here, for listeners whose connection broke. A
-listener is told when it may have missed changes: `GAP` after a broken subscription, `Dropped` if they came faster than
-it took them.
+Scripts publish changes while somebody listens. The newest are in one log, in which each listener has its own position:
+a slow one costs nothing, and one whose connection broke comes back to its position. A listener is told when it may have
+missed changes: `GAP` after a broken subscription, `Dropped` if they came faster than it took them.
 """
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from itertools import takewhile
 from secrets import token_hex
 from typing import Any, Final
 
@@ -22,11 +21,8 @@ from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.notifications import Change
 
-QUEUE_LIMIT: Final = 1000
-"""How many changes may wait for one listener; it loses those beyond that."""
-
 LOG_LIMIT: Final = 5000
-"""How many changes are remembered for listeners that come back."""
+"""How many changes are remembered. A listener that has more to take loses the oldest."""
 
 AGAIN_SECONDS: Final = 0.5
 """The pause between two tries to subscribe."""
@@ -43,7 +39,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes until now may be lost: the subscription broke and is back, or the listener's position is not remembered.
+    """Changes until now may be lost: the subscription broke and is back, or the listener's place is not remembered.
     `place` as in Open."""
 
     place: str = field(default="", compare=False)
@@ -95,166 +91,161 @@ def event_json(event: Event) -> tuple[str, dict[str, Any]]:
     return "open", {}
 
 
-class _Log:
-    """The newest changes since the subscription was confirmed, in order, by place."""
-
-    def __init__(self) -> None:
-        self._changes: OrderedDict[str, Change | None] = OrderedDict()
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget everything, because what came before may have a hole."""
-        self._changes.clear()
-        self._changes[token_hex(8)] = None
-
-    def add(self, change: Change) -> None:
-        """Remember a change, and forget the oldest where there are too many."""
-        self._changes[change.place] = change
-        if len(self._changes) > LOG_LIMIT:
-            self._changes.popitem(last=False)
-
-    @property
-    def place(self) -> str:
-        """The place of the newest change."""
-        return next(reversed(self._changes))
-
-    def since(self, place: str) -> list[Change] | None:
-        """The changes after a place; None if the place is not remembered."""
-        if place not in self._changes:
-            return None
-        newest_first = takewhile(lambda each: each[0] != place, reversed(self._changes.items()))
-        return [change for _, change in newest_first if change is not None][::-1]
-
-
-def _of_callers(change: Change) -> bool:
-    return not is_own(change.prefix)
+def _of_callers(change: Change | None) -> bool:
+    return change is not None and not is_own(change.prefix)
 
 
 class FeedListener:
-    """A listener: what waits for it, and from which change on it has lost some. `Feed.join` makes one."""
+    """A listener: what it wants, and its position in the log. `Feed.join` makes one."""
 
     def __init__(self, feed: "Feed", wants: Wants | None) -> None:
-        self._feed, self._wants, self._wants_all = feed, wants or _of_callers, wants is None
-        self._waiting: deque[Event] = deque()
-        self._lost_from: int | None = None
-        self._ended = False
-        self._room = QUEUE_LIMIT
-        self._something = asyncio.Event()
+        self._feed, self.wants, self._wants_all = feed, wants or _of_callers, wants is None
+        self.move_to_end()
+        self.first: Event | None = None
+        """What it is told before anything in the log."""
         self.missed = False
         """Whether changes may have been missed by the time the subscription is confirmed."""
+        self._something = asyncio.Event()
 
-    def open(self, place: str) -> None:
-        """The subscription is confirmed, for the first time or again."""
-        event = Gap(place) if self.missed else Open(place)
-        self.missed = True
-        if self._waiting and self._waiting[-1] == event:
-            self._waiting.pop()
-        self._waiting.append(event)
-        self._something.set()
+    def move_to_end(self) -> None:
+        """Nothing in the log is for this listener."""
+        self.at, self.number = self._feed.end, self._feed.number
 
-    def catch_up(self, place: str, missed: Iterable[Change]) -> None:
-        """The subscription is confirmed and the listener is back: it first hears what it has missed."""
-        self.open(place)
-        self._waiting += [change for change in missed if self._wants(change)]
-        self._room += len(self._waiting)
-
-    def offer(self, change: Change) -> bool:
-        """Hand a change over without waiting. False if the listener's queue is full."""
-        if not self._wants(change):
-            return True
-        if len(self._waiting) >= self._room:
-            return False
-        self._waiting.append(change)
-        self._something.set()
-        return True
-
-    def fall_behind(self, lost_from: int) -> None:
-        """Changes are lost from this one on, until all that waits is taken. One count covers the whole hole."""
-        self._lost_from = lost_from
-
-    def end(self) -> None:
-        """No more events will come."""
-        self._ended = True
+    def wake(self) -> None:
+        """There is something for it, or the end."""
+        self._feed.idle.discard(self)
         self._something.set()
 
     async def next(self) -> Event | None:
         """The next event, None at the end. May be cancelled without loss."""
-        while not self._waiting and self._lost_from is None and not self._ended:
+        while (event := self._take()) is None and not self._feed.closed:
             self._something.clear()
-            await self._something.wait()
-        if self._waiting:
-            return self._waiting.popleft()
-        if self._lost_from is None:
-            return None
-        lost = self._feed.keep_up(self) - self._lost_from
-        self._lost_from = None
-        return Dropped(lost if self._wants_all else None)
-
-    @property
-    def place(self) -> str | None:
-        """The listener's place; None while something waits for it."""
-        return None if self._waiting or self._lost_from is not None else self._feed.place
+            self._feed.idle.add(self)
+            try:
+                await self._something.wait()
+            finally:
+                self._feed.idle.discard(self)
+        return event
 
     def waiting(self, most: int) -> list[Event]:
         """Take what is there without waiting, at most `most` events."""
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        return [event for _ in range(most) if (event := self._take()) is not None]
+
+    def _take(self) -> Event | None:
+        feed = self._feed
+        if self.first is not None:
+            event, self.first = self.first, None
+            return event
+        if self.at < feed.start:
+            lost, is_new = feed.lost_to(self), self.at <= feed.confirmed < feed.start
+            self.at, self.number = feed.start, feed.forgotten
+            return self._confirmed(feed.before) if is_new else Dropped(lost if self._wants_all else None)
+        while self.at < feed.end:
+            place, change = feed.log[self.at - feed.start]
+            self.at, self.number = self.at + 1, self.number + _of_callers(change)
+            if change is None:
+                return self._confirmed(place)
+            if self.wants(change):
+                return change
+        return None
+
+    def _confirmed(self, place: str) -> Event:
+        missed, self.missed = self.missed, True
+        return Gap(place) if missed else Open(place)
+
+    @property
+    def place(self) -> str | None:
+        """The listener's place; None while something may wait for it."""
+        return None if self.first is not None or self.at < self._feed.end else self._feed.place
 
 
 class Feed:
     """The changes of one db."""
 
     def __init__(self, changes: Changes, *, again_seconds: float = AGAIN_SECONDS) -> None:
-        self._changes_of, self._again_seconds = changes, again_seconds
+        self._changes, self._again_seconds = changes, again_seconds
+        self.log = deque[tuple[str, Change | None]]()
+        """The newest changes with their places, oldest first; None where a subscription was confirmed."""
+        self.start = self.number = self.forgotten = self._dropped = 0
+        """The position of the log's first entry. How many changes of callers' timers there have been, and how many of
+        them are no longer in the log."""
+        self.confirmed, self.before = -1, ""
+        """The position of the newest confirmation, and the place of the newest change that is no longer in the log."""
+        self.idle: set[FeedListener] = set()
+        """The listeners that have taken everything and wait."""
         self._listeners: set[FeedListener] = set()
-        self._keeping_up: set[FeedListener] = set()
-        self._changes = 0
-        self.dropped = 0
-        """Changes that listeners lost because they were slow. A change that two listeners lost counts twice."""
         self._subscribing: asyncio.Task[None] | None = None
         self._lingering: asyncio.Task[None] | None = None
         self._linger_until = 0.0
-        self._log = _Log()
         self._stands = False
-        self._closed = False
+        self.closed = False
+
+    @property
+    def end(self) -> int:
+        """The position behind the newest entry."""
+        return self.start + len(self.log)
 
     @property
     def place(self) -> str:
         """The place of a listener that has taken all that waits for it."""
-        return self._log.place
+        return self.log[-1][0] if self.log else ""
+
+    @property
+    def dropped(self) -> int:
+        """Changes that listeners lost because they were slow. A change that two listeners lost counts twice."""
+        return self._dropped + sum(map(self._lost_now, self._listeners))
+
+    def _lost_now(self, listener: FeedListener) -> int:
+        return max(0, self.forgotten - listener.number)
+
+    def lost_to(self, listener: FeedListener) -> int:
+        """How many changes the listener has lost since it was last asked."""
+        lost = self._lost_now(listener)
+        self._dropped += lost
+        return lost
 
     def join(self, wants: Wants | None = None, after: str | None = None) -> FeedListener:
         """Listen to the changes that are wanted, by default to all but those of the service's own timers: from now on,
         or with a place from there on, as far as it is remembered. `OPEN` says that the subscription is confirmed, `GAP`
         that changes since the place may be lost. The listener must `leave`."""
         listener = FeedListener(self, wants)
-        if self._closed:
-            listener.end()
+        if self.closed:
             return listener
         self._listeners.add(listener)
-        self._keeping_up.add(listener)
         if self._lingering is not None:
             self._lingering.cancel()
         if self._subscribing is None:
             self._subscribing = asyncio.create_task(self._subscribe())
-        missed = self._log.since(after) if after is not None and self._stands else None
+        missed = None if after is None or not self._stands else self._since(after)
         listener.missed = after is not None and missed is None
-        if after is not None and missed is not None:
-            listener.catch_up(after, missed)
-        elif self._stands:
-            listener.open(self.place)
+        if self._stands:
+            place = self.place if after is None or missed is None else after
+            listener.first, listener.missed = Gap(place) if listener.missed else Open(place), True
+        listener.at -= missed or 0
+        listener.number -= sum(_of_callers(self.log[-back - 1][1]) for back in range(missed or 0))
         return listener
+
+    def _since(self, place: str) -> int | None:
+        """How many changes came after a place; None if it is not remembered, or came before the newest confirmation."""
+        for back, (there, change) in enumerate(reversed(self.log)):
+            if there == place:
+                return back
+            if change is None:
+                return None
+        return None
 
     async def leave(self, listener: FeedListener, linger_seconds: float = 0.0) -> None:
         """Stop listening. When the last listener leaves, the subscription ends, because it costs the server work for
         every change. It stays for the `linger_seconds` of each listener that has left, so that one that comes back by
         then has missed nothing."""
-        self._listeners.discard(listener)
-        self._keeping_up.discard(listener)
+        if listener in self._listeners:
+            self.lost_to(listener)
+            self._listeners.remove(listener)
         self._linger_until = max(self._linger_until, time.monotonic() + linger_seconds)
         if self._listeners:
             return
         seconds = self._linger_until - time.monotonic()
-        if seconds > 0 and not self._closed:
+        if seconds > 0 and not self.closed:
             self._lingering = asyncio.create_task(self._linger(seconds))
         else:
             await self._unsubscribe()
@@ -275,9 +266,9 @@ class Feed:
 
     async def close(self) -> None:
         """End the subscription, and each listener after what waits for it."""
-        self._closed = True
+        self.closed = True
         for listener in self._listeners:
-            listener.end()
+            listener.wake()
         if self._lingering is not None:
             self._lingering.cancel()
             await asyncio.gather(self._lingering, return_exceptions=True)
@@ -287,7 +278,7 @@ class Feed:
         """Subscribe, and subscribe again whenever the subscription breaks, for whatever reason: nobody else would."""
         while True:
             try:
-                await self._changes_of(self._take)
+                await self._changes(self._take)
             except Unavailable:
                 pass
             except Exception:  # noqa: BLE001 (listeners wait for the next subscription, whatever ended this one)
@@ -301,24 +292,19 @@ class Feed:
             subscribing.cancel()
             await asyncio.gather(subscribing, return_exceptions=True)
 
-    def keep_up(self, listener: FeedListener) -> int:
-        """Tell the listener of changes again; returns how many there have been of callers' timers."""
-        self._keeping_up.add(listener)
-        return self._changes
-
     def _take(self, change: Change | None) -> None:
-        """Pass a change on. A listener whose queue is full is skipped until it has emptied it, and costs nothing
-        meanwhile."""
+        """Put a change into the log, and wake who waits for it."""
         self._stands = True
         if change is None:
-            self._log.begin()
-            for listener in self._listeners:
-                listener.open(self.place)
-            return
-        self._log.add(change)
-        full = [listener for listener in self._keeping_up if not listener.offer(change)]
-        for listener in full:
-            listener.fall_behind(self._changes)
-        self._keeping_up.difference_update(full)
-        self.dropped += len(self._listeners) - len(self._keeping_up)
-        self._changes += _of_callers(change)
+            self.confirmed = self.end
+        self.log.append((token_hex(8) if change is None else change.place, change))
+        self.number += _of_callers(change)
+        if len(self.log) > LOG_LIMIT:
+            self.before, gone = self.log.popleft()
+            self.start += 1
+            self.forgotten += _of_callers(gone)
+        for listener in tuple(self.idle):
+            if change is None or listener.wants(change):
+                listener.wake()
+            else:
+                listener.move_to_end()

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from timers.api.operations import route
 from timers.api.stream import EventRoutes, write
-from timers.client.feed import QUEUE_LIMIT, FeedListener
+from timers.client.feed import LOG_LIMIT, FeedListener
 from timers.dashboard.site import Parts
 
 LEAST_SECONDS: Final = 1.0
@@ -42,4 +42,4 @@ class LivePages(EventRoutes):
                 async with asyncio.timeout(self._most_seconds - self._least_seconds):
                     if await listener.next() is None:
                         return
-            listener.waiting(QUEUE_LIMIT)
+            listener.waiting(LOG_LIMIT)
