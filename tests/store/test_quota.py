@@ -41,7 +41,7 @@ def timer(prefix: str, timer_id: str, **fields: str) -> NewTimer:
 
 
 async def codes(client: TimerClient, quota: Quota, *news: NewTimer) -> list[str]:
-    results = await client.batch(news, quota=quota)
+    results = await client.acting(None, quota).batch(news)
     return [getattr(result, "how", type(result).__name__) for result in results]
 
 
@@ -72,14 +72,14 @@ async def test_a_full_quota_counts_only_its_own_prefixes_and_arms_nothing(store:
     quota = Quota(1, ("a",), 100)
     assert await codes(client, quota, timer("a", "1")) == ["created"]
     with pytest.raises(TooManyPending, match="1 timers are scheduled under a, the maximum of the key"):
-        await client.arm(timer("a", "2"), quota=quota)
+        await client.acting(None, quota).arm(timer("a", "2"))
     assert (await client.list(prefix="a")).items[0].id == "1"
     assert len((await client.list(prefix="a")).items) == 1
 
 
 async def test_the_last_place_is_taken_once_by_pods_that_ask_at_the_same_time(store: Store) -> None:
     quota, pods = Quota(7, ("a*",), 100), [TimerClient.over(store) for _ in range(8)]
-    asked = [pod.arm(timer(f"a{n}", "x"), quota=quota) for n, pod in enumerate(pods)]
+    asked = [pod.acting(None, quota).arm(timer(f"a{n}", "x")) for n, pod in enumerate(pods)]
     came = Counter(type(result).__name__ for result in await asyncio.gather(*asked, return_exceptions=True))
     assert came == {"Armed": 7, "TooManyPending": 1}
     assert not await store.connections.commands.exists(f"{keys.ACCESS_ROOT}bookings")
@@ -104,7 +104,7 @@ async def test_a_caller_cannot_make_prefixes_without_end(store: Store) -> None:
     assert await codes(client, quota, *news) == ["created"] * 3 + ["TooManyPending"] * 2
     await client.cancel("p0", "1")
     with pytest.raises(TooManyPending, match="3 prefixes under \\* have timers, the maximum of the key"):
-        await client.arm(timer("p9", "1"), quota=quota)
+        await client.acting(None, quota).arm(timer("p9", "1"))
     assert await codes(client, quota, timer("p1", "2")) == ["created"]
     await client.cancel("p0", "1", purge=True)
     assert await codes(client, quota, timer("p9", "1")) == ["created"]
@@ -113,7 +113,7 @@ async def test_a_caller_cannot_make_prefixes_without_end(store: Store) -> None:
 async def test_creates_at_the_same_time_share_a_booking(store: Store) -> None:
     client, quota, ran = TimerClient.over(store), Quota(1000, ("a",), 100), Counter[str]()
     store.called = lambda script, _seconds: ran.update([script])
-    await asyncio.gather(*(client.arm(timer("a", f"{n}"), quota=quota) for n in range(100)))
+    await asyncio.gather(*(client.acting(None, quota).arm(timer("a", f"{n}")) for n in range(100)))
     assert ran["book"] <= 10  # two, unless a slow machine makes the client read declarations again
     ran.clear()
     await client.arm(timer("a", "free"))
@@ -126,12 +126,12 @@ async def test_a_retry_takes_no_place_that_the_quota_does_not_have(store: Store)
     await client.cancel("a", "1")
     assert await codes(client, quota, timer("a", "3")) == ["created"]
     with pytest.raises(TooManyPending, match="2 timers are scheduled under a, the maximum of the key"):
-        await client.retry("a", "1", quota=quota)
+        await client.acting(None, quota).retry("a", "1")
     with pytest.raises(NotFound):
-        await client.retry("a", "none", quota=quota)
+        await client.acting(None, quota).retry("a", "none")
     assert await codes(client, quota, timer("a", "1", if_exists="replace")) == ["TooManyPending"]
     await client.cancel("a", "3")
-    assert (await client.retry("a", "1", quota=quota)).status is Status.SCHEDULED
+    assert (await client.acting(None, quota).retry("a", "1")).status is Status.SCHEDULED
     assert not await store.connections.commands.exists(f"{keys.ACCESS_ROOT}bookings")
 
 
@@ -141,7 +141,7 @@ async def test_an_action_retries_as_many_as_the_quota_has_places_for(store: Stor
     await client.act("cancel", {"prefix": "a"})
     await codes(client, quota, timer("a", "new"))
     asked = BulkAction.parse({"action": "retry", "filter": {"prefix": "a"}})
-    counts = await client.carry_out(asked, quota=quota)
+    counts = await client.acting(None, quota).act(asked)
     assert (counts.matched, counts.done, counts.refused) == (4, 3, {"too-many-pending": 1})
     assert (await client.counts())["a"][Status.SCHEDULED] == 4
 
@@ -161,7 +161,7 @@ async def test_a_bound_on_prefixes_holds_without_one_on_timers(store: Store) -> 
     news = [timer(f"p{n}", "1") for n in range(3)]
     assert await codes(client, quota, *news) == ["created", "created", "TooManyPending"]
     await client.cancel("p0", "1")
-    assert (await client.retry("p0", "1", quota=quota)).status is Status.SCHEDULED
+    assert (await client.acting(None, quota).retry("p0", "1")).status is Status.SCHEDULED
 
 
 async def test_a_quota_over_names_looks_at_no_other_prefix(real: Store) -> None:

@@ -11,7 +11,7 @@ from timers.api.body import BATCH_LIMIT_BYTES, media_type, parsed, read_json, re
 from timers.api.operations import JSON, NDJSON, route
 from timers.api.problems import problem_body
 from timers.api.requests import Batch
-from timers.api.scope import acting, nothing_of, quota_of, visible_to
+from timers.api.scope import acting, nothing_of, visible_to
 from timers.api.tracing import traceparent_of
 from timers.client import Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
@@ -59,10 +59,8 @@ class ManyRoutes:
         values, visible = await _read_batch(request), visible_to(request)
         wishes = [_parse_entry(value, visible) for value in values]
         news = [wish for wish in wishes if isinstance(wish, NewTimer)]
-        traceparent, quota = traceparent_of(request), quota_of(request)
-        came = iter(
-            await acting(self._client, request).batch(news, traceparent=traceparent, quota=quota) if news else ()
-        )
+        client, trace = acting(self._client, request), traceparent_of(request)
+        came = iter(await client.batch(news, traceparent=trace) if news else ())
         results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
         return answer({"results": results})
 
@@ -74,9 +72,7 @@ class ManyRoutes:
         visible = asked.model_copy(update={"filter": asked.filter.seen_by(visible_to(request))})
         self._acting += 1
         try:
-            counts = await acting(self._client, request).carry_out(
-                visible, _enough_for(request), quota=quota_of(request)
-            )
+            counts = await acting(self._client, request).act(visible, stop=_enough_for(request))
         finally:
             self._acting -= 1
         return answer(counts.to_json())

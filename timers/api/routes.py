@@ -11,7 +11,7 @@ from timers.api.answer import answer
 from timers.api.body import parsed, read_json, read_query, refuse_body
 from timers.api.operations import JSON, MERGE_PATCH, route
 from timers.api.requests import CancelQuery
-from timers.api.scope import acting, quota_of, require_visible
+from timers.api.scope import acting, require_visible
 from timers.api.tracing import traceparent_of
 from timers.client import TimerClient
 from timers.core.fields import check_id, check_prefix
@@ -53,9 +53,7 @@ class TimerRoutes:
 
     async def _arm(self, request: web.Request, new: NewTimer) -> web.Response:
         require_visible(request, new.prefix)
-        armed = await acting(self._client, request).arm(
-            new, traceparent=traceparent_of(request), quota=quota_of(request)
-        )
+        armed = await acting(self._client, request).arm(new, traceparent=traceparent_of(request))
         return _shown(armed.timer, status=201 if armed.created else 200, located=True)
 
     async def get(self, request: web.Request) -> web.Response:
@@ -88,9 +86,7 @@ class TimerRoutes:
     async def retry(self, request: web.Request) -> web.Response:
         """Answers 200 with the timer, armed again for now."""
         await refuse_body(request)
-        return _shown(
-            await acting(self._client, request).retry(*parsed(request, _identity, request), quota=quota_of(request))
-        )
+        return _shown(await acting(self._client, request).retry(*parsed(request, _identity, request)))
 
     async def fire(self, request: web.Request) -> web.Response:
         """Answers 200 with the timer, due now."""

@@ -26,8 +26,12 @@ def caller_of(request: web.Request) -> Caller | None:
 
 
 def acting(client: TimerClient, request: web.Request) -> TimerClient:
-    """The client, so that changes are made in the name of the request's key."""
-    return client.acting(request[_CALLER].name or None)
+    """The client, so that changes are made in the name of the request's key and within its quota."""
+    caller = request[_CALLER]
+    within = (
+        None if caller.most_prefixes is None else Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)
+    )
+    return client.acting(caller.name or None, within)
 
 
 def scope_of(request: web.Request) -> Scope:
@@ -50,11 +54,3 @@ def require_visible(request: web.Request, prefix: str) -> None:
 def nothing_of(prefix: str) -> NotFound:
     """The error for a prefix that the request may not touch."""
     return NotFound(f"there is nothing of the prefix {shown(prefix)}")
-
-
-def quota_of(request: web.Request) -> Quota | None:
-    """The quota of the request, or None if it has none."""
-    caller = request[_CALLER]
-    if caller.most_prefixes is None:
-        return None
-    return Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)

@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights, read_entries
 from timers.cli import URL_NAME
 from timers.cli.shared import ExactPrefix, Format, Of, OnlyOf, Output, Session, cell, progress, run, show
+from timers.client.actions import Replayed, arm_again, preview
 from timers.client.doctor import examine, unreachable
-from timers.client.replay import Replayed, arm_again, preview
 from timers.core.durations import DAY_MS, Duration
 from timers.embedded import reachable_url
 from timers.errors import ConfigurationError, InvalidInput, Unavailable

@@ -1,24 +1,33 @@
 """Owns acting on many timers: all that pass a filter, page after page, or some that were chosen; a few at a time,
-counting results. It can be stopped, and a cursor continues it. A timer that refuses stops nothing."""
+counting results. It can be stopped, and a cursor continues it. A timer that refuses stops nothing.
+
+A replay finds the timers of a window of time, plans them at a pace and in order, and arms them again. The pace is in
+the due times, so the service keeps it, not the caller. One that broke off can be repeated and continues: timers that
+are armed again have left the window.
+"""
 
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple, Self, cast
+from typing import Annotated, Any, Final, NamedTuple, Self, TypeVar, cast
 
-from pydantic import AfterValidator, ConfigDict, StrictBool, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, PrivateAttr, StrictBool, WithJsonSchema
 
+from timers.client.answers import refusal
 from timers.client.planning import due_of_change
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
-from timers.core.fields import AnyDuration, Time, is_own
+from timers.core.decide import was_skipped
+from timers.core.durations import format_time
+from timers.core.fields import AnyDuration, Time, check_id, check_prefix, is_own
 from timers.core.hooks import ids_of_calls
 from timers.core.keywords import Action
-from timers.core.model import Status, Timer
+from timers.core.model import Progress, Status, Timer
 from timers.core.spec import TimerChange
 from timers.core.strict import StrictModel
 from timers.errors import (
@@ -37,9 +46,13 @@ from timers.errors import (
     VersionMismatch,
     shown,
 )
+from timers.processor import Rate
 from timers.store.filters import Filter
-from timers.store.listing import check_cursor, read_page
+from timers.store.listing import check_cursor, read_page, read_pages
 from timers.store.store import Store
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 PAGE: Final = 100
 """Timers held in memory at a time. After each page the action checks whether to stop."""
@@ -84,9 +97,6 @@ EXAMPLES: Final = 5
 
 Act = Callable[[Timer], Awaitable[Any]]
 """Acts on one timer as it was when it was found; raises one of `REASONS`."""
-
-Skip = Callable[[Timer], bool]
-"""Whether to leave a found timer alone and not count it."""
 
 
 @dataclass(slots=True)
@@ -168,6 +178,19 @@ class BulkAction(StrictModel):
     changes: TimerChange | None = None
     cursor: Annotated[str, AfterValidator(_checked_cursor), WithJsonSchema(shapes.ACTION_CURSOR)] | None = None
 
+    _chosen: Sequence[tuple[str, str]] | None = PrivateAttr(default=None)
+
+    def on(self, chosen: Sequence[tuple[str, str]]) -> Self:
+        """The same on the timers with these prefixes and ids, whatever the filter says."""
+        copy = self.model_copy()
+        copy._chosen = chosen
+        return copy
+
+    @property
+    def chosen(self) -> Sequence[tuple[str, str]] | None:
+        """The timers to act on if they were chosen one by one."""
+        return self._chosen
+
     @classmethod
     def _contradictions(cls, given: Mapping[str, Any]) -> list[FieldError]:
         action, wanted = given.get("action"), given.get("filter")
@@ -218,13 +241,26 @@ def check_action(action: object) -> Action:
     raise InvalidInput.of("action", action, "one of " + ", ".join(map(repr, TAKES)))
 
 
-async def act_on_all(store: Store, wanted: Filter, begun: Begun, *, skip: Skip, act: Act | None, stop: Stop) -> Counts:
-    """Continue until the end or until told to stop; without `act` only count. Raises what `act` raises, except
-    `REASONS`."""
+async def carry_out(
+    store: Store, asked: BulkAction, begun: Begun, change: TimerChange | None, *, act: Act | None, stop: Stop
+) -> Counts:
+    """Act on the chosen timers, or page by page on all that pass, until the end or until told to stop; without `act`
+    only count. Raises what `act` raises, except `REASONS`."""
     counts = Counts()
+    if asked.chosen is not None:
+        found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in asked.chosen])
+        for (prefix, id), timer in zip(asked.chosen, found, strict=True):
+            if timer is None:
+                counts.matched += 1
+                counts.refuse(prefix, id, refusal("missing", prefix, id, None))
+        await _act_on([timer for timer in found if timer is not None], act, counts)
+        return counts
+    due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
+    wanted = asked.narrowed.at(begun.since_ms)
     while True:
         page = await read_page(store, wanted, limit=PAGE, cursor=begun.page)
-        await act_on_some([timer for timer in page.items if not skip(timer)], act, counts)
+        still = [timer for timer in page.items if timer.updated_ms <= begun.since_ms and timer.due_ms != due_ms]
+        await _act_on(still, act, counts)
         if page.next_cursor is None:
             return counts
         begun = begun._replace(page=page.next_cursor)
@@ -233,28 +269,36 @@ async def act_on_all(store: Store, wanted: Filter, begun: Begun, *, skip: Skip, 
             return counts
 
 
-async def act_on_some(timers: Sequence[Timer], act: Act | None, counts: Counts) -> None:
-    """Act on these timers, without `act` only count them. Raises as `act_on_all`."""
+async def _act_on(timers: Sequence[Timer], act: Act | None, counts: Counts) -> None:
+    """Act on these timers, without `act` only count them."""
     counts.matched += len(timers)
     if act is None:
         return
-    room = asyncio.Semaphore(AT_ONCE)
 
     async def one(timer: Timer) -> None:
-        async with room:
-            try:
-                await act(timer)
-            except tuple(REASONS) as error:
-                counts.refuse(timer.prefix, timer.id, error)
-            else:
-                counts.done += 1
+        try:
+            await act(timer)
+        except tuple(REASONS) as error:
+            counts.refuse(timer.prefix, timer.id, error)
+        else:
+            counts.done += 1
 
-    results = await asyncio.gather(*map(one, timers), return_exceptions=True)
-    for failed in results:
+    for failed in await _few_at_once(one, timers):
         if isinstance(failed, Unavailable):
             failed.nothing_done = failed.nothing_done and not counts.done
-        if failed is not None:
+        if isinstance(failed, BaseException):
             raise failed
+
+
+async def _few_at_once(call: Callable[[T], Awaitable[R]], several: Iterable[T]) -> list[R | BaseException]:
+    """The results or errors, in order."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(each: T) -> R:
+        async with room:
+            return await call(each)
+
+    return await asyncio.gather(*map(one, several), return_exceptions=True)
 
 
 async def purge_calls(store: Store, timer: Timer, prefixes: Sequence[str]) -> str | None:
@@ -267,3 +311,103 @@ async def purge_calls(store: Store, timer: Timer, prefixes: Sequence[str]) -> st
             answer = await store.cancel(call.prefix, call.id, purge=True)
             running = call.key if answer.code == "running" else running
     return running
+
+
+REPLAY_LIMIT: Final = 100_000
+"""Timers in one replay at most: they are held in memory to be sorted."""
+
+_REPLAYED: Final = (Status.FAILED, Status.UNHANDLED, Status.COMPLETED)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A timer of the window as it was found, when it was due first, its progress if that must change, when it will run
+    again, and the result of arming it (empty: nothing yet)."""
+
+    prefix: str
+    id: str
+    status: Status
+    version: int
+    due_ms: int
+    progress: Progress | None = None
+    runs_ms: int = 0
+    result: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command line shows it."""
+        return {
+            "prefix": self.prefix,
+            "id": self.id,
+            "status": self.status.value,
+            "due_at": format_time(self.due_ms),
+            "runs_at": format_time(self.runs_ms),
+            "result": self.result,
+        }
+
+
+async def preview(store: Store, window: Filter, pace: Rate, *, completed: bool) -> list[Replayed]:
+    """Timers that failed, went unhandled or were skipped and were due in the window, by due time, each with the time
+    when it would run again; with `completed` also completed ones. Scheduled and running timers are left out because
+    they run anyway, and so are cancelled ones. Raises InvalidInput for more than `REPLAY_LIMIT` timers."""
+    found: list[Replayed] = []
+    now_ms = await store.now_ms()
+    async for timer in _finished(store, window.at(now_ms)):
+        if timer.status is Status.COMPLETED and not completed and not was_skipped(timer):
+            continue
+        is_moved = timer.progress.first_due_ms is not None
+        anew = replace(timer.progress, first_due_ms=None) if is_moved else None
+        found.append(Replayed(timer.prefix, timer.id, timer.status, timer.version, timer.first_due_ms, anew))
+        if len(found) > REPLAY_LIMIT:
+            raise InvalidInput.of("to", None, f"a window with at most {REPLAY_LIMIT} timers to replay; narrow it")
+    return _paced(found, now_ms, pace)
+
+
+async def arm_again(
+    store: Store, planned: Sequence[Replayed], show: Callable[[int], object] = lambda _done: None
+) -> list[Replayed]:
+    """Arm what `preview` found. Each gets a result: `armed`, or how it has changed since. `show` is called with the
+    number done. Raises Unavailable; timers armed before stay."""
+    results: list[Replayed] = []
+    for start in range(0, len(planned), PAGE):
+        for result in await _few_at_once(partial(_arm_again, store), planned[start : start + PAGE]):
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        show(len(results))
+    return results
+
+
+async def _finished(store: Store, window: Filter) -> AsyncIterator[Timer]:
+    """Finished timers whose occurrence was due in the window first: each retry has moved the due time since."""
+    after_ms, before_ms = window.due_after or 0, window.due_before
+    whenever = window.model_copy(update={"status": _REPLAYED, "due_after": None, "due_before": None})
+    async for timers in read_pages(store, whenever):
+        for timer in timers:
+            if after_ms <= timer.first_due_ms and (before_ms is None or timer.first_due_ms < before_ms):
+                yield timer
+
+
+def _paced(found: Iterable[Replayed], now_ms: int, pace: Rate) -> list[Replayed]:
+    ordered = sorted(found, key=lambda each: (each.due_ms, each.prefix, each.id))
+    return [replace(each, runs_ms=now_ms + n * pace.interval_us // 1000) for n, each in enumerate(ordered)]
+
+
+async def _arm_again(store: Store, planned: Replayed) -> Replayed:
+    answer = await store.rearm(
+        planned.prefix,
+        planned.id,
+        due=f"@{planned.runs_ms}",
+        version=planned.version,
+        completed=True,
+        cause="replayed",
+        progress=planned.progress,
+    )
+    return replace(planned, result="armed" if answer.code == "changed" else _NOT_ARMED[answer.code])
+
+
+_NOT_ARMED: Final = {
+    "missing": "removed meanwhile",
+    "version": "changed meanwhile",
+    "newer": "written by a later version of the service",
+    "rights": "the Redis user lacks the right to its keys",
+}

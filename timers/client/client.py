@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, act_on_all, act_on_some, purge_calls
+from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, carry_out, purge_calls
 from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.feed import Event, Feed
 from timers.client.fleet import (
@@ -63,6 +63,7 @@ class TimerClient(Timers):
     """
 
     _by: str | None = None
+    _quota: Quota | None = None
 
     def __init__(self, url: str | None = None, *, edit_lock_ms: int = 0) -> None:
         """A client for a Redis URL whose db number is the dedicated one. Without a URL it finds what the command line
@@ -81,12 +82,13 @@ class TimerClient(Timers):
         client._use(store)
         return client
 
-    def acting(self, by: str | None) -> Self:
-        """This client in somebody's name: the timers' history and the log name them for each change."""
-        if by == self._by:
+    def acting(self, by: str | None, quota: Quota | None = None) -> Self:
+        """This client in somebody's name and within their quota: the timers' history and the log name them for each
+        change, and what would arm more timers than the quota allows raises TooManyPending."""
+        if by == self._by and quota == self._quota:
             return self
         client = copy(self)
-        client._by = by
+        client._by, client._quota = by, quota
         return client
 
     def _did(self, act: str, timer: Timer) -> Timer:
@@ -124,24 +126,21 @@ class TimerClient(Timers):
         traceparent = given.pop("traceparent", None)
         return (await self.arm(NewTimer.parse(given), traceparent=traceparent)).timer
 
-    async def arm(self, new: NewTimer, *, traceparent: str | None = None, quota: Quota | None = None) -> Armed:
-        """As `create`, for a checked timer; tells whether it was created, replaced or kept. Raises TooManyPending if
-        the quota is full."""
+    async def arm(self, new: NewTimer, *, traceparent: str | None = None) -> Armed:
+        """As `create`, for a checked timer; tells whether it was created, replaced or kept."""
         if traceparent is not None:
             check_traceparent(traceparent)
         store = await self._open()
         if (refused := await self._declared.refusal(new.prefix)) is not None:
             raise refused
         arming = plan(new, store.clock.now_ms(), traceparent, self._by)
-        answer = await self._group_commit.arm(arming, quota)
-        result = armed(answer, quota)
+        answer = await self._group_commit.arm(arming, self._quota)
+        result = armed(answer, self._quota)
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def batch(
-        self, news: Sequence[NewTimer | NewTimerFields], *, traceparent: str | None = None, quota: Quota | None = None
-    ) -> Results:
+    async def batch(self, news: Sequence[NewTimer | NewTimerFields], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order.
         Raises Unavailable for the whole batch; timers armed before stay, so repeat it with ids and `if_exists:
         keep`."""
@@ -152,13 +151,13 @@ class TimerClient(Timers):
         store = await self._open()
         with self._group_commit.line() as line:
             # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
-            in_parts = line is not None and quota is None and store.identity.armed
+            in_parts = line is not None and self._quota is None and store.identity.armed
             size = ARM_LIMIT if in_parts else BATCH_LIMIT
             arming: list[asyncio.Task[Results]] = []
             try:
                 async with asyncio.TaskGroup() as group:
                     for start in range(0, len(news), size):
-                        some = self._arm_some(news[start : start + size], traceparent, quota, line)
+                        some = self._arm_some(news[start : start + size], traceparent, line)
                         arming.append(group.create_task(some))
                         await asyncio.sleep(0)  # the server works on these while the next are planned
             except ExceptionGroup as failed:
@@ -169,7 +168,7 @@ class TimerClient(Timers):
         return [result for some in arming for result in some.result()]
 
     async def _arm_some(
-        self, news: Sequence[NewTimer | NewTimerFields], traceparent: str | None, quota: Quota | None, line: Line | None
+        self, news: Sequence[NewTimer | NewTimerFields], traceparent: str | None, line: Line | None
     ) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [try_plan(new, now_ms, traceparent, self._by) for new in news]
@@ -177,8 +176,8 @@ class TimerClient(Timers):
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit.arm_all(armings, quota, line))
-        return [armed(next(answers), quota) if isinstance(p, Arming) else p for p in planned]
+        answers = iter(await self._group_commit.arm_all(armings, self._quota, line))
+        return [armed(next(answers), self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:
         store = await self._open()
@@ -266,13 +265,12 @@ class TimerClient(Timers):
         answer = await store.reschedule(check_prefix(prefix), check_id(id), due="+0", cause=cause)
         return self._did("fire", accepted(answer, prefix, id, ("changed",)))
 
-    async def retry(self, prefix: str, id: str, *, quota: Quota | None = None) -> Timer:
-        """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled, and
-        TooManyPending if the quota is full."""
+    async def retry(self, prefix: str, id: str) -> Timer:
+        """Arm a failed, unhandled or cancelled timer again, now. Raises NotFound, Running, NotScheduled."""
         await self._open()
         cause = encode_act("retried", self._by)
-        answer = await self._group_commit.rearm(check_prefix(prefix), check_id(id), quota, cause=cause)
-        return self._did("retry", accepted(answer, prefix, id, ("changed",), quota))
+        answer = await self._group_commit.rearm(check_prefix(prefix), check_id(id), self._quota, cause=cause)
+        return self._did("retry", accepted(answer, prefix, id, ("changed",), self._quota))
 
     async def list(self, *, limit: int = LIST_LIMIT, cursor: str | None = None, **wanted: Unpack[FilterFields]) -> Page:
         """A page of timers: by status (running first), then prefix, then due time or end time. `cursor` is the
@@ -292,8 +290,8 @@ class TimerClient(Timers):
 
     async def act(
         self,
-        action: Action,
-        filter: Filter | FilterFields,  # noqa: A002
+        action: Action | BulkAction,
+        filter: Filter | FilterFields | None = None,  # noqa: A002
         *,
         dry_run: bool = False,
         cursor: str | None = None,
@@ -305,41 +303,25 @@ class TimerClient(Timers):
         """`cancel`, `retry`, `reschedule` (with `delay=` or `due_at=`), `change` (with `changes=`) or `purge` every
         timer that passes; with `dry_run` only count them. Memory is bounded and the pace limited; a timer that refuses
         is counted and stops nothing, and those that change meanwhile are left alone. `stop` is asked after each page;
-        the same call with the `next_cursor` then continues."""
-        due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
-        given = {"action": action, "filter": filter, "dry_run": dry_run, "cursor": cursor, "changes": changes, **due}
-        return await self.carry_out(BulkAction.parse(given), stop)
-
-    async def carry_out(self, asked: BulkAction, stop: Stop = lambda _: False, *, quota: Quota | None = None) -> Counts:
-        """As `act`, for a checked action, within a quota."""
+        the same call with the `next_cursor` then continues. A checked BulkAction says all of this by itself."""
+        if not isinstance(action, BulkAction):
+            due = {name: value for name, value in (("delay", delay), ("due_at", due_at)) if value is not None}
+            given = {
+                "action": action,
+                "filter": filter,
+                "dry_run": dry_run,
+                "cursor": cursor,
+                "changes": changes,
+                **due,
+            }
+            action = BulkAction.parse(given)
         store = await self._open()
-        begun = Begun(await store.now_ms()) if asked.cursor is None else Begun.read(asked.cursor)
-        change = asked.change_from(begun.since_ms)
-        due_ms = change.due_at if change is not None and asked.action == "reschedule" else None
-        return await act_on_all(
-            store,
-            asked.narrowed.at(begun.since_ms),
-            begun,
-            skip=lambda timer: timer.updated_ms > begun.since_ms or timer.due_ms == due_ms,
-            act=None if asked.dry_run else await self._act_of(asked.action, change, quota),
-            stop=stop,
-        )
+        begun = Begun(await store.now_ms()) if action.cursor is None else Begun.read(action.cursor)
+        change = action.change_from(begun.since_ms)
+        one = None if action.dry_run else await self._act_of(action.action, change)
+        return await carry_out(store, action, begun, change, act=one, stop=stop)
 
-    async def act_on(
-        self, asked: BulkAction, chosen: Sequence[tuple[str, str]], *, quota: Quota | None = None
-    ) -> Counts:
-        """As `carry_out`, on the timers with these prefixes and ids, whatever the filter says."""
-        store, counts = await self._open(), Counts()
-        act = await self._act_of(asked.action, asked.change_from(await store.now_ms()), quota)
-        found = await store.get([(check_prefix(prefix), check_id(id)) for prefix, id in chosen])
-        for (prefix, id), timer in zip(chosen, found, strict=True):
-            if timer is None:
-                counts.matched += 1
-                counts.refuse(prefix, id, refusal("missing", prefix, id, None))
-        await act_on_some([timer for timer in found if timer is not None], act, counts)
-        return counts
-
-    async def _act_of(self, action: str, change: TimerChange | None, quota: Quota | None) -> Act:
+    async def _act_of(self, action: str, change: TimerChange | None) -> Act:
         store = await self._open()
         # Also the calls of hooks that nobody asks for any more.
         calls = (
@@ -349,7 +331,7 @@ class TimerClient(Timers):
         async def act(timer: Timer) -> None:
             prefix, id, version = timer.prefix, timer.id, timer.version
             if action == "retry":
-                await self.retry(prefix, id, quota=quota)
+                await self.retry(prefix, id)
             elif change is not None:
                 await self.change(prefix, id, change, version=version)
             else:

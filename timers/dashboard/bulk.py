@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from timers.api.operations import route
-from timers.api.scope import acting, nothing_of, quota_of, visible_to
+from timers.api.scope import acting, nothing_of, visible_to
 from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.model import Status
@@ -159,22 +159,13 @@ class BulkPages:
         """Do as much as fits into one request, and add it to the progress."""
         until = time.monotonic() + self._slice_seconds
         if order.chosen:
-            progress.add(await self._act_on_chosen(request, order, asked))
-        elif order.statuses:
-            progress.add(
-                await acting(self._client, request).carry_out(
-                    asked,
-                    lambda counts: counts.matched >= self._slice_limit or time.monotonic() > until,
-                    quota=quota_of(request),
-                )
+            chosen, visible = [identity_of(member) for member in order.chosen], visible_to(request)
+            asked = asked.on([each for each in chosen if visible is None or visible(each[0])])
+            for prefix, timer_id in set(chosen).difference(asked.chosen or ()):
+                progress.matched += 1
+                progress.refuse(prefix, timer_id, nothing_of(prefix))
+        if order.chosen or order.statuses:
+            counts = await acting(self._client, request).act(
+                asked, stop=lambda counts: counts.matched >= self._slice_limit or time.monotonic() > until
             )
-
-    async def _act_on_chosen(self, request: web.Request, order: Order, asked: BulkAction) -> Counts:
-        visible = visible_to(request)
-        chosen = [identity_of(member) for member in order.chosen]
-        mine = [each for each in chosen if visible is None or visible(each[0])]
-        counts = await acting(self._client, request).act_on(asked, mine, quota=quota_of(request))
-        for prefix, timer_id in set(chosen).difference(mine):
-            counts.matched += 1
-            counts.refuse(prefix, timer_id, nothing_of(prefix))
-        return counts
+            progress.add(counts)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.operations import route
-from timers.api.scope import acting, quota_of, require_visible
+from timers.api.scope import acting, require_visible
 from timers.client.fleet import read_story
 from timers.core.calendar import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
@@ -109,7 +109,7 @@ class TimerPages:
             "cancel": lambda: client.cancel(prefix, timer_id, version=version),
             "purge": lambda: client.cancel(prefix, timer_id, version=version, purge=True),
             "fire": lambda: client.fire(prefix, timer_id),
-            "retry": lambda: client.retry(prefix, timer_id, quota=quota_of(request)),
+            "retry": lambda: client.retry(prefix, timer_id),
             "reschedule": lambda: client.reschedule(prefix, timer_id, **due_of(form.get("when", ""))),
         }
 
@@ -128,7 +128,7 @@ class TimerPages:
         try:
             new = NewTimer.parse(_spec(form, NEW_FIELDS))
             require_visible(request, new.prefix)
-            armed = await acting(self._client, request).arm(new, quota=quota_of(request))
+            armed = await acting(self._client, request).arm(new)
         except TimersError as error:
             return _form(request, "Arm a timer", NEW_FIELDS, form, error)
         return redirect(f"/ui/timers/{armed.timer.prefix}/{armed.timer.id}?done=new")
