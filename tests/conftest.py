@@ -1,13 +1,15 @@
-"""The servers that all tests of a session share: one of each kind, started when first needed."""
+"""The servers that the tests of a session share, one of each kind, started when first needed."""
 
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from tests.servers import Kind, ServerHandle, start_kind
+from tests.servers import FAMILIES, Kind, ServerHandle, start_kind
 
 # A shell ignores SIGINT in background jobs, and every command that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -16,6 +18,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The time that an example takes only shows how busy the machine is.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+# Every pod and every command that a test starts would compile the whole service, and every worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option."""
+    parser.addoption("--every-server", action="store_true", help="all tests of a `family` on Redis and on Valkey")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What the server itself does may differ between the families: tests of that (`every_server`) run on both, and so
+    do those of the store, which show that each script does the same on both. What pods make of it runs on one."""
+    if "family" in metafunc.fixturenames:
+        each = metafunc.config.getoption("every_server") or metafunc.definition.get_closest_marker("every_server")
+        metafunc.parametrize("family", FAMILIES if each else FAMILIES[:1])
 
 
 class SharedServers:

@@ -16,7 +16,7 @@ from tests.api.harness import Api, running_api
 from tests.api.keyed import new_key
 from tests.chaos.proxy import Proxy
 from tests.rights import as_user, grant
-from tests.servers import FAMILIES, start_server
+from tests.servers import start_server
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.operating import OperatingRoutes
@@ -178,7 +178,7 @@ async def test_a_create_whose_answer_was_lost_is_503_and_can_be_repeated(
         assert await api.client.counts() == {"test": {timers[0].status: 1}}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_create_that_a_full_redis_refused_does_not_say_that_it_may_have_taken_effect(
     tmp_path: Path, family: Family
 ) -> None:

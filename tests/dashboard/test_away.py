@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from tests.api.harness import running_api
 from tests.dashboard.conftest import EVERYTHING, KEYS, PROCESSORS, READS, Visitor
-from tests.servers import FAMILIES, start_server
+from tests.servers import start_server
 from tests.waiting import eventually
 from timers.dashboard import site
 from timers.dashboard.overview import OverviewPage
@@ -89,7 +89,7 @@ async def test_however_large_the_pages_only_so_many_bytes_are_kept(
     assert sum(size for size, is_kept in zip(sizes, kept, strict=True) if is_kept) <= 500_000
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 @pytest.mark.parametrize("key", ["timers:keys", "timers:meta"])
 async def test_a_strangers_value_in_the_place_of_the_keys_is_503(family: Family, key: str, tmp_path: Path) -> None:
     entries = " ".join(each.entry for each in KEYS)

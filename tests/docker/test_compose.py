@@ -20,7 +20,7 @@ from tests.docker.metric_names import documented_metrics, labels_of_samples
 from tests.install.environment import ROOT
 from tests.members import declare
 from tests.rights import documented
-from tests.servers import FAMILIES, ServerHandle, start_server
+from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually, patient
 from timers import TimerClient
 from timers.client import open_store
@@ -131,7 +131,7 @@ def server_url(folder: Path, server: ServerHandle) -> str:
 
 
 @pytest.mark.parametrize("kubernetes", [False, True], ids=["compose", "kubernetes"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_restart_of_the_shipped_server_keeps_every_timer(
     family: Family, kubernetes: bool, tmp_path: Path
 ) -> None:

@@ -52,7 +52,7 @@ from tests.doctor.setups import (
 )
 from tests.install.environment import ROOT
 from tests.rights import as_user, documented, grant
-from tests.servers import FAMILIES, start_kind, start_server
+from tests.servers import start_kind, start_server
 from tests.store.acts import finished, retrying
 from tests.waiting import DEADLINE_SECONDS
 from timers.client.doctor import examine
@@ -63,7 +63,7 @@ from timers.store.checkup import judge
 from timers.store.proofs import needed_rights
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_nothing_is_wrong_with_a_server_of_ours(family: Family, tmp_path: Path) -> None:
     async with await start_server(family, tmp_path) as server, opened(server.url) as store:
         await made(store)
@@ -260,7 +260,7 @@ async def test_connections_that_run_out(tmp_path: Path) -> None:
     ],
     ids=["just enough", "a command", "a prefix", "no scan", "no info"],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_user_with_too_few_rights(
     family: Family, prefixes: tuple[str, ...], without: tuple[str, ...], expected: Findings, tmp_path: Path
 ) -> None:
@@ -384,7 +384,7 @@ def test_the_doctor_knows_every_right_that_the_document_lists() -> None:
     ],
     ids=["off", "lacks a prefix", "off, with its rights", "not to be seen"],
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_default_user_as_whom_the_server_cannot_replay_its_append_only_file(
     family: Family, rules: tuple[str, ...], without: tuple[str, ...], expected: Findings, tmp_path: Path
 ) -> None:

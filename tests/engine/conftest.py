@@ -12,7 +12,7 @@ from tests.conftest import SharedServers
 from tests.engine.fleet import Fleet
 from tests.engine.own import OwnServer
 from tests.rights import as_user, grant, refused
-from tests.servers import FAMILIES, ServerHandle
+from tests.servers import ServerHandle
 from timers.embedded import Family
 
 
@@ -27,12 +27,6 @@ def _short_logs() -> Iterator[None]:
     )
     yield
     structlog.configure(**before)
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> Family:
-    found: Family = request.param
-    return found
 
 
 @pytest.fixture

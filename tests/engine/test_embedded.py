@@ -14,17 +14,12 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from tests.servers import FAMILIES, ServerHandle, binary_for, start_server
+from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually
 from timers.embedded import EmbeddedServer, Family, find_binary, inspect_binary, usable_binaries
 from timers.errors import ConfigurationError
 
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> Family:
-    binary_for(request.param)
-    found: Family = request.param
-    return found
+pytestmark = pytest.mark.every_server
 
 
 @asynccontextmanager

@@ -15,6 +15,8 @@ from timers.store import server as server_facts
 from timers.store.connect import connect
 from timers.store.notifications import Notification, TriggersExpired
 
+pytestmark = pytest.mark.every_server
+
 EXPIRED = "__keyevent@0__:expired"
 DAY = "1d"
 HOUR_MS = 3_600_000

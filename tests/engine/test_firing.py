@@ -14,6 +14,8 @@ from timers.core.spec import NewTimer
 from timers.errors import AlreadyExists, InvalidInput
 from timers.processor import BlockingContext, Context, processor
 
+pytestmark = pytest.mark.every_server
+
 
 async def test_a_timer_fires_once_and_its_record_shows_it(fleet: Fleet) -> None:
     calls = Calls()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import options_of
-from tests.servers import FAMILIES, start_server
+from tests.servers import start_server
 from tests.waiting import eventually, patient
 from timers import Context, Timer
 from timers.client import open_store
+from timers.embedded import Family
 from timers.engine.hooks import Alarms, Hooks
 from timers.engine.intake import Intake
 from timers.engine.listener import Canary, Listener
@@ -24,6 +25,8 @@ from timers.store.connect import Line, connect
 from timers.store.membership import Member, Membership
 from timers.store.notifications import SUBSCRIBED, Notification, Sink, Wake
 from timers.store.store import Store, Touched
+
+pytestmark = pytest.mark.every_server
 
 
 @processor("note")
@@ -118,9 +121,9 @@ class _Subscriptions(Observer):
             self.confirmed.set()
 
 
-@pytest.fixture(params=FAMILIES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    async with await start_server(request.param, tmp_path) as server:
+@pytest.fixture
+async def store(family: Family, tmp_path: Path) -> AsyncIterator[Store]:
+    async with await start_server(family, tmp_path) as server:
         store = await open_store(connect(patient(server.url)))
         yield store
         await store.connections.close()

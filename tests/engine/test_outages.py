@@ -13,6 +13,8 @@ from timers.core.spec import NewTimer
 from timers.embedded import Family
 from timers.errors import Unavailable
 
+pytestmark = pytest.mark.every_server
+
 
 @pytest.fixture
 async def crashing(own: OwnServer) -> AsyncIterator[Fleet]:

@@ -3,10 +3,13 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import pytest
 from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, until
 from timers.core.model import Status
+
+pytestmark = pytest.mark.every_server
 
 ROOT = "timers:{0}:"
 INDEXES = ("heads", "held", "blocked", "leases", "paused", "counts", "adopted", "finished:c:note", "quarantine")

@@ -10,6 +10,8 @@ from tests.waiting import eventually
 from timers.core.model import Status, Timer
 from timers.processor import Context
 
+pytestmark = pytest.mark.every_server
+
 HOUR = str(HOUR_MS)
 SOON = "30"
 

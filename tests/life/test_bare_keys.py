@@ -14,6 +14,8 @@ from timers.core.spec import TimerChange
 from timers.store.connect import Connections
 from timers.store.keys import expired_channel
 
+pytestmark = pytest.mark.every_server
+
 EXPIRED = expired_channel(0)
 
 HOUR_MS = 3_600_000

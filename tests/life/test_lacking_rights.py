@@ -22,6 +22,8 @@ from timers.store import rights
 from timers.store.connect import connect
 from timers.store.store import Store
 
+pytestmark = pytest.mark.every_server
+
 LACKS = f"the Redis user {USER!r} may not SET lost:{{0}}:x: its ACL needs +set and ~lost*"
 
 

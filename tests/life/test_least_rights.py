@@ -24,6 +24,8 @@ from timers.store.connect import connect
 from timers.store.server import FLAGS
 from timers.store.store import Store
 
+pytestmark = pytest.mark.every_server
+
 MINE = ("note",)
 
 

@@ -24,6 +24,8 @@ from timers.errors import ConfigurationError, Unavailable
 from timers.store import keys
 from timers.store.identity import Loss
 
+pytestmark = pytest.mark.every_server
+
 if TYPE_CHECKING:
     from timers.core.keywords import NewTimerFields
 

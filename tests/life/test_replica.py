@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from tests.life.test_losses import free_port
 from tests.members import declare
-from tests.servers import FAMILIES, start_server
+from tests.servers import start_server
 from tests.waiting import eventually, patient
 from timers.client import TimerClient, open_store
 from timers.embedded import Family
@@ -16,7 +16,7 @@ from timers.errors import Unavailable
 from timers.store.connect import connect
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_replica_refused_to_list_timers(family: Family, tmp_path: Path) -> None:
     port = free_port()
     async with (

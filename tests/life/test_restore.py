@@ -15,7 +15,7 @@ from tests.engine.fleet import Calls, Fleet, until
 from tests.install.environment import ROOT
 from tests.life.test_losses import socket_of
 from tests.members import declare
-from tests.servers import FAMILIES, ServerHandle, start_server
+from tests.servers import ServerHandle, start_server
 from tests.waiting import patient
 from timers.client import TimerClient
 from timers.embedded import Family
@@ -84,7 +84,7 @@ async def listed(url: str) -> list[str]:
         return sorted(timer.id for timer in (await client.list()).items)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_backup_is_restored_as_documented(family: Family, tmp_path: Path) -> None:
     backup, restore = tmp_path / "timers.rdb", steps()[0]
     machine = Machine(family, tmp_path / "original", backup)
@@ -114,7 +114,7 @@ async def test_a_backup_is_restored_as_documented(family: Family, tmp_path: Path
     await machine.stop()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.every_server
 async def test_a_copy_beside_its_original_runs_nothing_and_is_another_db(family: Family, tmp_path: Path) -> None:
     backup, (restore, copied) = tmp_path / "timers.rdb", steps()
     original = Machine(family, tmp_path / "original", backup)

@@ -1,5 +1,5 @@
 """The fixtures of the engine's tests: Redis and Valkey servers, and a fleet whose books must balance after a test."""
 
-from tests.engine.conftest import _short_logs, family, fleet, server
+from tests.engine.conftest import _short_logs, fleet, server
 
-__all__ = ["_short_logs", "family", "fleet", "server"]
+__all__ = ["_short_logs", "fleet", "server"]

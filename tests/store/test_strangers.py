@@ -50,8 +50,12 @@ class World:
         (lost,) = await claim(store, lease_ms=1)
         await store.arm([arming("due"), arming("later", due="+3600000"), arming("x", prefix=ELSEWHERE)])
         await lease_ended(store, lost)
-        saved = [(key, await redis.pexpiretime(key), await redis.dump(key)) async for key in redis.scan_iter()]
-        return cls(store, run, lost, [entry for entry in saved if entry[2] is not None])
+        saved = [
+            (key, await redis.pexpiretime(key), value)
+            async for key in redis.scan_iter()
+            if (value := await redis.dump(key)) is not None
+        ]
+        return cls(store, run, lost, saved)
 
     async def again(self) -> None:
         async with self.store.connections.commands.pipeline(transaction=False) as pipeline:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import family, server
+from tests.engine.conftest import server
 from tests.install.environment import ROOT
 from tests.servers import ServerHandle
 from tests.upgrade.pods import Site, Version
 
-__all__ = ["family", "server"]
+__all__ = ["server"]
 
 
 @pytest.fixture(scope="session")
