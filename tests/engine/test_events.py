@@ -11,7 +11,7 @@ from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.life.past import make_older
 from tests.waiting import eventually, patient
 from timers.engine.listener import Listener
-from timers.store import server as server_facts
+from timers.store import notifications as server_facts
 from timers.store.connect import connect
 from timers.store.notifications import Notification, TriggersExpired
 

@@ -8,18 +8,18 @@ from tests.store.acts import bucket_of
 from tests.waiting import eventually
 from timers.client.doctor import examine
 from timers.engine.peers import IdentityWatch
-from timers.store import formats
+from timers.store import identity
 from timers.store.checkup import Check
 from timers.store.membership import Member
 
 LATER = "note:later"
-NEXT = formats.READS + 1
+NEXT = identity.READS + 1
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process reads the next format too, as a later version would."""
-    monkeypatch.setattr(formats, "READS", NEXT)
+    monkeypatch.setattr(identity, "READS", NEXT)
 
 
 def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> IdentityWatch:

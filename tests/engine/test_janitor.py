@@ -20,7 +20,7 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Counted, Observer, Pod
 from timers.processor import Registry
 from timers.store.membership import Member, Membership
-from timers.store.retention import Pruned
+from timers.store.upkeep import Pruned
 
 
 def _janitor(fleet: Fleet, observer: Observer | None = None, **options: Any) -> Maintenance:

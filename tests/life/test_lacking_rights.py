@@ -18,7 +18,7 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.dashboard.overview import health
 from timers.errors import RedisRights
-from timers.store import rights
+from timers.store import refusals
 from timers.store.connect import connect
 from timers.store.store import Store
 
@@ -127,7 +127,7 @@ async def test_an_action_goes_on_behind_a_timer_that_is_refused(fleet: Fleet, li
 async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
     fleet: Fleet, limited: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rights, "TRY_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(refusals, "TRY_AGAIN_SECONDS", 0.2)
     await fleet.redis.config_set("notify-keyspace-events", "")
     notes, lost = Calls(), Calls("lost")
     with capture_logs() as logs:
@@ -137,7 +137,7 @@ async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
             await fleet.client.create("note", f"x{n}", delay=0)
         for n in range(3):
             await fleet.completed(f"x{n}")
-        await until(pod.store.rights.lacking, "the pod knows what it lacks")
+        await until(pod.store.rights.told, "the pod knows what it lacks")
         await until(lambda: not pod.store.rights.waits("lost"), "it tries again")
         await until(lambda: pod.store.rights.waits("lost"), "it is refused again")
         told = [log for log in logs if log["event"] == "the Redis user lacks a right"]
@@ -189,7 +189,7 @@ async def test_a_bare_key_without_rights_holds_up_no_other(fleet: Fleet, limited
     await fleet.redis.set("lost:bare", "{}", px=60_000)
     await fleet.redis.set("note:bare", "{}", px=60_000)
     await fleet.reached(Status.SCHEDULED, "bare")
-    await until(lambda: "lost" in pod.store.rights.lacking(), "the pod was refused the other key")
+    await until(lambda: "lost" in pod.store.rights.told(), "the pod was refused the other key")
     await fleet.client.cancel("note", "bare")
 
 

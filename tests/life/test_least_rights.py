@@ -21,7 +21,7 @@ from timers.core.outcome import Retry
 from timers.core.spec import NewTimer
 from timers.store.callers import Callers
 from timers.store.connect import connect
-from timers.store.server import FLAGS
+from timers.store.notifications import FLAGS
 from timers.store.store import Store
 
 pytestmark = pytest.mark.every_server

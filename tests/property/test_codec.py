@@ -12,7 +12,7 @@ from timers.core.causes import ENGLISH
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.strict import encode
 from timers.store import codec
-from timers.store.formats import READS
+from timers.store.identity import READS
 
 NUMBERS = st.integers(min_value=0, max_value=2**53)
 COUNTS = st.integers(min_value=0, max_value=2**32 - 1)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from tests.waiting import eventually
 from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Progress, Status, Timer
-from timers.store import retention
+from timers.store import upkeep
 from timers.store.store import Arming, Reply, Settlement, Store
 
 PREFIX: Final = "reminder"
@@ -74,7 +74,7 @@ async def prune(
     """Prune once, from the beginning; says how many records went. Without a retention of their own, failed timers have
     that of the others."""
     failed_ms = retention_ms if retention_failed_ms is None else retention_failed_ms
-    pruned = await retention.prune(store, shard, retention_ms=retention_ms, retention_failed_ms=failed_ms, most=most)
+    pruned = await upkeep.prune(store, shard, retention_ms=retention_ms, retention_failed_ms=failed_ms, most=most)
     return pruned.number
 
 

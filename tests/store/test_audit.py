@@ -12,8 +12,8 @@ from tests.store.acts import PREFIX, an_end, armed, arming, claim, finished, pru
 from tests.store.listening import wakes
 from timers.core.model import Status
 from timers.store import keys
-from timers.store.audit import audit, compare, uncounted
 from timers.store.store import Store
+from timers.store.upkeep import audit, compare, uncounted
 
 FAR_MS = 2**53
 HOUR = "+3600000"

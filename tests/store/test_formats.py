@@ -7,7 +7,7 @@ import pytest
 from tests.conservation import conserved
 from tests.store.acts import PREFIX, an_end, armed, bucket_of, claim, put, read, settle
 from timers.core.model import Status
-from timers.store import formats
+from timers.store import identity
 from timers.store.store import Store
 
 HOUR = "+3600000"
@@ -24,7 +24,7 @@ async def head_of(store: Store, timer_id: str) -> bytes:
 async def raised(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store with timers `due` and `later` of format 1, in which format 2 may be written since."""
     monkeypatch.setattr(store.identity, "newest", 1)
-    monkeypatch.setattr(formats, "GRACE_MS", -60_000)
+    monkeypatch.setattr(identity, "GRACE_MS", -60_000)
     await armed(store, "due")
     await armed(store, "later", due=HOUR, spec={"payload": "ä"})
     assert [await head_of(store, name) for name in ("due", "later")] == [b"1 s", b"1 s"]

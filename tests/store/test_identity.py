@@ -10,7 +10,7 @@ from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
 from timers.client import TimerClient, open_store
 from timers.errors import ConfigurationError, NewerFormat, NotFound, RedisRights, TooNew, Unavailable
-from timers.store import formats, keys, queries
+from timers.store import identity, keys, queries
 from timers.store.membership import Member, Membership
 from timers.store.store import Store
 
@@ -28,14 +28,14 @@ async def meta(store: Store) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in found.items()}
 
 
-NOW, NEXT = formats.READS, formats.READS + 1
+NOW, NEXT = identity.READS, identity.READS + 1
 """The newest format that this version reads, and the one after it."""
 
 
 @pytest.fixture
 def later(store: Store, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """This process reads the next format too, as a later version would, but lets only today's be written."""
-    monkeypatch.setattr(formats, "READS", NEXT)
+    monkeypatch.setattr(identity, "READS", NEXT)
     return monkeypatch
 
 
@@ -208,7 +208,7 @@ async def test_a_raised_db_is_written_in_the_new_format_after_a_grace(store: Sto
     await store.identity.raise_format(NEXT, "9.9")
     assert (await meta(store))["raised"].split(" ")[1:] == [str(NOW), "9.9"]
     assert store.identity.writes == NOW
-    later.setattr(formats, "GRACE_MS", -60_000)
+    later.setattr(identity, "GRACE_MS", -60_000)
     assert store.identity.writes == NEXT
     await store.identity.raise_format(NOW, "0.1")
     assert ((await meta(store))["format"], store.identity.writes) == (str(NEXT), NEXT)
@@ -250,7 +250,7 @@ async def test_a_pod_gives_the_format_to_shards_that_whoever_raised_the_db_has_n
 
 
 async def test_a_lost_db_keeps_its_format(store: Store, later: pytest.MonkeyPatch) -> None:
-    later.setattr(formats, "GRACE_MS", -60_000)
+    later.setattr(identity, "GRACE_MS", -60_000)
     await armed(store, due="+3600000")
     await store.identity.raise_format(NEXT, "9.9")
     await store.connections.commands.flushdb()

@@ -27,7 +27,7 @@ from tests.store.test_bare import adopt, adopted_and_expired, resolve
 from tests.store.test_bare import put as put_bare
 from timers.core.model import Status
 from timers.errors import Full
-from timers.store import keys, server
+from timers.store import checkup, keys, notifications
 from timers.store.membership import Member, Membership
 from timers.store.store import Store
 
@@ -58,11 +58,11 @@ async def test_a_new_timer_is_refused_whole(real: Store) -> None:
 
 async def test_the_canary_is_armed_and_the_state_is_reported(real: Store) -> None:
     redis = real.connections.commands
-    assert not await server.is_full(redis)
+    assert not await checkup.is_full(redis)
     async with full(real):
-        assert await server.is_full(redis)
-        await server.set_canary(redis, POD, 60_000)
-        assert await server.touch_canary(redis, POD)
+        assert await checkup.is_full(redis)
+        await notifications.set_canary(redis, POD, 60_000)
+        assert await notifications.touch_canary(redis, POD)
     await redis.delete(keys.canary_key(POD))
 
 

@@ -30,10 +30,10 @@ from timers.client import TimerClient
 from timers.core.model import Status
 from timers.errors import NewerFormat
 from timers.store import queries
-from timers.store.audit import audit
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.store import Store
+from timers.store.upkeep import audit
 
 NEWER = b"9 the head of a later version\nand its body"
 LATER = f"{PREFIX}:later"

@@ -8,7 +8,7 @@ from tests.store.acts import PREFIX, armed, arming, claim, key_gone, lease_key, 
 from tests.store.listening import Heard, listening
 from tests.waiting import eventually
 from timers.errors import Unavailable
-from timers.store import server
+from timers.store import notifications
 from timers.store.connect import connect
 from timers.store.notifications import (
     SUBSCRIBED,
@@ -62,8 +62,8 @@ async def test_a_bare_key_is_announced(real: Store) -> None:
 async def test_a_canary_is_heard(real: Store) -> None:
     redis = real.connections.commands
     async with listening(real.connections) as (heard, _):
-        await server.set_canary(redis, "pod-1", 1)
-        while await server.touch_canary(redis, "pod-1"):
+        await notifications.set_canary(redis, "pod-1", 1)
+        while await notifications.touch_canary(redis, "pod-1"):
             pass
         await heard.expect(CanaryExpired("pod-1"))
 

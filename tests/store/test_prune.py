@@ -8,9 +8,9 @@ import time_machine
 from tests.conservation import state_of
 from tests.store.acts import DAY_MS, PREFIX, armed, cancelled, finished, in_status, prune, read, running
 from timers.core.model import Status
-from timers.store import retention
-from timers.store.retention import Removed
+from timers.store import upkeep
 from timers.store.store import Store
+from timers.store.upkeep import Removed
 
 FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.CANCELLED]
 
@@ -82,7 +82,7 @@ async def test_a_failed_or_unhandled_timer_does_not_go_with_the_completed_ones(
     await in_status(frozen, status)
     await in_status(frozen, Status.COMPLETED, "done")
     clock.shift(1000 * DAY_MS / 1000)
-    pruned = await retention.prune(frozen, 0, retention_ms=DAY_MS, retention_failed_ms=None, most=10)
+    pruned = await upkeep.prune(frozen, 0, retention_ms=DAY_MS, retention_failed_ms=None, most=10)
     assert (pruned.number, pruned.failed) == (1, [])
     assert (await read(frozen)).status is status
     assert await prune(frozen, retention_ms=DAY_MS, retention_failed_ms=1001 * DAY_MS, most=10) == 0
@@ -92,7 +92,7 @@ async def test_what_goes_of_failed_and_unhandled_timers_is_named(frozen: Store, 
     for number, status in enumerate((Status.FAILED, Status.FAILED, Status.UNHANDLED, Status.COMPLETED), 1):
         await finished(frozen, str(number), status)
         clock.shift(1)
-    pruned = await retention.prune(frozen, 0, retention_ms=0, retention_failed_ms=0, most=10)
+    pruned = await upkeep.prune(frozen, 0, retention_ms=0, retention_failed_ms=0, most=10)
     assert pruned.number == 4
     assert sorted(pruned.failed) == [Removed(PREFIX, Status.FAILED, 2, "1"), Removed(PREFIX, Status.UNHANDLED, 1, "3")]
 
@@ -103,7 +103,7 @@ async def test_failed_calls_of_the_service_go_with_the_completed_timers_of_calle
     """A dead receiver would otherwise leave them behind without end."""
     await finished(frozen, status=Status.FAILED, prefix="timers.hook-1")
     clock.shift(DAY_MS / 1000 + 1)
-    pruned = await retention.prune(frozen, 0, retention_ms=DAY_MS, retention_failed_ms=None, most=10)
+    pruned = await upkeep.prune(frozen, 0, retention_ms=DAY_MS, retention_failed_ms=None, most=10)
     assert pruned.failed == [Removed("timers.hook-1", Status.FAILED, 1, "a")]
 
 
@@ -118,7 +118,7 @@ async def test_among_many_prefixes_no_call_looks_at_all_of_them(real: Store) -> 
     cursor, calls, removed, is_last = "0", 0, 0, False
     while not is_last:
         await redis.config_resetstat()
-        pruned = await retention.prune(
+        pruned = await upkeep.prune(
             real, 0, retention_ms=0, retention_failed_ms=None, most=10, cursor=cursor, looks=100
         )
         looked = (await redis.info("commandstats")).get("cmdstat_zrangebyscore", {}).get("calls", 0)

@@ -20,8 +20,8 @@ from timers.core.model import Status
 from timers.core.spec import NewTimer
 from timers.errors import NotFound, TooManyPending
 from timers.store import keys
+from timers.store.callers import Quota, Quotas
 from timers.store.connect import connect
-from timers.store.quotas import Quota, Quotas
 from timers.store.store import Store
 
 
@@ -239,8 +239,8 @@ async def test_a_timer_that_starts_or_ends_while_prefixes_are_looked_for_makes_n
         return answers
 
     with (
-        patch("timers.store.quotas.COUNT_BATCH", 20),
-        patch("timers.store.audit.INDEXED", 20),
+        patch("timers.store.callers.COUNT_BATCH", 20),
+        patch("timers.store.upkeep.INDEXED", 20),
         patch.object(Pipeline, "execute", part),
         patch.object(Store, "run", script),
     ):

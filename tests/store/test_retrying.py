@@ -13,11 +13,11 @@ from tests.store.backends import open_store
 from timers.core.durations import format_time
 from timers.core.model import Status
 from timers.store import queries
-from timers.store.audit import audit
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.queries import endings, groups, keep_failing
 from timers.store.store import Store
+from timers.store.upkeep import audit
 
 
 async def listed(store: Store, **wanted: Any) -> list[str]:

@@ -13,7 +13,7 @@ from tests.servers import FAMILIES, Kind
 from tests.store.acts import PREFIX, armed, claim
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import ConfigurationError, Unavailable
-from timers.store import server
+from timers.store import notifications
 from timers.store.connect import connect
 from timers.store.scripts import digest
 from timers.store.store import Store
@@ -53,11 +53,11 @@ async def flags(redis: Redis) -> set[str]:
 async def test_missing_flags_are_added_and_none_is_turned_off(redis: Redis, before: str, added: str) -> None:
     await redis.config_set(FLAGS, before)
     had = await flags(redis)
-    is_on, said = await server.ensure_notifications(redis)
+    is_on, said = await notifications.ensure_notifications(redis)
     assert is_on
     assert await flags(redis) == had | set(added)
     assert (f"added {added!r}" in said) == bool(added)
-    assert (await server.ensure_notifications(redis))[1].startswith(f"{FLAGS} is ")
+    assert (await notifications.ensure_notifications(redis))[1].startswith(f"{FLAGS} is ")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ async def test_missing_flags_are_added_and_none_is_turned_off(redis: Redis, befo
     [("", "Ex"), ("AKE", ""), ("A", "E"), ("xE", ""), ("Ex", ""), ("K$g", "Ex"), ("EKn", "x"), ("Kx", "E")],
 )
 def test_flags_are_recognised_in_any_order(current: str, missing: str) -> None:
-    assert server.missing_flags(current) == missing
+    assert notifications.missing_flags(current) == missing
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ async def test_a_user_without_config_learns_what_to_set(
     real: Store, redis: Redis, rules: list[str], known: bool
 ) -> None:
     async with limited_user(real, rules) as limited:
-        assert (await server.ensure_notifications(limited))[0] is known
+        assert (await notifications.ensure_notifications(limited))[0] is known
         await redis.config_set(FLAGS, "")
-        is_on, said = await server.ensure_notifications(limited)
+        is_on, said = await notifications.ensure_notifications(limited)
         assert not is_on
         assert "set notify-keyspace-events to at least Ex" in said
         assert await flags(redis) == set()
@@ -101,10 +101,10 @@ async def limited_user(store: Store, rules: list[str]) -> AsyncIterator[Redis]:
 
 async def test_a_canary_key_exists_until_it_is_due(real: Store) -> None:
     redis = real.connections.commands
-    await server.set_canary(redis, "pod-1", 60_000)
-    assert await server.touch_canary(redis, "pod-1")
-    await server.set_canary(redis, "pod-1", 1)
-    while await server.touch_canary(redis, "pod-1"):
+    await notifications.set_canary(redis, "pod-1", 60_000)
+    assert await notifications.touch_canary(redis, "pod-1")
+    await notifications.set_canary(redis, "pod-1", 1)
+    while await notifications.touch_canary(redis, "pod-1"):
         pass
 
 

@@ -14,15 +14,15 @@ from tests.upgrade.pods import Site, Version
 from tests.waiting import eventually
 from timers.client import open_store
 from timers.embedded import Family
-from timers.store import formats
+from timers.store import identity
 from timers.store.connect import connect
 from timers.store.store import Store
 
-NEXT = formats.READS + 1
+NEXT = identity.READS + 1
 LATER = b"%d the head of a later version\nand its body" % NEXT
 REFUSED = {
     "earlier": f"the db holds records of format {NEXT}; this version knows 1",
-    "newer": f"by version 9.9; this version reads formats up to {formats.READS}. Use version 9.9, or a later one",
+    "newer": f"by version 9.9; this version reads formats up to {identity.READS}. Use version 9.9, or a later one",
 }
 
 
@@ -44,7 +44,7 @@ def version(request: pytest.FixtureRequest, earlier: Version, newer: Version) ->
 @pytest.fixture
 async def later(server: ServerHandle, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
     """This process at the db, as a later version that reads the next format."""
-    monkeypatch.setattr(formats, "READS", NEXT)
+    monkeypatch.setattr(identity, "READS", NEXT)
     store = await open_store(connect(server.url))
     yield store
     await store.connections.close()

@@ -20,9 +20,9 @@ from tests.webhooks.receivers import Receiver, receiving
 from timers.client import open_store
 from timers.client.client import TimerClient
 from timers.core.model import Timer
-from timers.store.audit import audit
 from timers.store.connect import connect
-from timers.store.formats import READS
+from timers.store.identity import READS
+from timers.store.upkeep import audit
 
 TICKS, SOON = 12, 15
 HOLDS = 4

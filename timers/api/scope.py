@@ -8,8 +8,8 @@ from aiohttp import web
 from timers.access import Caller, Scope
 from timers.client import TimerClient
 from timers.errors import NotFound, shown
+from timers.store.callers import Quota
 from timers.store.filters import Visible
-from timers.store.quotas import Quota
 
 _CALLER: Final = web.RequestKey("caller", Caller)
 

@@ -16,7 +16,7 @@ from timers.errors import (
     TooManyPending,
     VersionMismatch,
 )
-from timers.store.quotas import Quota
+from timers.store.callers import Quota
 from timers.store.store import Reply
 
 

@@ -35,15 +35,14 @@ from timers.logs import get_logger
 from timers.setting_values import redacted
 from timers.settings import Settings, load_worker_settings
 from timers.store import outbox, queries
+from timers.store.callers import Quota
 from timers.store.codec import encode_act
 from timers.store.connect import Connections, Line, connect
 from timers.store.filters import Filter, Visible
-from timers.store.formats import READS
-from timers.store.identity import Loss
+from timers.store.identity import READS, Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
-from timers.store.quotas import Quota
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 BATCH_LIMIT: Final = 1000

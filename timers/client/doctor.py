@@ -10,15 +10,14 @@ from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
 from timers.store import outbox, queries
-from timers.store.audit import STEP, audit, compare, uncounted
-from timers.store.checkup import Check, Level, judged
+from timers.store.checkup import Check, Level, is_full, judged
 from timers.store.filters import Filter
 from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.scripts import FULL
-from timers.store.server import is_full
 from timers.store.store import Store
+from timers.store.upkeep import STEP, audit, compare, uncounted
 
 UNREACHABLE: Final[Mapping[str, str]] = {
     "busy": "`redis-cli SCRIPT KILL`; find out whose script it is",

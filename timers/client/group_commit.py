@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+from timers.store.callers import Quota, Quotas
 from timers.store.connect import Line
-from timers.store.quotas import Quota, Quotas
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 LINES: Final = 8

@@ -15,7 +15,7 @@ from timers.engine.pod import Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.logs import get_logger
-from timers.store import server
+from timers.store import notifications
 from timers.store.notifications import (
     BareExpired,
     CanaryExpired,
@@ -112,11 +112,11 @@ class Canary:
         self._heard.clear()
         self._round += 1
         redis = self._pod.store.connections.commands
-        expires_ms = await server.set_canary(redis, self._name, self._life_ms)
+        expires_ms = await notifications.set_canary(redis, self._name, self._life_ms)
         # Redis expires keys strictly after the deadline, so a touch may come a moment too soon.
         await asyncio.sleep((self._life_ms + 2) / 1000)
         touched = time.monotonic()
-        while await server.touch_canary(redis, self._name):
+        while await notifications.touch_canary(redis, self._name):
             await asyncio.sleep(0.001)
             touched = time.monotonic()
         if not await self._is_heard():
@@ -218,7 +218,7 @@ class Listener:
 
     async def _check_flags(self) -> None:
         """A restarted server has forgotten a CONFIG SET, and somebody may have turned the flags off."""
-        is_on, self.flags = await server.ensure_notifications(self._pod.store.connections.commands)
+        is_on, self.flags = await notifications.ensure_notifications(self._pod.store.connections.commands)
         if not is_on:
             _log.warning("notification flags unknown", said=self.flags)
 

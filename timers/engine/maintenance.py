@@ -12,9 +12,8 @@ from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.engine.supervisor import Services
 from timers.logs import get_logger
-from timers.store.audit import audit
-from timers.store.retention import prune
 from timers.store.starts import add_starts
+from timers.store.upkeep import audit, prune
 
 PRUNE_SECONDS: Final = 60.0
 SHORT_PRUNE_SECONDS: Final = 5.0

@@ -16,8 +16,7 @@ from typing import Any, Final
 from timers.engine.supervisor import Supervisor
 from timers.errors import ConfigurationError, Unavailable
 from timers.logs import get_logger
-from timers.store.formats import RAISE_AFTER_SECONDS
-from timers.store.identity import DbIdentity
+from timers.store.identity import RAISE_AFTER_SECONDS, DbIdentity
 from timers.store.membership import Member, Membership, Roster
 from timers.store.turns import set_within
 

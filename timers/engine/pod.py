@@ -14,7 +14,7 @@ from timers.core.model import Status
 from timers.engine.spans import Spans
 from timers.logs import get_logger
 from timers.processor import Registry
-from timers.store.formats import RAISE_AFTER_SECONDS
+from timers.store.identity import RAISE_AFTER_SECONDS
 from timers.store.membership import FORGET_AFTER_MS
 from timers.store.permits import Permits
 from timers.store.queries import FAILING_MS

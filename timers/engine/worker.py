@@ -256,6 +256,6 @@ class Worker:
             "running": self.runner.executing,
             "notifications": self._canary.hearing,
             "lateness": self._pod.observer.recent_starts(),
-            "lacks": self._pod.store.rights.lacking(),
+            "lacks": self._pod.store.rights.told(),
             "newer": self._pod.store.newer.told(),
         }

@@ -1,9 +1,19 @@
-"""Owns what Redis remembers about API callers: keys and revocations, signed requests already seen, and rates."""
+"""Owns what Redis remembers about API callers: keys and revocations, signed requests already seen, rates, and quotas.
 
+A caller with a quota books places, counts what is scheduled or runs, arms within what is left, and ends its booking.
+Earlier bookings count with all their places: either their timers are counted or their booking is seen, so the last
+place is taken once. A booking whose caller died expires.
+"""
+
+import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -11,8 +21,9 @@ from redis.exceptions import ResponseError
 from timers.errors import Unavailable
 from timers.processor import Rate
 from timers.store import keys
-from timers.store.scripts import reachable
-from timers.store.store import Store
+from timers.store.scripts import Argument, reachable, read
+from timers.store.store import Arming, Reply, Store
+from timers.store.upkeep import index_prefixes
 
 REVOKED: Final = "revoked"
 """Replaces an entry. It stays, so that a key from the settings can be revoked as well."""
@@ -108,3 +119,142 @@ class Callers:
 
 def _ended(session: str) -> str:
     return f"{keys.ACCESS_ROOT}ended:{hashlib.sha256(session.encode()).hexdigest()}"
+
+
+BOOKED_MS: Final = 10_000
+"""How long a booking lasts if nobody ends it: longer than a caller may wait for its turn and then for an answer."""
+
+TURN_SECONDS: Final = 3.0
+LOOK_SECONDS: Final = 0.01
+ROUNDS: Final = 5
+"""Rounds of a batch: a timer without a place in its shard may get one that another shard did not use."""
+
+COUNT_BATCH: Final = 500
+"""Prefixes that one command looks at: a millisecond of the server's time at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many timers may be scheduled at once under some prefixes (None: any number), and how many of these prefixes
+    may have timers. `name*` stands for every prefix that begins with `name`. A running timer counts as scheduled,
+    because a retry or a repeat makes it that again."""
+
+    most: int | None
+    prefixes: tuple[str, ...]
+    most_prefixes: int
+
+
+class Quotas:
+    """The quotas of one db. Methods raise Unavailable while Redis is down; places in doubt are free again after
+    BOOKED_MS."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._redis = store.connections.commands
+        self._turns: defaultdict[Quota, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def arm(self, armings: Sequence[Arming], quota: Quota, *, edit_lock_ms: int) -> list[Reply]:
+        """As `Store.arm`, with two more codes: `full` if there is no place, `prefixes` if the prefix would be one too
+        many. The bound on prefixes is checked before arming, so simultaneous callers may each pass it by what they
+        add."""
+        answers: dict[int, Reply] = {}
+        async with self._turns[quota]:
+            for _ in range(ROUNDS):
+                left = [place for place in range(len(armings)) if answers.get(place, _NO_PLACE).code == "full"]
+                came, room = await self._arm([armings[place] for place in left], quota, edit_lock_ms)
+                answers |= dict(zip(left, came, strict=True))
+                if room == 0 or not any(answer.code == "full" for answer in came):
+                    break
+        return [answers[place] for place in range(len(armings))]
+
+    async def _arm(self, armings: Sequence[Arming], quota: Quota, edit_lock_ms: int) -> tuple[list[Reply], int]:
+        """One round; also returns how many places there were."""
+        async with self._booked(len(armings), quota) as (room, known):
+            allowed = _within(armings, known, quota)
+            some = [arming for arming in armings if arming.prefix in allowed]
+            answers = iter(await self._store.arm(some, edit_lock_ms=edit_lock_ms, room=room))
+        return [next(answers) if arming.prefix in allowed else _ONE_TOO_MANY for arming in armings], room
+
+    async def rearm(self, prefix: str, timer_id: str, quota: Quota, *, cause: str) -> Reply:
+        """As `Store.rearm`, with one more code: `full` if there is no place."""
+        async with self._turns[quota], self._booked(1, quota) as (room, _):
+            return await self._store.rearm(prefix, timer_id, cause=cause, full=room == 0)
+
+    @asynccontextmanager
+    async def _booked(self, wanted: int, quota: Quota) -> AsyncIterator[tuple[int, set[str]]]:
+        """Book places, and end the booking when they are taken. Yields the room, and the prefixes with timers."""
+        booking, room, known = await self._book(wanted, quota)
+        yield room, known
+        with reachable():
+            await self._redis.zrem(f"{keys.ACCESS_ROOT}bookings", booking)
+
+    async def _book(self, wanted: int, quota: Quota) -> tuple[bytes, int, set[str]]:
+        """A booking, the room it gives, and the prefixes with timers. While earlier bookings could take what it wants,
+        it waits for them."""
+        patterns, booking, until = " ".join(quota.prefixes), b"", time.monotonic() + TURN_SECONDS
+        while True:
+            asked: list[Argument] = [booking, BOOKED_MS, wanted, patterns]
+            booking, ahead = await self._store.run_at(keys.ACCESS_ROOT, "book", asked)
+            scheduled, known = await self._counted(quota)
+            room = wanted if quota.most is None else min(max(quota.most - scheduled - ahead, 0), wanted)
+            if room == wanted or ahead == 0 or time.monotonic() > until:
+                return booking, room, known
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _counted(self, quota: Quota) -> tuple[int, set[str]]:
+        """How many timers are scheduled or run under the quota's prefixes, and which prefixes have timers at all."""
+        patterns = [name for name in quota.prefixes if name.endswith("*")]
+        known = await self._with_timers(patterns)
+        letters = dict.fromkeys(known, _PENDING) | dict.fromkeys({*quota.prefixes}.difference(patterns), _ALL)
+        prefixes, scheduled = sorted(letters), 0
+        async with self._redis.pipeline(transaction=False) as asked:
+            # A prefix's counts are read together, because a timer that starts leaves one of them for another.
+            some = [prefixes[start : start + COUNT_BATCH] for start in range(0, len(prefixes), COUNT_BATCH)]
+            for shard, names in product(range(self._store.shards), some):
+                fields = [f"{letter} {name}" for name in names for letter in letters[name]]
+                asked.hmget(f"{keys.root(shard)}counts", fields)
+            answers = iter(await read(asked, []) if prefixes else ())
+        for _, names in product(range(self._store.shards), some):
+            numbers = (int(n) if n and n.isdigit() else 0 for n in next(answers))
+            for name in names:
+                of_prefix = list(islice(numbers, len(letters[name])))
+                scheduled += sum(of_prefix[: len(_PENDING)])
+                if any(of_prefix):
+                    known.add(name)
+        return scheduled, known
+
+    async def _with_timers(self, patterns: Sequence[str]) -> set[str]:
+        """The prefixes that have timers and match one of the patterns. Looks at no others."""
+        found = set[str]()
+        sources = product(range(self._store.shards), (pattern[:-1] for pattern in patterns))
+        places = {(shard, beginning): b"[" + beginning.encode() for shard, beginning in sources}
+        while places:
+            async with self._redis.pipeline(transaction=False) as asked:
+                for (shard, beginning), place in places.items():
+                    index, end = f"{keys.root(shard)}prefixes", f"({beginning}{keys.WHOLE}"
+                    asked.zscore(index, keys.WHOLE)
+                    asked.zrange(index, place, end, bylex=True, offset=0, num=COUNT_BATCH)
+                answers = await read(asked, None, [])
+            for source, whole, names in zip(list(places), answers[::2], answers[1::2], strict=True):
+                found.update(keys.text(name) for name in names)
+                if whole is None:
+                    await index_prefixes(self._store, source[0])
+                elif len(names) == COUNT_BATCH:
+                    places[source] = b"(" + names[-1]
+                else:
+                    del places[source]
+        return found
+
+
+_PENDING: Final = "sr"
+_ALL: Final = "srcfux"
+"""Letters of a prefix's counts: of timers that are scheduled or run, and of all."""
+
+_NO_PLACE: Final = Reply("full", None)
+_ONE_TOO_MANY: Final = Reply("prefixes", None)
+
+
+def _within(armings: Sequence[Arming], known: set[str], quota: Quota) -> set[str]:
+    """The prefixes that have timers, and those of these timers that may still be added."""
+    new = [prefix for prefix in dict.fromkeys(arming.prefix for arming in armings) if prefix not in known]
+    return known | set(new[: max(quota.most_prefixes - len(known), 0)])

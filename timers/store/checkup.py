@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from timers.errors import RedisRights
+from timers.store.notifications import FLAGS, text_of
 from timers.store.scripts import FULL, reachable
-from timers.store.server import FLAGS, memory_used
 from timers.store.store import Store
 
 Level = Literal["ok", "warn", "fail"]
@@ -66,6 +67,18 @@ async def server_facts(store: Store) -> Facts:
             return info
 
 
+def memory_used(info: Mapping[str, Any]) -> int:
+    """Bytes that count against `maxmemory`."""
+    return int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
+
+
+async def is_full(redis: Redis) -> bool:
+    """Whether the server has reached `maxmemory` and takes no new timers."""
+    with reachable():
+        memory: dict[str, Any] = await redis.info("memory")
+    return 0 < int(memory.get("maxmemory", 0)) < memory_used(memory)
+
+
 async def configured(store: Store) -> Mapping[str, str] | None:
     """The settings of the server that matter to timers; None if it denies CONFIG. Raises Unavailable."""
     try:
@@ -73,7 +86,7 @@ async def configured(store: Store) -> Mapping[str, str] | None:
             answer: dict[Any, Any] = await store.connections.commands.config_get(*_CONFIG)
     except (ResponseError, RedisRights):
         return None
-    return {_text(name): _text(value) for name, value in answer.items()}
+    return {text_of(name): text_of(value) for name, value in answer.items()}
 
 
 def judged(name: str, fine: str, *troubles: Trouble) -> Check:
@@ -249,7 +262,3 @@ def _clients(info: Facts) -> Check:
     return judged(
         "clients", said, (0 < most * NEARLY <= clients, "warn", said, means, setting(info, "maxclients", most * 2))
     )
-
-
-def _text(value: bytes | str | None) -> str:
-    return value.decode() if isinstance(value, bytes) else value or ""

@@ -17,7 +17,7 @@ from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 from timers.core.shapes import HISTORY_LIMIT
 from timers.core.strict import encode
-from timers.store.formats import READS
+from timers.store.identity import READS
 
 LETTERS: Final[Mapping[Status, str]] = {
     Status.SCHEDULED: "s",

@@ -1,8 +1,12 @@
-"""Owns which db this is: its epoch and number of shards (`timers:meta`), how they are made and compared, and what data
-was lost.
+"""Owns which db this is: its epoch, number of shards and format of records (`timers:meta`), how they are made and
+compared, and what data was lost.
 
 Every process reads them once and compares them from then on: an arm script in each call, a pod at each sign of life.
 Reading never creates them.
+
+A version reads its newest format of records and all older ones. It writes a newer one only once no pod works on the db
+that cannot read it, because such a pod would be blind to these timers. PROTOCOL.md, section "Formats", tells how pods
+agree.
 """
 
 import re
@@ -21,14 +25,39 @@ from timers.core.answers import LossAnswer
 from timers.core.clock import ServerClock
 from timers.core.durations import format_time
 from timers.errors import ConfigurationError, NewerFormat, RedisRights, TooNew, Unavailable, shown
-from timers.store import formats, keys, scripts
+from timers.store import keys, scripts
 
 DEFAULT_SHARDS: Final = 1
 
 SILENT_SECONDS: Final = 7
 """A pod whose last sign of life is older than this counts as gone."""
 
+READS: Final = 2
+"""The newest format that this version reads; as in lua/common.lua."""
+
+RAISE_AFTER_SECONDS: Final = 600.0
+"""How long all live pods must have read a format before one raises the db to it: time to upgrade the programs that are
+no pods, and to go back to the earlier version."""
+
+GRACE_MS: Final = 10_000
+"""How long after the db was raised records are still written as before. A pod that started meanwhile and cannot read
+the new format notices at its next sign of life, and ends."""
+
 _LOSS: Final = re.compile(r"loss:(?:shard:(\d+)|db:\w+) (\d+) (\d+) \d+")
+
+
+_FORMAT: Final = re.compile(rb"(\d\d?) ")
+
+
+def format_of(raw: bytes) -> int:
+    """The format of a record that may be newer than what this version reads; 0 if it says none."""
+    found = _FORMAT.match(raw)
+    return int(found[1]) if found else 0
+
+
+def is_newer(raw: bytes) -> bool:
+    """Whether the record has a format that only a later version reads."""
+    return format_of(raw) > READS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +112,7 @@ class DbIdentity:
         self.epoch = ""
         self.form = self._before = 1
         self._raised_ms = 0
-        self.newest = formats.READS
+        self.newest = READS
         """The newest format that this process lets be written (TIMERS_FORMAT)."""
         self.armed = self.closed = False
         self.losses: Mapping[str, Loss] = {}
@@ -99,7 +128,7 @@ class DbIdentity:
     def writes(self) -> int:
         """The format in which records are to be written now. It only grows; whoever learns of it late writes an older
         one, which all read."""
-        return self.form if self._clock.now_ms() >= self._raised_ms + formats.GRACE_MS else self._before
+        return self.form if self._clock.now_ms() >= self._raised_ms + GRACE_MS else self._before
 
     @property
     def stamp(self) -> str:
@@ -296,12 +325,12 @@ def _form(fields: Mapping[str, str]) -> int:
     written = fields.get("format", "1")
     if not (written.isascii() and written.isdigit() and 0 < int(written) < 100):
         raise ConfigurationError(f"{keys.META} has {shown(written)} as its record format; write the original there")
-    if int(written) > formats.READS:
+    if int(written) > READS:
         since, _, rest = fields.get("raised", "").partition(" ")
         by = rest.partition(" ")[2]
         told = f" since {format_time(int(since))}, by version {by}" if by and _is_ms(since) else ""
         raise TooNew(
-            f"the db has records of format {written}{told}; this version reads formats up to {formats.READS}. "
+            f"the db has records of format {written}{told}; this version reads formats up to {READS}. "
             f"Use {f'version {by}' if by else 'the version that wrote them'}, or a later one"
         )
     return int(written)

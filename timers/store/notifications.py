@@ -1,4 +1,5 @@
-"""Owns what the server announces: expired keys, wake-ups and changes as values, and each confirmed subscription.
+"""Owns what the server announces: expired keys, wake-ups and changes as values, each confirmed subscription, the flags
+that it needs to announce anything, and the canary keys that prove it.
 
 Published messages are fire-and-forget, and the server may cut a slow subscriber without a word. The only sign of that
 is a new subscribe confirmation, so none is hidden: each means "anything may have been missed until now".
@@ -14,7 +15,9 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from redis._parsers.hiredis import NOT_ENOUGH_DATA
+from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ResponseError
 
 from timers.core.causes import in_english
 from timers.core.durations import MAX_TIME_MS
@@ -22,7 +25,7 @@ from timers.core.model import Status
 from timers.errors import Unavailable
 from timers.store import codec, keys
 from timers.store.connect import Connections
-from timers.store.scripts import reachable
+from timers.store.scripts import ScriptCall, reachable, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,3 +293,48 @@ async def _watched(
     finally:
         pump.cancel()
         await asyncio.gather(pump, return_exceptions=True)
+
+
+NEEDED_FLAGS: Final = frozenset("Ex")
+FLAGS: Final = "notify-keyspace-events"
+_ALL_EVENTS: Final = frozenset("g$lshzxetd")
+"""What the flag `A` stands for."""
+
+
+def missing_flags(current: str) -> str:
+    """The flags of `Ex` that are missing from CONFIG GET's answer (in any order; `A` stands for many)."""
+    have = set(current) | (_ALL_EVENTS if "A" in current else set())
+    return "".join(sorted(NEEDED_FLAGS - have))
+
+
+async def ensure_notifications(redis: Redis) -> tuple[bool, str]:
+    """Turn `expired` events on and keep all other flags. Returns whether they are on for sure, and a sentence. A server
+    that denies CONFIG is no error: the canary tells whether events arrive, and the sweep works without them."""
+    with reachable():
+        try:
+            answer = {text_of(name): text_of(value) for name, value in (await redis.config_get(FLAGS)).items()}
+            current = answer.get(FLAGS, "")
+            missing = missing_flags(current)
+            if not missing:
+                return True, f"notify-keyspace-events is {current!r}"
+            await redis.config_set(FLAGS, current + missing)
+        except ResponseError as error:
+            return False, f"the server denies CONFIG ({error}); set notify-keyspace-events to at least Ex yourself"
+    return True, f"added {missing!r} to notify-keyspace-events {current!r}"
+
+
+async def set_canary(redis: Redis, name: str, ttl_ms: int) -> int:
+    """Arm a canary key. Returns the server's time (ms) at which it expires."""
+    (now_ms,) = await run(redis, ScriptCall("canary", keys.canary_key(name), [ttl_ms]), "")
+    return int(now_ms) + ttl_ms
+
+
+async def touch_canary(redis: Redis, name: str) -> bool:
+    """Touch the canary, so that Redis announces it if it is due. True while it is still there."""
+    with reachable():
+        return bool(await redis.exists(keys.canary_key(name)))
+
+
+def text_of(value: bytes | str | None) -> str:
+    """A name or a value of CONFIG GET."""
+    return value.decode() if isinstance(value, bytes) else value or ""

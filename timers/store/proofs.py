@@ -16,9 +16,16 @@ from redis.exceptions import ResponseError
 
 from timers.core.shapes import RESERVED_PREFIX
 from timers.errors import RedisRights, Unavailable
-from timers.store import keys, server
+from timers.store import keys
 from timers.store.checkup import Check, configured, judge, judged, server_facts
-from timers.store.notifications import subscribe
+from timers.store.notifications import (
+    FLAGS,
+    ensure_notifications,
+    missing_flags,
+    set_canary,
+    subscribe,
+    touch_canary,
+)
 from timers.store.scripts import reachable
 from timers.store.store import Store
 from timers.store.turns import set_within
@@ -62,12 +69,12 @@ async def check_server(
     `served` tells whether a bare key of a prefix may be a client's timer. Raises Unavailable if the server does not
     answer at all."""
     if fix:
-        await server.ensure_notifications(store.connections.commands)
+        await ensure_notifications(store.connections.commands)
     config = await configured(store)
     may = await _tried("rights", rights(store, prefixes))
     kept = await _tried("replay", replay(store, prefixes))
     heard = await _tried("delivery", delivery(store, wait_seconds))
-    current = None if config is None else config.get(server.FLAGS, "")
+    current = None if config is None else config.get(FLAGS, "")
     return [
         *await _judged(store, config),
         may,
@@ -186,11 +193,17 @@ def _words(command: str) -> Iterator[str]:
 def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     """Whether the server announces expired keys. `current` is None if it denies CONFIG; then only an event can prove
     it, for a user who is allowed to hear it."""
-    missing, means = server.missing_flags(current or ""), "pods are not told of due timers; the sweep finds them later"
-    denied, command = current is None, f"`redis-cli CONFIG SET {server.FLAGS} {shlex.quote((current or '') + missing)}`"
+    missing, means = (
+        missing_flags(current or ""),
+        "pods are not told of due timers; the sweep finds them later",
+    )
+    denied, command = (
+        current is None,
+        f"`redis-cli CONFIG SET {FLAGS} {shlex.quote((current or '') + missing)}`",
+    )
     return judged(
         "flags",
-        "the server denies CONFIG, but the event of a test key arrived" if denied else f"{server.FLAGS} is {current!r}",
+        "the server denies CONFIG, but the event of a test key arrived" if denied else f"{FLAGS} is {current!r}",
         (
             denied and not heard and not allowed,
             "warn",
@@ -208,7 +221,7 @@ def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
         (
             not denied and bool(missing),
             "fail",
-            f"{server.FLAGS} is {current!r} and lacks {missing!r}",
+            f"{FLAGS} is {current!r} and lacks {missing!r}",
             means,
             f"`timers doctor --fix`, or {command}",
         ),
@@ -232,9 +245,9 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
         async with asyncio.timeout(wait_seconds):
             await ready.wait()
             began = time.monotonic()
-            await server.set_canary(store.connections.commands, name, CANARY_MS)
+            await set_canary(store.connections.commands, name, CANARY_MS)
             while not heard.is_set():
-                await server.touch_canary(store.connections.commands, name)
+                await touch_canary(store.connections.commands, name)
                 await set_within(heard, CANARY_MS / 1000 / 5)
     except TimeoutError:
         said = f"no `expired` event of a test key arrived within {wait_seconds:g} s"

@@ -12,10 +12,10 @@ from timers.core.decide import Transition
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.core.strict import encode
 from timers.errors import NewerFormat, RedisRights, Unavailable
-from timers.store import codec, formats, keys, scripts
+from timers.store import codec, keys, scripts
 from timers.store.connect import Connections, Line
-from timers.store.identity import DbIdentity
-from timers.store.rights import Rights
+from timers.store.identity import DbIdentity, is_newer
+from timers.store.refusals import Newer, Rights
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and few enough events for a
@@ -102,7 +102,7 @@ class Store:
         """Called after each script call with its name and the seconds it took."""
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
         self.rights = Rights(connections.user)
-        self.newer = formats.Newer()
+        self.newer = Newer()
         self._idle: list[Line] = []
 
     @property
@@ -212,7 +212,7 @@ class Store:
             [scripts.ScriptCall("get", keys.root(shard), [prefix, timer_id])]
         )
         timer = _read((prefix, timer_id), int(now_ms), raw, held, left_ms)
-        if timer is None and raw is not None and formats.is_newer(raw):
+        if timer is None and raw is not None and is_newer(raw):
             raise self.newer.met(f"{prefix}:{timer_id}", raw)
         return timer
 

@@ -10,7 +10,7 @@
 local WAKE_HORIZON_MS = 30000    -- a sweeper sleeps at most this long, so anything later is found without a wake-up
 local HISTORY_STORED = 49        -- the 50th entry shown is the creation, or a marker that older ones were dropped
 local TIME_DIGITS, LATEST = 13, 1e13  -- of epoch ms, until the year 2286
-local NEWEST_FORMAT = 2          -- of records, that this version reads; as in formats.py
+local NEWEST_FORMAT = 2          -- of records, that this version reads; as in identity.py
 local ORDINALS = 1024            -- binary fractions of a millisecond: they keep the order of arming within one millisecond
 
 local root = KEYS[1]
