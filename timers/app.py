@@ -204,15 +204,9 @@ async def _serve(
 
 def _peers(settings: Settings, store: Store, stopping: Stopping) -> Peers:
     """The signs of life of a pod without a worker."""
-    watch = IdentityWatch(
-        store.identity,
-        members=lambda: peers.members,
-        version=version(DISTRIBUTION),
-        disagreed=stopping.disagreed,
-    )
+    watch = IdentityWatch(store.identity, disagreed=stopping.disagreed)
     me = Member(settings.pod, roles=_roles(settings), settings=_fleet_wide(settings), format=store.identity.newest)
-    peers = Peers(Membership(store), me, partial(_met, store), watch.look)
-    return peers
+    return Peers(Membership(store), me, partial(_met, store), watch)
 
 
 def _worker(

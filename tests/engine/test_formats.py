@@ -1,5 +1,7 @@
 """How pods agree on the format of records: a newer one waits until every live pod reads it, and long enough."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -22,8 +24,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "READS", NEXT)
 
 
-def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> IdentityWatch:
-    return IdentityWatch(fleet.store.identity, members=lambda: members, version="9.9", raise_after_seconds=seconds)
+def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> Callable[[], Awaitable[None]]:
+    watching = IdentityWatch(fleet.store.identity, raise_after_seconds=seconds)
+    return lambda: watching.look(members, version="9.9")
 
 
 OLD, NEW, OTHER = Member("old"), Member("new", format=NEXT), Member("other", format=NEXT)
@@ -37,14 +40,14 @@ async def test_the_db_is_raised_once_all_pods_have_read_the_format_long_enough(f
     pod, patient = watch(fleet, members), watch(fleet, members, 3600)
     for now in ([OLD, NEW], [NEW, OTHER], [OLD, NEW], [ODD, NEW], [NEW, OTHER]):
         members[:] = now
-        await pod.look()
-        await patient.look()
+        await pod()
+        await patient()
         assert fleet.store.identity.form == 1
-    await patient.look()
+    await patient()
     assert fleet.store.identity.form == 1
     with capture_logs() as logs:
         for _ in range(2):
-            await pod.look()
+            await pod()
     assert fleet.store.identity.form == NEXT
     assert [line["format"] for line in logs] == [NEXT]
 

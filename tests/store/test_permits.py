@@ -24,7 +24,7 @@ THREE_AT_ONCE = Limits(rate=Rate(interval_us=100_000, burst=3))
 async def reserve(
     permits: Permits, limits: Limits, most: int, *, pod: str = POD, lease_ms: int = LEASE_MS
 ) -> Reservation:
-    return await permits.reserve(PREFIX, limits, most, pod=pod, lease_ms=lease_ms)
+    return (await permits.reserve({PREFIX: (limits, most)}, pod=pod, lease_ms=lease_ms))[PREFIX]
 
 
 async def test_no_more_are_reserved_than_may_run_in_the_fleet(store: Store) -> None:
@@ -40,13 +40,13 @@ async def test_no_more_are_reserved_than_may_run_in_the_fleet(store: Store) -> N
 async def test_each_prefix_has_its_own_permits(store: Store) -> None:
     permits = Permits(store)
     assert (await reserve(permits, TWO, 5)).count == 2
-    assert (await permits.reserve("other", TWO, 5, pod=POD, lease_ms=LEASE_MS)).count == 2
+    assert (await permits.reserve({"other": (TWO, 5)}, pod=POD, lease_ms=LEASE_MS))["other"].count == 2
 
 
 async def test_unused_reservations_are_given_back(store: Store) -> None:
     permits = Permits(store)
     reserved = await reserve(permits, TWO, 2)
-    await permits.give_back(reserved, 1)
+    await permits.give_back([(reserved, 1)])
     assert (await reserve(permits, TWO, 2)).count == 1
 
 
@@ -113,7 +113,7 @@ async def test_nothing_remains_of_a_prefix_whose_pods_are_gone(frozen: Store, cl
 async def test_many_permits_are_kept_and_released_in_one_round_trip_each(real: Store) -> None:
     permits, limits = Permits(real), Limits(concurrency=1000)
     reserved = await reserve(permits, limits, 1000)
-    other = await permits.reserve("other", limits, 3, pod=POD, lease_ms=LEASE_MS)
+    other = (await permits.reserve({"other": (limits, 3)}, pod=POD, lease_ms=LEASE_MS))["other"]
     await permits.keep((*reserved.permits, *other.permits), LEASE_MS)
     await permits.release((*reserved.permits, *other.permits))
     assert (await reserve(permits, limits, 1000)).count == 1000
@@ -145,7 +145,7 @@ async def test_starts_that_were_not_made_do_not_count_for_the_rate(
 ) -> None:
     permits = Permits(frozen)
     reserved = await reserve(permits, THREE_AT_ONCE, 3)
-    await permits.give_back(reserved, used)
+    await permits.give_back([(reserved, used)])
     clock.shift(0.010)
     assert (await reserve(permits, THREE_AT_ONCE, 3)).count == 3 - used
 
@@ -163,15 +163,15 @@ async def test_the_stricter_limit_applies_and_nothing_else_is_spent(frozen: Stor
 async def test_the_earliest_over_all_shards_comes_next(servers: SharedServers, backend: Backend) -> None:
     async with open_store(servers, backend, shards=4) as store:
         permits, now_ms = Permits(store), await store.now_ms()
-        assert await permits.next_shard(PREFIX) is None
+        assert await permits.next_shards([PREFIX]) == {PREFIX: None}
         ids = [f"n{number}" for number in range(12)]
         await store.arm([arming(ids[i], due=f"@{now_ms - 100 - i}") for i in range(12)])
         for timer_id in reversed(ids):
             shard = store.shard_of(PREFIX, timer_id)
-            assert await permits.next_shard(PREFIX) == shard
+            assert await permits.next_shards([PREFIX]) == {PREFIX: shard}
             (timer,) = await claim(store, 1, shard=shard)
             assert timer.id == timer_id
-            assert await permits.next_shard(PREFIX) is None
+            assert await permits.next_shards([PREFIX]) == {PREFIX: None}
             assert await store.settle(shard, [an_end(timer)], pod=POD, retention_ms=0) == ["settled"]
 
 
@@ -180,7 +180,7 @@ async def test_a_run_without_a_permit_holds_up_a_queue_that_runs_one_at_a_time(s
     permits = Permits(store)
     await store.arm([arming("a"), arming("b")])
     (timer,) = await claim(store, 1)
-    assert await permits.next_shard(PREFIX) is None
+    assert await permits.next_shards([PREFIX]) == {PREFIX: None}
     await settle(store, an_end(timer))
-    assert await permits.next_shard(PREFIX) == 0
+    assert await permits.next_shards([PREFIX]) == {PREFIX: 0}
     await armed(store, "c", due="+3600000")

@@ -216,10 +216,10 @@ async def test_a_strange_rate_blocked_a_prefix_or_a_caller_for_ever(real: Store,
     redis, permits = real.connections.commands, Permits(real)
     await redis.set(f"{keys.limits_root(PREFIX)}rate", value)
     await redis.set(f"{keys.ACCESS_ROOT}rate:k", value)
-    reserved = await permits.reserve(PREFIX, LIMITED, 2, pod=POD, lease_ms=LEASE_MS)
+    reserved = (await permits.reserve({PREFIX: (LIMITED, 2)}, pod=POD, lease_ms=LEASE_MS))[PREFIX]
     assert reserved.count == 2
     await redis.set(f"{keys.limits_root(PREFIX)}rate", value)
-    await permits.give_back(reserved, 0)
+    await permits.give_back([(reserved, 0)])
     assert await Callers(real).wait_ms("k", Rate(interval_us=1000, burst=1)) == 0
     await redis.flushdb()
 
@@ -233,9 +233,9 @@ async def test_another_type_in_place_of_permits_stopped_the_prefix(
         await put(redis, f"{keys.limits_root(PREFIX)}{name}")
     await put(redis, f"{ROOT}counts")
     await put(redis, f"{ROOT}due:{PREFIX}")
-    reserved = await permits.reserve(PREFIX, LIMITED, 2, pod=POD, lease_ms=LEASE_MS)
+    reserved = (await permits.reserve({PREFIX: (LIMITED, 2)}, pod=POD, lease_ms=LEASE_MS))[PREFIX]
     assert reserved.count == 2
-    assert await permits.next_shard(PREFIX) is None
+    assert await permits.next_shards([PREFIX]) == {PREFIX: None}
     await permits.keep(reserved.permits, LEASE_MS)
     await permits.release(reserved.permits)
     await redis.flushdb()

@@ -122,7 +122,7 @@ class Claimer:
             reserved = await self._reserve({prefix: (self._runner.limits_of(prefix), n) for prefix, n in most.items()})
             places = await self._places(wanted.shard, reserved)
             used = await self._claim_reserved(wanted.cause, asks, reserved, places)
-            await self._pod.permits.give_back_all((each, used[prefix]) for prefix, each in reserved.items())
+            await self._pod.permits.give_back((each, used[prefix]) for prefix, each in reserved.items())
         for prefix, shard in places.items():
             if shard not in self._pod.shards:
                 await self._pod.store.block(shard, {prefix: 0})  # its pods were told that there is no room
@@ -154,8 +154,7 @@ class Claimer:
             most = {ask.prefix: reserved[ask.prefix].count for ask in some}
             permits = [permit for ask in some for permit in reserved[ask.prefix].permits]
             claimed = await self._take(shard, most, cause, some, in_order=in_order, permits=permits)
-            used.update(timer.prefix for timer in claimed.timers)
-            used.update(timer.prefix for timer, _ in claimed.unreadable)
+            used += _numbers(claimed)
         return used
 
     def _after(self, wanted: PlannedClaim, ask: Ask, most: Mapping[str, int], reserved: Reservation, used: int) -> int:
@@ -200,7 +199,7 @@ class Claimer:
             await asyncio.wait(set(self._unanswered))
         held = self._runner.held
         room = {prefix: self._room_of(prefix) for prefix, _ in orphans}
-        free: list[Identity] = []
+        chosen: list[Identity] = []
         limited: defaultdict[str, list[Identity]] = defaultdict(list)
         for orphan in orphans:
             if orphan in held:
@@ -208,19 +207,18 @@ class Claimer:
             prefix = orphan[0]
             room[prefix] -= 1
             if room[prefix] >= 0:
-                (limited[prefix] if self._runner.limits_of(prefix).concurrency else free).append(orphan)
-        with self._asking(Counter(prefix for prefix, _ in (*free, *chain(*limited.values())))):
-            if free:
-                await self._take_over(shard, free)
+                (limited[prefix] if self._runner.limits_of(prefix).concurrency else chosen).append(orphan)
+        with self._asking(Counter(prefix for prefix, _ in (*chosen, *chain(*limited.values())))):
             concurrency = {prefix: Limits(self._runner.limits_of(prefix).concurrency) for prefix in limited}
             reserved = await self._reserve({prefix: (concurrency[prefix], len(limited[prefix])) for prefix in limited})
             for prefix, some in limited.items():
-                each = reserved[prefix]
-                used = await self._take_over(shard, some[: each.count], each.permits) if each.count else 0
-                await self._pod.permits.give_back(each, used)
+                chosen += some[: reserved[prefix].count]
+            if chosen:
+                used = await self._take_over(shard, chosen, [p for each in reserved.values() for p in each.permits])
+                await self._pod.permits.give_back((each, used[prefix]) for prefix, each in reserved.items())
 
-    async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit] = ()) -> int:
-        """Rescue runs, start them, and return how many."""
+    async def _take_over(self, shard: int, orphans: Sequence[Identity], permits: Sequence[Permit]) -> Counter[str]:
+        """Rescue runs and start them. Returns how many came from each queue."""
         processors = self._named(prefix for prefix, _ in orphans)
         asked_at = time.monotonic()
         rescued = await self._pod.store.rescue(
@@ -231,7 +229,7 @@ class Claimer:
             self._pod.observer.count("rescued", processors[timer.prefix])
             _log.warning("run rescued from an expired lease", **named(timer, processors[timer.prefix]))
         self._runner.start(shard, rescued, asked_at, permits)
-        return len(rescued.timers) + len(rescued.unreadable)
+        return _numbers(rescued)
 
     def _count_claimed(self, cause: str, claimed: Claimed) -> None:
         self._pod.observer.count("claimed", cause, by=len(claimed.timers))
@@ -243,7 +241,7 @@ class Claimer:
         """For a while after Redis was down, reserve nothing: live pods must keep the permits of their runs first."""
         hold_ms = round(HOLD_SECONDS * 1000) if self._intake.holds else 0
         asked = {} if hold_ms else {prefix: (limits, most) for prefix, (limits, most) in wanted.items() if most}
-        reserved = await self._pod.permits.reserve_all(asked, pod=self._pod.name, lease_ms=self._pod.lease_ms)
+        reserved = await self._pod.permits.reserve(asked, pod=self._pod.name, lease_ms=self._pod.lease_ms)
         return {
             prefix: reserved.get(prefix) or Reservation(prefix, limits, 0, hold_ms if most else 0, ())
             for prefix, (limits, most) in wanted.items()
@@ -280,3 +278,8 @@ class Claimer:
         elif ask.most >= BACKLOG or wanted.cause != "event":
             deep = ask.most >= BACKLOG
             self._intake.mark_all(wanted.shard, ask.prefix, wanted.cause, deep=deep, known_at=ask.known_at)
+
+
+def _numbers(claimed: Claimed) -> Counter[str]:
+    """How many came from each queue."""
+    return Counter(timer.prefix for timer in (*claimed.timers, *(timer for timer, _ in claimed.unreadable)))

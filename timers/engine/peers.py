@@ -9,8 +9,9 @@ Scheme for Rendezvous", 1996.
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 from timers.engine.supervisor import Supervisor
@@ -26,7 +27,7 @@ _losses_log = get_logger("timers.identity")
 
 BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
-"""Within so many beats a pod marks all shards that it leads, looks at the marks of the others, and counts timers, a
+"""Within so many beats a pod marks all shards that it leads, looks at the marks of the others, a
 few shards at each beat. Besides, one shard at each is enough, because a server goes back in time as a whole."""
 
 LOG_SECONDS: Final = 60.0
@@ -36,7 +37,7 @@ SOON_SECONDS: Final = 0.2
 """How long timers that became due without events have the server and this pod to themselves first."""
 
 _QUEUES_REMEMBERED: Final = 100_000
-"""Callers can make up prefixes without end, so beyond this many the cache is emptied."""
+"""Callers can make up prefixes without end."""
 
 _MASK: Final = 0xFFFFFFFF
 
@@ -58,20 +59,20 @@ class Peers:
         membership: Membership,
         me: Member,
         state: Callable[[], Mapping[str, Any]] = dict,
-        look: Callable[[], Awaitable[None]] | None = None,
+        watch: "IdentityWatch | None" = None,
         *,
         beat_ms: int = BEAT_MS,
     ) -> None:
-        """`me` describes this pod, and `state` returns its state at each beat. `look` is called after each sign of
+        """`me` describes this pod, and `state` returns its state at each beat. `watch` looks after each sign of
         life."""
-        self._membership, self._me, self._state, self._look, self._beat_ms = membership, me, state, look, beat_ms
+        self._membership, self._me, self._state, self._watch, self._beat_ms = membership, me, state, watch, beat_ms
         self._own_seed = zlib.crc32(me.pod.encode())
         self._soon = asyncio.Event()
         self._roster = Roster()
         self._others: list[Member] = []
         self._told: dict[str, float] = {}
-        self._owners: dict[str, str | None] = {}
-        self._seeds: dict[str, list[int]] = {}
+        self._rivals = lru_cache(_QUEUES_REMEMBERED)(self._find_rivals)
+        self.owner = lru_cache(_QUEUES_REMEMBERED)(self._find_owner)
         self.beating = Supervisor({"peers": self.run})
 
     @property
@@ -111,11 +112,11 @@ class Peers:
         roster = await self._membership.beat(me)
         others = [member for member in roster.workers if member.pod != self._me.pod]
         if roster.version != self._roster.version or len(others) != len(self._others):
-            self._owners.clear()
-            self._seeds.clear()
+            self._rivals.cache_clear()
+            self.owner.cache_clear()
         self._roster, self._others = roster, others
-        if self._look is not None:
-            await self._look()
+        if self._watch is not None:
+            await self._watch.look(roster.members, self._leads, me.version or "")
 
     def _tell_of(self, me: Member) -> None:
         """Log what the Redis user may not do, and which timers this version cannot read, each once a minute."""
@@ -128,18 +129,17 @@ class Peers:
             if self._told.setdefault(timer, now) == now:
                 _log.error("timer left to pods of a later version", timer=timer, format=form)
 
-    def owner(self, prefix: str) -> str | None:
+    def _find_owner(self, prefix: str) -> str | None:
         """The processor that owns timers of the prefix: the longest that any pod ever declared."""
-        if prefix not in self._owners:
-            if len(self._owners) >= _QUEUES_REMEMBERED:
-                self._owners.clear()
-            self._owners[prefix] = self._roster.owner(prefix)
-        return self._owners[prefix]
+        return self._roster.owner(prefix)
 
     def rank(self, shard: int) -> int:
         """This pod's rank among the pods that may sweep the shard. Rank 0 usually does the touching."""
         mine = weight(self._own_seed, shard)
         return sum(weight(zlib.crc32(m.pod.encode()), shard) > mine for m in self._others if m.takes(shard))
+
+    def _leads(self, shard: int) -> bool:
+        return self._me.takes(shard) and self.rank(shard) == 0
 
     def led(self, shards: Iterable[int]) -> Iterator[int]:
         """Those of the shards for which this pod has rank 0, each asked when its turn comes."""
@@ -162,15 +162,10 @@ class Peers:
         """Whether another live pod serves the queue."""
         return bool(self._rivals(shard, prefix))
 
-    def _rivals(self, shard: int, prefix: str) -> Sequence[int]:
+    def _find_rivals(self, shard: int, prefix: str) -> Sequence[int]:
         """The hash seeds of the other pods that serve a queue."""
-        queue = f"{shard}:{prefix}"
-        if queue not in self._seeds:
-            if len(self._seeds) >= _QUEUES_REMEMBERED:
-                self._seeds.clear()
-            serving = [m for m in self._roster.serving(prefix) if m.pod != self._me.pod and m.takes(shard)]
-            self._seeds[queue] = [zlib.crc32(m.pod.encode()) for m in serving]
-        return self._seeds[queue]
+        serving = self._roster.serving(prefix)
+        return [zlib.crc32(m.pod.encode()) for m in serving if m.pod != self._me.pod and m.takes(shard)]
 
 
 class IdentityWatch:
@@ -182,28 +177,27 @@ class IdentityWatch:
         self,
         identity: DbIdentity,
         *,
-        mine: Callable[[], Sequence[int]] = tuple,
-        members: Callable[[], Sequence[Member]] = tuple,
-        version: str = "",
         raise_after_seconds: float = RAISE_AFTER_SECONDS,
         disagreed: Callable[[ConfigurationError], None] | None = None,
     ) -> None:
-        self._identity, self._mine, self._disagreed = identity, mine, disagreed
+        self._identity, self._raise_after_seconds, self._disagreed = identity, raise_after_seconds, disagreed
         self._beats = 0
         self._told: set[str] = set()
         self._foreign = ""
-        self._members, self._version, self._raise_after_seconds = members, version, raise_after_seconds
         self._common: tuple[int, float] | None = None
 
-    async def look(self) -> None:
-        """Compare after each sign of life."""
-        identity, mine = self._identity, self._mine()
+    async def look(
+        self, members: Iterable[Member], leads: Callable[[int], bool] = lambda _shard: False, version: str = ""
+    ) -> None:
+        """Compare after each sign of life. `leads` tells the shards of this pod."""
+        identity = self._identity
+        mine = list(filter(leads, range(identity.shards)))
         turn, self._beats = self._beats, self._beats + 1
         due = [shard for shard in range(identity.shards) if turn == 0 or shard % ALL_BEATS == turn % ALL_BEATS]
         watched = {*due, mine[0] if mine else 0}
         try:
             await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
-            await self._raise_format()
+            await self._raise_format(members, version)
         except ConfigurationError as error:
             if self._disagreed is None:
                 raise
@@ -219,13 +213,13 @@ class IdentityWatch:
             if self._foreign:
                 _losses_log.error("the number of shards was overwritten", what=self._foreign)
 
-    async def _raise_format(self) -> None:
+    async def _raise_format(self, members: Iterable[Member], version: str) -> None:
         """Raise the db to the newest format that all live pods read, if that has not changed for long enough."""
-        newest, now = min((member.format for member in self._members()), default=0), time.monotonic()
+        newest, now = min((member.format for member in members), default=0), time.monotonic()
         if newest <= self._identity.form:
             self._common = None
         elif self._common is None or self._common[0] != newest:
             self._common = newest, now
         elif now - self._common[1] >= self._raise_after_seconds:
-            await self._identity.raise_format(newest, self._version)
+            await self._identity.raise_format(newest, version)
             _log.warning("records get a newer format; earlier versions can no longer start", format=newest)

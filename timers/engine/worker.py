@@ -24,7 +24,7 @@ from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
 from timers.logs import get_logger
 from timers.processor import Registry
-from timers.store.membership import LIMITS, VERSION, Member, Membership
+from timers.store.membership import LIMITS, Member, Membership
 from timers.store.store import Store
 
 LONG_WAIT_SECONDS: Final = 1.0
@@ -125,14 +125,7 @@ class Worker:
         self, store: Store, registry: Registry, disagreed: Callable[[ConfigurationError], None] | None
     ) -> Peers:
         options = self._options
-        watch = IdentityWatch(
-            store.identity,
-            mine=lambda: list(self.peers.led(self._pod.shards)),
-            members=lambda: self.peers.members,
-            version=options.settings.get(VERSION, ""),
-            raise_after_seconds=options.raise_after_seconds,
-            disagreed=disagreed,
-        )
+        watch = IdentityWatch(store.identity, raise_after_seconds=options.raise_after_seconds, disagreed=disagreed)
         me = Member(
             options.pod,
             roles=options.roles,
@@ -144,7 +137,7 @@ class Worker:
             settings={**options.settings, **{f"{LIMITS}{p.prefix}": str(p.limits) for p in registry.processors}},
         )
         membership = Membership(store, forget_after_ms=options.forget_after_ms)
-        return Peers(membership, me, self._state, watch.look, beat_ms=options.beat_ms)
+        return Peers(membership, me, self._state, watch, beat_ms=options.beat_ms)
 
     def _build_bare(self) -> BareWatch:
         peers, pod = self.peers, self._pod

@@ -37,20 +37,17 @@ class Reservation:
 
 
 class Permits:
-    """The permits of one db. Methods raise Unavailable while Redis is down; permits in doubt end with the lease."""
+    """The permits of one db. Each method takes one round trip, and raises Unavailable while Redis is down; permits in
+    doubt end with the lease."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: Future[None] | None = None
 
-    async def reserve(self, prefix: str, limits: Limits, most: int, *, pod: str, lease_ms: int) -> Reservation:
-        """Reserve as many starts as the limits allow, at most `most`."""
-        return (await self.reserve_all({prefix: (limits, most)}, pod=pod, lease_ms=lease_ms))[prefix]
-
-    async def reserve_all(
+    async def reserve(
         self, wanted: Mapping[str, tuple[Limits, int]], *, pod: str, lease_ms: int
     ) -> dict[str, Reservation]:
-        """As `reserve`, for many prefixes in one round trip."""
+        """By prefix, reserve as many starts as the limits allow, at most the number."""
         calls: list[ScriptCall] = []
         for prefix, (limits, most) in wanted.items():
             interval_us, burst = (limits.rate.interval_us, limits.rate.burst) if limits.rate else (0, 1)
@@ -63,12 +60,8 @@ class Permits:
             )
         }
 
-    async def give_back(self, reserved: Reservation, used: int) -> None:
-        """Give back what is left of a reservation after `used` starts."""
-        await self.give_back_all([(reserved, used)])
-
-    async def give_back_all(self, ended: Iterable[tuple[Reservation, int]]) -> None:
-        """As `give_back`, for many reservations in one round trip."""
+    async def give_back(self, ended: Iterable[tuple[Reservation, int]]) -> None:
+        """Give back what is left of each reservation after so many starts."""
         calls: list[ScriptCall] = []
         for reserved, used in ended:
             if unused := reserved.count - used:
@@ -95,13 +88,9 @@ class Permits:
         finally:
             kept.set_result(None)
 
-    async def next_shard(self, prefix: str) -> int | None:
-        """For the holder of a prefix's only permit: the shard with its earliest timer. None if there is none, or if one
-        still runs: its pod is dead or stalled, and it must be rescued first."""
-        return (await self.next_shards([prefix]))[prefix]
-
     async def next_shards(self, prefixes: Sequence[str]) -> dict[str, int | None]:
-        """As `next_shard`, for many prefixes in one round trip."""
+        """For the holder of the only permit of each prefix: the shard with its earliest timer. None if there is none,
+        or if one still runs: its pod is dead or stalled, and it must be rescued first."""
         shards = range(self._store.shards)
         async with self._store.connections.commands.pipeline(transaction=False) as asked:
             for prefix in prefixes:

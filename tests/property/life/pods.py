@@ -67,7 +67,7 @@ class PodVerbs(World):
 
     def _is_next(self, shard: int, prefix: str) -> bool:
         """True if the holder of the only permit is sent to this shard. False for all shards while one timer runs."""
-        next_shard = self.do(Permits(self.store).next_shard(prefix))
+        next_shard = self.do(Permits(self.store).next_shards([prefix]))[prefix]
         assert next_shard is None or not self._running(prefix)
         return next_shard == shard
 
