@@ -13,7 +13,7 @@ from tests.dashboard.conftest import EVERYTHING, OPERATES, READS, WRITES, Watche
 from tests.store.acts import an_end
 from tests.waiting import eventually
 from timers.core.model import Status
-from timers.dashboard.bulk import BulkPages
+from timers.dashboard.many import ManyPages
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 PAGES = (
@@ -159,7 +159,7 @@ async def test_chosen_timers_are_cancelled_after_the_words_are_typed(guarded: Ap
 
 @pytest.fixture
 def instead() -> Instead:
-    return lambda parts: BulkPages(parts, slice_limit=10, slice_seconds=0.0).routes()
+    return lambda parts: ManyPages(parts, slice_limit=10, slice_seconds=0.0).routes()
 
 
 async def test_an_action_continues_slice_by_slice_without_a_click(api: Api, watched: Watched) -> None:

@@ -9,12 +9,12 @@ import pytest
 from tests.api.harness import Instead
 from tests.dashboard.conftest import WRITES, Shown, Visitor
 from timers.core.model import Status
-from timers.dashboard.bulk import BulkPages
+from timers.dashboard.many import ManyPages
 
 
 @pytest.fixture
 def instead() -> Instead:
-    return lambda parts: BulkPages(parts, slice_limit=20, slice_seconds=0.0).routes()
+    return lambda parts: ManyPages(parts, slice_limit=20, slice_seconds=0.0).routes()
 
 
 def fields_of(text: str) -> list[tuple[str, str]]:

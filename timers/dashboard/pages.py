@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from timers.dashboard.bulk import BulkPages
-from timers.dashboard.lists import ListPages
 from timers.dashboard.live import LivePages
+from timers.dashboard.many import ManyPages
 from timers.dashboard.overview import OverviewPage
 from timers.dashboard.service import ServicePages
 from timers.dashboard.site import Parts, SignIn
 from timers.dashboard.timer import TimerPages
 
-_PAGES = (SignIn, LivePages, OverviewPage, ListPages, TimerPages, BulkPages, ServicePages)
+_PAGES = (SignIn, LivePages, OverviewPage, ManyPages, TimerPages, ServicePages)
 
 
 def all_pages(parts: Parts) -> Sequence[web.RouteDef]:

@@ -1,0 +1,317 @@
+"""Owns the pages of many timers: the list, the failures by prefix and error, and the action on all that match.
+
+An action shows the number and asks for words to type, then does a slice a request until all are done. The browser keeps
+the progress. So any pod can continue, no request takes long, and closing the page stops it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from timers.api.operations import route
+from timers.api.scope import acting, nothing_of, visible_to
+from timers.client.actions import TAKES, BulkAction, Counts, check_action
+from timers.core.answers import ActionAnswer
+from timers.core.model import Status, Timer
+from timers.core.strict import decode
+from timers.dashboard.site import Parts, pairs_of, show
+from timers.dashboard.timer import due_of
+from timers.errors import FieldError, InvalidInput, shown
+from timers.store.filters import Filter, Visible
+from timers.store.keys import identity_of
+from timers.store.listing import ORDER, Page, read_page
+from timers.store.queries import Group, error_group, groups
+
+PAGE: Final = 50
+PREFIXES_A_PAGE: Final = 20
+SLICE: Final = 200
+SLICE_SECONDS: Final = 1.0
+NAMES: Final = ("prefix", "tag", "due_after", "due_before", "q", "error")
+"""Conditions that come once. `status` may come several times."""
+
+_FAILING: Final = (Status.FAILED, Status.UNHANDLED, Status.RETRYING)
+_PROGRESS: Final = TypeAdapter(ActionAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The conditions as given, and the filter made from them."""
+
+    given: Sequence[tuple[str, str]]
+    filter: Filter
+
+    @classmethod
+    def parse(cls, pairs: Sequence[tuple[str, str]], visible: Visible | None) -> "Wanted":
+        """Read the conditions from the parameters of an address or the fields of a form. Empty and unknown ones count
+        as not given. Raises InvalidInput."""
+        given = [(name, value.strip()) for name, value in pairs if value.strip() and name in (*NAMES, "status")]
+        one = dict(given)
+        fields: dict[str, Any] = {name: one[name] for name in Filter.model_fields if name in one}
+        if statuses := [value for name, value in given if name == "status" and value in list(Status)]:
+            fields["status"] = statuses
+        else:
+            fields.pop("status", None)
+        found = Filter.parse(fields).seen_by(visible)
+        return cls(given, _with_words(found, one.get("q"), one.get("error")))
+
+    @property
+    def statuses(self) -> Sequence[Status]:
+        """The statuses asked for, or none if any will do."""
+        return self.filter.status or ()
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The conditions that come once, by name."""
+        return {name: dict(self.given).get(name, "") for name in NAMES}
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no conditions were given."""
+        return not self.given
+
+    @property
+    def counts_alone(self) -> bool:
+        """Whether the counts by prefix and status are enough to say how many timers pass."""
+        return not any(self.values[name] for name in ("tag", "due_after", "due_before", "q", "error"))
+
+    def query(self, **more: str) -> str:
+        """The conditions as the query of an address."""
+        return urlencode([*self.given, *more.items()])
+
+
+def _with_words(found: Filter, words: str | None, error: str | None) -> Filter:
+    if words is None and error is None:
+        return found
+
+    def passes(timer: Timer) -> bool:
+        return (words is None or words in timer.key) and (error is None or error_group(timer.last_error) == error)
+
+    return found.where(passes)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkRequest:
+    """What to do to which timers: those chosen one by one, or all that pass the conditions."""
+
+    action: str
+    wanted: Wanted
+    chosen: Sequence[str]
+    when: str
+    changes: str
+
+    @classmethod
+    def parse(cls, request: web.Request, pairs: Sequence[tuple[str, str]]) -> "BulkRequest":
+        """Read the request from an address or a form. Raises InvalidInput."""
+        one, chosen = dict(pairs), [value for name, value in pairs if name == "timer"]
+        action = check_action(one.get("action"))
+        wanted = Wanted.parse([] if chosen else pairs, visible_to(request))
+        if not chosen and wanted.is_everything:
+            raise InvalidInput.of(
+                "filter", "", "at least one condition, because no action may cover all timers at once"
+            )
+        if action == "reschedule" and not one.get("when", "").strip():
+            raise InvalidInput.of("when", "", "their new due time: 1h, or 2026-11-22T20:00:00Z")
+        when = one.get("when", "").strip() if action == "reschedule" else ""
+        return cls(action, wanted, chosen, when, one.get("changes", "").strip() if action == "change" else "")
+
+    @property
+    def statuses(self) -> Sequence[Status]:
+        """The statuses to look at: those asked for, as far as the action takes them."""
+        return [s for s in TAKES[self.action] if not self.wanted.statuses or s in self.wanted.statuses]
+
+    @property
+    def filter(self) -> Filter:
+        """The conditions with these statuses."""
+        return self.wanted.filter.model_copy(update={"status": tuple(self.statuses)})
+
+    def asked(self, cursor: str | None = None) -> BulkAction:
+        """The action to carry out from a cursor on. Raises InvalidInput."""
+        due = due_of(self.when) if self.when else {}
+        try:
+            changes = decode(self.changes.encode("utf-8", "replace")) if self.action == "change" else None
+        except ValueError as error:
+            raise InvalidInput([FieldError("changes", shown(self.changes), f"JSON ({error})")]) from None
+        given = {"action": self.action, "filter": self.filter, "changes": changes, "cursor": cursor, **due}
+        return BulkAction.parse(given)
+
+
+class ManyPages:
+    """`/ui/timers`, `/ui/failed` and `/ui/bulk`."""
+
+    def __init__(self, parts: Parts, *, slice_limit: int = SLICE, slice_seconds: float = SLICE_SECONDS) -> None:
+        self._parts, self._client = parts, parts.client
+        self._slice_limit, self._slice_seconds = slice_limit, slice_seconds
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The routes to add to an application."""
+        return (
+            route("timersPage", self.timers),
+            route("failedPage", self.failed),
+            route("bulkPage", self.bulk_page),
+            route("bulk", self.bulk),
+        )
+
+    async def timers(self, request: web.Request) -> web.Response:
+        """Answers 200 with a page, or 422 with the form and what is wrong."""
+        wanted, errors = _wanted(request)
+        may_sort = (
+            wanted.filter.only_prefix is not None
+            and len(wanted.statuses) == 1
+            and Status.RUNNING not in wanted.statuses
+        )
+        newest = request.query.get("sort") == "newest" and may_sort
+        cursor = request.query.get("cursor")
+        page = Page([], None)
+        if not errors:
+            page = await read_page(self._parts.store, wanted.filter, limit=PAGE, cursor=cursor, newest=newest)
+        sorted_by = {"sort": "newest"} if newest else {}
+        return show(
+            request,
+            "timers",
+            status=422 if errors else 200,
+            title="Timers",
+            section="timers",
+            now_ms=round(self._parts.store.clock.now_ms()),
+            wanted=wanted,
+            errors=errors,
+            statuses=ORDER,
+            timers=page.items,
+            next=f"/ui/timers?{wanted.query(**sorted_by, cursor=page.next_cursor)}" if page.next_cursor else None,
+            first=f"/ui/timers?{wanted.query(**sorted_by)}" if cursor else None,
+            newest=newest,
+            may_sort=may_sort,
+        )
+
+    async def failed(self, request: web.Request) -> web.Response:
+        """Answers 200 with the prefixes, those with most failures first."""
+        covers = Filter().seen_by(visible_to(request)).covering()
+        counts = await self._parts.client.counts()
+        ended = {
+            prefix: {status: n for status in _FAILING if (n := by_status.get(status, 0))}
+            for prefix, by_status in counts.items()
+            if covers(prefix)
+        }
+        most = sorted((p for p, by_status in ended.items() if by_status), key=lambda p: (-sum(ended[p].values()), p))
+        given = request.query.get("page", "1")
+        at = max(1, int(given)) if given.isascii() and given.isdecimal() and len(given) < 6 else 1
+        shown = most[(at - 1) * PREFIXES_A_PAGE : at * PREFIXES_A_PAGE]
+        return show(
+            request,
+            "failed",
+            title="Failed and retrying",
+            section="failed",
+            now_ms=round(self._parts.store.clock.now_ms()),
+            prefixes=[await self._prefix(prefix, ended[prefix]) for prefix in shown],
+            total=len(most),
+            at=at,
+            pages=-(-len(most) // PREFIXES_A_PAGE),
+        )
+
+    async def _prefix(self, prefix: str, counts: Mapping[Status, int]) -> Mapping[str, Any]:
+        """How many timers of a prefix fail, and their groups, the largest first."""
+        found: list[Group] = []
+        looked_at = 0
+        for status in counts:
+            some, looked = await groups(self._parts.store, prefix, status)
+            found += some
+            looked_at += looked
+        ordered = sorted(found, key=lambda group: -group.number)
+        return {"prefix": prefix, "counts": counts, "groups": ordered, "looked_at": looked_at}
+
+    async def bulk_page(self, request: web.Request) -> web.Response:
+        """Answers 200 with the number of timers and the words to type."""
+        return await self._asked(request, BulkRequest.parse(request, list(request.query.items())))
+
+    async def bulk(self, request: web.Request) -> web.Response:
+        """Answers 200 with the progress, or with the words to type if they are missing."""
+        pairs = await pairs_of(request)
+        bulk, form = BulkRequest.parse(request, pairs), dict(pairs)
+        number = form.get("number", "")
+        if form.get("words", "").strip() != f"{bulk.action} {number}" or not number:
+            return await self._asked(request, bulk, "The text does not match." if "words" in form else "")
+        progress = _read_progress(form["progress"]) if "progress" in form else Counts()
+        try:
+            asked = bulk.asked(progress.next_cursor)
+        except InvalidInput as error:
+            if bulk.action != "change":
+                raise
+            return await self._asked(request, bulk, str(error))
+        await self._slice(request, bulk, asked, progress)
+        return self._shown(request, "bulk_going", bulk, number, progress=progress)
+
+    async def _asked(self, request: web.Request, bulk: BulkRequest, wrong: str = "") -> web.Response:
+        number, is_exact = await self._count(bulk)
+        words, status = number if is_exact else "all", 422 if wrong else 200
+        told = {"count": number, "is_exact": is_exact, "wrong": wrong}
+        return self._shown(request, "bulk", bulk, str(words), status=status, **told)
+
+    def _shown(
+        self, request: web.Request, template: str, bulk: BulkRequest, number: str, **values: Any
+    ) -> web.Response:
+        hidden = [("action", bulk.action), ("when", bulk.when), *(("timer", member) for member in bulk.chosen)]
+        return show(
+            request,
+            template,
+            title=f"{bulk.action.capitalize()} timers",
+            section="timers",
+            bulk=bulk,
+            number=number,
+            hidden=[*hidden, *bulk.wanted.given],
+            **values,
+        )
+
+    async def _count(self, bulk: BulkRequest) -> tuple[int, bool]:
+        """The number of timers, and whether the count is exact."""
+        if bulk.chosen:
+            return len(bulk.chosen), True
+        if not bulk.statuses:
+            return 0, True
+        found = bulk.filter
+        if bulk.wanted.counts_alone:
+            counts = await self._client.counts(own=True)
+            covers, statuses = found.covering(), found.statuses
+            return sum(
+                of.get(status, 0) for prefix, of in counts.items() if covers(prefix) for status in statuses
+            ), True
+        page = await read_page(self._parts.store, found, limit=1000)
+        return len(page.items), page.next_cursor is None
+
+    async def _slice(self, request: web.Request, bulk: BulkRequest, asked: BulkAction, progress: Counts) -> None:
+        """Do as much as fits into one request, and add it to the progress."""
+        until = time.monotonic() + self._slice_seconds
+        if bulk.chosen:
+            chosen, visible = [identity_of(member) for member in bulk.chosen], visible_to(request)
+            asked = asked.on([each for each in chosen if visible is None or visible(each[0])])
+            for prefix, timer_id in set(chosen).difference(asked.chosen or ()):
+                progress.matched += 1
+                progress.refuse(prefix, timer_id, nothing_of(prefix))
+        if bulk.chosen or bulk.statuses:
+            counts = await acting(self._client, request).act(
+                asked, stop=lambda counts: counts.matched >= self._slice_limit or time.monotonic() > until
+            )
+            progress.add(counts)
+
+
+def _wanted(request: web.Request) -> tuple[Wanted, Mapping[str, str]]:
+    """What the address asks for, and what is wrong with each field."""
+    pairs = list(request.query.items())
+    try:
+        return Wanted.parse(pairs, visible_to(request)), {}
+    except InvalidInput as error:
+        return Wanted(pairs, Filter()), {each.field: str(each) for each in error.errors}
+
+
+def _read_progress(text: str) -> Counts:
+    """Read the progress from a form's field. Raises InvalidInput."""
+    try:
+        given = _PROGRESS.validate_json(text)
+    except ValidationError:
+        raise InvalidInput.of("progress", text, "the progress from the previous page") from None
+    counts = Counts(given["matched"], given["done"], next_cursor=given["next_cursor"], examples=given["examples"])
+    counts.refused.update(given["refused"])
+    return counts
