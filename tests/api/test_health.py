@@ -33,7 +33,7 @@ async def until_ready(api: Api) -> Reply:
 
 async def test_a_pod_without_workers_is_ready_when_redis_answers(api: Api) -> None:
     reply = await api.call("GET", "/readyz")
-    nobody = "no live pod takes the shards 0"
+    nobody = "shards without a live pod: 0"
     assert (reply.status, reply.body) == (200, {"ready": True, "redis": "ok", "warnings": [nobody], "problems": []})
     assert (await api.call("GET", "/healthz")).body == {"status": "ok"}
 
@@ -121,8 +121,8 @@ async def test_strangers_see_only_the_number_of_uncovered_prefixes_and_keys_only
         told = {}
         for name, headers in (("none", {}), ("mine", mine), ("theirs", theirs), ("write", write)):
             told[name] = (await api.call("GET", "/readyz", headers=headers)).body["warnings"][-1]
-        assert told["mine"].endswith("of the prefixes mine")
-        assert all(told[name].endswith("due timers of 1 prefixes") for name in ("none", "theirs", "write"))
+        assert told["mine"].endswith("no live pod serves mine")
+        assert all(told[name].endswith("no live pod serves 1 prefix") for name in ("none", "theirs", "write"))
 
 
 async def test_many_probes_are_answered_from_one_look_at_redis(api: Api, redis: Redis) -> None:

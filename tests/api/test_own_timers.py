@@ -130,4 +130,4 @@ def test_starts_and_problems_leave_them_out() -> None:
     observer.started("test", 7)
     assert sum(observer.starts.values()) == 1
     assert Uncovered([], [OWN]).warnings() == []
-    assert Uncovered([], [OWN, "test"]).warnings(lambda _: False) == ["no live pod takes due timers of 1 prefixes"]
+    assert Uncovered([], [OWN, "test"]).warnings(lambda _: False) == ["timers are due, but no live pod serves 1 prefix"]

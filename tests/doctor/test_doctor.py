@@ -115,17 +115,17 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "strangers": ((), strangers, {"strangers": ("warn", "'session/abc'")}),
     "lost data": ((), lose, {"data": ("fail", "shard 0 lost everything written")}),
     "another's meta": ((), overwrite_meta, {"data": ("fail", "WRONGTYPE")}),
-    "a lost index": ((), lose_an_index, {"books": ("fail", "disagree")}),
-    "every index and count lost": ((), lose_every_index, {"books": ("fail", "1 uncounted records")}),
+    "a lost index": ((), lose_an_index, {"indexes": ("fail", "do not match")}),
+    "every index and count lost": ((), lose_every_index, {"indexes": ("fail", "uncounted records: 1")}),
     "an unreadable record": ((), spoil_a_record, {"quarantine": ("warn", "'note:one' (no record)")}),
     "a stuck queue": (
         (),
         leave_waiting,
-        {"queues": ("fail", "of the prefixes note have been due for more than a minute; the pods have room for 9")},
+        {"queues": ("fail", "due for more than a minute: note; the pods have room for 9")},
     ),
-    "a paused prefix": ((), pause, {"paused": ("warn", "paused prefixes note")}),
-    "a prefix without pods": ((), serve_another, {"prefixes": ("fail", "of the prefixes push")}),
-    "a shard without pods": ((), elsewhere, {"shards": ("fail", "takes the shards 0")}),
+    "a paused prefix": ((), pause, {"paused": ("warn", "paused prefixes are due: note")}),
+    "a prefix without pods": ((), serve_another, {"prefixes": ("fail", "these prefixes: push")}),
+    "a shard without pods": ((), elsewhere, {"shards": ("fail", "shards without a live pod: 0")}),
     "a deaf pod": ((), deaf, {"pods": ("warn", "a: notifications are deaf")}),
     "snapshots that fail": (
         (),
@@ -136,10 +136,10 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
             "data": ("fail", "MISCONF"),
         },
     ),
-    "a lost head": ((), lose_the_head, {"books": ("fail", "1 heads")}),
-    "a lost due index": ((), lose_a_due_index, {"books": ("fail", "1 counts, 1 heads")}),
-    "wrong counts": ((), miscount, {"books": ("fail", "2 counts")}),
-    "a lost lease": ((), lose_a_lease, {"books": ("fail", "1 counts")}),
+    "a lost head": ((), lose_the_head, {"indexes": ("fail", "heads: 1")}),
+    "a lost due index": ((), lose_a_due_index, {"indexes": ("fail", "counts: 1, heads: 1")}),
+    "wrong counts": ((), miscount, {"indexes": ("fail", "counts: 2")}),
+    "a lost lease": ((), lose_a_lease, {"indexes": ("fail", "counts: 1")}),
     "a displaced key": ((), displace, {"strangers": ("warn", "it is 'timers:{0}:displaced:timers:{0}:nonsense' now")}),
     "an outbox that nobody drains": ((), post_long_ago, {"hooks": ("fail", "1 changes wait, the oldest for 10")}),
     "a receiver that fails": ((), fail_a_call, {"hooks": ("warn", "timers.hook-1:note:a:1:1: 503 from hooks.example")}),
@@ -151,7 +151,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "no worker": (
         (),
         leave_alone,
-        {"shards": ("fail", "no worker is alive"), "prefixes": ("fail", "of the prefixes note")},
+        {"shards": ("fail", "no worker is alive"), "prefixes": ("fail", "these prefixes: note")},
     ),
     "pods that send nothing": ((), write_to_a_folder, {"messages": ("warn", "to a folder: a to /tmp/mail")}),
     "pods that differ": ((), differ, {"settings": ("warn", "TIMERS_RETENTION: 1d on a and 7d on b")}),
@@ -248,10 +248,10 @@ async def test_connections_that_run_out(tmp_path: Path) -> None:
         (
             ("note",),
             ("zadd",),
-            {"rights": ("fail", "may not: zadd timers:x"), "data": ("fail", "may not ZADD timers:")},
+            {"rights": ("fail", "permission for: zadd timers:x"), "data": ("fail", "may not ZADD timers:")},
         ),
-        (("mail",), (), {"rights": ("fail", "may not: set note:x -")}),
-        (("note",), ("scan",), {"rights": ("warn", "may not SCAN")}),
+        (("mail",), (), {"rights": ("fail", "permission for: set note:x -")}),
+        (("note",), ("scan",), {"rights": ("warn", "permission for SCAN")}),
         (
             ("note",),
             ("info", "publish"),
@@ -308,7 +308,10 @@ async def test_a_server_without_info_and_scan(tmp_path: Path) -> None:
     async with await start_server("redis", tmp_path, *without) as server, opened(server.url) as store:
         await made(store)
         await alive(store)
-        expected = {"server": ("warn", "denies INFO: unknown command"), "rights": ("fail", "may not: info, scan 0")}
+        expected = {
+            "server": ("warn", "denies INFO: unknown command"),
+            "rights": ("fail", "permission for: info, scan 0"),
+        }
         assert_named(await found(store), expected)
 
 
@@ -377,8 +380,8 @@ def test_the_doctor_knows_every_right_that_the_document_lists() -> None:
 @pytest.mark.parametrize(
     ("rules", "without", "expected"),
     [
-        ((), (), {"replay": ("fail", "the default user may not: set timers:x -, pexpireat timers:x 1")}),
-        (("allcommands", "~timers:*"), (), {"replay": ("fail", "the default user may not: set note:x -")}),
+        ((), (), {"replay": ("fail", "the default user lacks permission for: set timers:x -, pexpireat timers:x 1")}),
+        (("allcommands", "~timers:*"), (), {"replay": ("fail", "the default user lacks permission for: set note:x -")}),
         (("resetpass", "~*", "&*", "+@all"), (), {}),
         ((), ("acl|dryrun",), {"replay": ("warn", "may write is not to be seen")}),
     ],

@@ -76,9 +76,9 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...], Break | None]]] = {
     "replicas that are away": ("replicas", (), setting("min-replicas-to-write", 1)),
     "a displaced key": ("strangers", (), displace),
     "lost data": ("data", (), lose),
-    "a lost index": ("books", (), lose_an_index),
-    "every index and count lost": ("books", (), lose_every_index),
-    "wrong counts": ("books", (), miscount),
+    "a lost index": ("indexes", (), lose_an_index),
+    "every index and count lost": ("indexes", (), lose_every_index),
+    "wrong counts": ("indexes", (), miscount),
     "a paused prefix": ("paused", (), pause),
 }
 

@@ -49,14 +49,14 @@ async def test_counts_that_were_deleted_come_back(fleet: Fleet) -> None:
 
 
 async def test_the_doctor_finds_lost_indexes_and_repairs_them(fleet: Fleet) -> None:
-    async def books(*, fix: bool) -> tuple[str, str]:
-        (check,) = [check for check in await examine(fleet.store, fix=fix) if check.name == "books"]
+    async def indexes(*, fix: bool) -> tuple[str, str]:
+        (check,) = [check for check in await examine(fleet.store, fix=fix) if check.name == "indexes"]
         return check.level, check.said
 
     await fleet.client.batch([{"prefix": "note", "id": str(n), "delay": "1h"} for n in range(300)])
-    assert await books(fix=False) == ("ok", "heads and counts agree")
+    assert await indexes(fix=False) == ("ok", "indexes and counts agree")
     await fleet.redis.delete("timers:{0}:due:note", "timers:{0}:heads")
-    level, said = await books(fix=False)
-    assert (level, said.partition(";")[0]) == ("fail", "indexes and counts disagree: 1 counts")
-    assert await books(fix=True) == ("warn", "mended: 300 due")
-    assert await books(fix=True) == ("ok", "records, indexes and counts agree")
+    level, said = await indexes(fix=False)
+    assert (level, said) == ("fail", "indexes do not match the timers (counts: 1)")
+    assert await indexes(fix=True) == ("warn", "repaired (due: 300)")
+    assert await indexes(fix=True) == ("ok", "records, indexes and counts agree")

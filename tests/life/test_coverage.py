@@ -41,7 +41,7 @@ async def told(api: Api) -> Told:
 async def test_full_coverage_is_reported(fleet: Fleet, bystander: Api) -> None:
     await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay=HOUR)
-    fine = Told([], set(), ("ok", "1 live workers cover all 1"), ("ok", "every waiting timer has a pod that takes it"))
+    fine = Told([], set(), ("ok", "every shard has a live worker"), ("ok", "every waiting timer has a live pod"))
     assert await told(bystander) == fine
 
 
@@ -49,15 +49,15 @@ async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystande
     await fleet.client.create("note", "x", delay=0)
     now = await told(bystander)
     assert now.readyz == [
-        "no live pod takes the shards 0",
-        "no live pod takes due timers of the prefixes note",
+        "shards without a live pod: 0",
+        "timers are due, but no live pod serves note",
     ]
     assert now.metrics == {
         'timers_uncovered_shards{shard="0"} 1.0',
         'timers_uncovered_prefixes{prefix="note"} 1.0',
     }
     assert now.shards == ("fail", "no worker is alive, so nothing runs")
-    assert now.prefixes == ("fail", "no live pod takes the waiting timers of the prefixes note")
+    assert now.prefixes == ("fail", "timers wait, but no live pod serves these prefixes: note")
 
 
 async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None:
@@ -67,9 +67,9 @@ async def test_a_prefix_that_no_pod_serves(fleet: Fleet, bystander: Api) -> None
     await fleet.client.create("push-later", "x", delay=HOUR)
     await fleet.client.create("push-now", "x", delay=0)
     now = await told(bystander)
-    assert now.readyz == ["no live pod takes due timers of the prefixes push-now"]
+    assert now.readyz == ["timers are due, but no live pod serves push-now"]
     assert now.metrics == {'timers_uncovered_prefixes{prefix="push"} 1.0'}
-    assert now.prefixes == ("fail", "no live pod takes the waiting timers of the prefixes push-later, push-now")
+    assert now.prefixes == ("fail", "timers wait, but no live pod serves these prefixes: push-later, push-now")
     await fleet.pod(Calls("push"), name="b")
     await fleet.completed("x", "push-now")
     assert (await told(bystander)).metrics == set()
@@ -86,9 +86,9 @@ async def test_a_prefix_whose_only_pod_died_in_a_run(fleet: Fleet, bystander: Ap
     await sign_off(fleet.store, "notes")
     await fleet.expire_lease("x")
     now = await told(bystander)
-    assert now.readyz == ["no live pod takes due timers of the prefixes note"]
+    assert now.readyz == ["timers are due, but no live pod serves note"]
     assert now.metrics == {'timers_uncovered_prefixes{prefix="note"} 1.0'}
-    assert now.prefixes == ("fail", "no live pod takes the waiting timers of the prefixes note")
+    assert now.prefixes == ("fail", "timers wait, but no live pod serves these prefixes: note")
     await fleet.pod(calls, name="again")
     await fleet.completed("x")
     assert (await told(bystander)).readyz == []
@@ -105,9 +105,9 @@ async def test_shards_that_no_pod_takes(sharded: Fleet, sharded_bystander: Api) 
     await sharded.pod(Calls(), name="a", shard_subset=(0, 1))
     await sharded.client.create("note", in_shard(sharded, "note", 2), delay=0)
     now = await told(sharded_bystander)
-    assert now.readyz == ["no live pod takes the shards 2, 3"]
+    assert now.readyz == ["shards without a live pod: 2, 3"]
     assert now.metrics == {f'timers_uncovered_shards{{shard="{shard}"}} 1.0' for shard in (2, 3)}
-    assert now.shards == ("fail", "no live pod takes the shards 2, 3")
+    assert now.shards == ("fail", "shards without a live pod: 2, 3")
     assert now.prefixes[0] == "ok"
     await sharded.pod(Calls(), name="b", shard_subset=(2, 3))
     assert (await told(sharded_bystander)).readyz == []
@@ -118,7 +118,7 @@ async def test_a_prefix_that_is_served_only_on_other_shards(sharded: Fleet, shar
     await sharded.pod(Calls("push"), name="high", shard_subset=(2, 3))
     await sharded.client.create("push", in_shard(sharded, "push", 0), delay=0)
     now = await told(sharded_bystander)
-    assert now.readyz == ["no live pod takes due timers of the prefixes push"]
+    assert now.readyz == ["timers are due, but no live pod serves push"]
     assert now.metrics == {'timers_uncovered_prefixes{prefix="push"} 1.0'}
     assert (now.shards[0], now.prefixes[0]) == ("ok", "fail")
 

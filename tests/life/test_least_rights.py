@@ -124,7 +124,7 @@ async def test_without_scan_bare_keys_fire_by_their_event_and_all_else_works(fle
     health = pod.worker.health()
     assert health.services["bare-scanner"] == "running"
     rights = next(check for check in await examine(pod.store) if check.name == "rights")
-    assert (rights.level, rights.said) == ("warn", "the user may not SCAN")
+    assert (rights.level, rights.said) == ("warn", "the Redis user lacks permission for SCAN")
     await fleet.drain(pod)  # it tries repeatedly
     assert await refused(fleet.redis) == {"command scan"}
     await fleet.redis.acl_log_reset()

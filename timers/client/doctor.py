@@ -1,11 +1,11 @@
 """Owns checking whether a service is healthy: its server, its data, and its pods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from timers.client.fleet import NAMES_SHOWN, Fleet, Uncovered, shortened
+from timers.client.fleet import NAMES_SHOWN, Fleet, shortened
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.errors import ConfigurationError, Unavailable
@@ -16,7 +16,7 @@ from timers.store.listing import read_page
 from timers.store.membership import Member, Membership, Roster
 from timers.store.proofs import DELIVERY_SECONDS, Refusal, check_server
 from timers.store.scripts import FULL
-from timers.store.store import Store
+from timers.store.store import Queue, Store
 from timers.store.upkeep import STEP, audit, compare, uncounted
 
 UNREACHABLE: Final[Mapping[str, str]] = {
@@ -122,64 +122,50 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
 
 
 async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) -> list[Check]:
-    workers = roster.workers
     due, now_ms = await queries.due(store)
-    waiting = {*await queries.waiting_queues(store), *((shard, prefix) for shard, prefix, *_ in due)}
-    missing = Fleet(roster, due, store.shards, now_ms).uncovered_of(waiting)
-    stuck = {prefix for _, prefix, since_ms, kind in due if kind != "blocked" and since_ms <= now_ms - STUCK_MS}
-    paused = set(await queries.paused(store))
+    fleet, paused = Fleet(roster, due, store.shards, now_ms), set(await queries.paused(store))
     return [
-        _shards(missing, workers, store.shards),
-        _prefixes(missing.prefixes),
-        _queues(sorted(stuck - paused - {*missing.prefixes}) if workers else [], workers),
-        _paused(sorted(paused & {prefix for _, prefix, *_ in due})),
+        *_waiting(fleet, await queries.waiting_queues(store), paused),
         _retrying(await queries.keep_failing(store)),
         _kept(await queries.counts(store)),
-        _pods(roster.members),
-        _format(store, roster.members),
-        _settings(roster.members),
-        _messages(workers),
+        *_pods(store, roster.members),
         await _hooks(store),
-        await _books(store, progress) if fix else await _compared(store),
+        await _indexes(store, progress if fix else None),
         _quarantine(*await queries.quarantined(store)),
     ]
 
 
-def _shards(missing: Uncovered, workers: Sequence[Member], shards: int) -> Check:
-    means, none = "timers wait in them until a pod takes them", "no worker is alive, so nothing runs"
-    level: Level = "fail" if missing.prefixes else "warn"
-    open_shards = f"no live pod takes the shards {shortened(missing.shards)}"
-    return judged(
+def _waiting(fleet: Fleet, scheduled: Iterable[Queue], paused: Set[str]) -> Iterator[Check]:
+    """What waits for a pod, or because it is paused."""
+    due, workers = {(shard, prefix) for shard, prefix, *_ in fleet.due}, fleet.roster.workers
+    uncovered, means = fleet.uncovered_of({*scheduled, *due}), "timers wait in them until a pod takes them"
+    level: Level = "fail" if uncovered.prefixes else "warn"
+    said = f"shards without a live pod: {shortened(uncovered.shards)}"
+    mend = "start pods whose TIMERS_SHARD_SUBSET has them"
+    yield judged(
         "shards",
-        f"{len(workers)} live workers cover all {shards}",
-        (not workers, level, none, means, "start one: `timers serve`"),
-        (bool(missing.shards), "fail", open_shards, means, "start pods whose TIMERS_SHARD_SUBSET has them"),
+        "every shard has a live worker",
+        (not workers, level, "no worker is alive, so nothing runs", means, "start one: `timers serve`"),
+        (bool(uncovered.shards), "fail", said, means, mend),
     )
-
-
-def _prefixes(missing: Sequence[str]) -> Check:
-    said = f"no live pod takes the waiting timers of the prefixes {shortened(missing)}"
+    said = f"timers wait, but no live pod serves these prefixes: {shortened(uncovered.prefixes)}"
     means = "they become unhandled a minute after they are due"
     mend = "start pods with their processors, or take a declaration back with timers prefixes forget PREFIX"
-    fine = "every waiting timer has a pod that takes it"
-    return judged("prefixes", fine, (bool(missing), "fail", said, means, mend))
-
-
-def _queues(stuck: Sequence[str], workers: Sequence[Member]) -> Check:
-    room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
-    said = (
-        f"timers of the prefixes {shortened(stuck)} have been due for more than a minute; the pods have room for {room}"
+    yield judged(
+        "prefixes", "every waiting timer has a live pod", (bool(uncovered.prefixes), "fail", said, means, mend)
     )
+    since_ms = fleet.now_ms - STUCK_MS
+    late = {each.prefix for each in fleet.due if each.kind != "blocked" and each.since_ms <= since_ms}
+    stuck = sorted(late - paused - {*uncovered.prefixes}) if workers else []
+    room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
+    said = f"timers have been due for more than a minute: {shortened(stuck)}; the pods have room for {room} more runs"
+    means = "these timers and those behind them run late"
     mend = "see what runs with `timers ls --status running`, and /readyz of each pod; add pods"
-    fine, means = "no timer that may run has been due for a minute", "these timers and those behind them run late"
-    return judged("queues", fine, (bool(stuck), "fail", said, means, mend))
-
-
-def _paused(prefixes: Sequence[str]) -> Check:
-    said = f"the paused prefixes {shortened(prefixes)} have due timers"
-    mend = ", ".join(f"`timers resume {prefix}`" for prefix in prefixes[:NAMES_SHOWN])
-    fine, means = "no paused prefix has due timers", "they wait until somebody resumes them"
-    return judged("paused", fine, (bool(prefixes), "warn", said, means, mend))
+    yield judged("queues", "no timer that may run has been due for a minute", (bool(stuck), "fail", said, means, mend))
+    held = sorted(paused & {prefix for _, prefix in due})
+    said, means = f"timers of paused prefixes are due: {shortened(held)}", "they wait until somebody resumes them"
+    mend = ", ".join(f"`timers resume {prefix}`" for prefix in held[:NAMES_SHOWN])
+    yield judged("paused", "no paused prefix has due timers", (bool(held), "warn", said, means, mend))
 
 
 def _kept(counts: Mapping[str, Mapping[Status, int]]) -> Check:
@@ -212,24 +198,38 @@ def _retrying(failing: Mapping[str, str]) -> Check:
     return judged("retrying", "no timer has kept failing for five minutes", (bool(failing), "warn", said, means, mend))
 
 
-def _pods(members: Sequence[Member]) -> Check:
+def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
+    """What the pods tell of themselves."""
+    lacks = [f"{pod.pod}: {said}" for pod in members for said in pod.lacks.values()]
     troubles = [f"{pod.pod}: {pod.trouble}" for pod in members if pod.trouble]
     troubles += [f"{pod.pod}: notifications are {pod.hearing}" for pod in members if pod.works and pod.hearing != "ok"]
+    grant = "give the user of these pods the rights in the section Rights of PROTOCOL.md, with `redis-cli ACL SETUSER`"
     means, mend = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
-    fine = f"{len(members)} pods are alive and receive notifications"
-    lacks = [f"{pod.pod}: {said}" for pod in members for said in pod.lacks.values()]
-    return judged(
+    yield judged(
         "pods",
-        fine,
-        (
-            bool(lacks),
-            "fail",
-            shortened(lacks),
-            "timers of these prefixes are not armed or run",
-            "give the user of these pods the rights in the section Rights of PROTOCOL.md, with `redis-cli ACL SETUSER`",
-        ),
+        f"all live pods receive notifications ({len(members)})",
+        (bool(lacks), "fail", shortened(lacks), "timers of these prefixes are not armed or run", grant),
         (bool(troubles), "warn", shortened(troubles), means, mend),
     )
+    yield _format(store, members)
+    told: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for pod in members:
+        for name, value in pod.settings.items():  # what a pod does not report counts as equal
+            told[name][value].append(pod.pod)
+    differ = [
+        f"{name}: {' and '.join(f'{value} on {shortened(sorted(pods))}' for value, pods in sorted(values.items()))}"
+        for name, values in sorted(told.items())
+        if len(values) > 1
+    ]
+    means = "what happens to a timer depends on the pod that takes it"
+    mend = "give all pods the same settings and limits, or wait until a rolling deploy has ended"
+    yield judged("settings", "all pods have the same settings", (bool(differ), "warn", "; ".join(differ), means, mend))
+    senders = [pod for pod in members if pod.works and "TIMERS_OUTBOX" in pod.settings]
+    folders = [f"{pod.pod} to {pod.settings['TIMERS_OUTBOX']}" for pod in senders]
+    said = f"pods write messages for which they have no gateway to a folder: {shortened(folders)}"
+    means = "nobody receives them; their history says `not sent`"
+    mend = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or leave TIMERS_OUTBOX out: then such messages fail"
+    yield judged("messages", "no pod writes messages to a folder", (bool(folders), "warn", said, means, mend))
 
 
 def _format(store: Store, members: Sequence[Member]) -> Check:
@@ -258,30 +258,6 @@ def _format(store: Store, members: Sequence[Member]) -> Check:
     )
 
 
-def _settings(members: Sequence[Member]) -> Check:
-    """A setting that a pod does not report counts as equal."""
-    told: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for pod in members:
-        for name, value in pod.settings.items():
-            told[name][value].append(pod.pod)
-    differ = [
-        f"{name}: {' and '.join(f'{value} on {shortened(sorted(pods))}' for value, pods in sorted(values.items()))}"
-        for name, values in sorted(told.items())
-        if len(values) > 1
-    ]
-    means = "what happens to a timer depends on the pod that takes it"
-    mend = "give all pods the same settings and limits, or wait until a rolling deploy has ended"
-    return judged("settings", "the pods agree", (bool(differ), "warn", "; ".join(differ), means, mend))
-
-
-def _messages(workers: Sequence[Member]) -> Check:
-    folders = [f"{pod.pod} to {pod.settings['TIMERS_OUTBOX']}" for pod in workers if "TIMERS_OUTBOX" in pod.settings]
-    said = f"pods write messages for which they have no gateway to a folder: {shortened(folders)}"
-    mend = "set TIMERS_SMTP_URL and TIMERS_SMS_URL, or leave TIMERS_OUTBOX out: then such messages fail"
-    fine, means = "no pod writes messages to a folder", "nobody receives them; their history says `not sent`"
-    return judged("messages", fine, (bool(folders), "warn", said, means, mend))
-
-
 async def _hooks(store: Store) -> Check:
     waiting, oldest_ms = await outbox.waiting(store)
     calls = Filter.parse({"prefix": f"{OWN_PREFIXES}*", "status": "scheduled,failed,unhandled"})
@@ -308,37 +284,35 @@ async def _hooks(store: Store) -> Check:
     )
 
 
-async def _compared(store: Store) -> Check:
-    """A quick look at heads and counts, which reveals a lost index."""
+async def _indexes(store: Store, progress: Progress | None) -> Check:
+    """With `progress` repair: a step looks at up to STEP records, and later at as many entries of indexes. Else look
+    quickly at heads and counts, which reveals a lost index."""
     total: Counter[str] = Counter()
-    for shard in range(store.shards):
-        async for found in compare(store, shard):
-            total.update(found)
-    for shard in () if total else range(store.shards):
-        total.update(await uncounted(store, shard))
-    means = "timers missing from an index do not run until it is repaired, which the pods do slowly"
-    said = f"indexes and counts disagree: {_numbers(total)}"
-    return judged("books", "heads and counts agree", (bool(total), "fail", said, means, "`timers doctor --fix`"))
-
-
-async def _books(store: Store, progress: Progress) -> Check:
-    """Mend. A step looks at up to STEP records, and later at as many entries of indexes."""
-    total: Counter[str] = Counter()
+    if progress is None:
+        for shard in range(store.shards):
+            async for found in compare(store, shard):
+                total.update(found)
+        for shard in () if total else range(store.shards):
+            total.update(await uncounted(store, shard))
+        said = f"indexes do not match the timers ({_numbers(total)})"
+        means = "timers missing from an index do not run until it is repaired, which the pods do slowly"
+        return judged(
+            "indexes", "indexes and counts agree", (bool(total), "fail", said, means, "`timers doctor --fix`")
+        )
     counts = await queries.counts(store)
     number, done = 2 * sum(n for of in counts.values() for status, n in of.items() if status is not Status.RETRYING), 0
-    with progress("mending", number) as show:
+    with progress("repairing", number) as show:
         for shard in range(store.shards):
             async for found in audit(store, shard):
                 total.update(found)
                 show(done := min(done + STEP, number))
         show(number)
-    return judged(
-        "books", "records, indexes and counts agree", (bool(total), "warn", f"mended: {_numbers(total)}", "", "")
-    )
+    fine = "records, indexes and counts agree"
+    return judged("indexes", fine, (bool(total), "warn", f"repaired ({_numbers(total)})", "", ""))
 
 
 def _numbers(total: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {what}" for what, number in sorted(total.items()))
+    return ", ".join(f"{what}: {number}" for what, number in sorted(total.items()))
 
 
 def _quarantine(number: int, some: Mapping[str, str]) -> Check:

@@ -47,12 +47,14 @@ class Uncovered:
     def warnings(self, visible: Callable[[str], bool] | None = None) -> list[str]:
         """A sentence for the shards and one for the prefixes but the service's own, if there are any. Prefixes that may
         not be seen are counted."""
-        shards = f"no live pod takes the shards {shortened(self.shards)}"
+        shards = f"shards without a live pod: {shortened(self.shards)}"
         callers = [prefix for prefix in self.prefixes if not is_own(prefix)]
         seen = [prefix for prefix in callers if visible is None or visible(prefix)]
-        named = [f"of the prefixes {shortened(seen)}"] if seen else []
-        counted = [f"of {len(callers) - len(seen)} prefixes"] if len(seen) < len(callers) else []
-        prefixes = f"no live pod takes due timers {' and '.join([*named, *counted])}"
+        unseen = len(callers) - len(seen)
+        counted = [f"{unseen} prefix{'' if unseen == 1 else 'es'}"] if unseen else []
+        prefixes = (
+            f"timers are due, but no live pod serves {' and '.join([*filter(None, [shortened(seen)]), *counted])}"
+        )
         return [*([shards] if self.shards else ()), *([prefixes] if callers else ())]
 
 

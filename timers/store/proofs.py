@@ -124,15 +124,21 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
         (found,) = await store.run("rights", 0, wanted)
     except RedisRights as error:
         mend = f"{grant(store, ['eval - 1 timers:x', 'evalsha'])}, then `timers doctor` names the rest"
-        return Check("rights", "fail", f"the user may not run scripts ({error})", "nothing is armed or run", mend)
+        return Check("rights", "fail", f"the Redis user may not run scripts ({error})", "nothing is armed or run", mend)
     denied = [command.decode() for command in found]
     means = "whatever needs them fails: timers are not armed, heard of, run or ended"
     bare = "bare keys are not adopted: they fire with payload null"
     return judged(
         "rights",
         "the user has the rights that a pod needs",
-        (denied == ["scan 0"], "warn", "the user may not SCAN", bare, grant(store, denied)),
-        (bool(denied), "fail", f"the user may not: {', '.join(denied)}", means, grant(store, denied)),
+        (denied == ["scan 0"], "warn", "the Redis user lacks permission for SCAN", bare, grant(store, denied)),
+        (
+            bool(denied),
+            "fail",
+            f"the Redis user lacks permission for: {', '.join(denied)}",
+            means,
+            grant(store, denied),
+        ),
     )
 
 
@@ -154,7 +160,7 @@ async def replay(store: Store, prefixes: Iterable[str]) -> Check:
         "replay",
         fine,
         (bool(refusal), "warn", hidden, means, f"{grant(store, ['acl|dryrun'])}, or see that `{look}` says OK"),
-        (bool(denied), "fail", f"the default user may not: {', '.join(denied)}", means, mend),
+        (bool(denied), "fail", f"the default user lacks permission for: {', '.join(denied)}", means, mend),
     )
 
 
