@@ -13,7 +13,6 @@ from tests.waiting import eventually, patient
 from timers.engine.listener import Listener
 from timers.store import notifications as server_facts
 from timers.store.connect import connect
-from timers.store.notifications import Notification, TriggersExpired
 
 pytestmark = pytest.mark.every_server
 
@@ -30,10 +29,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     hear = Listener.hear
 
-    def count(self: Listener, notification: Notification) -> None:
-        if isinstance(notification, TriggersExpired):
-            counted.update(timer_id.decode() for timer_id in notification.ids)
-        hear(self, notification)
+    def count(self: Listener, what: str, *said: Any) -> None:
+        if what == "triggers":
+            counted.update(timer_id.decode() for timer_id in said[-1])
+        hear(self, what, *said)
 
     monkeypatch.setattr(Listener, "hear", count)
     return counted

@@ -23,7 +23,7 @@ from timers.errors import Unavailable
 from timers.processor import Registry, processor
 from timers.store.connect import Line, connect
 from timers.store.membership import Member, Membership
-from timers.store.notifications import SUBSCRIBED, Notification, Sink, Wake
+from timers.store.notifications import Notification, Sink
 from timers.store.store import Store, Touched
 
 pytestmark = pytest.mark.every_server
@@ -165,12 +165,12 @@ class _Line:
 
     async def __call__(self, _connections: object, sink: Sink) -> None:
         self.seen.append("opened")
-        sink(SUBSCRIBED)
+        sink("subscribed", 0)
         try:
             while True:
                 await asyncio.sleep(0.001)
                 for notification in self.brings:
-                    sink(notification)
+                    sink(*notification)
         finally:
             self.seen.append("closed")
 
@@ -201,6 +201,6 @@ async def test_a_silent_subscription_is_closed_only_after_the_next_is_open(
 
 async def test_a_subscription_that_is_only_slow_is_not_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it still held was lost with it."""
-    line = _Line(Wake(0, 1))
+    line = _Line(("wake", 0, 1))
     await _silences(store, line, monkeypatch, lambda silences: silences > 5)
     assert line.seen == ["opened", "closed"]

@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from operator import eq
-from typing import Any
+from typing import Any, Final
 
 from tests.waiting import DEADLINE_SECONDS
 from timers.store.connect import Connections
-from timers.store.notifications import SUBSCRIBED, Notification, hear
+from timers.store.notifications import Notification, hear
 from timers.store.store import Store
+
+SUBSCRIBED: Final = ("subscribed",)
+"""A confirmation, without its time."""
 
 
 class Heard:
@@ -20,8 +23,8 @@ class Heard:
         self.all: list[Notification] = []
         self._more = asyncio.Event()
 
-    def __call__(self, notification: Notification) -> None:
-        self.all.append(notification)
+    def __call__(self, what: str, *said: object) -> None:
+        self.all.append(SUBSCRIBED if what == "subscribed" else (what, *said))
         self._more.set()
 
     async def until(self, wanted: Callable[[Notification], bool], what: str) -> None:

@@ -14,7 +14,7 @@ from tests.store.acts import armed, claim, finished
 from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.connect import connect
-from timers.store.notifications import SUBSCRIBED, Notification, TriggersExpired, hear
+from timers.store.notifications import Notification, hear
 
 REQUEST = "req -newkey rsa:2048 -nodes"
 SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
@@ -55,10 +55,10 @@ async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificate
     connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
     store = await open_store(connections)
     heard = asyncio.Queue[Notification]()
-    listening = asyncio.create_task(hear(connections, heard.put_nowait))
-    assert await heard.get() == SUBSCRIBED
+    listening = asyncio.create_task(hear(connections, lambda *said: heard.put_nowait(said)))
+    assert (await heard.get())[0] == "subscribed"
     await armed(store, "a", due="+20")
-    while await heard.get() != TriggersExpired(0, "reminder", [b"a"]):
+    while await heard.get() != ("triggers", 0, "reminder", [b"a"]):
         await store.touch(0)
     (timer,) = await claim(store)
     assert await store.extend(0, [timer], pod="pod-1", lease_ms=5_000) == []

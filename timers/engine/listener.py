@@ -4,8 +4,8 @@ small key every few seconds that events arrive. A notification costs O(1); handl
 import asyncio
 import math
 import time
-from collections.abc import Sequence
-from typing import Final, Literal, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from timers.bare.watch import BareWatch
 from timers.engine.hooks import Hooks
@@ -16,19 +16,7 @@ from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store import notifications
-from timers.store.notifications import (
-    BareExpired,
-    CanaryExpired,
-    LeaseExpired,
-    Notification,
-    PodsChanged,
-    Posted,
-    Subscribed,
-    TriggersExpired,
-    Wake,
-    hear,
-)
-from timers.store.store import Identity
+from timers.store.notifications import hear
 from timers.store.turns import set_within
 
 LIFE_MS: Final = 50
@@ -162,6 +150,16 @@ class Listener:
         self._gap_cause = "sweep-start"
         self._brought = False
         self._old: asyncio.Task[None] | None = None
+        self._handlers: Mapping[str, Callable[..., None]] = {
+            "triggers": self._triggers,
+            "bare": self._bare_expired,
+            "lease": self._lease_expired,
+            "wake": sweeper.wake,
+            "posted": hooks.posted,
+            "pods": peers.beat_soon,
+            "canary": canary.heard,
+            "subscribed": self._subscribed,
+        }
 
     async def run(self) -> None:
         """Subscribe again and again, as long as each subscription is confirmed before it breaks. In between, the sweep
@@ -243,42 +241,24 @@ class Listener:
         self._gap_cause = "sweep-gap"
         self._peers.beat_soon()
 
-    def hear(self, notification: Notification) -> None:
+    def hear(self, what: str, *said: Any) -> None:
         """Handle one notification."""
         self._brought = True
-        match notification:
-            case TriggersExpired(shard, prefix, ids):
-                self._triggers(shard, prefix, ids)
-            case BareExpired(prefix, timer_id):
-                self._bare_expired((prefix, timer_id))
-            case LeaseExpired(shard, prefix, timer_id):
-                self._lease(shard, (prefix, timer_id))
-            case Wake(shard, due_ms):
-                self._sweeper.wake(shard, due_ms)
-            case Posted(shard):
-                self._hooks.posted(shard)
-            case PodsChanged():
-                self._peers.beat_soon()
-            case CanaryExpired(name):
-                self._canary.heard(name)
-            case Subscribed(at_ms):
-                self._subscribed(at_ms)
-            case _:
-                assert_never(notification)
+        self._handlers[what](*said)
 
-    def _bare_expired(self, identity: Identity) -> None:
+    def _bare_expired(self, prefix: str, timer_id: str) -> None:
         """Also announce a key for a processor whose pods are gone: its timer is due and waits for them."""
-        shard, prefix = self._pod.store.shard_of(*identity), identity[0]
+        shard = self._pod.store.shard_of(prefix, timer_id)
         is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
         is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)
         if self._bare is not None and is_ours:
-            mine = self._peers.mine(shard, prefix, identity[1])
-            self._bare.heard(identity, self._canary.heard_until_ms, mine=mine)
+            mine = self._peers.mine(shard, prefix, timer_id)
+            self._bare.heard((prefix, timer_id), self._canary.heard_until_ms, mine=mine)
 
-    def _lease(self, shard: int, run: Identity) -> None:
-        if self._pod.serves(shard, run[0]):
-            if self._peers.mine(shard, *run):
-                self._intake.mark_orphan(shard, run)
+    def _lease_expired(self, shard: int, prefix: str, timer_id: str) -> None:
+        if self._pod.serves(shard, prefix):
+            if self._peers.mine(shard, prefix, timer_id):
+                self._intake.mark_orphan(shard, (prefix, timer_id))
             else:  # the pod whose event this is may be the dead one
                 self._sweeper.wake(shard, 0)
 

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
@@ -27,73 +27,22 @@ from timers.store import codec, keys
 from timers.store.connect import Connections
 from timers.store.scripts import ScriptCall, reachable, run
 
+Sink = Callable[..., None]
+"""Called with what was announced, and what comes with it:
 
-@dataclass(frozen=True, slots=True)
-class TriggersExpired:
-    """Trigger keys of a queue expired: these timers are due. `ids` are as the server sends them; a stranger can forge
-    them."""
+`triggers`, shard, prefix, ids: trigger keys of a queue expired, so these timers are due. The ids are as the server
+sends them; a stranger can forge them.
+`lease`, shard, prefix, id: a lease expired, because its pod is gone or cannot reach Redis.
+`bare`, prefix, id: a key that a client set itself expired. Whether it is a timer depends on who serves its prefix.
+`wake`, shard, due_ms: somebody armed a timer that is due before a sweeper would look.
+`posted`, shard: a change waits in an outbox that was empty.
+`pods`: a pod came, changed what it is, or went; or a declaration is new.
+`canary`, name: a canary key expired; the name is what follows `timers:canary:`.
+`subscribed`, at_ms: a subscription was confirmed, the first or a later one, so events before it may be lost. The time
+is the server's just before it was asked for: its confirmation may be read much later.
+"""
 
-    shard: int
-    prefix: str
-    ids: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseExpired:
-    """A lease expired: its pod is gone or cannot reach Redis."""
-
-    shard: int
-    prefix: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class BareExpired:
-    """A key that a client set itself expired. Whether it is a timer depends on who serves its prefix."""
-
-    prefix: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """Somebody armed a timer that is due before a sweeper would look."""
-
-    shard: int
-    due_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """A change waits in an outbox that was empty."""
-
-    shard: int
-
-
-@dataclass(frozen=True, slots=True)
-class PodsChanged:
-    """A pod came, changed what it is, or went; or a declaration is new."""
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryExpired:
-    """A canary key expired; `name` is what follows `timers:canary:`."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """A subscription was confirmed, the first or a later one: events before it may be lost. `at_ms` is the server's
-    time just before it was asked for: its confirmation may be read much later."""
-
-    at_ms: int = field(default=0, compare=False)
-
-
-Notification = TriggersExpired | BareExpired | LeaseExpired | Wake | Posted | PodsChanged | CanaryExpired | Subscribed
-Sink = Callable[[Notification], None]
-
-SUBSCRIBED: Final = Subscribed()
+Notification = tuple[Any, ...]
 
 _QUEUE = re.compile(rb"(?!timers:)([a-z0-9][a-z0-9_.-]{0,63}):\{(\d{1,9})")
 _LEASE = re.compile(rb"timers:\{(\d+)\}:lease:([a-z0-9][a-z0-9_.-]{0,63}):([A-Za-z0-9][A-Za-z0-9_.:@~+=-]{0,199})")
@@ -113,12 +62,12 @@ def parse_expired(key: bytes) -> Notification | None:
     """What the expiry of a key other than a trigger means; None for a stranger's key."""
     if key.startswith(b"timers:"):
         if lease := _LEASE.fullmatch(key):
-            return LeaseExpired(int(lease[1]), lease[2].decode(), lease[3].decode())
+            return "lease", int(lease[1]), lease[2].decode(), lease[3].decode()
         if key.startswith(_CANARY):
-            return CanaryExpired(key[len(_CANARY) :].decode(errors="replace"))
+            return "canary", key[len(_CANARY) :].decode(errors="replace")
         return None
     bare = keys.BARE.fullmatch(key)
-    return BareExpired(bare[1].decode(), bare[2].decode()) if bare else None
+    return ("bare", bare[1].decode(), bare[2].decode()) if bare else None
 
 
 async def hear(connections: Connections, sink: Sink) -> None:
@@ -128,13 +77,13 @@ async def hear(connections: Connections, sink: Sink) -> None:
     expired = keys.expired_channel(connections.db).encode()
     with reachable():
         seconds, micros = await connections.commands.time()
-    subscribed = Subscribed(seconds * 1000 + micros // 1000)
+    at_ms = seconds * 1000 + micros // 1000
 
     triggers = defaultdict[tuple[int, str], list[bytes]](list)
 
     def take(channel: bytes, data: bytes | None) -> None:
         if data is None:
-            found: Notification | None = subscribed if channel == expired else None
+            found: Notification | None = ("subscribed", at_ms) if channel == expired else None
         elif channel != expired:
             found = _parse_wake(data)
         else:
@@ -144,11 +93,11 @@ async def hear(connections: Connections, sink: Sink) -> None:
                 return
             found = parse_expired(data)
         if found is not None:
-            sink(found)
+            sink(*found)
 
     def report_triggers() -> None:
         for (shard, prefix), ids in triggers.items():
-            sink(TriggersExpired(shard, prefix, ids))
+            sink("triggers", shard, prefix, ids)
         triggers.clear()
 
     await subscribe(connections, (expired, keys.wake_channel(connections.db).encode()), take, taken=report_triggers)
@@ -156,11 +105,11 @@ async def hear(connections: Connections, sink: Sink) -> None:
 
 def _parse_wake(data: bytes) -> Notification | None:
     if data == _CHANGED:
-        return PodsChanged()
+        return ("pods",)
     wake = _WAKE.fullmatch(data)
     if wake is None:
         return None
-    return Posted(int(wake[1])) if wake[2] is None else Wake(int(wake[1]), int(wake[2]))
+    return ("posted", int(wake[1])) if wake[2] is None else ("wake", int(wake[1]), int(wake[2]))
 
 
 def is_time(score: float) -> bool:
