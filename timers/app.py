@@ -19,11 +19,16 @@ from typing import Any, Final, NoReturn
 
 from aiohttp import web
 
-from timers.api.assembly import all_routes, probe_application, waiting_application
 from timers.api.auth import Auth
-from timers.api.connection_limit import ConnectionLimit
 from timers.api.health import HealthRoutes
-from timers.api.server import ApiServer, application
+from timers.api.server import (
+    ApiServer,
+    ConnectionLimit,
+    all_routes,
+    application,
+    probe_application,
+    waiting_application,
+)
 from timers.client import TimerClient, client_over, open_redis
 from timers.dashboard.pages import all_pages
 from timers.dashboard.render import prepare

@@ -12,13 +12,11 @@ from multidict import CIMultiDictProxy
 from tests.api.conformance import check
 from tests.members import declare
 from tests.waiting import patient
-from timers.api.assembly import all_routes
 from timers.api.auth import FRESH_SECONDS, Auth
 from timers.api.body import UNVERIFIED_BYTES
-from timers.api.connection_limit import ConnectionLimit
-from timers.api.deadlines import REQUEST_SECONDS
 from timers.api.health import ANSWER_SECONDS, HealthRoutes
-from timers.api.server import ApiServer, application
+from timers.api.middleware import REQUEST_SECONDS
+from timers.api.server import ApiServer, ConnectionLimit, all_routes, application
 from timers.client import TimerClient, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts

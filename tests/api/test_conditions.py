@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.api.harness import Api
-from timers.api.conditions import CONDITIONS
 from timers.api.operations import OPERATIONS
+from timers.api.routes import CONDITIONS
 
 ONE = "/v1/timers/test/one"
 CALLS = [(operation.method, operation.path, {each.name for each in operation.parameters}) for operation in OPERATIONS]

@@ -13,7 +13,7 @@ from tests.api.conftest import done
 from tests.api.harness import Api, running_api
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api import body
-from timers.api.connection_limit import CONNECTION_LIMIT, ConnectionLimit
+from timers.api.server import CONNECTION_LIMIT, ConnectionLimit
 from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 

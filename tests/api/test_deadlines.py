@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from timers.api.deadlines import Deadline, Deadlines
+from timers.api.middleware import Deadline, Deadlines
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ import uvloop
 from aiohttp import web
 
 from tests.bench.pod import answer_with_cpu, noop
-from timers.api.assembly import all_routes
 from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
-from timers.api.server import ApiServer, application
+from timers.api.server import ApiServer, all_routes, application
 from timers.app import collect_seldom
 from timers.client import TimerClient, open_store
 from timers.core.spec import NewTimer

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.dashboard.conftest import READS, Visitor
-from timers.api.session import COOKIE
+from timers.api.credentials import COOKIE
 
 NUMBERS: Final = ["-1", "9" * 30, "9" * 5000, "\u0663", "\u00b2", "1e3", "x", "1\x00", "NaN"]
 

@@ -11,8 +11,8 @@ from tests.api.harness import Api, running_api
 from tests.dashboard.conftest import EVERYTHING, EVERYTHING_KEY, PROCESSORS, READS, READS_KEY, Visitor
 from tests.waiting import eventually
 from timers.api.auth import SIGN_INS
+from timers.api.credentials import COOKIE, SESSION_SECONDS
 from timers.api.operations import PAGES
-from timers.api.session import COOKIE, SESSION_SECONDS
 from timers.embedded import EmbeddedServer
 from timers.errors import RateLimited
 

@@ -2,28 +2,123 @@
 use."""
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Final
+from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from structlog.contextvars import bound_contextvars
 
 from timers.access import ANYBODY, ApiKey, Caller, KeyRing, Scope, read_entries
-from timers.api import scope, signing
+from timers.api import credentials
 from timers.api.body import BATCH_LIMIT_BYTES, BODY_LIMIT_BYTES, UNVERIFIED_BYTES, Reading, Unverified, keep_body
+from timers.api.credentials import Sessions, is_read_only
 from timers.api.operations import DASHBOARD, PAGES, Operation, operation_of
-from timers.api.origin import check_host, check_origin
-from timers.api.session import Sessions, is_read_only
-from timers.api.tracing import Handler
+from timers.client import TimerClient
 from timers.core.fields import check_id, is_prefix
-from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable
+from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited, Unauthorized, Unavailable, shown
 from timers.logs import get_logger
 from timers.processor import Rate
-from timers.store.callers import REVOKED, Callers
+from timers.store.callers import REVOKED, Callers, Quota
+from timers.store.filters import Visible
 from timers.store.turns import CachedRead
+
+_SAFE_METHODS: Final = ("GET", "HEAD")
+_NOBODYS: Final = (".localhost", ".internal", ".local")
+"""Names that no registrar sells (RFC 6761, RFC 6762, ICANN for `.internal`)."""
+
+
+def check_host(request: web.Request) -> None:
+    """Raises Forbidden for a host name that somebody's DNS may have pointed at this machine (DNS rebinding). Addresses
+    are safe. So are names without a dot and names with these endings, because nobody can register them."""
+    given = request.headers.get("Host")
+    if given is None or _cannot_be_registered(given):
+        return
+    raise Forbidden(
+        f"this API is open only to this machine, and {shown(given)} may be anybody's name for it; use localhost, "
+        "set TIMERS_API_KEYS, or TIMERS_INSECURE=1"
+    )
+
+
+def check_origin(request: web.Request) -> None:
+    """Raises Forbidden if a page of another site asks for a change."""
+    origin = request.headers.get("Origin")
+    if origin is None or request.method in _SAFE_METHODS or _parts(origin).netloc == request.host:
+        return
+    raise Forbidden("a page of another site may change nothing here; set TIMERS_API_KEYS and send a key")
+
+
+@lru_cache(maxsize=256)  # the clients of one API use only a few names for it
+def _cannot_be_registered(given: str) -> bool:
+    host = _parts(f"//{given}").hostname or "."
+    return "." not in host or host.endswith(_NOBODYS) or _is_address(host)
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+_CALLER: Final = web.RequestKey("caller", Caller)
+
+
+def _limit(request: web.Request, caller: Caller) -> None:
+    """From now on the request touches only the caller's prefixes, and arms only as many timers as the caller may
+    have."""
+    request[_CALLER] = caller
+
+
+def caller_of(request: web.Request) -> Caller | None:
+    """The caller, or None if the request was not asked for one."""
+    return request.get(_CALLER)
+
+
+def acting(client: TimerClient, request: web.Request) -> TimerClient:
+    """The client, so that changes are made in the name of the request's key and within its quota."""
+    caller = request[_CALLER]
+    within = (
+        None if caller.most_prefixes is None else Quota(caller.pending, caller.scope.patterns, caller.most_prefixes)
+    )
+    return client.acting(caller.name or None, within)
+
+
+def scope_of(request: web.Request) -> Scope:
+    """The prefixes of the caller."""
+    return request[_CALLER].scope
+
+
+def visible_to(request: web.Request) -> Visible | None:
+    """The prefixes that the request may see, or None if it may see all."""
+    scope = scope_of(request)
+    return None if scope.is_everything else scope.covers
+
+
+def require_visible(request: web.Request, prefix: str) -> None:
+    """Raises NotFound for a prefix that the request may not touch, and tells no more than that."""
+    if not request[_CALLER].scope.covers(prefix):
+        raise nothing_of(prefix)
+
+
+def nothing_of(prefix: str) -> NotFound:
+    """The error for a prefix that the request may not touch."""
+    return NotFound(f"there is nothing of the prefix {shown(prefix)}")
+
 
 _log = get_logger("timers.api")
 
@@ -62,7 +157,7 @@ _HOW: Final = "send Authorization: Bearer KEY, with a key that `timers keys make
 @web.middleware
 async def as_stranger(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Ask nobody for a key, and show nobody the prefixes of others."""
-    scope.limit(request, _STRANGER)
+    _limit(request, _STRANGER)
     return await handler(request)
 
 
@@ -88,7 +183,7 @@ class Auth:
         self._configured = read_entries(api_keys or "")
         self._keys = CachedRead(self._read_keys, fresh_seconds)
         self._kept = self._ever_kept = False
-        self._signing_keys = signing.keys_of(secrets)
+        self._signing_keys = credentials.keys_of(secrets)
         self.sessions = Sessions(callers)
         self._closed = api_keys is not None or bool(self._signing_keys)
 
@@ -98,7 +193,7 @@ class Auth:
         operation = operation_of(request)
         if request.match_info.http_exception is not None or (operation is not None and operation.right is None):
             if operation is not None and operation.id == "getReadiness":
-                scope.limit(request, await self._reader(request, operation))
+                _limit(request, await self._reader(request, operation))
             return await handler(request)
         if operation is None:
             raise Forbidden("this path is not a call, so no key opens it")
@@ -107,7 +202,7 @@ class Auth:
         except (Denied, NotFound) as error:
             _log_refusal(request, error)
             raise
-        scope.limit(request, caller)
+        _limit(request, caller)
         if caller is ANYBODY:
             with Reading(request, self._unverified):
                 return await handler(request)
@@ -126,7 +221,7 @@ class Auth:
             raise
 
     async def _caller(self, request: web.Request, operation: Operation) -> Caller:
-        if "Authorization" not in request.headers and self._signing_keys and signing.is_signed(request.headers):
+        if "Authorization" not in request.headers and self._signing_keys and credentials.is_signed(request.headers):
             return await self._signer(request, operation)
         ring = await self._ring(operation)
         if not self._closed and not self._ever_kept:
@@ -154,7 +249,7 @@ class Auth:
     async def still_lets(self, request: web.Request) -> bool:
         """Whether a call that goes on, such as a stream, would be let through again, as the same caller. While Redis
         is down nobody knows, and the call goes on."""
-        caller, operation = scope.caller_of(request), operation_of(request)
+        caller, operation = caller_of(request), operation_of(request)
         if operation is None or caller is _SIGNER:
             return True
         try:
@@ -207,16 +302,16 @@ class Auth:
         return KeyRing([*_parsed(kept), *configured])
 
     async def _signer(self, request: web.Request, operation: Operation) -> Caller:
-        proof = signing.Proof(request.headers, self._signing_keys, time.time())
+        proof = credentials.Proof(request.headers, self._signing_keys, time.time())
         limit_bytes = BATCH_LIMIT_BYTES if operation.id == "createTimers" else BODY_LIMIT_BYTES
         with Reading(request, self._unverified, proof.update):
             await keep_body(request, limit_bytes)
         if not proof.holds():
-            raise Unauthorized(f"{signing.SIGNATURE}: no signature was made over this body with a known secret")
+            raise Unauthorized(f"{credentials.SIGNATURE}: no signature was made over this body with a known secret")
         if not operation.body and operation.method != "GET":
             raise Forbidden("a signature covers only the body, which does not say what this call does; use an API key")
-        if not await self._callers.first_time(proof.id, signing.REMEMBER_MS):
-            raise Unauthorized(f"{signing.ID}: a request with this id was sent before; sign each with a new id")
+        if not await self._callers.first_time(proof.id, credentials.REMEMBER_MS):
+            raise Unauthorized(f"{credentials.ID}: a request with this id was sent before; sign each with a new id")
         return _SIGNER
 
     async def _check_rate(self, caller: Caller) -> None:
@@ -280,7 +375,7 @@ def _check_prefix(caller: Caller, request: web.Request) -> None:
     if prefix is None or not is_prefix(prefix) or caller.scope.covers(prefix):
         return
     if timer_id is None:
-        raise scope.nothing_of(prefix)
+        raise nothing_of(prefix)
     raise NotFound(f"timer {prefix}:{check_id(timer_id)} does not exist")
 
 

@@ -11,8 +11,7 @@ from aiohttp import web
 
 from timers.api.answer import encoded, of_bytes
 from timers.api.body import refuse_query
-from timers.api.components import Json
-from timers.api.openapi import document
+from timers.api.openapi import Json, document
 from timers.api.operations import CSS, HTML, JAVASCRIPT, route
 
 _VENDOR: Final = Path(__file__).parent / "vendor"

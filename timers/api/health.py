@@ -7,10 +7,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.answer import answer
+from timers.api.auth import visible_to
 from timers.api.operations import route
 from timers.api.problem_types import HTTP_KINDS
 from timers.api.problems import problem
-from timers.api.scope import visible_to
 from timers.client.doctor import full, unacknowledged
 from timers.client.fleet import NONE, Uncovered, read_fleet
 from timers.engine.worker import Worker

@@ -9,10 +9,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.api.answer import answer, encoded, joined, of_bytes
+from timers.api.auth import acting, require_visible, visible_to
 from timers.api.body import parsed, read_query, refuse_body, refuse_query
-from timers.api.operations import route
-from timers.api.requests import PrefixQuery
-from timers.api.scope import acting, require_visible, visible_to
+from timers.api.operations import PrefixQuery, route
 from timers.client import TimerClient
 from timers.client.fleet import by_name
 from timers.core.answers import PodAnswer

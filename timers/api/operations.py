@@ -5,18 +5,114 @@ Routes, rights and the OpenAPI document are all made from it, so none of them ca
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from aiohttp import web
-from pydantic import BaseModel
+from aiohttp.typedefs import Handler
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from timers.access import Right
-from timers.api import requests as given
-from timers.api.tracing import Handler
+from timers.client import BATCH_LIMIT
 from timers.client.actions import BulkAction
-from timers.core import answers
+from timers.core import answers, shapes
 from timers.core.spec import NewTimer, PutTimer, TimerChange
+from timers.core.strict import StrictModel
+from timers.errors import InvalidInput
+from timers.store.filters import PrefixPattern
 from timers.store.listing import PageRequest
+
+
+def _checked_batch(value: object) -> Sequence[Any]:
+    if isinstance(value, list) and len(value) <= BATCH_LIMIT:
+        return value
+    given = f"{len(value)} timers" if isinstance(value, list) else value
+    raise InvalidInput.of("", given, f"a list of at most {BATCH_LIMIT} timers")
+
+
+_Timers = Annotated[list[NewTimer], Field(max_length=BATCH_LIMIT)]
+
+
+class Batch(StrictModel):
+    """Up to 1,000 timers to arm. Each is checked on its own, so a bad one does not affect the others."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"timers": [shapes.NEW_TIMER_EXAMPLE]}]})
+
+    timers: Annotated[Sequence[Any], PlainValidator(_checked_batch, json_schema_input_type=_Timers)]
+
+
+def _checked_flag(value: object) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidInput.of("", value, "true or false")
+    return value == "true"
+
+
+class CancelQuery(StrictModel):
+    """The parameters of a cancel."""
+
+    purge: Annotated[
+        bool,
+        PlainValidator(_checked_flag),
+        WithJsonSchema({"type": "boolean", "description": "also remove the record", "examples": [True]}),
+    ] = False
+
+
+class PrefixQuery(StrictModel):
+    """Which prefixes: all but the service's own, or those asked for."""
+
+    prefix: PrefixPattern | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter, as OpenAPI describes it."""
+
+    name: str
+    where: Literal["path", "header"]
+    description: str
+    schema: Mapping[str, Any]
+    example: str | int
+
+    @property
+    def required(self) -> bool:
+        """Whether the parameter is required: those in the path are, all others are optional."""
+        return self.where == "path"
+
+
+PREFIX_IN_PATH: Final = Parameter("prefix", "path", "The timer's prefix.", shapes.PREFIX, "send-message")
+ID_IN_PATH: Final = Parameter("id", "path", "The timer's id.", shapes.ID, "user-42")
+
+IF_MATCH: Final = Parameter(
+    "If-Match",
+    "header",
+    "Act only if the timer's ETag is one of these, else answer 412. `*` matches any.",
+    {"type": "string"},
+    '"3"',
+)
+IF_NONE_MATCH: Final = Parameter(
+    "If-None-Match",
+    "header",
+    "Answer 304 without a body if the timer's ETag is one of these. `*` matches any.",
+    {"type": "string"},
+    '"3"',
+)
+TRACEPARENT: Final = Parameter(
+    "traceparent",
+    "header",
+    "The W3C trace that the timer's runs are linked to.",
+    {"type": "string"},
+    "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+)
+
+LAST_EVENT_ID: Final = "Last-Event-ID"
+RESUME: Final = Parameter(
+    LAST_EVENT_ID,
+    "header",
+    "The id of the last event that you read. The stream continues after it, as far as the pod remembers, and "
+    "otherwise begins with `gap`.",
+    {"type": "string"},
+    "9f2c51d07be0a3c4",
+)
+
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -54,7 +150,7 @@ class Operation:
     right: Right | None
     summary: str
     answers: tuple[Answer, ...]
-    parameters: tuple[given.Parameter, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
     body: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     query: type[BaseModel] | None = None
@@ -75,8 +171,8 @@ def _armed(kept: str) -> tuple[Answer, ...]:
     return made, Answer(200, kept, answers.TimerAnswer, located)
 
 
-_IDENTITY: Final = (given.PREFIX_IN_PATH, given.ID_IN_PATH)
-_OF_A_PREFIX: Final = (given.PREFIX_IN_PATH,)
+_IDENTITY: Final = (PREFIX_IN_PATH, ID_IN_PATH)
+_OF_A_PREFIX: Final = (PREFIX_IN_PATH,)
 _ARMING: Final = ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending")
 _REARMING: Final = ("timer-not-found", "running", "not-scheduled")
 _CHANGING: Final = (*_REARMING, "edit-locked", "version-mismatch")
@@ -89,7 +185,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Arm a timer",
         _armed("The timer that was kept or replaced."),
-        (given.TRACEPARENT,),
+        (TRACEPARENT,),
         {JSON: NewTimer},
         (*_ARMING, "already-exists"),
     ),
@@ -100,7 +196,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Arm a timer, or replace the existing one",
         _armed("The timer that replaced the existing one."),
-        (*_IDENTITY, given.TRACEPARENT),
+        (*_IDENTITY, TRACEPARENT),
         {JSON: PutTimer},
         _ARMING,
     ),
@@ -111,7 +207,7 @@ TIMER_OPERATIONS: Final = (
         "read",
         "Read a timer",
         (*_timer("The timer."), Answer(304, "The caller already has this version.", None, ("ETag",), None)),
-        (*_IDENTITY, given.IF_NONE_MATCH),
+        (*_IDENTITY, IF_NONE_MATCH),
         problems=("timer-not-found",),
     ),
     Operation(
@@ -121,7 +217,7 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Change a scheduled timer",
         _timer("The changed timer."),
-        (*_IDENTITY, given.IF_MATCH),
+        (*_IDENTITY, IF_MATCH),
         {JSON: TimerChange, MERGE_PATCH: TimerChange},
         _CHANGING,
     ),
@@ -132,9 +228,9 @@ TIMER_OPERATIONS: Final = (
         "write",
         "Cancel a timer; purge also removes its record",
         _timer("The cancelled timer."),
-        (*_IDENTITY, given.IF_MATCH),
+        (*_IDENTITY, IF_MATCH),
         problems=_CHANGING,
-        query=given.CancelQuery,
+        query=CancelQuery,
     ),
     Operation(
         "retryTimer",
@@ -180,8 +276,8 @@ MANY_OPERATIONS: Final = (
         "write",
         "Arm up to 1,000 timers; each has its own result",
         _ok("A result for each timer, in order.", answers.BatchAnswer),
-        (given.TRACEPARENT,),
-        {JSON: given.Batch, NDJSON: None},
+        (TRACEPARENT,),
+        {JSON: Batch, NDJSON: None},
         ("too-many-pending",),
     ),
     Operation(
@@ -200,8 +296,8 @@ MANY_OPERATIONS: Final = (
         "read",
         "Follow the changes of timers as server-sent events",
         _ok(_EVENTS, media_type=EVENTS),
-        (given.RESUME,),
-        query=given.PrefixQuery,
+        (RESUME,),
+        query=PrefixQuery,
     ),
 )
 
@@ -213,7 +309,7 @@ POD_OPERATIONS: Final = (
         "read",
         "Get counts, lateness, and whether notifications arrive",
         _ok("The state of the whole service.", answers.StatsAnswer),
-        query=given.PrefixQuery,
+        query=PrefixQuery,
     ),
     Operation(
         "listPrefixes",
@@ -222,7 +318,7 @@ POD_OPERATIONS: Final = (
         "read",
         "List the prefixes that have timers or a processor",
         _ok("The prefixes.", answers.PrefixesAnswer),
-        query=given.PrefixQuery,
+        query=PrefixQuery,
     ),
     Operation(
         "pausePrefix",

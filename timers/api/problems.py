@@ -6,9 +6,9 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from timers.api.problem_types import HTTP_KINDS, Kind, kind_of
-from timers.api.tracing import Handler
 from timers.core.answers import BadField
 from timers.errors import (
     FieldError,

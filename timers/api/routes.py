@@ -1,23 +1,79 @@
-"""Owns the calls on single timers: it turns a request into a call of the client, and a timer into an answer."""
+"""Owns the calls on single timers, and conditional requests (RFC 9110 §13)."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from timers.api import conditions
 from timers.api.answer import answer
+from timers.api.auth import acting, require_visible
 from timers.api.body import parsed, read_json, read_query, refuse_body
-from timers.api.operations import JSON, MERGE_PATCH, route
-from timers.api.requests import CancelQuery
-from timers.api.scope import acting, require_visible
-from timers.api.tracing import traceparent_of
+from timers.api.middleware import traceparent_of
+from timers.api.operations import JSON, MERGE_PATCH, CancelQuery, Operation, operation_of, route
 from timers.client import TimerClient
 from timers.core.fields import check_id, check_prefix
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.errors import Checks, FieldError, InvalidInput, shown
+
+CONDITIONS: Final = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
+
+_TAG: Final = re.compile(r'(?:W/)?"[^"\x00-\x20\x7f]*"')
+_TAGS: Final = re.compile(rf"[ \t,]*(?:{_TAG.pattern}[ \t]*(?:,[ \t,]*|$))+")
+_OURS: Final = re.compile(r'"(0|[1-9][0-9]{0,14})"')
+
+_HONOURED: Final = "PATCH and DELETE of a timer honour If-Match, GET of a timer If-None-Match"
+
+
+@web.middleware
+def refuse_unchecked(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
+    """Answer 400 to a write with a condition that the call does not check, because the caller would believe that it was
+    checked. A read may ignore its condition: it only answers more."""
+    for name in CONDITIONS:
+        if name in request.headers and not _may_have(operation_of(request), name):
+            raise web.HTTPBadRequest(text=f"{name} is not honoured by this call; {_HONOURED}")
+    return handler(request)
+
+
+def _may_have(operation: Operation | None, condition: str) -> bool:
+    return operation is None or operation.method == "GET" or condition in {each.name for each in operation.parameters}
+
+
+def _etag(timer: Timer) -> str:
+    """A timer's entity tag: its version."""
+    return f'"{timer.version}"'
+
+
+def _versions(request: web.Request) -> list[int] | None:
+    """The versions of ours that If-Match names, or None if any version will do. Raises HTTP 400 if the header is
+    malformed."""
+    tags = _tags(request, "If-Match")
+    if tags is None or tags == ["*"]:
+        return None
+    return [int(found[1]) for tag in tags if (found := _OURS.fullmatch(tag))]
+
+
+def _is_known(request: web.Request, timer: Timer) -> bool:
+    """Whether If-None-Match says that the caller already has this version. Raises HTTP 400 if the header is
+    malformed."""
+    tags = _tags(request, "If-None-Match") or []
+    return tags == ["*"] or _etag(timer) in [tag.removeprefix("W/") for tag in tags]
+
+
+def _tags(request: web.Request, name: str) -> list[str] | None:
+    """The tags of a condition, `*` alone for any, or None without the header."""
+    if name not in request.headers:
+        return None
+    text = ",".join(request.headers.getall(name))
+    if text == "*":
+        return ["*"]
+    if not _TAGS.fullmatch(text):
+        raise web.HTTPBadRequest(text=f'{name} is {shown(text)}; send ETags, as in "3" with the quotes, or * alone')
+    return _TAG.findall(text)
+
 
 _PATCH_TYPES: Final = (JSON, MERGE_PATCH)
 _NO_VERSION: Final = -1
@@ -59,8 +115,8 @@ class TimerRoutes:
     async def get(self, request: web.Request) -> web.Response:
         """Answers 200 with the timer, or 304 if the caller already has it."""
         timer = await self._client.get(*parsed(request, _identity, request))
-        if conditions.is_known(request, timer):
-            return web.Response(status=304, headers={"ETag": conditions.etag(timer)})
+        if _is_known(request, timer):
+            return web.Response(status=304, headers={"ETag": _etag(timer)})
         return _shown(timer)
 
     async def patch(self, request: web.Request) -> web.Response:
@@ -95,7 +151,7 @@ class TimerRoutes:
 
     async def _expected_version(self, request: web.Request) -> int | None:
         """The version that If-Match asks for, or None if any version will do."""
-        versions = conditions.versions(request)
+        versions = _versions(request)
         if versions is None:
             return None
         if len(versions) > 1:
@@ -132,7 +188,7 @@ def _refuse_others(pairs: Mapping[str, tuple[object, str]]) -> None:
 
 
 def _shown(timer: Timer, *, status: int = 200, located: bool = False) -> web.Response:
-    headers = {"ETag": conditions.etag(timer)}
+    headers = {"ETag": _etag(timer)}
     if located:
         # A path may contain every character of a prefix and an id unescaped (RFC 3986 §3.3).
         headers["Location"] = f"/v1/timers/{timer.prefix}/{timer.id}"

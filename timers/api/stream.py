@@ -9,12 +9,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.auth import AUTH
+from timers.api.auth import AUTH, caller_of, visible_to
 from timers.api.body import read_query
-from timers.api.operations import EVENTS, route
-from timers.api.requests import LAST_EVENT_ID, PrefixQuery
-from timers.api.scope import caller_of, visible_to
-from timers.api.tracing import REQUEST_ID
+from timers.api.middleware import REQUEST_ID
+from timers.api.operations import EVENTS, LAST_EVENT_ID, PrefixQuery, route
 from timers.client import TimerClient
 from timers.client.feed import LOG_LIMIT, Dropped, Event, FeedListener, Wants, event_json
 from timers.errors import Busy

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
+from timers.api.auth import acting, nothing_of, visible_to
 from timers.api.operations import route
-from timers.api.scope import acting, nothing_of, visible_to
 from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
 from timers.core.model import Status, Timer

@@ -9,9 +9,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.access import Scope
+from timers.api.auth import scope_of, visible_to
 from timers.api.body import refuse_query
 from timers.api.operations import route
-from timers.api.scope import scope_of, visible_to
 from timers.client.fleet import Stats, read_stats
 from timers.core.durations import in_units
 from timers.core.lateness import quantiles_ms

@@ -7,8 +7,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from timers.access import RIGHTS, ApiKey, Scope, make_key, parse_rights
+from timers.api.auth import acting, caller_of, require_visible, visible_to
 from timers.api.operations import route
-from timers.api.scope import acting, caller_of, require_visible, visible_to
 from timers.client.doctor import examine
 from timers.client.fleet import read_prefixes
 from timers.core.durations import MINUTE_MS

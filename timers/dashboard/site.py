@@ -8,17 +8,15 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from timers.access import Caller
-from timers.api.auth import Auth
+from timers.api.auth import Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
+from timers.api.credentials import is_read_only, set_read_only
 from timers.api.operations import DASHBOARD, operation_of, route
-from timers.api.origin import check_origin
 from timers.api.problem_types import kind_of
 from timers.api.problems import headers_of
-from timers.api.scope import caller_of
-from timers.api.session import is_read_only, set_read_only
-from timers.api.tracing import Handler
 from timers.client import TimerClient
 from timers.core.durations import in_units
 from timers.dashboard import render

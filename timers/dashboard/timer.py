@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from timers.api.auth import acting, require_visible
 from timers.api.operations import route
-from timers.api.scope import acting, require_visible
 from timers.client.fleet import read_story
 from timers.core.calendar import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
