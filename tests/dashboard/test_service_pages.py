@@ -65,7 +65,7 @@ async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> No
 async def test_the_server_page_shows_hooks_and_alarms_without_their_urls(visitor: Visitor) -> None:
     assert "No pod has set TIMERS_HOOKS" in (await visitor.get("/ui/server")).text
     hook = Hook.of("failed+completed@mine*", "https://user:secret@example.org/x")
-    await outbox.tell(visitor.api.store, 0, [str(hook)], [])
+    await outbox.change_hooks(visitor.api.store, 0, [str(hook)], [])
     text = (await visitor.get("/ui/server")).text
     assert hook.prefix in text
     assert "completed, failed" in text

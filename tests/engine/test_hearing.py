@@ -13,7 +13,7 @@ from tests.waiting import eventually, patient
 from timers import Context, Timer
 from timers.client import open_store
 from timers.embedded import Family
-from timers.engine.hooks import Alarms, Hooks
+from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.listener import Canary, Listener
 from timers.engine.peers import Peers
@@ -153,7 +153,7 @@ async def test_each_cut_of_the_subscription_makes_the_next_one_come_later(store:
 def _listener(pod: Pod, canary: Canary) -> Listener:
     peers, intake = Peers(Membership(pod.store), Member("a")), Intake()
     sweeper = Sweeper(pod, intake, peers, canary)
-    hooks = Hooks(pod, peers, Alarms(pod, peers))
+    hooks = Hooks(pod, peers)
     return Listener(pod, intake, sweeper, peers=peers, canary=canary, hooks=hooks, bare=None)
 
 

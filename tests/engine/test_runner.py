@@ -15,7 +15,7 @@ from tests.waiting import DEADLINE_SECONDS
 from timers.core.model import Status, Timer
 from timers.engine.pod import Pod, taken_lease_ms
 from timers.engine.runner import Runner
-from timers.engine.runs import Run, Runs, Settler
+from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Lifespans
 from timers.processor import Context, Processor, Registry, processor
 from timers.store.connect import connect
@@ -25,8 +25,8 @@ LEASE_MS = taken_lease_ms(CALM_LEASE_MS)
 _tokens = count(1)
 
 
-class _FakeSettler(Settler):
-    """A settler that only records the ends."""
+class _FakeRuns(Runs):
+    """Only records the ends."""
 
     ends: list[Settlement]
 
@@ -59,12 +59,11 @@ class _Rig:
         store.clock.observe(a_timer().due_ms, time.monotonic(), time.monotonic())
         registry = Registry([each if isinstance(each, Processor) else each.processor for each in calls])
         pod = Pod(store, registry, options_of(concurrency=concurrency))
-        self.runs = Runs()
+        self.runs = _FakeRuns(pod, lambda _runs: None)
         self.doubted = asyncio.Event()
         self.runs.in_doubt = self.doubted.set
-        self.settler = _FakeSettler(pod, self.runs, lambda _runs: None)
-        self.settler.ends = []
-        self.runner = Runner(pod, self.settler, self.runs, NoTimers(), Lifespans([]))
+        self.runs.ends = []
+        self.runner = Runner(pod, self.runs, NoTimers(), Lifespans([]))
 
     def start(self, number: int = 1, prefix: str = "note", asked_at: float | None = None) -> list[Timer]:
         """Give the runner `number` claimed timers."""
@@ -78,7 +77,7 @@ class _Rig:
         return run
 
     def statuses(self) -> Sequence[Status]:
-        return [end.transition.status for end in self.settler.ends]
+        return [end.transition.status for end in self.runs.ends]
 
 
 @pytest.fixture
@@ -115,18 +114,18 @@ async def test_ends_that_wait_to_be_written_take_room_once_they_are_many(rig: _R
     """They hold leases too; a pod that cannot write to Redis must not go on claiming."""
     rooms = {}
     for waiting in (0, 10, 11, 15, 20, 25):
-        rig.settler.waiting = waiting
+        rig.runs.waiting = waiting
         rooms[waiting] = rig.runner.room
     assert rooms == {0: 10, 10: 10, 11: 9, 15: 5, 20: 0, 25: -5}
 
 
 async def test_the_larger_of_running_and_waiting_counts(rig: _Rig) -> None:
     rig.start(3)
-    rig.settler.waiting = 12
+    rig.runs.waiting = 12
     assert rig.runner.room == 7
-    rig.settler.waiting = 18
+    rig.runs.waiting = 18
     assert rig.runner.room == 2
-    rig.settler.waiting = 0
+    rig.runs.waiting = 0
 
 
 async def waited_for_room(rig: _Rig, taken: int, change: Callable[[], None]) -> list[str]:
@@ -153,10 +152,10 @@ async def test_room_is_waited_for_beside_what_claims_under_way_may_bring(rig: _R
 
 
 async def test_a_change_of_room_elsewhere_wakes_who_waits_for_it(rig: _Rig) -> None:
-    rig.settler.waiting = 20
+    rig.runs.waiting = 20
 
     def change() -> None:
-        rig.settler.waiting = 0
+        rig.runs.waiting = 0
         rig.runner.room_changed()
 
     assert await waited_for_room(rig, 0, change) == ["changed", "free"]
@@ -208,14 +207,14 @@ async def test_a_claim_that_was_answered_after_somebody_took_its_timer_over_star
     await in_doubt(rig)
     rig.runner.lose(rig.held(timer))
     await until(lambda: rig.runner.executing == 0, "it was given up")
-    assert (len(rig.runs), len(rig.settler.ends), len(held)) == (0, 0, 0)
+    assert (len(rig.runs), len(rig.runs.ends), len(held)) == (0, 0, 0)
 
 
 async def test_a_drain_takes_back_runs_that_wait_for_their_lease(rig: _Rig, held: Held) -> None:
     answered_late(rig)
     await in_doubt(rig)
     await rig.runner.hand_back()
-    (end,) = rig.settler.ends
+    (end,) = rig.runs.ends
     assert (end.transition.cause, end.transition.failures) == (("handed-back", "the pod drains"), 0)
     assert len(held) == 0
 
@@ -224,7 +223,7 @@ async def test_an_unreadable_timer_is_ended_without_a_run(rig: _Rig, held: Held)
     timer = a_timer(prefix="note", token=next(_tokens))
     rig.runner.start(0, Claimed([], [(timer, "unreadable record: odd")], {}), time.monotonic())
     assert rig.statuses() == [Status.FAILED]
-    assert "unreadable record: odd" in rig.settler.ends[0].transition.note
+    assert "unreadable record: odd" in rig.runs.ends[0].transition.note
     assert (rig.runner.executing, len(held)) == (0, 0)
 
 
@@ -243,7 +242,7 @@ async def test_a_drain_takes_back_runs_that_have_not_started(held: Held) -> None
     await rig.runner.hand_back()
     assert len(held) < 200
     assert rig.statuses() == [Status.SCHEDULED] * 200
-    assert {end.transition.failures for end in rig.settler.ends} == {0}
+    assert {end.transition.failures for end in rig.runs.ends} == {0}
     assert rig.runner.executing == 0
     rig.runner.close()
 
@@ -254,7 +253,7 @@ async def test_a_lost_run_that_has_not_started_is_dropped(rig: _Rig, held: Held)
     await until(lambda: len(held) == 1, "the other has started")
     assert held.timers == [other]
     assert [run.timer for run in rig.runs] == [other]
-    assert rig.settler.ends == []
+    assert rig.runs.ends == []
 
 
 async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(rig: _Rig, held: Held) -> None:
@@ -263,7 +262,7 @@ async def test_a_lost_run_is_cancelled_and_its_end_is_not_written(rig: _Rig, hel
     rig.runner.lose(rig.held(timer))
     await until(lambda: rig.runner.executing == 0, "it has ended")
     assert held.cancelled == 1
-    assert (rig.settler.ends, len(rig.runs)) == ([], 0)
+    assert (rig.runs.ends, len(rig.runs)) == ([], 0)
 
 
 async def test_a_run_that_is_lost_twice_ends_once(rig: _Rig, held: Held) -> None:
@@ -274,15 +273,15 @@ async def test_a_run_that_is_lost_twice_ends_once(rig: _Rig, held: Held) -> None
     rig.runner.lose(run)
     await until(lambda: rig.runner.executing == 0, "it has ended")
     rig.runner.lose(run)
-    assert (rig.runner.executing, rig.runner.room, rig.settler.ends) == (0, 10, [])
+    assert (rig.runner.executing, rig.runner.room, rig.runs.ends) == (0, 10, [])
 
 
 async def test_a_timer_whose_pods_used_up_its_attempts_by_dying_does_not_run(rig: _Rig, held: Held) -> None:
     timer = a_timer(prefix="note", token=next(_tokens), attempt=6, failures=50)
     rig.runner.start(0, Claimed([timer], [], {}), time.monotonic())
-    await until(lambda: rig.settler.ends, "it has ended")
+    await until(lambda: rig.runs.ends, "it has ended")
     assert len(held) == 0
-    assert (rig.statuses(), rig.settler.ends[0].transition.attempt) == ([Status.FAILED], 5)
+    assert (rig.statuses(), rig.runs.ends[0].transition.attempt) == ([Status.FAILED], 5)
 
 
 async def test_as_many_plain_functions_run_at_once_as_the_pod_takes() -> None:
@@ -319,7 +318,7 @@ async def test_a_thread_that_hangs_takes_room_and_not_the_place_of_a_later_run(p
     rig = _Rig(plain, held, concurrency=2)
     rig.start(1, "plain")
     await until(lambda: rig.statuses() == [Status.FAILED], "it timed out")
-    rig.settler.waiting = 0
+    rig.runs.waiting = 0
     assert (rig.runner.executing, rig.runner.abandoned, rig.runner.room) == (0, 1, 1)
     rig.start(1, "note")
     await until(lambda: len(held) == 1, "the next one runs")
@@ -371,7 +370,7 @@ async def test_without_any_thread_a_plain_function_fails_and_says_so(
     monkeypatch.setattr(threading.Thread, "start", _no_thread)
     rig.start(1, "plain")
     await until(lambda: rig.statuses() == [Status.FAILED], "it has failed")
-    assert "can't start new thread" in rig.settler.ends[0].transition.note
+    assert "can't start new thread" in rig.runs.ends[0].transition.note
     assert (rig.runner.abandoned, len(plain)) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The settler alone: every end is written or refused, even after errors, and none holds up another."""
+"""Ends of runs alone: each end is written or refused, even after errors, and none holds up another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +12,7 @@ from tests.unit.samples import a_timer
 from timers.core.decide import Transition
 from timers.core.model import Status
 from timers.engine.pod import Counted, Observer, Pod
-from timers.engine.runs import SETTLE_BATCH, Run, Runs, Settler
+from timers.engine.runs import SETTLE_BATCH, Run, Runs
 from timers.errors import Unavailable
 from timers.processor import Context, Registry, processor
 from timers.store.connect import connect
@@ -53,29 +53,29 @@ class _Refusals(Observer):
 
 
 class _Rig:
-    """A settler without the rest of its pod."""
+    """Runs without the rest of its pod."""
 
     def __init__(self) -> None:
-        self.store, self.observer, self.runs = _FakeStore(), _Refusals(), Runs()
+        self.store, self.observer = _FakeStore(), _Refusals()
         self.told: list[str] = []
         pod = Pod(self.store, Registry([_reminder]), options_of(), self.observer)
-        self.settler = Settler(pod, self.runs, self._tell)
+        self.runs = Runs(pod, self._tell)
 
     def _tell(self, runs: Sequence[Run]) -> None:
         self.told += [run.timer.id for run in runs]
 
     def put(self, timer_id: str, shard: int = 0) -> Run:
-        """Give the settler an end to write."""
+        """Give an end to be written."""
         run = Run(shard, a_timer(id=timer_id, token=next(_tokens)), _reminder, 0.0, 0.0)
         self.runs.add([run])
         transition = Transition(Status.COMPLETED, 1, 1, 0, 1, run.timer.progress, ("completed", ""))
-        self.settler.put(run, Settlement(run.timer, transition))
+        self.runs.put(run, Settlement(run.timer, transition))
         return run
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Run the settler."""
-        running = asyncio.create_task(self.settler.run())
+        """Write the ends."""
+        running = asyncio.create_task(self.runs.settle())
         try:
             yield
         finally:
@@ -99,9 +99,9 @@ async def test_ends_are_written_in_their_order_and_the_leases_given_up() -> None
     for number in range(3):
         rig.put(f"n{number}")
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert rig.store.batches == [(0, ["n0", "n1", "n2"])]
-    assert (len(rig.runs), rig.settler.waiting) == (0, 0)
+    assert (len(rig.runs), rig.runs.waiting) == (0, 0)
     assert rig.told == ["n0", "n1", "n2"]
 
 
@@ -111,7 +111,7 @@ async def test_a_run_keeps_its_lease_until_its_end_is_written() -> None:
     rig.store.during = lambda _ids: held.append(len(rig.runs))
     rig.put("x")
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert held == [1]
 
 
@@ -120,7 +120,7 @@ async def test_no_batch_is_larger_than_a_script_may_take() -> None:
     for number in range(SETTLE_BATCH + 1):
         rig.put(f"n{number}")
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert [len(ids) for _, ids in rig.store.batches] == [SETTLE_BATCH, 1]
 
 
@@ -138,7 +138,7 @@ async def test_an_end_that_comes_while_another_is_written_is_not_forgotten() -> 
     rig.store.during = at_first(lambda: rig.put("second"))
     rig.put("first")
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert rig.store.batches == [(0, ["first"]), (0, ["second"])]
 
 
@@ -151,11 +151,11 @@ async def test_ends_wait_while_redis_is_away_and_are_written_when_it_is_back() -
     rig.store.during = fail
     rig.put("x")
     with pytest.raises(Unavailable):
-        await rig.settler.run()
-    assert (len(rig.runs), rig.settler.waiting) == (1, 1)
+        await rig.runs.settle()
+    assert (len(rig.runs), rig.runs.waiting) == (1, 1)
     rig.store.during = lambda _ids: None
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert rig.store.batches == [(0, ["x"])]
 
 
@@ -166,7 +166,7 @@ async def test_a_refused_end_is_reported_and_given_up(answer: str) -> None:
     rig.put("late")
     rig.put("right")
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert rig.observer.prefixes == ["reminder"]
     assert len(rig.runs) == 0
 
@@ -176,7 +176,7 @@ async def test_an_end_that_is_already_written_is_not_a_refusal() -> None:
     rig.store.answers["x"] = "already"
     rig.put("x")
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert rig.observer.prefixes == []
 
 
@@ -191,6 +191,6 @@ async def test_one_end_that_cannot_be_written_does_not_hold_up_the_others() -> N
     for timer_id in ("one", "odd", "two"):
         rig.put(timer_id)
     async with rig.open():
-        await rig.settler.emptied()
+        await rig.runs.emptied()
     assert [ids for _, ids in rig.store.batches] == [["one"], ["two"]]
-    assert (len(rig.runs), rig.settler.waiting) == (0, 0)
+    assert (len(rig.runs), rig.runs.waiting) == (0, 0)

@@ -37,7 +37,7 @@ async def test_a_script_looks_once_where_nobody_asked_and_writes_nothing(real: S
 
 
 async def test_only_requested_changes_are_posted(store: Store) -> None:
-    await outbox.tell(store, 0, ["ac send* timers.hook-1", "x note timers.hook-1"], ())
+    await outbox.change_hooks(store, 0, ["ac send* timers.hook-1", "x note timers.hook-1"], ())
     for prefix in ("send", "send-mail", "sen", "note", "noted", "timers.hook-1"):
         await arm(store, prefix, 1)
         await store.cancel(prefix, "a0")
@@ -59,7 +59,7 @@ async def test_only_requested_changes_are_posted(store: Store) -> None:
 async def test_a_full_outbox_takes_no_more_and_counts_what_it_drops(servers: SharedServers) -> None:
     async with open_store(servers, "redis") as store:
         redis = store.connections.commands
-        await outbox.tell(store, 0, ["a note timers.hook-1"], ())
+        await outbox.change_hooks(store, 0, ["a note timers.hook-1"], ())
         fill = "for _ = 1, 50000 do redis.call('XADD', KEYS[1], '*', 'a', 'b') end"
         for _ in range(20):
             await redis.eval(fill, 1, f"{ROOT}outbox")
@@ -80,7 +80,7 @@ async def test_a_strangers_values_in_the_place_of_its_keys_stop_nothing(real: St
     assert await outbox.ask(real, [line], forget_ms=1000) == {line}
     assert await outbox.look(real, [0]) == [(frozenset(), 0)]
     await arm(real, "note", 1)
-    await outbox.tell(real, 0, [line], ())
+    await outbox.change_hooks(real, 0, [line], ())
     await arm(real, "note-not-asked-for", 1)
     await real.cancel("note", "a0")
     await real.rearm("note", "a0", cause="retried")

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from timers.client.fleet import read_fleet
@@ -17,6 +18,7 @@ from timers.core.hooks import ALARM, Hook, call_of, page_of
 from timers.engine.maintenance import repeat
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
+from timers.engine.supervisor import Services
 from timers.logs import get_logger
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
@@ -33,7 +35,7 @@ BATCH: Final = 250
 CALLS_LIMIT: Final = 10_000
 """Calls that wait for one target. Nothing is armed for further changes; they are only counted."""
 
-TELL_SECONDS: Final = 60.0
+LOG_SECONDS: Final = 60.0
 """How often the log says that."""
 
 STEP_MS: Final = 50
@@ -49,63 +51,166 @@ COUNTED: Final[Mapping[str, str]] = {"f": "failed", "u": "unhandled"}
 _log = get_logger("timers.hooks")
 
 
-class Alarms:
-    """Counts the failures that come through the outboxes, looks for everything else, and arms the messages. Only the
-    pod with rank 0 of shard 0 looks; if two pods believe that they have it, they arm the same messages."""
+class Hooks:
+    """Drains the outboxes of the shards where this pod has rank 0, whether or not it has hooks itself. For alarms, it
+    counts the failures that come through them, looks for everything else, and arms the messages."""
 
     def __init__(self, pod: Pod, peers: Peers) -> None:
-        self._pod, self._peers = pod, peers
-        self._times, self._public_url = pod.options.alarm_times, pod.options.public_url
-        self.targets: Sequence[str] = ()
+        self._pod, self._peers, self._options = pod, peers, pod.options
+        self._mine = frozenset(map(str, pod.options.hooks))
+        self._asked: Asked = frozenset()
+        self._targets: Sequence[str] = ()
         """The prefixes of the timers that send messages, one for each target that any pod names."""
+        self._doubtful: dict[int, Asked] = {}
+        self._posted: set[int] = set()
+        self._something = asyncio.Event()
+        self._left_out: Counter[str] = Counter()
+        self._log_at = 0.0
 
-    async def count(self, shard: int, entries: Sequence[Entry]) -> None:
+    async def start(self) -> None:
+        """Register this pod's hooks. From then on every shard posts what they ask for. Raises Unavailable."""
+        if self._mine:
+            await self._ask()
+            for shard in range(self._pod.store.shards):
+                await outbox.change_hooks(self._pod.store, shard, self._mine, ())
+
+    @property
+    def services(self) -> Services:
+        """By name."""
+        alarms_seconds = self._options.alarm_times.look_ms / 1000
+        return {"hooks": self._run, "alarms": partial(repeat, self._look_for_alarms, alarms_seconds)}
+
+    async def _run(self) -> None:
+        """Look at all shards regularly, and at a shard as soon as its outbox is no longer empty."""
+        while True:
+            await self._ask()
+            await self._look(self._pod.shards)
+            self._log_left_out()
+            is_idle = not self._asked and not any(self._doubtful.values())
+            look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
+            while await set_within(self._something, max(look_at - time.monotonic(), 0)):
+                self._something.clear()
+                if is_idle or time.monotonic() >= look_at:
+                    break
+                shards, self._posted = self._posted, set()
+                await self._look([shard for shard in self._pod.shards if shard in shards])
+
+    def posted(self, shard: int) -> None:
+        """The shard's outbox was empty and has an entry now."""
+        self._posted.add(shard)
+        self._something.set()
+
+    async def _ask(self) -> None:
+        self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._options.forget_hooks_ms)
+        self._targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
+
+    async def _look(self, all_shards: Sequence[int]) -> None:
+        """Look at the shards where this pod has rank 0."""
+        shards = list(self._peers.led(all_shards))
+        for shard, (known, waiting) in zip(shards, await outbox.look(self._pod.store, shards), strict=True):
+            await self._set_hooks(shard, known)
+            if waiting:
+                await self._drain(shard, known | self._asked)
+
+    async def _set_hooks(self, shard: int, known: Asked) -> None:
+        """Make the hooks that a shard knows agree with those that pods ask for. Another pod may have added one since
+        this pod asked, so a hook that nobody asks for is removed only if nobody asked for it at the last look
+        either."""
+        too_much = known - self._asked
+        taken_back = too_much & self._doubtful.get(shard, frozenset())
+        self._doubtful[shard] = too_much
+        if self._asked - known or taken_back:
+            await outbox.change_hooks(self._pod.store, shard, self._asked - known, taken_back)
+
+    async def _drain(self, shard: int, asked: Asked) -> None:
+        """Arm the calls of all entries, batch after batch. Calls about one timer are armed one after the other, because
+        each looks for the one before it."""
+        hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
+        targets = sorted({hook.prefix for hook in hooks if not hook.prefix.startswith(ALARM)})
+        while entries := await outbox.first(self._pod.store, shard, BATCH):
+            waiting = await outbox.armed(self._pod.store, targets) if targets else {}
+            for armings in self._steps(entries, hooks, waiting):
+                await outbox.arm(self._pod.store, armings)
+            if any(hook.prefix.startswith(ALARM) for hook in hooks):
+                await self._count_failed(shard, entries)
+            unposted = await outbox.drop(self._pod.store, shard, entries)
+            if unposted:
+                self._pod.observer.count("unposted", by=unposted)
+                _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)
+
+    def _log_left_out(self) -> None:
+        if self._left_out and time.monotonic() >= self._log_at:
+            for target, count in self._left_out.items():
+                _log.error("changes not reported: too many calls wait", prefix=target, count=count)
+            self._left_out.clear()
+            self._log_at = time.monotonic() + LOG_SECONDS
+
+    def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook], waiting: dict[str, int]) -> list[list[Arming]]:
+        """The calls, in groups that may be armed together. `waiting` calls are armed already, by target."""
+        steps: list[list[Arming]] = []
+        places: dict[tuple[str, str], int] = {}
+        for entry in entries:
+            for target, those in _by_target(entry, hooks).items():
+                if entry.timer is None or target.startswith(ALARM):
+                    continue
+                if waiting[target] >= CALLS_LIMIT:
+                    self._left_out[target] += 1
+                    self._pod.observer.count("unposted")
+                    continue
+                waiting[target] += 1
+                place = places[target, entry.timer.key] = places.get((target, entry.timer.key), -1) + 1
+                call_id, payload = call_of(entry.timer, entry.letter, those, self._options.public_url)
+                if place == len(steps):
+                    steps.append([])
+                due, spec = f"+{place * STEP_MS}", {"payload": payload, "tags": list(entry.timer.tags)}
+                steps[place].append(Arming(target, call_id, due, spec, if_exists="keep"))
+        return steps
+
+    async def _count_failed(self, shard: int, entries: Sequence[Entry]) -> None:
         """Count the timers in a shard's oldest entries that failed or became unhandled."""
+        url = self._options.public_url
         for letter, kind in COUNTED.items():
             found = [(e.id, e.timer) for e in entries if e.timer is not None and e.letter == letter]
             if found:
                 newest = [
-                    {"prefix": t.prefix, "id": t.id, "note": t.history[0].note, "url": page_of(t, self._public_url)}
+                    {"prefix": t.prefix, "id": t.id, "note": t.history[0].note, "url": page_of(t, url)}
                     for _, t in found[-NEWEST:]
                 ]
                 places = [(entry_id, timer.prefix) for entry_id, timer in found]
                 await alarms.count(self._pod.store, kind, newest, shard, places)
 
-    async def run(self) -> None:
-        """Look regularly."""
-        await repeat(self._look, self._times.look_ms / 1000)
-
-    async def _look(self) -> None:
-        """Note what is wrong now, and arm the messages that are due, if there are targets."""
-        if not self.targets or self._peers.rank(0) != 0:
+    async def _look_for_alarms(self) -> None:
+        """Note what is wrong now, and arm the messages that are due, if there are targets. If two pods believe that
+        they have rank 0 of shard 0, they arm the same messages."""
+        if not self._targets or self._peers.rank(0) != 0:
             return
-        seen, times, store = await self._seen(), self._times, self._pod.store
+        seen, times, store = await self._seen(), self._options.alarm_times, self._pod.store
         for kind in TEXTS:
             if kind in seen:
                 await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]])
             calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
             alarm = await alarms.look(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
             if alarm is not None:
-                await self._tell(alarm, is_seen=kind in seen)
+                await self._send(alarm, is_seen=kind in seen)
 
-    async def _tell(self, alarm: Alarm, *, is_seen: bool) -> None:
+    async def _send(self, alarm: Alarm, *, is_seen: bool) -> None:
         """Arm the message that is due. A state that is over before its first message gets no message, and a state that
         is still seen is not reported as over."""
         if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
             await alarms.told(self._pod.store, alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
-            await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self.targets])
+            await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self._targets])
             await alarms.told(self._pod.store, alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:
         """What is wrong now: for each alarm, the notes about it."""
         store = self._pod.store
         fleet = await read_fleet(store)
-        waited_ms = fleet.overdue_ms("ready")
-        overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > self._times.overdue_ms else []
+        times, waited_ms = self._options.alarm_times, fleet.overdue_ms("ready")
+        overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > times.overdue_ms else []
         deaf = [f"pod {pod.pod}" for pod in fleet.roster.workers if pod.hearing == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
-        failing = list((await keep_failing(store, for_ms=self._times.failing_ms)).values())
+        failing = list((await keep_failing(store, for_ms=times.failing_ms)).values())
         seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}
         return {kind: notes for kind, notes in seen.items() if notes}
 
@@ -126,116 +231,9 @@ class Alarms:
             "count": alarm.count,
             "prefixes": alarm.by_prefix,
             "newest": alarm.newest,
-            "url": self._public_url,
+            "url": self._options.public_url,
         }
         return {"type": f"alarm.{alarm.kind}", "timestamp": format_time(alarm.noted_ms), "data": data}
-
-
-class Hooks:
-    """Drains the outboxes of the shards where this pod has rank 0, whether or not it has hooks itself."""
-
-    def __init__(self, pod: Pod, peers: Peers, alarms: Alarms) -> None:
-        self._pod, self._peers, self._alarms = pod, peers, alarms
-        self._mine = frozenset(map(str, pod.options.hooks))
-        self._asked: Asked = frozenset()
-        self._doubtful: dict[int, Asked] = {}
-        self._posted: set[int] = set()
-        self._something = asyncio.Event()
-        self._left_out: Counter[str] = Counter()
-        self._tell_at = 0.0
-
-    async def start(self) -> None:
-        """Register this pod's hooks. From then on every shard posts what they ask for. Raises Unavailable."""
-        if self._mine:
-            await self._ask()
-            for shard in range(self._pod.store.shards):
-                await outbox.tell(self._pod.store, shard, self._mine, ())
-
-    async def run(self) -> None:
-        """Look at all shards regularly, and at a shard as soon as its outbox is no longer empty."""
-        while True:
-            await self._ask()
-            await self._look(self._pod.shards)
-            self._tell_of_left_out()
-            is_idle = not self._asked and not any(self._doubtful.values())
-            look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
-            while await set_within(self._something, max(look_at - time.monotonic(), 0)):
-                self._something.clear()
-                if is_idle or time.monotonic() >= look_at:
-                    break
-                shards, self._posted = self._posted, set()
-                await self._look([shard for shard in self._pod.shards if shard in shards])
-
-    def posted(self, shard: int) -> None:
-        """The shard's outbox was empty and has an entry now."""
-        self._posted.add(shard)
-        self._something.set()
-
-    async def _ask(self) -> None:
-        self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._pod.options.forget_hooks_ms)
-        self._alarms.targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
-
-    async def _look(self, all_shards: Sequence[int]) -> None:
-        """Look at the shards where this pod has rank 0."""
-        shards = list(self._peers.led(all_shards))
-        for shard, (known, waiting) in zip(shards, await outbox.look(self._pod.store, shards), strict=True):
-            await self._set_hooks(shard, known)
-            if waiting:
-                await self._drain(shard, known | self._asked)
-
-    async def _set_hooks(self, shard: int, known: Asked) -> None:
-        """Make the hooks that a shard knows agree with those that pods ask for. Another pod may have added one since
-        this pod asked, so a hook that nobody asks for is removed only if nobody asked for it at the last look
-        either."""
-        too_much = known - self._asked
-        taken_back = too_much & self._doubtful.get(shard, frozenset())
-        self._doubtful[shard] = too_much
-        if self._asked - known or taken_back:
-            await outbox.tell(self._pod.store, shard, self._asked - known, taken_back)
-
-    async def _drain(self, shard: int, asked: Asked) -> None:
-        """Arm the calls of all entries, batch after batch. Calls about one timer are armed one after the other, because
-        each looks for the one before it."""
-        hooks = [hook for line in asked if (hook := Hook.parse(line)) is not None]
-        targets = sorted({hook.prefix for hook in hooks if not hook.prefix.startswith(ALARM)})
-        while entries := await outbox.first(self._pod.store, shard, BATCH):
-            waiting = await outbox.armed(self._pod.store, targets) if targets else {}
-            for armings in self._steps(entries, hooks, waiting):
-                await outbox.arm(self._pod.store, armings)
-            if any(hook.prefix.startswith(ALARM) for hook in hooks):
-                await self._alarms.count(shard, entries)
-            unposted = await outbox.drop(self._pod.store, shard, entries)
-            if unposted:
-                self._pod.observer.count("unposted", by=unposted)
-                _log.error("changes not reported: the outbox was full", shard=shard, count=unposted)
-
-    def _tell_of_left_out(self) -> None:
-        if self._left_out and time.monotonic() >= self._tell_at:
-            for target, count in self._left_out.items():
-                _log.error("changes not reported: too many calls wait", prefix=target, count=count)
-            self._left_out.clear()
-            self._tell_at = time.monotonic() + TELL_SECONDS
-
-    def _steps(self, entries: Sequence[Entry], hooks: Sequence[Hook], waiting: dict[str, int]) -> list[list[Arming]]:
-        """The calls, in groups that may be armed together. `waiting` calls are armed already, by target."""
-        steps: list[list[Arming]] = []
-        places: dict[tuple[str, str], int] = {}
-        for entry in entries:
-            for target, those in _by_target(entry, hooks).items():
-                if entry.timer is None or target.startswith(ALARM):
-                    continue
-                if waiting[target] >= CALLS_LIMIT:
-                    self._left_out[target] += 1
-                    self._pod.observer.count("unposted")
-                    continue
-                waiting[target] += 1
-                place = places[target, entry.timer.key] = places.get((target, entry.timer.key), -1) + 1
-                call_id, payload = call_of(entry.timer, entry.letter, those, self._pod.options.public_url)
-                if place == len(steps):
-                    steps.append([])
-                due, spec = f"+{place * STEP_MS}", {"payload": payload, "tags": list(entry.timer.tags)}
-                steps[place].append(Arming(target, call_id, due, spec, if_exists="keep"))
-        return steps
 
 
 def _by_target(entry: Entry, hooks: Sequence[Hook]) -> Mapping[str, Sequence[Hook]]:

@@ -21,7 +21,7 @@ from timers.core.durations import to_datetime
 from timers.core.outcome import Done, Exhausted, Fail, Failed, HandBack, Outcome, Rearm, Retry, Snooze, kept_result
 from timers.engine.failure import failure, plain, text_of, where
 from timers.engine.pod import Pod
-from timers.engine.runs import Run, Runs, Settler, StopReason
+from timers.engine.runs import Run, Runs, StopReason
 from timers.engine.spans import end_span
 from timers.engine.supervisor import Lifespans
 from timers.engine.threads import Threads, ThreadTimers
@@ -53,7 +53,6 @@ class Runner:
     def __init__(
         self,
         pod: Pod,
-        settler: Settler,
         runs: Runs,
         timers: Timers,
         lifespans: Lifespans,
@@ -61,7 +60,7 @@ class Runner:
         later: Later | None = None,
     ) -> None:
         """A test passes `later` to control timeouts; it defaults to the loop's own `call_later`."""
-        self._pod, self._settler, self._runs, self._timers = pod, settler, runs, timers
+        self._pod, self._runs, self._timers = pod, runs, timers
         self._lifespans, self._call_later = lifespans, later
         self._clock, self._observer, self._spans = pod.store.clock, pod.observer, pod.options.spans
         self._concurrency, self._lease_seconds = pod.options.concurrency, pod.lease_ms / 1000
@@ -92,7 +91,7 @@ class Runner:
     def room(self) -> int:
         """How many more runs this pod can take. Running processors, hanging threads and ends that are not yet written
         all count, because the last hold leases too."""
-        return self._concurrency - max(self._executing + self._abandoned, self._settler.waiting - self._concurrency)
+        return self._concurrency - max(self._executing + self._abandoned, self._runs.waiting - self._concurrency)
 
     @property
     def held(self) -> set[Identity]:
@@ -268,7 +267,7 @@ class Runner:
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
                 self._observer.count("retries", prefix)
-            self._settler.put(run, Settlement(timer, transition, run.took(now)))
+            self._runs.put(run, Settlement(timer, transition, run.took(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
 

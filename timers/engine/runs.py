@@ -93,12 +93,22 @@ class Run:
 class Runs:
     """The runs for which this pod holds leases: those that execute and those whose end is not yet written. Only the
     event loop changes them; other threads may read them. `in_doubt` asks the heartbeat to extend all at once, because a
-    lease may have ended while the pod was frozen."""
+    lease may have ended while the pod was frozen.
 
-    def __init__(self) -> None:
+    While Redis is down, ends wait. Leases may expire meanwhile; then the token decides."""
+
+    def __init__(self, pod: Pod, written: Callable[[Sequence[Run]], None]) -> None:
+        """`written` is told of runs whose ends are written."""
+        self._pod, self._written = pod, written
+        self._keeps_failed = pod.options.retention_failed_ms != 0
         self._held: set[Run] = set()
         self.in_doubt: Callable[[], object] = lambda: None
         self._extended = asyncio.Event()
+        self._queues = defaultdict[int, deque[tuple[Run, Settlement]]](deque)
+        self._something, self._empty = asyncio.Event(), asyncio.Event()
+        self._empty.set()
+        self.waiting = 0
+        """How many ends are not yet written."""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._held.copy())
@@ -125,20 +135,6 @@ class Runs:
         self._extended.set()
         self._extended.clear()
 
-
-class Settler:
-    """The queue of ends. While Redis is down it waits. Leases may expire meanwhile; then the token decides."""
-
-    def __init__(self, pod: Pod, runs: Runs, written: Callable[[Sequence[Run]], None]) -> None:
-        """`written` is told of runs whose ends are written."""
-        self._pod, self._runs, self._written = pod, runs, written
-        self._keeps_failed = pod.options.retention_failed_ms != 0
-        self._queues = defaultdict[int, deque[tuple[Run, Settlement]]](deque)
-        self._something = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self.waiting = 0
-
     def put(self, run: Run, settlement: Settlement) -> None:
         """Queue one end. The run keeps its lease until the end is written."""
         self._queues[run.shard].append((run, settlement))
@@ -151,7 +147,7 @@ class Settler:
         """Wait until every end is written or refused."""
         await self._empty.wait()
 
-    async def run(self) -> None:
+    async def settle(self) -> None:
         """Write ends as they come. A batch leaves the queue only after its answer, so a restart repeats it, and the
         script answers `already` for what it has."""
         while True:
@@ -166,12 +162,12 @@ class Settler:
     async def _write(self, shard: int, queue: deque[tuple[Run, Settlement]]) -> None:
         batch = list(islice(queue, SETTLE_BATCH))
         runs = [run for run, _ in batch]
-        codes = await self._settle(shard, [settlement for _, settlement in batch])
-        await self._release([run for run in runs if run.permit])
+        codes = await self._write_ends(shard, [settlement for _, settlement in batch])
+        await self._release_permits([run for run in runs if run.permit])
         for _ in batch:
             queue.popleft()
         self.waiting -= len(batch)
-        self._runs.drop(runs)
+        self.drop(runs)
         for (run, settlement), code in zip(batch, codes, strict=True):
             if code in ("fenced", "missing"):
                 self._pod.observer.count("refused", run.processor.prefix)
@@ -189,14 +185,14 @@ class Settler:
         for prefix, ids in removed.items():
             self._pod.report_removed(prefix, Status.FAILED, len(ids), ids[0])
 
-    async def _release(self, runs: Sequence[Run]) -> None:
+    async def _release_permits(self, runs: Sequence[Run]) -> None:
         """Give back the permits of a batch. If that fails, the batch is written again, which changes nothing."""
         if runs:
             await self._pod.permits.release([run.permit for run in runs if run.permit])
         for run in runs:
             run.permit = None
 
-    async def _settle(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
+    async def _write_ends(self, shard: int, settlements: Sequence[Settlement]) -> list[str]:
         """Write a batch. If that fails, write each end alone, so that one bad end does not hold up the others. The run
         of a bad end is given up: its lease expires and it is rescued."""
         try:
@@ -211,6 +207,6 @@ class Settler:
             raise
         except BaseException as error:  # noqa: BLE001 (whatever it is, it must not stop all ends of the pod)
             if len(settlements) > 1:
-                return [code for one in settlements for code in await self._settle(shard, [one])]
+                return [code for one in settlements for code in await self._write_ends(shard, [one])]
             _log.error("result of a run cannot be written", timer=settlements[0].timer.key, exc_info=error)
             return ["unwritable"]

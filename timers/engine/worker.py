@@ -10,7 +10,7 @@ from timers.bare.keys import BareKeys
 from timers.bare.watch import BareWatch
 from timers.core.calls import Timers
 from timers.engine.claimer import Claimer
-from timers.engine.hooks import Alarms, Hooks
+from timers.engine.hooks import Hooks
 from timers.engine.intake import Intake
 from timers.engine.leases import Leases
 from timers.engine.listener import Canary, Listener
@@ -18,7 +18,7 @@ from timers.engine.maintenance import Maintenance
 from timers.engine.peers import IdentityWatch, Peers
 from timers.engine.pod import Observer, Pod, WorkerOptions
 from timers.engine.runner import Runner
-from timers.engine.runs import Run, Runs, Settler
+from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Apart, Lifespans, Supervisor
 from timers.engine.sweeper import Sweeper
 from timers.errors import ConfigurationError
@@ -85,14 +85,12 @@ class Worker:
         pod.observer.serves(each.prefix for each in registry.processors)
         self._canary = Canary(pod)
         self.intake = Intake(limited=registry.limits_fleet)
-        runs = Runs()
-        self._settler = Settler(pod, runs, self._ends_written)
+        self._runs = Runs(pod, self._ends_written)
         self._lifespans = Lifespans(registry.processors)
-        self.runner = Runner(pod, self._settler, runs, timers, self._lifespans)
+        self.runner = Runner(pod, self._runs, timers, self._lifespans)
         self._sweeper = Sweeper(pod, self.intake, self.peers, self._canary)
         self._claimer = Claimer(pod, self.intake, self.runner)
-        alarms = Alarms(pod, self.peers)
-        self._hooks = Hooks(pod, self.peers, alarms)
+        self._hooks = Hooks(pod, self.peers)
         bare = self._build_bare()
         self._listener = Listener(
             pod,
@@ -111,15 +109,14 @@ class Worker:
                 "canary": self._canary.run,
                 "sweeper": self._sweeper.run,
                 "claimer": self._claimer.run,
-                "hooks": self._hooks.run,
-                "alarms": alarms.run,
+                **self._hooks.services,
                 **bare.services,
                 **maintenance.services,
             }
         )
         # What runs until the last end is written.
-        self._ending = Supervisor({"settler": self._settler.run, "reporter": maintenance.report})
-        self._leasing = Apart(Leases(pod, runs, self.runner).services)
+        self._ending = Supervisor({"settler": self._runs.settle, "reporter": maintenance.report})
+        self._leasing = Apart(Leases(pod, self._runs, self.runner).services)
 
     def _build_peers(
         self, store: Store, registry: Registry, disagreed: Callable[[ConfigurationError], None] | None
@@ -171,10 +168,10 @@ class Worker:
         await self._until_overdue(self._claimer.finish(), and_seconds=hand_back_seconds)
         await self._until_overdue(self.runner.finished())
         await self.runner.hand_back()
-        written = asyncio.gather(self._settler.emptied(), signing_off)
+        written = asyncio.gather(self._runs.emptied(), signing_off)
         await self._until_overdue(written, and_seconds=hand_back_seconds)
-        if self._settler.waiting:
-            _log.error("ends not written; other pods will take these runs over", waiting=self._settler.waiting)
+        if self._runs.waiting:
+            _log.error("ends not written; other pods will take these runs over", waiting=self._runs.waiting)
         await self._ending.stop()
         await self._leasing.stop()
         await self._until_overdue(self._lifespans.close(), and_seconds=hand_back_seconds)

@@ -90,7 +90,7 @@ async def waiting(store: Store) -> tuple[int, int]:
     return sum(answers[::2]), max(0, now_ms - min(posted_ms, default=now_ms))
 
 
-async def tell(store: Store, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
+async def change_hooks(store: Store, shard: int, new: Collection[str], taken_back: Collection[str]) -> None:
     """Add hooks to those that a shard knows, and remove others."""
     with reachable():
         if new:

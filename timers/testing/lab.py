@@ -29,7 +29,7 @@ from timers.engine.claimer import Claimer
 from timers.engine.intake import Intake
 from timers.engine.pod import Pod, WorkerOptions
 from timers.engine.runner import Runner
-from timers.engine.runs import Run, Runs, Settler
+from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Lifespans, Supervisor
 from timers.processor import Processor, Registry, in_module
 from timers.store import keys, queries
@@ -57,15 +57,14 @@ class Engine:
     def __init__(self, store: Store, timers: TimerClient, processors: Iterable[Processor], later: Later) -> None:
         options = WorkerOptions("lab", CONCURRENCY, FOR_EVER_MS, FOR_EVER_MS, drain_timeout_ms=0)
         pod = Pod(store, Registry(processors), options)
-        runs = Runs()
         self._registry = pod.registry
         self._lifespans = Lifespans(pod.registry.processors)
         self._is_open = False
-        self._settler = Settler(pod, runs, self._written)
-        self._runner = Runner(pod, self._settler, runs, timers, self._lifespans, later=later)
+        self._runs = Runs(pod, self._written)
+        self._runner = Runner(pod, self._runs, timers, self._lifespans, later=later)
         self._intake = Intake(later, limited=pod.registry.limits_fleet)
         self._claimer = Claimer(pod, self._intake, self._runner)
-        self._services = Supervisor({"claimer": self._claimer.run, "settler": self._settler.run})
+        self._services = Supervisor({"claimer": self._claimer.run, "settler": self._runs.settle})
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -92,7 +91,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether it is claiming or writing anything."""
-        return not self._intake.is_empty or not self._claimer.is_idle or self._settler.waiting > 0
+        return not self._intake.is_empty or not self._claimer.is_idle or self._runs.waiting > 0
 
     def serves(self, prefix: str) -> bool:
         """Whether it runs timers of this prefix."""
