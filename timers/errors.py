@@ -1,42 +1,41 @@
-"""Every error the package raises on purpose, as one tree. The text of each leaf says what the caller can do next.
-
-::
-
-    TimersError
-    ├── InvalidInput (ValueError)   the caller's data is wrong; `errors` names each bad field
-    ├── Refused                     the data is fine, the state of the timer is not
-    │   ├── NotFound
-    │   ├── AlreadyExists
-    │   ├── Running                 a run is in progress, so the timer cannot be changed
-    │   ├── NotScheduled            the wanted change needs another status
-    │   ├── EditLocked              too close to due
-    │   ├── VersionMismatch         somebody else changed it first
-    │   └── NoProcessor             no processor was ever declared for the prefix
-    ├── Denied                      the caller may not do this, or not now
-    │   ├── Unauthorized            no key, a wrong one, or a signature that does not hold
-    │   ├── Forbidden               the key lacks the right
-    │   ├── RateLimited             more calls than the key's rate allows
-    │   └── TooManyPending          more timers waiting, or in more prefixes, than the key's quota allows
-    ├── Unavailable                 Redis cannot be reached or refuses writes; try again later
-    │   ├── Full                    Redis has no memory left for new timers
-    │   ├── RedisRights             the Redis user may not do this; names what its ACL lacks
-    │   └── NewerFormat             a later version has written this in a format that this one does not read
-    ├── Busy                        this pod is doing as many of these as it may; try again soon, or another pod
-    ├── RunOver                     a plain function outlived its run and uses `context.timers`
-    └── ConfigurationError          a setting, a plugin or the server is unusable; names it
-        └── TooNew                  the db has a record format that only a later version reads
-"""
+"""Every error the package raises on purpose, as one tree. The text of each says what the caller can do next."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from inspect import cleandoc
+from typing import ClassVar, NamedTuple, TypeVar, cast
 
 Value = TypeVar("Value")
 Checked = TypeVar("Checked")
 
 
+class ProblemType(NamedTuple):
+    """A type of problem in the HTTP API (RFC 9457): its status, the stable end of its `type`, its `title`, when it
+    occurs, and an example of its `detail`."""
+
+    status: int
+    slug: str
+    title: str
+    when: str = ""
+    detail: str = ""
+
+
 class TimersError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. `problem` is what the HTTP API answers; a class that does not say it has
+    that of its base. The first paragraph of its docstring says when it occurs."""
+
+    problem: ClassVar[ProblemType] = ProblemType(
+        500,
+        "internal",
+        "The service failed",
+        "A fault of the service; its log has the reason.",
+        "This pod's log has the reason; trying again may help.",
+    )
+
+    def __init_subclass__(cls, status: int = 0, slug: str = "", title: str = "", detail: str = "") -> None:
+        if slug:
+            when = cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+            cls.problem = ProblemType(status or cls.problem.status, slug, title, when, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,17 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-class InvalidInput(TimersError, ValueError):
-    """The caller's data is wrong. `errors` has at least one entry."""
+class InvalidInput(
+    TimersError,
+    ValueError,
+    status=422,
+    slug="invalid-input",
+    title="Some values are not accepted",
+    detail="delay: 'soon' is not accepted; expected a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m",
+):
+    """Fields, parameters or headers are invalid; `errors` names each.
+
+    There is at least one."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         self.errors = tuple(errors)
@@ -105,67 +113,134 @@ class Checks:
             raise InvalidInput(self._errors)
 
 
-class Refused(TimersError):
-    """The request is well formed but the timer's state does not allow it."""
+class Refused(
+    TimersError,
+    status=409,
+    slug="refused",
+    title="The state does not allow it",
+    detail="this is not possible now",
+):
+    """The state of the timer or the prefix does not allow it, for another reason."""
 
 
-class NotFound(Refused):
-    """No timer with that prefix and id."""
+class NotFound(
+    Refused,
+    status=404,
+    slug="timer-not-found",
+    title="The timer does not exist",
+    detail="timer send-message:user-42 does not exist",
+):
+    """No timer has that prefix and id."""
 
 
-class AlreadyExists(Refused):
-    """The identity is taken and the caller asked for an error in that case."""
+class AlreadyExists(
+    Refused,
+    slug="already-exists",
+    title="The timer exists already",
+    detail="timer send-message:user-42 exists and is scheduled; use if_exists 'replace' to arm it again, or 'keep' "
+    "to get it",
+):
+    """The timer exists already, and the create has `if_exists: error`."""
 
 
-class Running(Refused):
-    """A run holds the timer's lease."""
+class Running(
+    Refused,
+    slug="running",
+    title="The timer is running",
+    detail="timer send-message:user-42 is running; wait until it has ended, or let its processor return Rearm",
+):
+    """The timer is running, so it cannot be changed."""
 
 
-class NotScheduled(Refused):
-    """The change is possible only in another status."""
+class NotScheduled(
+    Refused,
+    slug="not-scheduled",
+    title="The timer's status does not allow it",
+    detail="timer send-message:user-42 is completed; a create with if_exists 'replace' arms it again",
+):
+    """The timer's status does not allow it."""
 
 
-class EditLocked(Refused):
-    """The timer is due so soon that it can no longer be changed (`TIMERS_EDIT_LOCK`)."""
+class EditLocked(
+    Refused,
+    slug="edit-locked",
+    title="The timer is too close to due",
+    detail="timer send-message:user-42 is due so soon that it can no longer be changed (TIMERS_EDIT_LOCK)",
+):
+    """The timer is due within `TIMERS_EDIT_LOCK`, so it can no longer be changed."""
 
 
-class VersionMismatch(Refused):
-    """The caller's expected version is not the current one."""
+class VersionMismatch(
+    Refused,
+    status=412,
+    slug="version-mismatch",
+    title="The timer has changed in the meantime",
+    detail="timer send-message:user-42 has version 4, not the expected one; read it again",
+):
+    """The timer has changed since the version in `If-Match`."""
 
 
-class NoProcessor(Refused):
-    """No processor serves the prefix, and none was ever declared for it."""
+class NoProcessor(
+    Refused,
+    status=422,
+    slug="no-processor",
+    title="No processor serves the prefix",
+    detail="prefix: 'nobody' is not accepted; expected a prefix that a processor serves (send-message)",
+):
+    """No processor was ever declared for the prefix."""
 
 
-class Denied(TimersError):
-    """The caller may not do this, or not now."""
+class Denied(TimersError, status=403, slug="denied", title="The caller may not do this", detail="this is not allowed"):
+    """The caller may not do this, for another reason."""
 
 
-class Unauthorized(Denied):
-    """The caller is not known."""
+class Unauthorized(
+    Denied,
+    status=401,
+    slug="unauthorized",
+    title="The caller is not known",
+    detail="a key is needed: Authorization: Bearer KEY, or a request signed with the Standard Webhooks headers",
+):
+    """No key, a wrong or revoked key, or an invalid signature."""
 
 
-class Forbidden(Denied):
-    """The caller is known but lacks the right."""
+class Forbidden(Denied, slug="forbidden", title="The key lacks the right", detail="this call needs the right 'write'"):
+    """The key lacks the right that the call needs."""
 
 
-class RateLimited(Denied):
-    """Too many calls; the next is allowed in `retry_after_ms`."""
+class RateLimited(Denied, status=429, slug="rate-limited", title="Too many calls", detail="the key may make 100/s"):
+    """More calls than the key's rate allows.
+
+    The next is allowed in `retry_after_ms`."""
 
     def __init__(self, text: str, retry_after_ms: int) -> None:
         self.retry_after_ms = retry_after_ms
         super().__init__(text)
 
 
-class TooManyPending(Denied):
-    """The key's quota is used up: either too many timers wait, until some have ended, or too many prefixes have
-    timers."""
+class TooManyPending(
+    Denied,
+    status=429,
+    slug="too-many-pending",
+    title="Too many timers are waiting",
+    detail="the prefixes of the key may have 100000 timers waiting",
+):
+    """More waiting timers, or prefixes with timers, than the key's quota allows."""
 
 
-class Unavailable(TimersError):
-    """Redis is down, overloaded or refuses writes. The request may or may not have been carried out, for each timer
-    fully or not at all. A create may be repeated with an id and `if_exists: keep`. `nothing_done` is set if it is known
-    that nothing was done."""
+class Unavailable(
+    TimersError,
+    status=503,
+    slug="redis-unavailable",
+    title="Redis is not available",
+    detail="Redis is not available: Connection closed by server; the call may have taken effect: repeat it with PUT, "
+    "or with an id and if_exists 'keep'",
+):
+    """Redis is down, slow or refuses writes. Unless `detail` says that nothing was done, the call may have taken
+    effect: repeat it with PUT, or as a create with an id and `if_exists: keep`.
+
+    Each timer of the call was done fully or not at all. `nothing_done` is set if it is known that nothing was done. The
+    identity of the db may also be what cannot be read, because a stranger wrote to it."""
 
     def __init__(self, text: str, *, nothing_done: bool = False) -> None:
         self.nothing_done = nothing_done
@@ -176,25 +251,44 @@ class Full(Unavailable):
     """Redis has reached `maxmemory`: it takes no new timers. Everything else continues."""
 
 
-class RedisRights(Unavailable):
-    """The Redis user of this process lacks a right; an operator must change its ACL. `command` is what was refused,
-    with its key, if that is known."""
+class RedisRights(
+    Unavailable,
+    slug="redis-rights",
+    title="The service's Redis user lacks a right",
+    detail="the Redis user 'timers' may not SET log:{0}:x: its ACL needs +set and ~log*",
+):
+    """The Redis user of the service may not touch the timer's keys, so nothing was done. An operator must change its
+    ACL; calls about timers of other prefixes work.
+
+    `command` is what was refused, with its key, if that is known."""
 
     def __init__(self, text: str, command: str | None = None) -> None:
         self.command = command
         super().__init__(text, nothing_done=True)
 
 
-class NewerFormat(Unavailable):
-    """The timer, or the whole db, has a record format that only a later version reads. Nothing was done; upgrade this
-    process, or ask a pod of that version."""
+class NewerFormat(
+    Unavailable,
+    slug="newer-format",
+    title="A later version has written this",
+    detail="timer send-message:user-42 is kept in record format 2, and this process reads formats up to 1; ask a pod "
+    "of the version that wrote it, or upgrade this one",
+):
+    """The timer or the db has a record format that only a later version reads, so nothing was done. Pods of that
+    version answer; this one must be upgraded."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, nothing_done=True)
 
 
-class Busy(TimersError):
-    """This pod is doing as many of these as it may. Nothing was done; try again soon, or ask another pod."""
+class Busy(
+    TimersError,
+    status=503,
+    slug="busy",
+    title="The pod is busy",
+    detail="this pod has 256 listeners, its maximum; try again later, or another pod",
+):
+    """This pod is at its limit for calls of this kind; nothing was done."""
 
 
 class RunOver(TimersError):
@@ -204,6 +298,10 @@ class RunOver(TimersError):
 class ConfigurationError(TimersError):
     """Something the operator set is unusable. The text names the setting and says what would work."""
 
+    problem = Unavailable.problem
+
 
 class TooNew(ConfigurationError):
     """The db has a record format that only a later version reads."""
+
+    problem = NewerFormat.problem

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import jsonschema_rs
 
+from timers.api.answer import CONTENT_TYPE, TYPE_ROOT
 from timers.api.openapi import document
-from timers.api.problems import CONTENT_TYPE, TYPE_ROOT
 
 Json = dict[str, Any]
 

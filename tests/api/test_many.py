@@ -13,8 +13,7 @@ from tests.api.harness import Api, Reply
 from tests.waiting import eventually
 from timers.api.body import BATCH_LIMIT_BYTES
 from timers.api.many import ACTION_LIMIT, ACTIONS_AT_ONCE
-from timers.api.problem_types import KINDS
-from timers.client.actions import EXAMPLES, REASONS
+from timers.client.actions import EXAMPLES
 from timers.core.model import Status
 
 LINES = "application/x-ndjson"
@@ -255,10 +254,6 @@ async def test_all_that_is_wrong_with_an_action_is_named_at_once(api: Api) -> No
     spec = {"filter": {"id": "x", "status": "late", "tag": 5}, "dry_run": 1, "force": True}
     reply = await api.call("POST", "/v1/timers/actions", spec)
     assert sorted(reply.bad_fields()) == ["action", "dry_run", "filter.id", "filter.status", "filter.tag", "force"]
-
-
-def test_reasons_are_the_problem_types() -> None:
-    assert {kind: KINDS[kind].slug for kind in REASONS} == dict(REASONS)
 
 
 async def arm(api: Api, number: int) -> None:

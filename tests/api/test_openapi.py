@@ -11,10 +11,9 @@ from openapi_spec_validator import validate
 from tests.api.conformance import called, check
 from tests.api.harness import Api
 from timers.access import Right
+from timers.api.answer import PROBLEMS, TYPE_ROOT
 from timers.api.openapi import document
 from timers.api.operations import OPERATIONS, PAGES
-from timers.api.problem_types import KINDS_BY_SLUG
-from timers.api.problems import TYPE_ROOT
 from timers.core.spec import NewTimer
 
 HEADING = "| type | status | when |"
@@ -103,7 +102,7 @@ def test_every_example_of_a_model_is_one() -> None:
 
 
 def test_the_document_and_the_code_know_the_same_problems() -> None:
-    assert all(kind.when and kind.detail for kind in KINDS_BY_SLUG.values())
+    assert all(kind.when and kind.detail for kind in PROBLEMS.values())
     documented = {
         kind
         for _, _, call in calls()
@@ -113,15 +112,15 @@ def test_the_document_and_the_code_know_the_same_problems() -> None:
     }
     unbound = {"method-not-allowed", "expectation-failed", "refused", "denied"}
     """What is answered outside of documented calls, or by no call of today."""
-    assert documented >= KINDS_BY_SLUG.keys() - unbound
+    assert documented >= PROBLEMS.keys() - unbound
 
 
 def test_the_reference_lists_every_type_of_problem() -> None:
     lines = REFERENCE.read_text("utf-8").splitlines()
     start = lines.index(HEADING) + 2
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:] if line.startswith("|")]
-    listed = {row[0].strip("`"): int(row[1]) for row in rows[: len(KINDS_BY_SLUG)]}
-    assert listed == {slug: kind.status for slug, kind in KINDS_BY_SLUG.items()}
+    listed = {row[0].strip("`"): int(row[1]) for row in rows[: len(PROBLEMS)]}
+    assert listed == {slug: kind.status for slug, kind in PROBLEMS.items()}
     assert f"`{TYPE_ROOT}" in REFERENCE.read_text("utf-8")
 
 

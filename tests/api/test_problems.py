@@ -8,11 +8,7 @@ from aiohttp import web
 
 from tests.api.harness import Api
 from timers import errors
-from timers.api.problem_types import KINDS, kind_of
-from timers.api.problems import answer_problems, of_error
-
-NOT_OF_A_REQUEST = (errors.RunOver,)
-"""Raised where a pod runs a processor, never while it answers a request."""
+from timers.api.answer import HTTP_PROBLEMS, PROBLEMS, answer_problems, of_error
 
 
 def every_error() -> Iterator[type[errors.TimersError]]:
@@ -23,22 +19,16 @@ def every_error() -> Iterator[type[errors.TimersError]]:
         found += kind.__subclasses__()
 
 
-@pytest.mark.parametrize("error", list(every_error()))
-def test_every_error_has_its_line_in_the_table(error: type[errors.TimersError]) -> None:
-    is_told_as_its_base = issubclass(error, errors.Unavailable)
-    assert error in KINDS or error in NOT_OF_A_REQUEST or is_told_as_its_base
+def test_no_two_problems_share_a_type_and_every_error_has_one_of_the_document() -> None:
+    problems = {error.problem for error in every_error()} | set(HTTP_PROBLEMS.values())
+    assert problems == set(PROBLEMS.values())
 
 
-def test_no_two_kinds_share_a_type() -> None:
-    slugs = [kind.slug for kind in set(KINDS.values())]
-    assert len(slugs) == len(set(slugs))
-
-
-def test_an_error_that_is_not_in_the_table_is_of_its_base() -> None:
+def test_an_error_that_names_no_problem_has_that_of_its_base() -> None:
     class Odd(errors.Refused):
         pass
 
-    assert kind_of(Odd("x")) is KINDS[errors.Refused]
+    assert Odd("x").problem is errors.Refused.problem
 
 
 def test_a_503_while_redis_is_away_has_retry_after() -> None:

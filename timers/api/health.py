@@ -6,11 +6,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.answer import answer
+from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
 from timers.api.operations import route
-from timers.api.problem_types import HTTP_KINDS
-from timers.api.problems import problem
 from timers.client.doctor import full, unacknowledged
 from timers.client.fleet import NONE, Uncovered, read_fleet
 from timers.engine.worker import Worker
@@ -70,7 +68,7 @@ class HealthRoutes:
         problems = [*troubles, *state.pop("problems", []), *(["draining"] if self._draining else [])]
         state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
         if problems:
-            return problem(HTTP_KINDS[503], "; ".join(state["problems"]), **state)
+            return problem(HTTP_PROBLEMS[503], "; ".join(state["problems"]), **state)
         return answer(state)
 
     async def _look(self) -> tuple[str, Sequence[str], Uncovered]:

@@ -6,12 +6,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from timers.api.answer import answer, encoded, joined, of_bytes
+from timers.api.answer import answer, encoded, joined, of_bytes, problem_body
 from timers.api.auth import acting, nothing_of, visible_to
 from timers.api.body import BATCH_LIMIT_BYTES, media_type, parsed, read_json, read_lines, read_query
 from timers.api.middleware import traceparent_of
 from timers.api.operations import JSON, NDJSON, Batch, route
-from timers.api.problems import problem_body
 from timers.client import Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
 from timers.core.spec import NewTimer

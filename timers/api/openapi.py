@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from timers.api.answer import CONTENT_TYPE, PROBLEMS, body_of, problem_body
 from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation, Parameter
-from timers.api.problem_types import KINDS_BY_SLUG, Kind
-from timers.api.problems import CONTENT_TYPE, TYPE_ROOT
 from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE
+from timers.errors import InvalidInput, ProblemType
 from timers.processor import DISTRIBUTION
 
 Json = dict[str, Any]
@@ -306,9 +306,9 @@ def _header_references(names: Iterable[str], required: Iterable[str]) -> Json:
 
 
 def _problems(operation: Operation) -> Json:
-    by_status: defaultdict[int, list[Kind]] = defaultdict(list)
+    by_status: defaultdict[int, list[ProblemType]] = defaultdict(list)
     for slug in dict.fromkeys(_slugs(operation)):
-        by_status[KINDS_BY_SLUG[slug].status].append(KINDS_BY_SLUG[slug])
+        by_status[PROBLEMS[slug].status].append(PROBLEMS[slug])
     return {str(status): _problem(status, by_status[status]) for status in sorted(by_status)}
 
 
@@ -324,10 +324,10 @@ def _slugs(operation: Operation) -> Iterable[str]:
         yield from _WITH_BODY
 
 
-def _problem(status: int, kinds: Sequence[Kind]) -> Json:
+def _problem(status: int, kinds: Sequence[ProblemType]) -> Json:
     headers = _PROBLEM_HEADERS.get(status, ())
     return {
-        "description": "; ".join(kind.when for kind in kinds),
+        "description": " ".join(kind.when for kind in kinds),
         "headers": _header_references((*headers, "X-Request-Id"), required=headers),
         "content": {
             CONTENT_TYPE: {
@@ -338,15 +338,7 @@ def _problem(status: int, kinds: Sequence[Kind]) -> Json:
     }
 
 
-def _example(kind: Kind) -> Json:
-    told = {
-        "type": TYPE_ROOT + kind.slug,
-        "title": kind.title,
-        "status": kind.status,
-        "detail": kind.detail,
-    }
-    if kind.slug != "invalid-input":
-        return told
-    accepted = "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m"
-    error = {"field": "delay", "value": "'soon'", "accepted": accepted, "message": told["detail"]}
-    return {**told, "errors": [error]}
+def _example(kind: ProblemType) -> Json:
+    if kind is InvalidInput.problem:
+        return problem_body(InvalidInput.of("delay", "soon", "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m"))
+    return body_of(kind, kind.detail)

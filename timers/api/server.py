@@ -10,7 +10,15 @@ from typing import Any, Final, Self, cast
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from timers.api.answer import answer
+from timers.api.answer import (
+    CONTENT_TYPE,
+    HTTP_PROBLEMS,
+    RETRY_AFTER_SECONDS,
+    answer,
+    answer_problems,
+    of_status,
+    problem,
+)
 from timers.api.auth import AUTH, Auth, as_stranger
 from timers.api.docs import DocsRoutes
 from timers.api.health import HealthRoutes
@@ -18,8 +26,6 @@ from timers.api.many import ManyRoutes
 from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
 from timers.api.operating import OperatingRoutes
 from timers.api.operations import route
-from timers.api.problem_types import HTTP_KINDS
-from timers.api.problems import CONTENT_TYPE, RETRY_AFTER_SECONDS, answer_problems, of_status, problem
 from timers.api.routes import TimerRoutes, refuse_unchecked
 from timers.api.stream import EventRoutes
 from timers.client import TimerClient
@@ -283,7 +289,7 @@ async def _healthz(_request: web.Request) -> web.Response:
 
 
 async def _readyz(_request: web.Request) -> web.Response:
-    return problem(HTTP_KINDS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
+    return problem(HTTP_PROBLEMS[503], REASON, ready=False, redis=REASON, warnings=[], problems=[REASON])
 
 
 async def _metrics(_request: web.Request) -> web.Response:

@@ -31,19 +31,14 @@ from timers.core.model import Progress, Status, Timer
 from timers.core.spec import TimerChange
 from timers.core.strict import StrictModel
 from timers.errors import (
-    EditLocked,
     FieldError,
     InvalidInput,
     NewerFormat,
-    NotFound,
-    NotScheduled,
     RedisRights,
     Refused,
-    Running,
     TimersError,
     TooManyPending,
     Unavailable,
-    VersionMismatch,
     shown,
 )
 from timers.processor import Rate
@@ -76,21 +71,8 @@ TAKES: Final[Mapping[str, Sequence[Status]]] = MappingProxyType(
 )
 """The statuses that an action looks at. Running timers are included to be counted as refused."""
 
-REASONS: Final[Mapping[type[TimersError], str]] = MappingProxyType(
-    {
-        InvalidInput: "invalid-input",
-        TooManyPending: "too-many-pending",
-        Refused: "refused",
-        NotFound: "timer-not-found",
-        Running: "running",
-        NotScheduled: "not-scheduled",
-        EditLocked: "edit-locked",
-        VersionMismatch: "version-mismatch",
-        RedisRights: "redis-rights",
-        NewerFormat: "newer-format",
-    }
-)
-"""Why a timer was refused, as a problem type. Every other error ends the action."""
+REASONS: Final = (InvalidInput, TooManyPending, Refused, RedisRights, NewerFormat)
+"""Why one timer may be refused. Every other error ends the action."""
 
 EXAMPLES: Final = 5
 """How many of the refused timers are named for each reason."""
@@ -112,7 +94,7 @@ class Counts:
 
     def refuse(self, prefix: str, id: str, error: TimersError) -> None:
         """Count a timer that was refused, and keep it as an example while there are few."""
-        reason = next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
+        reason = error.problem.slug
         self.refused[reason] += 1
         examples = self.examples.setdefault(reason, [])
         if len(examples) < EXAMPLES:
@@ -278,7 +260,7 @@ async def _act_on(timers: Sequence[Timer], act: Act | None, counts: Counts) -> N
     async def one(timer: Timer) -> None:
         try:
             await act(timer)
-        except tuple(REASONS) as error:
+        except REASONS as error:
             counts.refuse(timer.prefix, timer.id, error)
         else:
             counts.done += 1

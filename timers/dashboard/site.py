@@ -11,12 +11,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from timers.access import Caller
+from timers.api.answer import headers_of
 from timers.api.auth import Auth, caller_of, check_origin
 from timers.api.body import BODY_LIMIT_BYTES, read_bytes
 from timers.api.credentials import is_read_only, set_read_only
 from timers.api.operations import DASHBOARD, operation_of, route
-from timers.api.problem_types import kind_of
-from timers.api.problems import headers_of
 from timers.client import TimerClient
 from timers.core.durations import in_units
 from timers.dashboard import render
@@ -112,7 +111,7 @@ class Guard:
         except Unavailable as error:
             return self._last_state(request, error)
         except TimersError as error:
-            page = _error(request, kind_of(error).status, kind_of(error).title, error)
+            page = _error(request, error.problem.status, error.problem.title, error)
             page.headers.update(headers_of(error))
             return page
         except web.HTTPException as error:
