@@ -3,8 +3,9 @@
 .PHONY: run up down setup test check format bench peers chaos dist lock
 PYTHON = python3
 BIN = .venv/bin
-# One file stays on one worker, so that its module-wide servers are started once.
-PYTEST_SPREAD = -n 3 --dist loadfile
+# One file stays on one worker, so that its module-wide servers are started once. Most tests wait for something, so there are
+# more workers than cores; tests/conftest.py tells which files come first.
+PYTEST_SPREAD = -n 5 --dist loadfile --no-loadscope-reorder
 
 run: setup
 	@exec $(BIN)/timers dev

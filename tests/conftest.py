@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from typing import Final
 
 import pytest
 import pytest_asyncio
@@ -27,6 +28,21 @@ sys.dont_write_bytecode = False
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add an option."""
     parser.addoption("--every-server", action="store_true", help="all tests of a `family` on Redis and on Valkey")
+
+
+HEAVY: Final = (
+    *("dashboard/test_browser", "docs/test_readme", "store/test_strangers", "store/test_quota", "cli/test_pods"),
+    *("chaos/test_pods_killed", "chaos/test_pods_stopped", "life/test_restore", "upgrade/test_side_by_side"),
+    *("docker/test_image", "docker/test_alerts", "doctor/test_doctor", "engine/test_rescues", "engine/test_blocked"),
+    *("cli/test_serve_with_keys", "cli/test_mixed_fleet", "chaos/test_server_away", "install/test_install"),
+)
+"""Files that take longest. They start first, so that none of them is alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the heavy files."""
+    places = {f"tests/{name}.py": place for place, name in enumerate(HEAVY)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
