@@ -90,7 +90,7 @@ async def test_events_after_a_canary_that_expired_untouched_do_not_count_as_hear
 
 async def test_an_event_in_time_is_ok(rig: _Rig) -> None:
     await rounds(rig)
-    assert rig.canary.hearing == "ok"
+    assert rig.canary.delivery == "ok"
     assert not rig.canary.is_deaf()
 
 
@@ -98,20 +98,20 @@ async def test_the_key_is_touched_until_it_is_gone(rig: _Rig) -> None:
     """Redis expires strictly after the deadline, so a first touch may come too soon."""
     rig.touches_until_gone = 5
     await rounds(rig)
-    assert rig.canary.hearing == "ok"
+    assert rig.canary.delivery == "ok"
 
 
 async def test_a_pod_without_events_is_deaf_until_one_arrives(rig: _Rig) -> None:
     rig.announces = False
     await until(rig.canary.is_deaf, "it is deaf")
     rig.announces = True
-    await until(lambda: rig.canary.hearing == "ok", "it hears again")
+    await until(lambda: rig.canary.delivery == "ok", "it hears again")
 
 
 async def test_an_event_that_takes_its_time_is_late() -> None:
     async with running_canary(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as rig:
         rig.announce_after = 0.02
-        await until(lambda: rig.canary.hearing == "late", "it is late")
+        await until(lambda: rig.canary.delivery == "late", "it is late")
         assert not rig.canary.is_deaf()
 
 
@@ -188,7 +188,7 @@ async def test_next_silence_returns_once_a_canary_is_not_heard(rig: _Rig) -> Non
     rig.announces = False
     await rig.canary.next_silence()
     rig.announces = True
-    await until(lambda: rig.canary.hearing == "ok", "the next is heard again")
+    await until(lambda: rig.canary.delivery == "ok", "the next is heard again")
 
 
 async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
@@ -196,4 +196,4 @@ async def test_without_redis_it_ends_and_its_last_judgement_stays() -> None:
     rig.trouble = Unavailable("away")
     with pytest.raises(Unavailable):
         await rig.canary.run()
-    assert rig.canary.hearing == "ok"
+    assert rig.canary.delivery == "ok"

@@ -159,11 +159,11 @@ async def test_the_wait_for_a_prefix_restarts_whenever_a_pod_has_served_it(
     unserved = Maintenance(pod, others, lambda _shard: True)
     for store.now_ms_is in range(0, 600_000, 5_000):
         others.serving = store.now_ms_is % 60_000 == 0
-        await unserved.look(0)
+        await unserved.abandon_unserved(0)
     assert store.abandoned_before == []
     others.serving = False
     for store.now_ms_is in range(600_000, 665_000, 5_000):
-        await unserved.look(0)
+        await unserved.abandon_unserved(0)
     # Unserved since the look at 545 s, because there was a pod at 540 s.
     assert store.abandoned_before[0] == 605_000 - 60_000
 

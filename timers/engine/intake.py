@@ -38,7 +38,7 @@ second, this pod's sweep may have missed it by another half, and writing ends an
 
 
 @dataclass(slots=True)
-class _Mark:
+class DirtyQueue:
     """Take `wanted` timers, or with `drain` everything due, batch after batch. `deep` is set once a full batch has
     proved that there is more: then the mark stays during a claim, so that two claims can run. `touched` numbers the
     marks, so that an answer can tell whether a newer mark was made. `known_at` is the monotonic time at which this pod
@@ -84,15 +84,15 @@ class _Lane:
     while there is something to take. At most `at_once` of them are taken in one round."""
 
     at_once: int
-    new: dict[Queue, _Mark] = field(default_factory=dict)
-    old: dict[Queue, _Mark] = field(default_factory=dict)
+    new: dict[Queue, DirtyQueue] = field(default_factory=dict)
+    old: dict[Queue, DirtyQueue] = field(default_factory=dict)
     something: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def mark_of(self, queue: Queue) -> _Mark | None:
+    def mark_of(self, queue: Queue) -> DirtyQueue | None:
         return self.new.get(queue) or self.old.get(queue)
 
     @property
-    def marks(self) -> Iterator[_Mark]:
+    def marks(self) -> Iterator[DirtyQueue]:
         return chain(self.new.values(), self.old.values())
 
 
@@ -225,12 +225,12 @@ class Intake:
                 del marks[shard, ask.prefix]
                 self._update_flag()
 
-    def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> _Mark:
+    def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> DirtyQueue:
         queue, lane = (shard, prefix), self._lane(prefix)
         mark = lane.mark_of(queue)
         if mark is None:
             now = time.monotonic()
-            mark = lane.new[queue] = _Mark(0, cause, now if known_at is None else known_at, now)
+            mark = lane.new[queue] = DirtyQueue(0, cause, now if known_at is None else known_at, now)
         self._touches += 1
         mark.touched = self._touches
         lane.something.set()
@@ -273,7 +273,7 @@ class Intake:
             self._set_timer()
 
 
-def _next_queues(lane: _Lane) -> list[tuple[Queue, _Mark]]:
+def _next_queues(lane: _Lane) -> list[tuple[Queue, DirtyQueue]]:
     """From queues that have just become due, take the newest, which can still be on time; from waiting queues, the
     oldest. A new queue that is not taken for a while is found by a sweep and then waits with the others."""
     most_new = max(lane.at_once // 2, lane.at_once - len(lane.old))

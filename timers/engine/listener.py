@@ -41,7 +41,7 @@ class Canary:
         self._heard = asyncio.Event()
         self._soon = asyncio.Event()
         self._silent = asyncio.Event()
-        self.hearing: Literal["ok", "late", "deaf"] = "ok"
+        self.delivery: Literal["ok", "late", "deaf"] = "ok"
         """How notifications arrive at this pod."""
         self.lag_seconds = math.nan
         """From touching the newest canary to its event; infinite if the event never came."""
@@ -84,7 +84,7 @@ class Canary:
 
     def is_deaf(self) -> bool:
         """Whether notifications fail to arrive."""
-        return self.hearing == "deaf"
+        return self.delivery == "deaf"
 
     def can_hear(self) -> bool:
         """Whether it makes sense to wait for an event."""
@@ -108,12 +108,12 @@ class Canary:
             await asyncio.sleep(0.001)
             touched = time.monotonic()
         if not await self._is_heard():
-            self.hearing, self.lag_seconds = "deaf", math.inf
+            self.delivery, self.lag_seconds = "deaf", math.inf
             self._silent.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
-        self.hearing = "late" if self.lag_seconds > self._late_seconds else "ok"
+        self.delivery = "late" if self.lag_seconds > self._late_seconds else "ok"
 
     async def _is_heard(self) -> bool:
         for _ in range(STEPS):
@@ -249,8 +249,8 @@ class Listener:
     def _bare_expired(self, prefix: str, timer_id: str) -> None:
         """Also announce a key for a processor whose pods are gone: its timer is due and waits for them."""
         shard = self._pod.store.shard_of(prefix, timer_id)
-        is_away = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
-        is_ours = self._pod.serves(shard, prefix) or (is_away and shard in self._pod.shards)
+        is_unserved = self._peers.owner(prefix) is not None and not self._peers.serve(shard, prefix)
+        is_ours = self._pod.serves(shard, prefix) or (is_unserved and shard in self._pod.shards)
         if self._bare is not None and is_ours:
             mine = self._peers.mine(shard, prefix, timer_id)
             self._bare.heard((prefix, timer_id), self._canary.heard_until_ms, mine=mine)

@@ -60,7 +60,7 @@ class Maintenance:
         unhandled_seconds = self._options.unhandled_after_ms / 1000
         return {
             "janitor": self._prune,
-            "unserved": partial(repeat, self._look_at_left, min(UNSERVED_SECONDS, unhandled_seconds / 2)),
+            "unserved": partial(repeat, self._abandon_all, min(UNSERVED_SECONDS, unhandled_seconds / 2)),
             "auditor": self._audit,
         }
 
@@ -99,13 +99,13 @@ class Maintenance:
                 return
             fruitless += pruned.number == 0
 
-    async def _look_at_left(self) -> None:
+    async def _abandon_all(self) -> None:
         for shard in self._peers.led(self._pod.shards):
             if self._leaves_some(shard) or any(queue[0] == shard for queue in self._unserved_since):
-                await self.look(shard)
+                await self.abandon_unserved(shard)
 
-    async def look(self, shard: int) -> None:
-        """Look for queues that no live pod serves, whose overdue timers and lost runs become `unhandled`. If a queue is
+    async def abandon_unserved(self, shard: int) -> None:
+        """Make overdue timers and lost runs of queues that no live pod serves `unhandled`, in time. If a queue is
         served again, or has nothing overdue or orphaned, its wait starts again."""
         after_ms = self._options.unhandled_after_ms
         (due, now_ms), lost = await self._due(shard), await self._lost(shard)

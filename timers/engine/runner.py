@@ -5,7 +5,7 @@ import inspect
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -65,7 +65,10 @@ class Runner:
         self._clock, self._observer, self._spans = pod.store.clock, pod.observer, pod.options.spans
         self._concurrency, self._lease_seconds = pod.options.concurrency, pod.lease_ms / 1000
         self._lease_left = self._lease_seconds * LEASE_LEFT
-        self._executing = self._abandoned = 0
+        self.executing = 0
+        """Processors being run."""
+        self.abandoned = 0
+        """Plain functions that keep running although their runs were given up: a thread cannot be stopped."""
         self._of_prefix = defaultdict[str, int](int)
         self._held_off: dict[str, float] = {}
         self._starting: deque[Run] = deque()
@@ -78,20 +81,10 @@ class Runner:
         self._changed.set()
 
     @property
-    def executing(self) -> int:
-        """Processors being run."""
-        return self._executing
-
-    @property
-    def abandoned(self) -> int:
-        """Plain functions that keep running although their runs were given up: a thread cannot be stopped."""
-        return self._abandoned
-
-    @property
     def room(self) -> int:
         """How many more runs this pod can take. Running processors, hanging threads and ends that are not yet written
         all count, because the last hold leases too."""
-        return self._concurrency - max(self._executing + self._abandoned, self._runs.waiting - self._concurrency)
+        return self._concurrency - max(self.executing + self.abandoned, self._runs.waiting - self._concurrency)
 
     @property
     def held(self) -> set[Identity]:
@@ -115,9 +108,7 @@ class Runner:
 
     async def room_free(self, taken: int) -> None:
         """Wait until there is room besides what claims in progress have `taken`."""
-        while self.room <= taken:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._until(lambda: self.room > taken)
 
     def start(
         self,
@@ -140,7 +131,7 @@ class Runner:
         ]
         _hand_out(permits, runs)
         self._runs.add(runs)
-        self._executing += len(runs)
+        self.executing += len(runs)
         for prefix, number in Counter([timer.prefix for timer in timers]).items():
             self._of_prefix[prefix] += number
         self._starting += runs[: len(claimed.timers)]
@@ -169,7 +160,10 @@ class Runner:
 
     async def finished(self) -> None:
         """Wait until nothing is running."""
-        while self._executing:
+        await self._until(lambda: not self.executing)
+
+    async def _until(self, so: Callable[[], object]) -> None:
+        while not so():
             self._changed.clear()
             await self._changed.wait()
 
@@ -248,12 +242,12 @@ class Runner:
             run.timeout.cancel()
             run.timeout = None  # its context has the run as well
         if run.in_thread:
-            self._abandoned += 1
-            _log.warning("function keeps running in its thread", **run.named, abandoned=self._abandoned)
+            self.abandoned += 1
+            _log.warning("function keeps running in its thread", **run.named, abandoned=self.abandoned)
         if run.timers is not None:
             run.timers.close(_why_over(run))
         timer, prefix = run.timer, run.processor.prefix
-        self._executing -= 1
+        self.executing -= 1
         self._of_prefix[timer.prefix] -= 1
         self._changed.set()
         kind = "lost" if outcome is None else _KINDS[type(outcome)]
@@ -267,7 +261,7 @@ class Runner:
             transition = self._decided(run, outcome)
             if transition.cause[0] == "retry":
                 self._observer.count("retries", prefix)
-            self._runs.put(run, Settlement(timer, transition, run.took(now)))
+            self._runs.put(run, Settlement(timer, transition, run.timings(now)))
         if run.span is not None:
             end_span(run.span, kind, outcome)
 
@@ -313,7 +307,7 @@ class Runner:
         """The run's thread is free again, perhaps long after the run has ended."""
         run.in_thread = False
         if run.ended:
-            self._abandoned -= 1
+            self.abandoned -= 1
             self._changed.set()
 
     def _known(self, run: Run) -> tuple[int, str, datetime | None, FilteringBoundLogger, Any]:
@@ -384,17 +378,13 @@ def _why_over(run: Run) -> str:
 
 
 def _as_outcome(run: Run, result: Any) -> Outcome:
-    if isinstance(result, Done):
-        return _done(run, plain(result.note), result.result)
     if isinstance(result, Rearm):
         return result
-    kind = plain(type(result).__name__)
-    return Failed("TypeError", f"the processor returned {kind}; it may return None, Done or Rearm")
-
-
-def _done(run: Run, note: str, given: object) -> Done:
-    result, trouble = (None, "") if given is None else kept_result(given)
+    if not isinstance(result, Done):
+        kind = plain(type(result).__name__)
+        return Failed("TypeError", f"the processor returned {kind}; it may return None, Done or Rearm")
+    note, (kept, trouble) = plain(result.note), (None, "") if result.result is None else kept_result(result.result)
     if trouble:
         _log.warning("result of a run not kept", **run.named, reason=trouble)
         note = f"{note}; {trouble}"
-    return Done(note, result)
+    return Done(note, kept)

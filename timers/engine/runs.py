@@ -81,7 +81,7 @@ class Run:
         """What every log line about the run contains."""
         return named(self.timer, self.processor.prefix)
 
-    def took(self, now: float) -> str:
+    def timings(self, now: float) -> str:
         """What its end tells the history: the ms from knowing to the claim (empty if unknown), from there to the call
         of the processor, and of the run."""
         if not self.is_started:

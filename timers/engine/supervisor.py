@@ -80,13 +80,15 @@ class Supervisor:
         cancelled."""
         try:
             await asyncio.create_task(self._services[name](), name=f"timers.{name}.run")
+            how = "it ended"
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
-            return _report_end(name, "it cancelled itself")
+            how = "it cancelled itself"
         except Exception as error:  # noqa: BLE001 (a service that failed is started again, whatever it was)
-            return _report_failure(name, _first(error))
-        return _report_end(name, "it ended")
+            return _report_failure(name, error)
+        _log.error("service ended and is restarted", service=name, how=how)
+        return f"restarting: {how}"
 
 
 class Apart(Supervisor):
@@ -120,19 +122,9 @@ def _is_cancelled() -> bool:
     return current is not None and current.cancelling() > 0
 
 
-def _first(error: Exception) -> Exception:
-    """The failure itself, if a task group wrapped it."""
+def _report_failure(name: str, error: Exception) -> str:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    return error
-
-
-def _report_end(name: str, how: str) -> str:
-    _log.error("service ended and is restarted", service=name, how=how)
-    return f"restarting: {how}"
-
-
-def _report_failure(name: str, error: Exception) -> str:
     if isinstance(error, Unavailable):
         _log.warning("service waits for Redis", service=name, reason=str(error))
         return f"{'waiting' if isinstance(error, Full) else 'restarting'}: {error}"

@@ -51,18 +51,14 @@ class ShardSweep:
         self._shard, self._all = shard, sweeper
         self.look_ms = 0.0
         """When to look next."""
-        self._looked_ms = 0.0
-        self._heard_ms = 0.0
-        self._part_ms = 0.0
+        self.heard_ms = 0.0
+        """When somebody was heard to touch keys of the shard."""
+        self._looked_ms = self._part_ms = 0.0
         self._next_rank = self._next_orphan = 0
         self.leaves_some = False
         """Whether the last looks found due timers that this pod does not serve, or lost runs."""
         self._everything = True
         self._nearer = asyncio.Event()
-
-    def heard(self, now_ms: float) -> None:
-        """Somebody touched keys of the shard."""
-        self._heard_ms = now_ms
 
     def nearer(self, due_ms: float) -> None:
         """A timer of the shard was armed."""
@@ -105,7 +101,7 @@ class ShardSweep:
             return False
         trust_ms = TRUST_MS * rank
         now_ms = self._all.pod.store.clock.now_ms()
-        if self._heard_ms < now_ms - trust_ms or self._looked_ms < now_ms - trust_ms:
+        if self.heard_ms < now_ms - trust_ms or self._looked_ms < now_ms - trust_ms:
             return False
         self.look_ms = self._looked_ms + trust_ms
         return True
@@ -129,8 +125,7 @@ class ShardSweep:
                 self._all.intake.hold_orphans()
             raise
         self._looked_ms = touched.now_ms
-        self._note_left(touched, rank)
-        self._mark(touched, everything=everything)
+        self._mark(touched, rank, everything=everything)
         self._advance_page(touched, rank, everything=everything)
         self._plan(touched, found_lost=found_lost)
 
@@ -145,16 +140,13 @@ class ShardSweep:
             self._all.intake.mark_orphan(self._shard, orphan)
         return bool(served)
 
-    def _note_left(self, touched: Touched, rank: int) -> None:
-        served = (self._all.pod.serves(self._shard, prefix) for prefix in touched.due)
-        self.leaves_some = touched.lost or not all(served) or (rank > 0 and self.leaves_some)
-
-    def _mark(self, touched: Touched, *, everything: bool) -> None:
+    def _mark(self, touched: Touched, rank: int, *, everything: bool) -> None:
+        """Mark the due queues that this pod serves, and note whether there are others."""
+        served = {prefix: ms for prefix, ms in touched.due.items() if self._all.pod.serves(self._shard, prefix)}
+        self.leaves_some = touched.lost or len(served) < len(touched.due) or (rank > 0 and self.leaves_some)
         cause = self._all.cause(everything=everything)
-        for prefix, due_ms in touched.due.items():
-            if (cause != "sweep" or due_ms < touched.now_ms - self._all.grace_ms) and self._all.pod.serves(
-                self._shard, prefix
-            ):
+        for prefix, due_ms in served.items():
+            if cause != "sweep" or due_ms < touched.now_ms - self._all.grace_ms:
                 self._all.intake.mark_all(self._shard, prefix, cause)
 
     def _advance_page(self, touched: Touched, rank: int, *, everything: bool) -> None:
@@ -220,7 +212,7 @@ class Sweeper:
     def heard(self, shard: int) -> None:
         """A trigger of the shard expired: somebody is touching."""
         if shard in self.sweeps:
-            self.sweeps[shard].heard(self.pod.store.clock.now_ms())
+            self.sweeps[shard].heard_ms = self.pod.store.clock.now_ms()
 
     def cause(self, *, everything: bool) -> str:
         """Why a look finds due timers that no event has announced; `sweep` if their events should have arrived."""

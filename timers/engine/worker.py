@@ -219,7 +219,7 @@ class Worker:
         waiting, wait_seconds = self.intake.waiting()
         return PodHealth(
             ready=not problems,
-            notifications=self._canary.hearing,
+            notifications=self._canary.delivery,
             lag_seconds=self._canary.lag_seconds,
             services=states,
             running=self.runner.executing,
@@ -244,7 +244,7 @@ class Worker:
         """This pod's state, for its signs of life."""
         return {
             "running": self.runner.executing,
-            "notifications": self._canary.hearing,
+            "notifications": self._canary.delivery,
             "lateness": self._pod.observer.recent_starts(),
             "lacks": self._pod.store.rights.told(),
             "newer": self._pod.store.newer.told(),
