@@ -172,13 +172,13 @@ def test_doctor_names_timers_that_cannot_be_read(timers: CommandLine, redis: Red
     assert "'log:one' (no record)" in check["said"]
 
 
-def test_doctor_sees_keys_of_strangers(timers: CommandLine, redis: Redis) -> None:
+def test_doctor_sees_foreign_keys(timers: CommandLine, redis: Redis) -> None:
     redis.set("session/abc", "theirs")
     create(timers, 1)
-    (strangers,) = [c for c in timers("doctor", "-o", "json").json if c["check"] == "strangers"]
-    assert strangers["level"] == "warn"
-    assert "session/abc" in strangers["said"]
-    assert strangers["said"].startswith("1 of ")
+    (foreign,) = [c for c in timers("doctor", "-o", "json").json if c["check"] == "foreign"]
+    assert foreign["level"] == "warn"
+    assert "session/abc" in foreign["said"]
+    assert foreign["said"].startswith("1 of ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -210,7 +210,7 @@ async def test_watch_prints_each_change_until_it_is_interrupted(
     assert watching.end().code == 0
 
 
-def test_doctor_shows_on_a_terminal_how_far_mending_is_and_nothing_elsewhere(
+def test_doctor_shows_on_a_terminal_how_far_repairing_is_and_nothing_elsewhere(
     timers: CommandLine, server: EmbeddedServer, redis: Redis
 ) -> None:
     create(timers, 3)
@@ -221,9 +221,9 @@ def test_doctor_shows_on_a_terminal_how_far_mending_is_and_nothing_elsewhere(
         shown = terminal.shown.decode()
     finally:
         terminal.close()
-    assert "mending" in shown
+    assert "repairing" in shown
     assert "100%" in shown
-    assert "mended: 3 due" in shown
+    assert "repaired (due: 3)" in shown
     again = timers("doctor", "--fix")
     assert "records, indexes and counts agree" in again.out
     assert again.err == ""

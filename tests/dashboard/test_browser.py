@@ -219,7 +219,7 @@ async def test_all_failures_of_a_prefix_are_retried_from_its_card_and_then_purge
 async def test_a_declaration_is_forgotten_and_a_loss_acknowledged(guarded: Api, watched: Watched) -> None:
     await guarded.client.create("mine", "one", delay="1h")
     await guarded.store.connections.commands.hset("timers:meta", "loss:shard:0", "1795000000000 1795000001000 40")
-    await guarded.store.identity.look()
+    await guarded.store.identity.refresh()
     page = await signed_in(guarded, watched, EVERYTHING, "/ui/prefixes")
     await page.click("[aria-label='Forget test']")
     await page.wait_for_url("**/ui/prefixes?q=test")

@@ -91,7 +91,7 @@ async def test_lost_data_comes_before_anything_else_until_it_is_acknowledged(vis
     await visitor.api.client.create("test", "one", delay="1h")
     redis, identity = visitor.api.store.connections.commands, visitor.api.store.identity
     await redis.hset("timers:meta", "loss:shard:0", "1795000000000 1795000001000 40")
-    await identity.look()
+    await identity.refresh()
     told = "Data was lost: shard 0 lost everything written from "
     assert sentence((await visitor.get("/")).text).startswith(told)
     assert "shard 0 lost everything" in (await visitor.get("/ui/server")).text

@@ -86,7 +86,7 @@ async def replicate(store: Store) -> None:
     await redis.execute_command("REPLICAOF", "127.0.0.1", "1")
 
 
-async def strangers(store: Store) -> None:
+async def foreign_keys(store: Store) -> None:
     await store.connections.commands.set("session/abc", "theirs")
 
 

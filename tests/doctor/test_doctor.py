@@ -27,6 +27,7 @@ from tests.doctor.setups import (
     fail_a_call,
     fail_to_save,
     fill_up,
+    foreign_keys,
     found,
     leave_alone,
     leave_waiting,
@@ -47,7 +48,6 @@ from tests.doctor.setups import (
     setting,
     spoil_a_record,
     strand_a_call,
-    strangers,
     write_to_a_folder,
 )
 from tests.install.environment import ROOT
@@ -112,7 +112,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
             "data": ("fail", "NOREPLICAS"),
         },
     ),
-    "strangers": ((), strangers, {"strangers": ("warn", "'session/abc'")}),
+    "foreign keys": ((), foreign_keys, {"foreign": ("warn", "'session/abc'")}),
     "lost data": ((), lose, {"data": ("fail", "shard 0 lost everything written")}),
     "another's meta": ((), overwrite_meta, {"data": ("fail", "WRONGTYPE")}),
     "a lost index": ((), lose_an_index, {"indexes": ("fail", "do not match")}),
@@ -140,7 +140,7 @@ BROKEN: Final[Mapping[str, tuple[tuple[str, ...], Break | None, Findings]]] = {
     "a lost due index": ((), lose_a_due_index, {"indexes": ("fail", "counts: 1, heads: 1")}),
     "wrong counts": ((), miscount, {"indexes": ("fail", "counts: 2")}),
     "a lost lease": ((), lose_a_lease, {"indexes": ("fail", "counts: 1")}),
-    "a displaced key": ((), displace, {"strangers": ("warn", "it is 'timers:{0}:displaced:timers:{0}:nonsense' now")}),
+    "a displaced key": ((), displace, {"foreign": ("warn", "it is 'timers:{0}:displaced:timers:{0}:nonsense' now")}),
     "an outbox that nobody drains": ((), post_long_ago, {"hooks": ("fail", "1 changes wait, the oldest for 10")}),
     "a receiver that fails": ((), fail_a_call, {"hooks": ("warn", "timers.hook-1:note:a:1:1: 503 from hooks.example")}),
     "a call that no pod makes": (

@@ -74,7 +74,7 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...], Break | None]]] = {
     "nearly full": ("memory", (), fill_up),
     "short buffers": ("buffers", (), setting("client-output-buffer-limit", "pubsub 1mb 512kb 10")),
     "replicas that are away": ("replicas", (), setting("min-replicas-to-write", 1)),
-    "a displaced key": ("strangers", (), displace),
+    "a displaced key": ("foreign", (), displace),
     "lost data": ("data", (), lose),
     "a lost index": ("indexes", (), lose_an_index),
     "every index and count lost": ("indexes", (), lose_every_index),

@@ -79,3 +79,12 @@ async def test_a_slot_that_cannot_be_read_counts_as_empty(frozen: Store, held: b
     assert total((await past_starts(frozen))["hour"]) == {}
     await add_starts(frozen, {1: 1})
     assert total((await past_starts(frozen))["hour"]) == {1: 1}
+
+
+async def test_a_strangers_value_in_place_of_a_ring_is_moved_aside(real: Store) -> None:
+    redis = real.connections.commands
+    await redis.set("timers:{fired}:hour", "a stranger's")
+    await past_starts(real)
+    await add_starts(real, {1: 1})
+    assert total((await past_starts(real))["hour"]) == {1: 1}
+    assert await redis.delete("timers:{fired}:displaced:timers:{fired}:hour") == 1

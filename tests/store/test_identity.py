@@ -68,7 +68,7 @@ async def test_as_long_as_nothing_was_armed_a_pod_changes_the_number_of_shards(s
 
 async def test_once_a_timer_was_armed_a_pod_that_disagrees_learns_both_numbers(store: Store) -> None:
     await armed(store, due="+3600000")
-    for opening in (other(store, 16).identity.join(), other(store, 16).identity.look()):
+    for opening in (other(store, 16).identity.join(), other(store, 16).identity.refresh()):
         with pytest.raises(ConfigurationError, match="TIMERS_SHARDS is 16, but this db has 1 shards; use 1"):
             await opening
     assert (await meta(store))["shards"] == "1"
@@ -179,7 +179,7 @@ async def test_an_arm_costs_one_call_once_its_shard_is_founded(real: Store) -> N
 
 async def test_a_db_with_a_newer_format_is_refused(store: Store) -> None:
     await store.connections.commands.hset(META, "format", str(NEXT))
-    for opening in (store.identity.look(), store.identity.make()):
+    for opening in (store.identity.refresh(), store.identity.make()):
         with pytest.raises(
             TooNew, match=rf"the db has records of format {NEXT}; this version reads formats up to {NOW}\. Use the"
         ):
@@ -191,7 +191,7 @@ async def test_a_db_with_a_newer_format_is_refused(store: Store) -> None:
 async def test_a_db_with_an_impossible_format_is_refused(store: Store, form: str) -> None:
     await store.connections.commands.hset(META, mapping={"format": form, "epoch": "e", "shards": "1"})
     with pytest.raises(ConfigurationError, match="as its record format; write the original there"):
-        await store.identity.look()
+        await store.identity.refresh()
 
 
 async def test_a_new_db_has_the_newest_format_that_its_first_pod_lets_be_written(
@@ -260,7 +260,7 @@ async def test_a_lost_db_keeps_its_format(store: Store, later: pytest.MonkeyPatc
 
 async def test_a_db_whose_meta_is_something_else_is_refused(store: Store) -> None:
     await store.connections.commands.set(META, "a stranger's")
-    for opening in (store.identity.look(), store.identity.make()):
+    for opening in (store.identity.refresh(), store.identity.make()):
         with pytest.raises(ConfigurationError, match="TIMERS_REDIS_URL cannot be used"):
             await opening
 
@@ -271,7 +271,7 @@ async def test_a_db_with_an_impossible_number_of_shards_is_refused(store: Store,
     with pytest.raises(
         ConfigurationError, match=r"timers:meta has .* as its number of shards; write the original number"
     ):
-        await store.identity.look()
+        await store.identity.refresh()
 
 
 async def test_a_pause_in_an_empty_db_holds_for_later_pods(real: Store) -> None:
@@ -382,16 +382,16 @@ async def test_a_strangers_number_of_shards_counts_for_nobody_and_is_put_back(
     await store.connections.commands.hset(META, "shards", written)
     starting, reader = other(store), other(store)
     await starting.identity.join()
-    await reader.identity.look()
+    await reader.identity.refresh()
     assert (starting.shards, reader.shards) == (4, 4)
     await pod.identity.check([0, 1, 2, 3])
     assert (pod.identity.epoch, pod.shards) == (epoch, 4)
     assert (await meta(store))["shards"] == "4"
-    await reader.identity.look()
+    await reader.identity.refresh()
     for told in (pod, reader):
         assert f"timers:meta had {written!r} as its number of shards" in told.identity.foreign
     await pod.identity.acknowledge()
-    await reader.identity.look()
+    await reader.identity.refresh()
     assert (pod.identity.foreign, reader.identity.foreign) == ("", "")
 
 

@@ -95,7 +95,7 @@ async def test_a_foreign_client_reads_what_the_service_has_done(sharded: Store, 
     member = "reminder:user-1"
     shard = sharded.shard_of("reminder", "user-1")
     await arm(foreign, member, "+0", '{"payload":{"a":"ä"}}')
-    await sharded.identity.look()
+    await sharded.identity.refresh()
     (timer,) = (
         await sharded.claim(
             shard, [("reminder", 1)], pod="pod-1", lease_ms=9000, cause="event", processors={"reminder": "log"}

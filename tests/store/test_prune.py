@@ -10,7 +10,6 @@ from tests.store.acts import DAY_MS, PREFIX, armed, cancelled, finished, in_stat
 from timers.core.model import Status
 from timers.store import upkeep
 from timers.store.store import Store
-from timers.store.upkeep import Removed
 
 FINISHED = [Status.COMPLETED, Status.FAILED, Status.UNHANDLED, Status.CANCELLED]
 
@@ -94,7 +93,7 @@ async def test_what_goes_of_failed_and_unhandled_timers_is_named(frozen: Store, 
         clock.shift(1)
     pruned = await upkeep.prune(frozen, 0, retention_ms=0, retention_failed_ms=0, most=10)
     assert pruned.number == 4
-    assert sorted(pruned.failed) == [Removed(PREFIX, Status.FAILED, 2, "1"), Removed(PREFIX, Status.UNHANDLED, 1, "3")]
+    assert sorted(pruned.failed) == [(PREFIX, Status.FAILED, 2, "1"), (PREFIX, Status.UNHANDLED, 1, "3")]
 
 
 async def test_failed_calls_of_the_service_go_with_the_completed_timers_of_callers(
@@ -104,7 +103,7 @@ async def test_failed_calls_of_the_service_go_with_the_completed_timers_of_calle
     await finished(frozen, status=Status.FAILED, prefix="timers.hook-1")
     clock.shift(DAY_MS / 1000 + 1)
     pruned = await upkeep.prune(frozen, 0, retention_ms=DAY_MS, retention_failed_ms=None, most=10)
-    assert pruned.failed == [Removed("timers.hook-1", Status.FAILED, 1, "a")]
+    assert pruned.failed == [("timers.hook-1", Status.FAILED, 1, "a")]
 
 
 PREFIXES = 1500

@@ -128,7 +128,7 @@ async def test_every_script_is_known_by_its_own_digest(real: Store) -> None:
 async def test_a_server_that_is_away_is_unavailable(tmp_path: Any) -> None:
     connections = connect(f"unix://{tmp_path}/nobody.sock")
     store = Store(connections)
-    for call in (store.now_ms(), armed(store), store.touch(0), store.identity.look(), store.identity.make()):
+    for call in (store.now_ms(), armed(store), store.touch(0), store.identity.refresh(), store.identity.make()):
         with pytest.raises(Unavailable):
             await call
     await connections.close()

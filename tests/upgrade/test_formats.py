@@ -51,7 +51,7 @@ async def later(server: ServerHandle, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 
 async def raise_the_db(later: Store) -> None:
-    await later.identity.look()
+    await later.identity.refresh()
     await later.identity.raise_format(NEXT, "9.9")
 
 

@@ -440,14 +440,14 @@ class TimerClient(Timers):
             connections = self._connect(url, settings.edit_lock_ms)
         store = self._store or self._use(Store(connections))
         if not store.identity.armed:
-            await store.identity.look()
+            await store.identity.refresh()
         return store
 
 
 async def open_store(connections: Connections, *, shards: int | None = None) -> Store:
     """A store over connections, with the number of shards that the db has. Writes nothing."""
     store = Store(connections, shards=shards)
-    await store.identity.look()
+    await store.identity.refresh()
     return store
 
 

@@ -101,7 +101,7 @@ async def _roster(store: Store) -> Roster:
 async def _data(store: Store, *, acknowledge: bool) -> Check:
     if acknowledge and (known := await store.identity.acknowledge()):
         return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
-    await store.identity.look()
+    await store.identity.refresh()
     losses = [str(loss) for loss in store.identity.losses.values()]
     means = "timers armed earlier are gone, or are in an earlier state"
     mend = "restore them or arm them anew, then `timers doctor --acknowledge`"
@@ -124,10 +124,16 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
 async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) -> list[Check]:
     due, now_ms = await queries.due(store)
     fleet, paused = Fleet(roster, due, store.shards, now_ms), set(await queries.paused(store))
+    counted = [each async for each in queries.counted(store)]
+    scheduled = [(shard, prefix) for shard, prefix, status, _ in counted if status is Status.SCHEDULED]
+    kept = Counter[str]()
+    for _, prefix, status, n in counted:
+        if status in (Status.FAILED, Status.UNHANDLED) and not prefix.startswith(OWN_PREFIXES):
+            kept[prefix] += n
     return [
-        *_waiting(fleet, await queries.waiting_queues(store), paused),
+        *_waiting(fleet, scheduled, paused),
         _retrying(await queries.keep_failing(store)),
-        _kept(await queries.counts(store)),
+        _kept(kept),
         *_pods(store, roster.members),
         await _hooks(store),
         await _indexes(store, progress if fix else None),
@@ -168,15 +174,7 @@ def _waiting(fleet: Fleet, scheduled: Iterable[Queue], paused: Set[str]) -> Iter
     yield judged("paused", "no paused prefix has due timers", (bool(held), "warn", said, means, mend))
 
 
-def _kept(counts: Mapping[str, Mapping[Status, int]]) -> Check:
-    kept = Counter(
-        {
-            prefix: n
-            for prefix, counted in counts.items()
-            if (n := counted.get(Status.FAILED, 0) + counted.get(Status.UNHANDLED, 0))
-            and not prefix.startswith(OWN_PREFIXES)
-        }
-    )
+def _kept(kept: Counter[str]) -> Check:
     said = f"{kept.total()} failed and unhandled timers are kept"
     most = kept.most_common(1)[0][0] if kept else ""
     named = f"{said}, most of them of {most!r}"

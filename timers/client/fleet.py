@@ -200,7 +200,7 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
             max((fleet.now_ms - ms for prefix, ms in heads.items() if covers(prefix)), default=0)
             for heads in [await queries.heads(store, blocked=blocked) for blocked in (False, True)]
         ]
-    await store.identity.look()
+    await store.identity.refresh()
     return Stats(
         counts,
         max(0, overdue_ms),

@@ -43,6 +43,10 @@ RINGS: Final = {"hour": "a minute", "day": "half an hour"}
 """What the charts of fired timers show, and what each bar is. They count timers of all prefixes."""
 
 
+Seen = tuple[Stats, Mapping[str, Sequence[Slot]], Sequence[alarms.Alarm]]
+"""The state of the service, the rings of past starts, and the alarms that ring."""
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
     """One sentence on the state of the service. `level` is `ok`, `warn` or `bad`; `reasons` are everything that is
@@ -108,9 +112,7 @@ class OverviewPage:
         load_patience_seconds: float = LOAD_PATIENCE_SECONDS,
     ) -> None:
         self._parts = parts
-        self._stats = CachedRead(lambda: read_stats(parts.store, by_prefix=False), stats_seconds)
-        self._fired = CachedRead(lambda: past_starts(parts.store), stats_seconds)
-        self._alarms = CachedRead(lambda: alarms.ringing(parts.store), stats_seconds)
+        self._whole = CachedRead(self._read, stats_seconds)
         self._load = lru_cache(SCOPES)(lambda scope: CachedRead(lambda: self._loaded(scope), load_seconds))
         self._load_patience_seconds = load_patience_seconds
 
@@ -122,13 +124,11 @@ class OverviewPage:
         """Answers 200 with the page."""
         refuse_query(request)
         visible, now_ms = visible_to(request), round(self._parts.store.clock.now_ms())
-        stats = await (self._stats.get() if visible is None else self._parts.client.stats(visible=visible))
+        stats, fired, ringing = await self._seen(visible)
         by_status = dict.fromkeys(Status, 0)
         for counts in stats.counts.values():
             for status, n in counts.items():
                 by_status[status] += n
-        fired = await self._fired.get() if visible is None else {}
-        ringing = await self._alarms.get()
         coming = await next_timers(self._parts.store, NEXT, Filter().seen_by(visible))
         # Last, because counting keeps the server busy.
         load = await self._load(scope_of(request)).soon(self._load_patience_seconds)
@@ -139,7 +139,7 @@ class OverviewPage:
             section="overview",
             now_ms=now_ms,
             health=health(stats, by_status, visible),
-            alarms=ringing if visible is None else [],
+            alarms=ringing,
             by_status=by_status,
             stats=stats,
             working=[pod for pod in stats.pods if pod.works],
@@ -148,6 +148,16 @@ class OverviewPage:
             load_is_whole=load is None or load[1],
             next=coming,
         )
+
+    async def _seen(self, visible: Visible | None) -> Seen:
+        """What the page shows; who does not see all prefixes sees neither starts nor alarms."""
+        if visible is None:
+            return await self._whole.get()
+        return await self._parts.client.stats(visible=visible), {}, []
+
+    async def _read(self) -> Seen:
+        store = self._parts.store
+        return await read_stats(store, by_prefix=False), await past_starts(store), await alarms.ringing(store)
 
     async def _loaded(self, scope: Scope) -> tuple[Sequence[int], bool]:
         visible = None if scope.is_everything else scope.covers

@@ -43,7 +43,9 @@ GRACE_MS: Final = 10_000
 """How long after the db was raised records are still written as before. A pod that started meanwhile and cannot read
 the new format notices at its next sign of life, and ends."""
 
-_LOSS: Final = re.compile(r"loss:(?:shard:(\d+)|db:\w+) (\d+) (\d+) \d+")
+_RAISED: Final = re.compile(r"([0-9]{1,15}) ([0-9]{1,2})(?: (.*))?", re.DOTALL)
+_FOREIGN: Final = re.compile(r"([0-9]{1,15}) (.*)", re.DOTALL)
+_LOSS: Final = re.compile(r"loss:(?:shard:([0-9]+)|db:\w+) ([0-9]{1,15}) ([0-9]{1,15}) [0-9]+")
 
 
 _FORMAT: Final = re.compile(rb"(\d\d?) ")
@@ -136,7 +138,7 @@ class DbIdentity:
         refused by the scripts that make timers, and looks at the db again."""
         return self.epoch if self.form == 1 else f"{self.epoch} {self.form}"
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read the db's identity, if it has one, and its losses. Changes nothing in the db. An epoch other than the one
         under which timers were armed is left to `mark`. Raises ConfigurationError if the db cannot be used: it has
         another number of shards or a newer format, or cannot be read."""
@@ -150,7 +152,7 @@ class DbIdentity:
     async def make(self) -> None:
         """Take the db's identity, making one if there is none: one atomic step, so that all processes get the same. A
         pinned number of shards replaces another as long as no timer was ever armed and no pod is alive. Raises as
-        `look`."""
+        `refresh`."""
         if self.pinned is not None and (there := await self._change("look")) and there.shards != self.pinned:
             await self._refuse_beside_pods(there.shards)
         wanted = "" if self.pinned is None else str(self.pinned)
@@ -242,7 +244,7 @@ class DbIdentity:
             meta = _meta([*chain(*fields.items())])
         except (ResponseError, RedisRights, ConfigurationError):
             # Nobody can read the meta, which `renew` mends, or a shard could not be marked.
-            await (self.renew() if epoch else self.look())
+            await (self.renew() if epoch else self.refresh())
             if epoch == self.epoch:
                 raise
             return
@@ -306,17 +308,25 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
     shards = made_with[1] if len(made_with) == 2 and made_with[0] == fields["epoch"] else written
     if not (shards.isascii() and shards.isdigit() and int(shards) > 0):
         raise ConfigurationError(f"{keys.META} has {shards!r} as its number of shards; write the original number there")
-    losses = {name: loss for name, text in fields.items() if (loss := _loss(name, text))}
+    before, raised_ms = form, 0
+    if (raised := _RAISED.fullmatch(fields.get("raised", ""))) and 0 < int(raised[2]) < form:
+        before, raised_ms = int(raised[2]), int(raised[1])
+    foreign = ""
+    if kept := _FOREIGN.fullmatch(fields.get("foreign", "")):
+        there = f"{keys.META} had {shown(kept[2])} as its number of shards at {format_time(int(kept[1]))}"
+        foreign = f"{there}, which no pod wrote; it is {shards} again"
+    found = {name: _LOSS.fullmatch(f"{name} {text}") for name, text in fields.items()}
     return Meta(
         fields["epoch"],
         int(shards),
         form,
-        *_raised(fields.get("raised", ""), form),
+        before,
+        raised_ms,
         "armed" in fields,
         "closed" in fields,
-        losses,
+        {name: Loss(int(m[1]) if m[1] else None, int(m[2]), int(m[3])) for name, m in found.items() if m},
         wrong=written != shards,
-        foreign=_foreign(fields.get("foreign", ""), shards),
+        foreign=foreign,
     )
 
 
@@ -326,43 +336,14 @@ def _form(fields: Mapping[str, str]) -> int:
     if not (written.isascii() and written.isdigit() and 0 < int(written) < 100):
         raise ConfigurationError(f"{keys.META} has {shown(written)} as its record format; write the original there")
     if int(written) > READS:
-        since, _, rest = fields.get("raised", "").partition(" ")
-        by = rest.partition(" ")[2]
-        told = f" since {format_time(int(since))}, by version {by}" if by and _is_ms(since) else ""
+        raised = _RAISED.fullmatch(fields.get("raised", ""))
+        by = raised[3] if raised else None
+        told = f" since {format_time(int(raised[1]))}, by version {by}" if raised and by else ""
         raise TooNew(
             f"the db has records of format {written}{told}; this version reads formats up to {READS}. "
             f"Use {f'version {by}' if by else 'the version that wrote them'}, or a later one"
         )
     return int(written)
-
-
-def _raised(text: str, form: int) -> tuple[int, int]:
-    """The format before the newest one, and when that was raised; the newest itself if it never was."""
-    since, _, rest = text.partition(" ")
-    before = rest.partition(" ")[0]
-    usable = _is_ms(since) and before.isascii() and before.isdigit() and 0 < int(before) < form
-    return (int(before), int(since)) if usable else (form, 0)
-
-
-def _is_ms(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 15
-
-
-def _foreign(text: str, shards: str) -> str:
-    at_ms, _, written = text.partition(" ")
-    if not _is_ms(at_ms):
-        return ""
-    return (
-        f"{keys.META} had {shown(written)} as its number of shards at {format_time(int(at_ms))}, which no pod wrote; "
-        f"it is {shards} again"
-    )
-
-
-def _loss(name: str, text: str) -> Loss | None:
-    found = _LOSS.fullmatch(f"{name} {text}")
-    if found is None:
-        return None
-    return Loss(None if found[1] is None else int(found[1]), int(found[2]), int(found[3]))
 
 
 def _fresh() -> str:

@@ -36,12 +36,12 @@ _ENTRY_BYTES: Final = 80
 LARGEST_BYTES: Final = 64 * 1024
 """Roughly the largest size of a record. Until the real sizes are known, each record is assumed to have it."""
 
-LOOKS_PER_ITEM: Final = 10
+READS_PER_ITEM: Final = 10
 """Records that a filter may reject for each place on a page. After that the page ends early, and its cursor
 continues."""
 
-LOOKS_AT_LEAST: Final = 2000
-"""Records that a page looks at before it may end early, however short the page."""
+READS_AT_LEAST: Final = 2000
+"""Records that a page reads before it may end early, however short the page."""
 
 READ_AFTER_REJECTS: Final = 250
 """Records that are read at a time if a filter rejects most of them."""
@@ -110,27 +110,27 @@ class _Filling:
     def __init__(self, wanted: Filter, limit: int, *, newest: bool) -> None:
         self.wanted, self._wants, self.newest = wanted, wanted.test(), newest
         self.items: list[Timer] = []
-        self._limit, self._most_looks = limit, max(limit * LOOKS_PER_ITEM, LOOKS_AT_LEAST)
-        self._looked = self._read_bytes = self._bytes = 0
+        self._limit, self._most_reads = limit, max(limit * READS_PER_ITEM, READS_AT_LEAST)
+        self._read = self._read_bytes = self._bytes = 0
 
     def take(self, item: _Item) -> bool:
-        """Look at one more. True if the page ends with it."""
-        self._looked += 1
+        """Take one more record. True if the page ends with it."""
+        self._read += 1
         self._read_bytes += item.size
         if item.timer is not None and self._wants(item.timer):
             self.items.append(item.timer)
             self._bytes += item.size
-        return len(self.items) == self._limit or self._bytes >= PAGE_BYTES or self._looked == self._most_looks
+        return len(self.items) == self._limit or self._bytes >= PAGE_BYTES or self._read == self._most_reads
 
     @property
     def wanting(self) -> int:
         """How many records are worth reading now."""
-        return max(self._limit - len(self.items), min(self._looked - len(self.items), READ_AFTER_REJECTS))
+        return max(self._limit - len(self.items), min(self._read - len(self.items), READ_AFTER_REJECTS))
 
     @property
     def room(self) -> int:
         """How many records of average size make about a page."""
-        average = self._read_bytes // self._looked if self._looked else LARGEST_BYTES
+        average = self._read_bytes // self._read if self._read else LARGEST_BYTES
         return PAGE_BYTES // max(average, 1)
 
 

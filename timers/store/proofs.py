@@ -31,7 +31,7 @@ from timers.store.store import Store
 from timers.store.turns import set_within
 
 SCAN_LIMIT: Final = 100_000
-"""How many keys are checked for strangers. In a large db that is a sample."""
+"""How many keys are checked for those of other programs. In a large db that is a sample."""
 
 PREFIXES_LIMIT: Final = 1000
 """For how many prefixes the user's rights to their keys are checked."""
@@ -59,7 +59,7 @@ _REPLAYED: Final = (
 """What scripts write, as it stands in an append-only file."""
 
 Refusal = ResponseError
-"""The server refuses a command: the user may not use it, or a stranger's value of another type is in the way."""
+"""The server refuses a command: the user may not use it, or another program's value of another type is in the way."""
 
 
 async def check_server(
@@ -81,7 +81,7 @@ async def check_server(
         kept,
         flags(current, heard=heard.level == "ok", allowed=may.level != "fail"),
         heard,
-        await _tried("strangers", strangers(store, served)),
+        await _tried("foreign", foreign_keys(store, served)),
         await _tried("latency", latency(store)),
         await _tried("clock", skew(store)),
     ]
@@ -265,7 +265,7 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
     return Check("delivery", "ok", f"the event of a test key arrived {max(0, late_ms):.0f} ms after it was due")
 
 
-async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
+async def foreign_keys(store: Store, served: Callable[[str], bool]) -> Check:
     """Whether the db has keys of other programs."""
     found: list[bytes] = []
     seen = 0
@@ -273,16 +273,16 @@ async def strangers(store: Store, served: Callable[[str], bool]) -> Check:
         with reachable():
             async for key in store.connections.commands.scan_iter(count=1000):
                 seen += 1
-                if _is_strange(key, served):
+                if _is_foreign(key, served):
                     found.append(key)
                 if seen >= SCAN_LIMIT:
                     break
     except (RedisRights, Refusal) as error:
-        return Check("strangers", "ok", f"unknown, because the server denies SCAN ({error})")
+        return Check("foreign", "ok", f"unknown, because the server denies SCAN ({error})")
     return _said_of(found, seen)
 
 
-def _is_strange(key: bytes, served: Callable[[str], bool]) -> bool:
+def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
     if key.startswith(b"timers:") or _TRIGGER.fullmatch(key):
         return b":displaced:" in key
     bare = keys.BARE.fullmatch(key)
@@ -294,12 +294,12 @@ def _said_of(found: Sequence[bytes], seen: int) -> Check:
     first = shlex.quote((moved or [b""])[0].decode(errors="replace"))
     shown = ", ".join(repr(key.decode(errors="replace")[:60]) for key in found[:3])
     return judged(
-        "strangers",
+        "foreign",
         f"the db has no foreign keys ({seen} checked)",
         (
             bool(moved),
             "warn",
-            f"a stranger had put a value in the place of a key of ours; it is {first} now",
+            f"another program had put a value in the place of a key of the service; it is {first} now",
             "what the key held is lost, though records and indexes are mended",
             f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`",
         ),

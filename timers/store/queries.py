@@ -16,7 +16,7 @@ from timers.store import codec, keys
 from timers.store.filters import ALL, Filter
 from timers.store.notifications import is_time
 from timers.store.scripts import Argument, ScriptCall, read
-from timers.store.store import Queue, Store
+from timers.store.store import Store
 from timers.store.turns import in_turns
 
 WAITING_LIMIT: Final = 1000
@@ -119,11 +119,6 @@ async def totals(store: Store, *, at_once: int = TOTALLED_AT_ONCE) -> dict[Statu
     for letter, status in codec.STATUSES.items():
         found[status] += total[letter.encode()]
     return found
-
-
-async def waiting_queues(store: Store) -> list[Queue]:
-    """The queues with timers that are scheduled."""
-    return [(shard, prefix) async for shard, prefix, status, _ in counted(store) if status is Status.SCHEDULED]
 
 
 async def counted(store: Store, only: str | None = None) -> AsyncIterator[tuple[int, str, Status, int]]:

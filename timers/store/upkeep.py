@@ -100,22 +100,13 @@ LOOKS: Final = 500
 """Counts (each of a prefix and a status) that one call looks at: about a millisecond of the server's time."""
 
 
-class Removed(NamedTuple):
-    """Failed or unhandled timers of a prefix that were removed: how many, and the id of the oldest."""
-
-    prefix: str
-    status: Status
-    number: int
-    oldest: str
-
-
 class Pruned(NamedTuple):
-    """How many records were removed, and which of them had failed or were unhandled; where to go on (`0`: from the
-    beginning), and whether none is left behind the cursor that was given."""
+    """How many records were removed; where to go on (`0`: from the beginning); which of them had failed or were
+    unhandled: prefix, status, how many, the id of the oldest; and whether none is left behind the given cursor."""
 
     number: int
     cursor: str
-    failed: Sequence[Removed]
+    failed: Sequence[tuple[str, Status, int, str]]
     is_last: bool
 
 
@@ -134,9 +125,7 @@ async def prune(
     failed_ms = "" if retention_failed_ms is None else retention_failed_ms
     number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, looks, cursor])
     removed = [
-        Removed(
-            keys.text(failed[i + 1]), codec.STATUSES[failed[i].decode()], int(failed[i + 2]), keys.text(failed[i + 3])
-        )
-        for i in range(0, len(failed), 4)
+        (keys.text(prefix), codec.STATUSES[letter.decode()], int(n), keys.text(oldest))
+        for letter, prefix, n, oldest in zip(*(failed[i::4] for i in range(4)), strict=True)
     ]
     return Pruned(int(number), keys.text(reached), removed, reached == b"0" and int(number) < most)
