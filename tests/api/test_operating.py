@@ -18,7 +18,7 @@ from timers.core.spec import NewTimer
 from timers.embedded import EmbeddedServer
 from timers.metrics import OUTCOMES
 from timers.processor import Context, processor
-from timers.store import turns
+from timers.store import cooperative
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -254,7 +254,7 @@ async def test_an_answer_over_many_prefixes_is_written_in_many_turns_of_the_loop
 ) -> None:
     """With 20,000 prefixes one turn took a second, and every timer due meanwhile was that late."""
     await api.client.batch([NewTimer(prefix=f"test-{n}", id="x", delay="1h") for n in range(500)])
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0)
+    monkeypatch.setattr(cooperative, "SLICE_SECONDS", 0)
     for path in ("/v1/stats", "/v1/prefixes", "/v1/timers?limit=500"):
         passed = 0
 

@@ -11,7 +11,7 @@ from tests.members import announce
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.dashboard.overview import OverviewPage
 from timers.store import alarms, keys
-from timers.store.turns import CachedRead
+from timers.store.cooperative import CachedRead
 
 
 @pytest.fixture

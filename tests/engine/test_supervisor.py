@@ -9,7 +9,7 @@ import pytest
 from tests.engine.fleet import until
 from timers.engine.supervisor import STEADY_SECONDS, Supervisor
 from timers.errors import Full, Unavailable
-from timers.store.turns import side_by_side
+from timers.store.cooperative import side_by_side
 
 
 class Part:

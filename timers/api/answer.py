@@ -23,7 +23,7 @@ from timers.errors import (
     Unavailable,
 )
 from timers.logs import get_logger, request_id
-from timers.store.turns import in_turns
+from timers.store.cooperative import cooperatively
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def encoded(data: Any) -> bytes:
 async def joined(items: Iterable[T], encode: Callable[[T], bytes]) -> bytes:
     """Join the members of a long array or object with commas, in turns, so that thousands of them do not block the
     loop."""
-    return b",".join([encode(item) async for item in in_turns(items)])
+    return b",".join([encode(item) async for item in cooperatively(items)])
 
 
 TYPE_ROOT: Final = "urn:timers:problem:"

@@ -26,8 +26,8 @@ from timers.errors import Denied, Forbidden, InvalidInput, NotFound, RateLimited
 from timers.logs import get_logger
 from timers.processor import Rate
 from timers.store.callers import REVOKED, Callers, Quota
+from timers.store.cooperative import CachedRead
 from timers.store.filters import Visible
-from timers.store.turns import CachedRead
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
 _NOBODYS: Final = (".localhost", ".internal", ".local")

@@ -15,7 +15,7 @@ from multidict import CIMultiDictProxy
 
 from timers.errors import Unauthorized, Unavailable
 from timers.store.callers import Callers
-from timers.store.turns import CachedRead
+from timers.store.cooperative import CachedRead
 
 COOKIE: Final = "timers_session"
 READ_ONLY_COOKIE: Final = "timers_read_only"

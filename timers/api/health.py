@@ -14,9 +14,9 @@ from timers.client.fleet import NONE, Uncovered, read_fleet
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.logs import get_logger
+from timers.store.cooperative import CachedRead
 from timers.store.filters import Visible
 from timers.store.store import Store
-from timers.store.turns import CachedRead
 
 ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""

@@ -22,8 +22,8 @@ from timers.engine.pod import UNDECLARED
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
+from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
-from timers.store.turns import in_turns
 
 COUNTS_SECONDS: Final = 0.7
 """How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""
@@ -57,7 +57,7 @@ class OperatingRoutes:
         stats = await self._client.stats(prefix, visible=visible)
         counts, whole = stats.counts, dict[str, Any](replace(stats, counts={}).to_json())
         total: Counter[Status] = Counter()
-        async for counted in in_turns(counts.values()):
+        async for counted in cooperatively(counts.values()):
             total.update(counted)
         by_prefix = await joined(
             sorted(counts), lambda prefix: encoded(prefix) + b":" + encoded(by_name(counts[prefix]))
@@ -117,7 +117,7 @@ class OperatingRoutes:
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
                 fleet, counts = await self._client.fleet(), await self._client.counts(own=True)
-                async for prefix, counted in in_turns(counts.items()):
+                async for prefix, counted in cooperatively(counts.items()):
                     found[await self._label(prefix)].update(counted)
                 posted = await self._client.posted()
                 failing_ms = dict[str, int]()

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, Look, Page
 from timers.logs import get_logger
+from timers.store.cooperative import set_within, side_by_side
 from timers.store.store import ARM_LIMIT, Identity
-from timers.store.turns import set_within, side_by_side
 
 LEAD_MS: Final = 200
 """How long before its deadline a key is looked at. This leaves time for two looks on a slow server."""

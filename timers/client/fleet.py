@@ -19,13 +19,13 @@ from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
 from timers.errors import FieldError, NoProcessor, NotFound, Refused, shown
 from timers.store import queries
+from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.filters import ALL, Filter
 from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
 from timers.store.notifications import is_time
 from timers.store.queries import Due
 from timers.store.store import Queue, Store
-from timers.store.turns import CachedRead, in_turns
 
 NAMES_SHOWN: Final = 20
 """Shards or prefixes that one sentence names; callers can make up any number of prefixes."""
@@ -192,7 +192,7 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
     counts = await queries.counts(store) if by_prefix else {"": await queries.totals(store)}
     fleet, covers = await read_fleet(store), wanted.covering()
     if by_prefix:
-        whole = in_turns(counts.items())
+        whole = cooperatively(counts.items())
         counts = {prefix: counted async for prefix, counted in whole if covers(prefix)}
     late_ms, overdue_ms = fleet.overdue_ms("ready"), fleet.overdue_ms("ready", "blocked")
     if not wanted.is_of_all:  # whose queues may be behind those of others
@@ -233,7 +233,7 @@ async def read_prefixes(store: Store) -> list[PrefixView]:
             heads.get(prefix),
             next((member.limits_of(roster.owner(prefix)) for member in roster.serving(prefix)), ""),
         )
-        async for prefix in in_turns(sorted({*counts, *paused, *roster.declared}))
+        async for prefix in cooperatively(sorted({*counts, *paused, *roster.declared}))
     ]
 
 

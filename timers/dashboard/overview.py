@@ -19,10 +19,10 @@ from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
 from timers.store import alarms
+from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
 from timers.store.queries import FAILING_MS
 from timers.store.starts import Slot, due_load, next_timers, past_starts, total
-from timers.store.turns import CachedRead
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000

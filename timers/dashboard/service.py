@@ -20,8 +20,8 @@ from timers.errors import Forbidden, InvalidInput, shown
 from timers.store import alarms, outbox, queries
 from timers.store.callers import REVOKED
 from timers.store.checkup import server_facts
+from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter
-from timers.store.turns import CachedRead
 
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5

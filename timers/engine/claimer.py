@@ -15,9 +15,9 @@ from timers.engine.runs import named
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.processor import Limits
+from timers.store.cooperative import side_by_side
 from timers.store.permits import Permit, Reservation
 from timers.store.store import Claimed, Identity
-from timers.store.turns import side_by_side
 
 _log = get_logger("timers.claimer")
 

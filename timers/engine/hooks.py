@@ -22,10 +22,10 @@ from timers.engine.supervisor import Services
 from timers.logs import get_logger
 from timers.store import alarms, outbox
 from timers.store.alarms import TEXTS, Alarm
+from timers.store.cooperative import set_within
 from timers.store.outbox import Asked, Entry, prefixes_of
 from timers.store.queries import keep_failing
 from timers.store.store import Arming
-from timers.store.turns import set_within
 
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 30.0

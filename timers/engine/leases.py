@@ -17,7 +17,7 @@ from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Services
 from timers.logs import get_logger
 from timers.store.connect import Line
-from timers.store.turns import set_within
+from timers.store.cooperative import set_within
 
 EXTEND_BATCH: Final = 250
 BEATS_PER_LEASE: Final = 3

@@ -16,8 +16,8 @@ from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store import notifications
+from timers.store.cooperative import set_within
 from timers.store.notifications import hear
-from timers.store.turns import set_within
 
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5

@@ -17,9 +17,9 @@ from typing import Any, Final
 from timers.engine.supervisor import Supervisor
 from timers.errors import ConfigurationError, Unavailable
 from timers.logs import get_logger
+from timers.store.cooperative import set_within
 from timers.store.identity import RAISE_AFTER_SECONDS, DbIdentity
 from timers.store.membership import Member, Membership, Roster
-from timers.store.turns import set_within
 
 _log = get_logger("timers.peers")
 _losses_log = get_logger("timers.identity")

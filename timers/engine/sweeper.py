@@ -12,8 +12,8 @@ from timers.engine.intake import Intake
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
 from timers.errors import Unavailable
+from timers.store.cooperative import set_within, side_by_side
 from timers.store.store import Touched
-from timers.store.turns import set_within, side_by_side
 
 if TYPE_CHECKING:
     from timers.engine.listener import Canary

@@ -19,10 +19,10 @@ from timers.core.model import Status, Timer
 from timers.core.strict import encode
 from timers.errors import InvalidInput
 from timers.store import codec, keys, queries
+from timers.store.cooperative import cooperatively
 from timers.store.filters import Filter
 from timers.store.scripts import Argument, ScriptCall
 from timers.store.store import Store
-from timers.store.turns import in_turns
 
 PAGE_LIMIT: Final = shapes.PAGE_LIMIT
 
@@ -245,7 +245,7 @@ async def _read(store: Store, asked: Mapping[_Source, _Item | None], filling: _F
     ]
     replies = await store.run_all(calls)
     return {
-        source: ([item async for item in in_turns(_items_of(source, found))], more > 0)
+        source: ([item async for item in cooperatively(_items_of(source, found))], more > 0)
         for source, (_, found, more) in zip(asked, replies, strict=True)
     }
 

@@ -18,6 +18,7 @@ from timers.core.shapes import RESERVED_PREFIX
 from timers.errors import RedisRights, Unavailable
 from timers.store import keys
 from timers.store.checkup import Check, configured, judge, judged, server_facts
+from timers.store.cooperative import set_within
 from timers.store.notifications import (
     FLAGS,
     ensure_notifications,
@@ -28,7 +29,6 @@ from timers.store.notifications import (
 )
 from timers.store.scripts import reachable
 from timers.store.store import Store
-from timers.store.turns import set_within
 
 SCAN_LIMIT: Final = 100_000
 """How many keys are checked for those of other programs. In a large db that is a sample."""

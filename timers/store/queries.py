@@ -13,11 +13,11 @@ from timers.core.durations import format_time
 from timers.core.fields import OWN_PREFIXES
 from timers.core.model import Status
 from timers.store import codec, keys
+from timers.store.cooperative import cooperatively
 from timers.store.filters import ALL, Filter
 from timers.store.notifications import is_time
 from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
-from timers.store.turns import in_turns
 
 WAITING_LIMIT: Final = 1000
 """Queues, and runs to be rescued, that a shard names as waiting for a pod."""
@@ -112,7 +112,7 @@ async def totals(store: Store, *, at_once: int = TOTALLED_AT_ONCE) -> dict[Statu
     for of_shard, failing in await _counted(store):
         found[Status.RETRYING] += sum(int(n) for prefix, n in failing if is_time(n) and not prefix.startswith(_OWN))
         fields: Iterator[tuple[bytes, bytes | None]] = iter(of_shard.items())
-        async for _ in in_turns(range(0, len(of_shard), at_once)):
+        async for _ in cooperatively(range(0, len(of_shard), at_once)):
             for field, n in islice(fields, at_once):
                 if n is not None and n.isdigit() and not field.startswith(_OWN, 2):
                     total[field[:1]] += int(n)
@@ -125,7 +125,7 @@ async def counted(store: Store, only: str | None = None) -> AsyncIterator[tuple[
     """Shard, prefix, status and number of timers, if above zero, for all prefixes or for one. Unreadable counts are
     left out. The retrying timers count beside the scheduled ones, and among them."""
     for shard, (of_shard, failing) in enumerate(await _counted(store, only)):
-        async for field, n in in_turns(of_shard.items()):
+        async for field, n in cooperatively(of_shard.items()):
             status = codec.STATUSES.get(field[:1].decode(errors="replace"))
             if status is not None and n is not None and n.isdigit() and int(n):
                 yield shard, keys.text(field[2:]), status, int(n)
@@ -218,7 +218,7 @@ async def heads(store: Store, *, blocked: bool = True) -> dict[str, int]:
             asked.zrange(f"{root}{index}", 0, -1, withscores=True)
 
     for of_shard in await _of_shards(store, ask, []):
-        async for member, score in in_turns(of_shard):
+        async for member, score in cooperatively(of_shard):
             if is_time(score):
                 prefix = keys.text(member)
                 found[prefix] = min(int(score), found.get(prefix, int(score)))

@@ -8,16 +8,16 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-TURN_SECONDS: Final = 0.005
-"""How long one turn of the loop may take: a timer that becomes due meanwhile is at most this late."""
+SLICE_SECONDS: Final = 0.005
+"""How long work may keep the loop: a timer that becomes due meanwhile is at most this late."""
 
 
-async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items one by one; whenever a turn is used up, let others use the loop first."""
+async def cooperatively(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items one by one; let others use the loop after each SLICE_SECONDS."""
     began = time.perf_counter()
     for item in items:
         yield item
-        if time.perf_counter() - began >= TURN_SECONDS:
+        if time.perf_counter() - began >= SLICE_SECONDS:
             await asyncio.sleep(0)
             began = time.perf_counter()
 
