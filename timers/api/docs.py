@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -58,10 +58,7 @@ class DocsRoutes:
         """The routes to add to an application."""
         return (
             route("getDocument", self.document),
-            route("getDocs", self.page),
-            route("getDocsStyle", self.style),
-            route("getDocsProgram", self.program),
-            route("getDocsStart", self.start),
+            *(route(name, partial(_send, media_type, text)) for name, media_type, text in _FILES),
         )
 
     async def document(self, request: web.Request) -> web.Response:
@@ -72,28 +69,21 @@ class DocsRoutes:
             self._made = self._made or await asyncio.to_thread(lambda: encoded(self._make()))
         return of_bytes(self._made)
 
-    async def page(self, request: web.Request) -> web.Response:
-        """Answers 200 with the page."""
-        return _text(request, _PAGE, HTML)
-
-    async def style(self, request: web.Request) -> web.Response:
-        """Answers 200 with the page's style sheet."""
-        return _text(request, _vendored("swagger-ui.css"), CSS)
-
-    async def program(self, request: web.Request) -> web.Response:
-        """Answers 200 with the page's script."""
-        return _text(request, _vendored("swagger-ui-bundle.js"), JAVASCRIPT)
-
-    async def start(self, request: web.Request) -> web.Response:
-        """Answers 200 with the code that starts the script."""
-        return _text(request, _START, JAVASCRIPT)
-
 
 @cache
 def _vendored(name: str) -> str:
     return (_VENDOR / name).read_text("utf-8")
 
 
-def _text(request: web.Request, text: str, media_type: str) -> web.Response:
+_FILES: Final = (
+    ("getDocs", HTML, lambda: _PAGE),
+    ("getDocsStyle", CSS, partial(_vendored, "swagger-ui.css")),
+    ("getDocsProgram", JAVASCRIPT, partial(_vendored, "swagger-ui-bundle.js")),
+    ("getDocsStart", JAVASCRIPT, lambda: _START),
+)
+"""The page and what it loads: the call, the media type, and what gives the text."""
+
+
+async def _send(media_type: str, text: Callable[[], str], request: web.Request) -> web.Response:
     refuse_query(request)
-    return web.Response(text=text, content_type=media_type, charset="utf-8", headers=_HEADERS)
+    return web.Response(text=text(), content_type=media_type, charset="utf-8", headers=_HEADERS)

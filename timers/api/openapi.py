@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 from timers.api.answer import CONTENT_TYPE, PROBLEMS, body_of, problem_body
-from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation, Parameter
+from timers.api.operations import EVENTS, NDJSON, OPERATIONS, TEXT, Answer, Operation
 from timers.core.answers import ChangeAnswer, Problem
 from timers.core.shapes import NEW_TIMER_EXAMPLE
 from timers.errors import InvalidInput, ProblemType
@@ -22,77 +22,6 @@ Json = dict[str, Any]
 _ROOT: Final = "#/components/schemas/"
 _AS_IT_IS: Final = ("enum", "examples", "required", "x-rules")
 _SAMPLES: Final[Mapping[str, Any]] = {"integer": 1, "number": 1, "boolean": False, "string": "text"}
-
-
-class Components:
-    """Schemas by name; `of_fields` may add to them."""
-
-    def __init__(self, types: Iterable[Any]) -> None:
-        self.schemas: dict[str, Json] = {}
-        adapters = {each.__name__: TypeAdapter[Any](each) for each in types}
-        _, made = TypeAdapter.json_schemas(
-            [(name, "validation", adapters[name]) for name in sorted(adapters)], ref_template=_ROOT + "{model}"
-        )
-        for name, schema in made["$defs"].items():
-            self.schemas[name] = self._plain(schema)
-
-    def of_fields(self, model: Any) -> Mapping[str, Json]:
-        """The schemas of a model's fields."""
-        return {
-            name: self._plain(schema) for name, schema in TypeAdapter(model).json_schema().get("properties", {}).items()
-        }
-
-    def _plain(self, schema: Json) -> Json:
-        """The schema without titles and defaults, and with references to named schemas."""
-        plain = {name: self._part(name, part) for name, part in schema.items() if not _is_title(name, part)}
-        name, default = plain.pop("x-name", None), plain.pop("default", None)
-        if "x-ref" in plain:
-            plain = reference(plain["x-ref"])
-        elif name is not None:
-            self.schemas[name] = plain
-            plain = reference(name)
-        if default not in (None, [], {}):
-            shown = str(default).lower() if isinstance(default, bool) else default
-            plain["description"] = "; ".join([*filter(None, [plain.get("description")]), f"`{shown}` by default"])
-        return plain
-
-    def _part(self, name: str, part: Any) -> Any:
-        if name in _AS_IT_IS:
-            return part
-        if name == "properties":
-            return {inner: self._plain(schema) for inner, schema in part.items()}
-        if isinstance(part, list):
-            return [self._plain(each) if isinstance(each, dict) else each for each in part]
-        return self._plain(part) if isinstance(part, dict) else part
-
-    def resolved(self, schema: Json) -> Json:
-        """The schema behind a reference; any other schema unchanged."""
-        return {**self.schemas[schema["$ref"].removeprefix(_ROOT)], **schema} if "$ref" in schema else schema
-
-    def example(self, schema: Json) -> Any:
-        """An example value for a schema: the schema's first example, or a value made from the examples of its parts."""
-        schema = self.resolved(schema)
-        if "examples" in schema:
-            return schema["examples"][0]
-        if "anyOf" in schema:
-            may_be_null = {"type": "null"} in schema["anyOf"]
-            return None if may_be_null and "examples" not in schema["anyOf"][0] else self.example(schema["anyOf"][0])
-        if "enum" in schema:
-            return schema["enum"][0]
-        if schema.get("type") == "object":
-            return {name: self.example(part) for name, part in schema.get("properties", {}).items()}
-        if schema.get("type") == "array":
-            return [self.example(schema["items"])]
-        return _SAMPLES[schema["type"]]
-
-
-def reference(name: str) -> Json:
-    """A reference to the schema with that name."""
-    return {"$ref": _ROOT + name}
-
-
-def _is_title(name: str, part: Any) -> bool:
-    return name == "title" and isinstance(part, str)
 
 
 _ALWAYS: Final = ("malformed-request", "internal")
@@ -181,13 +110,22 @@ def document() -> Json:
 
 
 class _Document:
-    """Builds the document."""
+    """Builds the document. Its schemas are made from the types of requests and answers, and its examples from theirs.
+
+    Some valid schemas confuse generators of clients: a default makes a field required, a title becomes a type's name,
+    and an inline schema gets a number as its name. So the document says the same without them."""
 
     def __init__(self) -> None:
+        self._schemas: dict[str, Json] = {}
         types = [body for operation in OPERATIONS for body in operation.body.values() if body is not None]
         types += [answer.body for operation in OPERATIONS for answer in operation.answers if answer.body is not None]
-        self._components = Components([*types, ChangeAnswer, Problem])
-        change = json.dumps(self._components.example(reference("ChangeAnswer")))
+        adapters = {each.__name__: TypeAdapter[Any](each) for each in [*types, ChangeAnswer, Problem]}
+        _, made = TypeAdapter.json_schemas(
+            [(name, "validation", adapters[name]) for name in sorted(adapters)], ref_template=_ROOT + "{model}"
+        )
+        for name, schema in made["$defs"].items():
+            self._schemas[name] = self._plain(schema)
+        change = json.dumps(self._example(reference("ChangeAnswer")))
         lines = [json.dumps({**NEW_TIMER_EXAMPLE, "id": name}) for name in ("user-42", "user-43")]
         self._texts = {
             EVENTS: f"event: open\ndata: {{}}\n\nevent: change\ndata: {change}\n\n",
@@ -209,7 +147,7 @@ class _Document:
             "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
             "paths": self._paths(OPERATIONS),
             "components": {
-                "schemas": dict(sorted(self._components.schemas.items())),
+                "schemas": dict(sorted(self._schemas.items())),
                 "headers": {name: _header(*told) for name, told in _HEADERS.items()},
                 "securitySchemes": _SCHEMES,
             },
@@ -227,7 +165,7 @@ class _Document:
             "summary": operation.summary,
             "tags": [operation.tag],
             "security": _security(operation),
-            "parameters": [*map(_parameter, operation.parameters), *self._query(operation.query)],
+            "parameters": [*operation.all_parameters, *self._query(operation.query)],
             "responses": {**self._answers(operation.answers), **_problems(operation)},
         }
         if operation.right:
@@ -240,9 +178,9 @@ class _Document:
     def _query(self, model: type[BaseModel] | None) -> Iterable[Json]:
         """The parameters of a query. One that may be a list is described as a list, so that it may come several
         times."""
-        for name, schema in self._components.of_fields(model).items() if model is not None else ():
+        for name, schema in self._of_fields(model).items() if model is not None else ():
             whole = schema["anyOf"][0] if {"type": "null"} in schema.get("anyOf", ()) else schema
-            told = self._components.resolved(whole)
+            told = self._resolved(whole)
             several = next((part for part in told.get("anyOf", ()) if part.get("type") == "array"), whole)
             yield {
                 "name": name,
@@ -265,9 +203,67 @@ class _Document:
     def _content(self, media_type: str, body: type[Any] | None) -> Json:
         if body is not None:
             schema = reference(body.__name__)
-            return {"schema": schema, "example": self._components.example(schema)}
+            return {"schema": schema, "example": self._example(schema)}
         schema = _TEXTS.get(media_type, {"type": "string"})
         return {"schema": schema, **({"example": self._texts[media_type]} if media_type in self._texts else {})}
+
+    def _of_fields(self, model: Any) -> Mapping[str, Json]:
+        """The schemas of a model's fields."""
+        return {
+            name: self._plain(schema) for name, schema in TypeAdapter(model).json_schema().get("properties", {}).items()
+        }
+
+    def _plain(self, schema: Json) -> Json:
+        """The schema without titles and defaults, and with references to named schemas."""
+        plain = {name: self._part(name, part) for name, part in schema.items() if not _is_title(name, part)}
+        name, default = plain.pop("x-name", None), plain.pop("default", None)
+        if "x-ref" in plain:
+            plain = reference(plain["x-ref"])
+        elif name is not None:
+            self._schemas[name] = plain
+            plain = reference(name)
+        if default not in (None, [], {}):
+            shown = str(default).lower() if isinstance(default, bool) else default
+            plain["description"] = "; ".join([*filter(None, [plain.get("description")]), f"`{shown}` by default"])
+        return plain
+
+    def _part(self, name: str, part: Any) -> Any:
+        if name in _AS_IT_IS:
+            return part
+        if name == "properties":
+            return {inner: self._plain(schema) for inner, schema in part.items()}
+        if isinstance(part, list):
+            return [self._plain(each) if isinstance(each, dict) else each for each in part]
+        return self._plain(part) if isinstance(part, dict) else part
+
+    def _resolved(self, schema: Json) -> Json:
+        """The schema behind a reference; any other schema unchanged."""
+        return {**self._schemas[schema["$ref"].removeprefix(_ROOT)], **schema} if "$ref" in schema else schema
+
+    def _example(self, schema: Json) -> Any:
+        """An example value for a schema: the schema's first example, or a value made from the examples of its parts."""
+        schema = self._resolved(schema)
+        if "examples" in schema:
+            return schema["examples"][0]
+        if "anyOf" in schema:
+            may_be_null = {"type": "null"} in schema["anyOf"]
+            return None if may_be_null and "examples" not in schema["anyOf"][0] else self._example(schema["anyOf"][0])
+        if "enum" in schema:
+            return schema["enum"][0]
+        if schema.get("type") == "object":
+            return {name: self._example(part) for name, part in schema.get("properties", {}).items()}
+        if schema.get("type") == "array":
+            return [self._example(schema["items"])]
+        return _SAMPLES[schema["type"]]
+
+
+def reference(name: str) -> Json:
+    """A reference to the schema with that name."""
+    return {"$ref": _ROOT + name}
+
+
+def _is_title(name: str, part: Any) -> bool:
+    return name == "title" and isinstance(part, str)
 
 
 def _header(description: str, schema: Json, example: object) -> Json:
@@ -280,17 +276,6 @@ def _security(operation: Operation) -> list[Json]:
     if operation.right is None:
         return []
     return [_KEY, _SIGNED] if operation.body or operation.method == "GET" else [_KEY]
-
-
-def _parameter(parameter: Parameter) -> Json:
-    return {
-        "name": parameter.name,
-        "in": parameter.where,
-        "description": parameter.description,
-        "required": parameter.required,
-        "schema": parameter.schema,
-        "example": parameter.example,
-    }
 
 
 def _header_references(names: Iterable[str], required: Iterable[str]) -> Json:
@@ -332,13 +317,13 @@ def _problem(status: int, kinds: Sequence[ProblemType]) -> Json:
         "content": {
             CONTENT_TYPE: {
                 "schema": reference("Problem"),
-                "examples": {kind.slug: {"summary": kind.title, "value": _example(kind)} for kind in kinds},
+                "examples": {kind.slug: {"summary": kind.title, "value": _problem_example(kind)} for kind in kinds},
             }
         },
     }
 
 
-def _example(kind: ProblemType) -> Json:
+def _problem_example(kind: ProblemType) -> Json:
     if kind is InvalidInput.problem:
         return problem_body(InvalidInput.of("delay", "soon", "a duration such as 250ms, 90s, 15m, 24h, 7d or 1h30m"))
     return body_of(kind, kind.detail)

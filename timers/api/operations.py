@@ -21,6 +21,8 @@ from timers.errors import InvalidInput
 from timers.store.filters import PrefixPattern
 from timers.store.listing import PageRequest
 
+Json = dict[str, Any]
+
 
 def _checked_batch(value: object) -> Sequence[Any]:
     if isinstance(value, list) and len(value) <= BATCH_LIMIT:
@@ -62,40 +64,36 @@ class PrefixQuery(StrictModel):
     prefix: PrefixPattern | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter, as OpenAPI describes it."""
-
-    name: str
-    where: Literal["path", "header"]
-    description: str
-    schema: Mapping[str, Any]
-    example: str | int
-
-    @property
-    def required(self) -> bool:
-        """Whether the parameter is required: those in the path are, all others are optional."""
-        return self.where == "path"
+def _parameter(name: str, where: Literal["path", "header"], told: str, schema: Json, example: str) -> Json:
+    """A parameter as OpenAPI describes it. Those in the path are required, all others are optional."""
+    return {
+        "name": name,
+        "in": where,
+        "description": told,
+        "required": where == "path",
+        "schema": schema,
+        "example": example,
+    }
 
 
-PREFIX_IN_PATH: Final = Parameter("prefix", "path", "The timer's prefix.", shapes.PREFIX, "send-message")
-ID_IN_PATH: Final = Parameter("id", "path", "The timer's id.", shapes.ID, "user-42")
+_PREFIX: Final = _parameter("prefix", "path", "The timer's prefix.", shapes.PREFIX, "send-message")
+_ID: Final = _parameter("id", "path", "The timer's id.", shapes.ID, "user-42")
 
-IF_MATCH: Final = Parameter(
+_IF_MATCH: Final = _parameter(
     "If-Match",
     "header",
     "Act only if the timer's ETag is one of these, else answer 412. `*` matches any.",
     {"type": "string"},
     '"3"',
 )
-IF_NONE_MATCH: Final = Parameter(
+_IF_NONE_MATCH: Final = _parameter(
     "If-None-Match",
     "header",
     "Answer 304 without a body if the timer's ETag is one of these. `*` matches any.",
     {"type": "string"},
     '"3"',
 )
-TRACEPARENT: Final = Parameter(
+_TRACEPARENT: Final = _parameter(
     "traceparent",
     "header",
     "The W3C trace that the timer's runs are linked to.",
@@ -104,7 +102,7 @@ TRACEPARENT: Final = Parameter(
 )
 
 LAST_EVENT_ID: Final = "Last-Event-ID"
-RESUME: Final = Parameter(
+_RESUME: Final = _parameter(
     LAST_EVENT_ID,
     "header",
     "The id of the last event that you read. The stream continues after it, as far as the pod remembers, and "
@@ -140,21 +138,33 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call. `right` is the right that a key needs for it, or None if everybody may make it. `body` maps media types
-    to models, or to None for text. `problems` are the types that this call can answer in addition to those of every
-    call of its kind."""
+    """One call, by its method and path. `right` is the right that a key needs for it, or None if everybody may make it.
+    `parameters` are the headers, to which those of the path come by themselves. `body` maps media types to models, or
+    to None for text. `problems` are the types that this call can answer in addition to those of every call of its
+    kind."""
 
     id: str
-    method: str
-    path: str
+    call: str
     right: Right | None
     summary: str
     answers: tuple[Answer, ...]
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[Json, ...] = ()
     body: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     query: type[BaseModel] | None = None
     tag: str = ""
+    method: str = field(init=False)
+    path: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        method, path = self.call.split()
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "path", path)
+
+    @property
+    def all_parameters(self) -> tuple[Json, ...]:
+        """Those of the path and the headers."""
+        return (*(each for each in (_PREFIX, _ID) if f"{{{each['name']}}}" in self.path), *self.parameters)
 
 
 def _ok(description: str, body: type[Any] | None = None, media_type: str = JSON) -> tuple[Answer, ...]:
@@ -171,8 +181,6 @@ def _armed(kept: str) -> tuple[Answer, ...]:
     return made, Answer(200, kept, answers.TimerAnswer, located)
 
 
-_IDENTITY: Final = (PREFIX_IN_PATH, ID_IN_PATH)
-_OF_A_PREFIX: Final = (PREFIX_IN_PATH,)
 _ARMING: Final = ("no-processor", "running", "edit-locked", "timer-not-found", "too-many-pending")
 _REARMING: Final = ("timer-not-found", "running", "not-scheduled")
 _CHANGING: Final = (*_REARMING, "edit-locked", "version-mismatch")
@@ -180,76 +188,67 @@ _CHANGING: Final = (*_REARMING, "edit-locked", "version-mismatch")
 TIMER_OPERATIONS: Final = (
     Operation(
         "createTimer",
-        "POST",
-        "/v1/timers",
+        "POST /v1/timers",
         "write",
         "Arm a timer",
         _armed("The timer that was kept or replaced."),
-        (TRACEPARENT,),
+        (_TRACEPARENT,),
         {JSON: NewTimer},
         (*_ARMING, "already-exists"),
     ),
     Operation(
         "putTimer",
-        "PUT",
-        _ONE,
+        f"PUT {_ONE}",
         "write",
         "Arm a timer, or replace the existing one",
         _armed("The timer that replaced the existing one."),
-        (*_IDENTITY, TRACEPARENT),
+        (_TRACEPARENT,),
         {JSON: PutTimer},
         _ARMING,
     ),
     Operation(
         "getTimer",
-        "GET",
-        _ONE,
+        f"GET {_ONE}",
         "read",
         "Read a timer",
         (*_timer("The timer."), Answer(304, "The caller already has this version.", None, ("ETag",), None)),
-        (*_IDENTITY, IF_NONE_MATCH),
+        (_IF_NONE_MATCH,),
         problems=("timer-not-found",),
     ),
     Operation(
         "changeTimer",
-        "PATCH",
-        _ONE,
+        f"PATCH {_ONE}",
         "write",
         "Change a scheduled timer",
         _timer("The changed timer."),
-        (*_IDENTITY, IF_MATCH),
+        (_IF_MATCH,),
         {JSON: TimerChange, MERGE_PATCH: TimerChange},
         _CHANGING,
     ),
     Operation(
         "cancelTimer",
-        "DELETE",
-        _ONE,
+        f"DELETE {_ONE}",
         "write",
         "Cancel a timer; purge also removes its record",
         _timer("The cancelled timer."),
-        (*_IDENTITY, IF_MATCH),
+        (_IF_MATCH,),
         problems=_CHANGING,
         query=CancelQuery,
     ),
     Operation(
         "retryTimer",
-        "POST",
-        _ONE + "/retry",
+        f"POST {_ONE}/retry",
         "write",
         "Arm a failed, unhandled or cancelled timer again, due now",
         _timer("The armed timer."),
-        _IDENTITY,
         problems=(*_REARMING, "too-many-pending"),
     ),
     Operation(
         "fireTimer",
-        "POST",
-        _ONE + "/fire",
+        f"POST {_ONE}/fire",
         "write",
         "Make a scheduled timer due now",
         _timer("The timer, due now."),
-        _IDENTITY,
         problems=_REARMING,
     ),
 )
@@ -262,8 +261,7 @@ faster than they were read, null for a listener that hears only some prefixes. A
 MANY_OPERATIONS: Final = (
     Operation(
         "listTimers",
-        "GET",
-        "/v1/timers",
+        "GET /v1/timers",
         "read",
         "List timers page by page",
         _ok("A page.", answers.PageAnswer),
@@ -271,19 +269,17 @@ MANY_OPERATIONS: Final = (
     ),
     Operation(
         "createTimers",
-        "POST",
-        "/v1/timers/batch",
+        "POST /v1/timers/batch",
         "write",
         "Arm up to 1,000 timers; each has its own result",
         _ok("A result for each timer, in order.", answers.BatchAnswer),
-        (TRACEPARENT,),
+        (_TRACEPARENT,),
         {JSON: Batch, NDJSON: None},
         ("too-many-pending",),
     ),
     Operation(
         "actOnTimers",
-        "POST",
-        "/v1/timers/actions",
+        "POST /v1/timers/actions",
         "write",
         "Cancel, retry, reschedule, change or purge all timers that match a filter, about 1,000 per call",
         _ok("How many timers matched, were acted on, and were refused.", answers.ActionAnswer),
@@ -291,12 +287,11 @@ MANY_OPERATIONS: Final = (
     ),
     Operation(
         "streamEvents",
-        "GET",
-        "/v1/events",
+        "GET /v1/events",
         "read",
         "Follow the changes of timers as server-sent events",
         _ok(_EVENTS, media_type=EVENTS),
-        (RESUME,),
+        (_RESUME,),
         query=PrefixQuery,
     ),
 )
@@ -304,8 +299,7 @@ MANY_OPERATIONS: Final = (
 POD_OPERATIONS: Final = (
     Operation(
         "getStats",
-        "GET",
-        "/v1/stats",
+        "GET /v1/stats",
         "read",
         "Get counts, lateness, and whether notifications arrive",
         _ok("The state of the whole service.", answers.StatsAnswer),
@@ -313,8 +307,7 @@ POD_OPERATIONS: Final = (
     ),
     Operation(
         "listPrefixes",
-        "GET",
-        "/v1/prefixes",
+        "GET /v1/prefixes",
         "read",
         "List the prefixes that have timers or a processor",
         _ok("The prefixes.", answers.PrefixesAnswer),
@@ -322,28 +315,23 @@ POD_OPERATIONS: Final = (
     ),
     Operation(
         "pausePrefix",
-        "POST",
-        "/v1/prefixes/{prefix}/pause",
+        "POST /v1/prefixes/{prefix}/pause",
         "operate",
         "Start no more timers of a prefix",
         _ok("The prefix, paused.", answers.PausedAnswer),
-        _OF_A_PREFIX,
         problems=("timer-not-found",),
     ),
     Operation(
         "resumePrefix",
-        "POST",
-        "/v1/prefixes/{prefix}/resume",
+        "POST /v1/prefixes/{prefix}/resume",
         "operate",
         "Start the timers of a paused prefix again",
         _ok("The prefix, no longer paused.", answers.PausedAnswer),
-        _OF_A_PREFIX,
         problems=("timer-not-found",),
     ),
     Operation(
         "forgetPrefix",
-        "DELETE",
-        "/v1/prefixes/{prefix}",
+        "DELETE /v1/prefixes/{prefix}",
         "operate",
         "Forget the declaration of a prefix, once no live pod has its processor",
         (
@@ -355,22 +343,19 @@ POD_OPERATIONS: Final = (
                 None,
             ),
         ),
-        _OF_A_PREFIX,
         problems=("timer-not-found", "refused"),
     ),
-    Operation("listPods", "GET", "/v1/pods", "read", "List the live pods", _ok("The pods.", answers.PodsAnswer)),
+    Operation("listPods", "GET /v1/pods", "read", "List the live pods", _ok("The pods.", answers.PodsAnswer)),
     Operation(
         "acknowledgeLosses",
-        "POST",
-        "/v1/losses/acknowledge",
+        "POST /v1/losses/acknowledge",
         "operate",
         "End the warnings about lost data",
         _ok("The losses.", answers.LossesAnswer),
     ),
     Operation(
         "getMetrics",
-        "GET",
-        "/metrics",
+        "GET /metrics",
         "read",
         "Get metrics for Prometheus",
         _ok("Prometheus' text format.", media_type=TEXT),
@@ -379,28 +364,26 @@ POD_OPERATIONS: Final = (
 
 
 def _file(operation_id: str, name: str, summary: str, description: str, media_type: str) -> Operation:
-    return Operation(operation_id, "GET", f"/docs{name}", None, summary, _ok(description, media_type=media_type))
+    return Operation(operation_id, f"GET /docs{name}", None, summary, _ok(description, media_type=media_type))
 
 
 PROBE_OPERATIONS: Final = (
     Operation(
         "getHealth",
-        "GET",
-        "/healthz",
+        "GET /healthz",
         None,
         "Check whether the process is alive",
         _ok("It is alive.", answers.HealthAnswer),
     ),
     Operation(
         "getReadiness",
-        "GET",
-        "/readyz",
+        "GET /readyz",
         None,
         "Check whether the pod can do its work now",
         _ok("It is ready.", answers.ReadyAnswer),
         problems=("not-ready",),
     ),
-    Operation("getDocument", "GET", "/openapi.json", None, "Get this document", _ok("OpenAPI 3.1.", answers.Document)),
+    Operation("getDocument", "GET /openapi.json", None, "Get this document", _ok("OpenAPI 3.1.", answers.Document)),
     _file("getDocs", "", "Show this document as a page", "The page.", HTML),
     _file("getDocsStyle", "/swagger-ui.css", "Get the page's style sheet", "A file of Swagger UI.", CSS),
     _file("getDocsProgram", "/swagger-ui-bundle.js", "Get the page's script", "A file of Swagger UI.", JAVASCRIPT),
@@ -413,8 +396,7 @@ DASHBOARD: Final = "dashboard"
 DASHBOARD_OPERATIONS: Final = (
     Operation(
         "getDashboard",
-        "GET",
-        "/",
+        "GET /",
         "read",
         "Show the dashboard",
         (
@@ -426,7 +408,7 @@ DASHBOARD_OPERATIONS: Final = (
 
 
 def _page(operation_id: str, method: str, path: str, right: Right | None) -> Operation:
-    return Operation(operation_id, method, f"/ui/{path}", right, "", (), tag=DASHBOARD)
+    return Operation(operation_id, f"{method} /ui/{path}", right, "", (), tag=DASHBOARD)
 
 
 _SINGLE: Final = "timers/{prefix}/{id}"

@@ -39,7 +39,9 @@ def refuse_unchecked(request: web.Request, handler: Handler) -> Awaitable[web.St
 
 
 def _may_have(operation: Operation | None, condition: str) -> bool:
-    return operation is None or operation.method == "GET" or condition in {each.name for each in operation.parameters}
+    if operation is None or operation.method == "GET":
+        return True
+    return condition in {each["name"] for each in operation.parameters}
 
 
 def _etag(timer: Timer) -> str:

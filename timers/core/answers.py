@@ -1,9 +1,9 @@
 """Owns the shapes of the answers. mypy checks each `to_json` against them; the OpenAPI document describes them and
 takes its examples from them."""
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Final, NotRequired
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, create_model
 from typing_extensions import TypedDict
 
 from timers.core import shapes
@@ -86,14 +86,6 @@ class TimerAnswer(TypedDict):
     traceparent: NotRequired[str]
 
 
-class PageAnswer(TypedDict):
-    """Timers, and the cursor of the next page, null at the end. A page ends early at about 2 MiB, or if few timers
-    match the filter. It may then be short or even empty without being the last."""
-
-    items: list[TimerAnswer]
-    next_cursor: Cursor | None
-
-
 class ChangeAnswer(TypedDict):
     """A change of a timer: its new state, and why it changed. The data of the event `change`."""
 
@@ -141,12 +133,6 @@ class BatchRefused(TypedDict):
 
     status: Annotated[int, Field(ge=400, le=599, examples=[422])]
     problem: Problem
-
-
-class BatchAnswer(TypedDict):
-    """One result for each timer, in order."""
-
-    results: list[BatchArmed | BatchRefused]
 
 
 class RefusedTimer(TypedDict):
@@ -209,21 +195,9 @@ class PodAnswer(TypedDict):
     trouble: str | None
 
 
-class PodsAnswer(TypedDict):
-    """The pods that are alive, by name."""
-
-    items: list[PodAnswer]
-
-
 LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant})
 LossAnswer.__doc__ = """Data that Redis lost: in one shard, or in the whole db (`shard` is null). Everything written
 between `from` (null: since the beginning) and `to` is gone."""
-
-
-class LossesAnswer(TypedDict):
-    """Losses of data."""
-
-    items: list[LossAnswer]
 
 
 class StatsAnswer(TypedDict):
@@ -255,25 +229,6 @@ class PrefixAnswer(TypedDict):
     next_due_at: Instant | None
 
 
-class PrefixesAnswer(TypedDict):
-    """The prefixes, by name."""
-
-    items: list[PrefixAnswer]
-
-
-class PausedAnswer(TypedDict):
-    """Whether a prefix is paused."""
-
-    prefix: Prefix
-    paused: bool
-
-
-class HealthAnswer(TypedDict):
-    """The process is alive."""
-
-    status: Annotated[str, Field(pattern="^ok$", examples=["ok"])]
-
-
 class ReadyAnswer(TypedDict):
     """The pod is ready. If `redis` is `full`, it takes no new timers, but everything else continues. The parts of a
     worker appear only for a pod with that role. `queues_waiting` queues with due timers wait for a claim of this pod.
@@ -297,3 +252,29 @@ class Document(TypedDict):
     info: dict[str, Any]
     paths: dict[str, Any]
     components: dict[str, Any]
+
+
+def _described(name: str, told: str, **fields: Any) -> type[BaseModel]:
+    """An answer that is put together only as it is sent, so that only the document tells its shape."""
+    shape: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
+    model: type[BaseModel] = create_model(name, __doc__=told, **shape)
+    return model
+
+
+PageAnswer: Final = _described(
+    "PageAnswer",
+    "Timers, and the cursor of the next page, null at the end. A page ends early at about 2 MiB, or if few timers\n"
+    "match the filter. It may then be short or even empty without being the last.",
+    items=list[TimerAnswer],
+    next_cursor=Cursor | None,
+)
+BatchAnswer: Final = _described(
+    "BatchAnswer", "One result for each timer, in order.", results=list[BatchArmed | BatchRefused]
+)
+PodsAnswer: Final = _described("PodsAnswer", "The pods that are alive, by name.", items=list[PodAnswer])
+LossesAnswer: Final = _described("LossesAnswer", "Losses of data.", items=list[LossAnswer])
+PrefixesAnswer: Final = _described("PrefixesAnswer", "The prefixes, by name.", items=list[PrefixAnswer])
+PausedAnswer: Final = _described("PausedAnswer", "Whether a prefix is paused.", prefix=Prefix, paused=bool)
+HealthAnswer: Final = _described(
+    "HealthAnswer", "The process is alive.", status=Annotated[str, Field(pattern="^ok$", examples=["ok"])]
+)
