@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING, Final
 import timers.errors  # noqa: F401 (so that `timers.errors` can be used without importing it)
 
 if TYPE_CHECKING:
-    from timers.client import Armed, BlockingTimerClient, TimerClient
-    from timers.client.actions import Counts
-    from timers.client.feed import Dropped, Gap, Open
+    from timers.client import Armed, BlockingTimerClient, Results, TimerClient
+    from timers.client.actions import BulkAction, Counts
+    from timers.client.feed import Dropped, Event, Gap, Open
     from timers.client.fleet import PrefixView, Stats
-    from timers.core.keywords import Action, IfExists, StatusName
+    from timers.core.answers import TimerAnswer
+    from timers.core.keywords import (
+        Action,
+        ChangeFields,
+        Delay,
+        FilterFields,
+        IfExists,
+        NewTimerFields,
+        RepeatFields,
+        RetryFields,
+        StatusName,
+        Time,
+    )
     from timers.core.model import HistoryEntry, Lease, Status, Timer
     from timers.core.outcome import Done, Fail, Rearm, Retry
     from timers.core.policies import Repeat, RetryPolicy
@@ -36,6 +48,7 @@ if TYPE_CHECKING:
         NotFound,
         NotScheduled,
         RateLimited,
+        RedisRights,
         Refused,
         Running,
         RunOver,
@@ -47,6 +60,7 @@ if TYPE_CHECKING:
     )
     from timers.processor import BlockingContext, Context, Processor, processor
     from timers.store.filters import Filter
+    from timers.store.identity import Loss
     from timers.store.listing import Page
     from timers.store.membership import Member
     from timers.store.notifications import Change
@@ -57,18 +71,23 @@ __all__ = [
     "Armed",
     "BlockingContext",
     "BlockingTimerClient",
+    "BulkAction",
     "Busy",
     "Change",
+    "ChangeFields",
     "ConfigurationError",
     "Context",
     "Counts",
+    "Delay",
     "Denied",
     "Done",
     "Dropped",
     "EditLocked",
+    "Event",
     "Fail",
     "FieldError",
     "Filter",
+    "FilterFields",
     "Forbidden",
     "Full",
     "Gap",
@@ -76,8 +95,10 @@ __all__ = [
     "IfExists",
     "InvalidInput",
     "Lease",
+    "Loss",
     "Member",
     "NewTimer",
+    "NewTimerFields",
     "NewerFormat",
     "NoProcessor",
     "NotFound",
@@ -88,16 +109,22 @@ __all__ = [
     "Processor",
     "RateLimited",
     "Rearm",
+    "RedisRights",
     "Refused",
     "Repeat",
+    "RepeatFields",
+    "Results",
     "Retry",
+    "RetryFields",
     "RetryPolicy",
     "RunOver",
     "Running",
     "Stats",
     "Status",
     "StatusName",
+    "Time",
     "Timer",
+    "TimerAnswer",
     "TimerChange",
     "TimerClient",
     "TimersError",
@@ -109,9 +136,9 @@ __all__ = [
 ]
 
 _HOMES: Final = (
-    *("errors", "core.outcome", "core.model", "core.policies", "core.spec", "core.keywords", "processor"),
-    *("client", "client.actions", "client.feed", "client.fleet"),
-    *("store.filters", "store.listing", "store.membership", "store.notifications"),
+    *("errors", "core.keywords", "core.outcome", "core.model", "core.policies", "core.answers", "core.spec"),
+    *("processor", "client", "client.actions", "client.feed", "client.fleet"),
+    *("store.filters", "store.identity", "store.listing", "store.membership", "store.notifications"),
 )
 """Where the names are, those that need least first; the first that has a name is where a type checker finds it, too."""
 

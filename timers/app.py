@@ -167,7 +167,7 @@ async def _serve(
         if store is None:
             return 0
         ends.push_async_callback(store.connections.close)
-        client = client_over(store, settings)
+        client = client_over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
         metrics = Metrics()
         store.called = metrics.called
         worker = _worker(settings, store, registry, client, metrics, stopping=stopping)

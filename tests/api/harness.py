@@ -17,7 +17,7 @@ from timers.api.body import UNVERIFIED_BYTES
 from timers.api.health import ANSWER_SECONDS, HealthRoutes
 from timers.api.middleware import REQUEST_SECONDS
 from timers.api.server import ApiServer, ConnectionLimit, all_routes, application
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, client_over, open_store
 from timers.dashboard.pages import all_pages
 from timers.dashboard.site import Guard, Parts
 from timers.engine.pod import WorkerOptions
@@ -120,7 +120,7 @@ async def running_api(
         ends.push_async_callback(store.connections.close)
         registry = Registry(processors)
         await declare(store, *registry.declared)
-        client = TimerClient.over(store, edit_lock_ms=edit_lock_ms)
+        client = client_over(store, edit_lock_ms=edit_lock_ms)
         metrics = Metrics()
         store.called = metrics.called
         worker = None

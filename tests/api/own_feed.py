@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from timers.client import TimerClient
 from timers.client.feed import Feed
@@ -25,7 +26,7 @@ class OwnFeed(TimerClient):
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
-        self._own = feed
+        self._feed = feed
 
-    async def feed(self) -> Feed:
-        return self._own
+    async def _open(self) -> Any:
+        return None

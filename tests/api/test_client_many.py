@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from tests.members import announce, declare, declare_at
 from tests.waiting import DEADLINE_SECONDS, eventually
-from timers.client import Armed, TimerClient
+from timers.client import Armed, TimerClient, client_over, feed_of
 from timers.client.feed import GAP, LOG_LIMIT, OPEN, Dropped, Feed
 from timers.core.keywords import Action
 from timers.core.model import Status
@@ -25,7 +25,7 @@ from timers.store.store import Store
 
 @pytest.fixture
 async def client(store: Store) -> AsyncIterator[TimerClient]:
-    async with TimerClient.over(store) as client:
+    async with client_over(store) as client:
         await declare(store, "test", "other")
         yield client
 
@@ -258,7 +258,7 @@ async def test_changes_are_heard_from_the_opening_on(client: TimerClient, redis:
 async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
     client: TimerClient, redis: Redis
 ) -> None:
-    feed = await client.feed()
+    feed = await feed_of(client)
     listeners = [feed.join() for _ in range(50)]
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert [await listener.next() for listener in listeners] == [OPEN] * 50
@@ -273,7 +273,7 @@ async def test_many_listeners_share_one_subscription_which_ends_with_the_last(
 
 
 async def test_a_broken_subscription_becomes_a_gap(client: TimerClient, redis: Redis) -> None:
-    feed = await client.feed()
+    feed = await feed_of(client)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN
@@ -349,7 +349,7 @@ async def test_a_listener_without_a_wish_to_come_back_ends_nobody_elses_wait() -
 
 
 async def test_closing_a_feed_ends_its_listeners(client: TimerClient) -> None:
-    feed = await client.feed()
+    feed = await feed_of(client)
     listener = feed.join()
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await listener.next() == OPEN

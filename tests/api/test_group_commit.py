@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from tests.members import declare
 from tests.waiting import patient
-from timers.client import TimerClient
+from timers.client import TimerClient, client_over
 from timers.client.group_commit import LINES
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
@@ -19,7 +19,7 @@ from timers.store.store import Store
 
 @pytest.fixture
 async def client(store: Store) -> AsyncIterator[TimerClient]:
-    async with TimerClient.over(store) as client:
+    async with client_over(store) as client:
         await declare(store, "test")
         await client.stats()
         yield client
@@ -52,7 +52,7 @@ async def test_creates_in_more_shards_than_there_are_lines(server: EmbeddedServe
     await redis.ping()
     store = Store(connect(patient(server.url)), shards=4 * LINES)
     await declare(store, "test")
-    async with TimerClient.over(store) as client:
+    async with client_over(store) as client:
         names = [f"t{i}" for i in range(8 * LINES)]
         timers = await asyncio.gather(*(client.create("test", name, delay="1h", payload=name) for name in names))
         assert [(timer.id, timer.payload) for timer in timers] == [(name, name) for name in names]

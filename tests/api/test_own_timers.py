@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from tests.api.harness import Api, running_api
 from tests.api.test_stream import listening, next_event
 from tests.waiting import DEADLINE_SECONDS, eventually
+from timers.client import feed_of
 from timers.client.feed import Open
 from timers.client.fleet import Uncovered
 from timers.core.model import Timer
@@ -87,7 +88,7 @@ async def test_events_leave_them_out(api: Api) -> None:
         await api.create("later")
         assert (await next_event(response))[1]["id"] == "later"
         assert (await next_event(own))[1]["id"] == "call"
-    listener = (await api.client.feed()).join()
+    listener = (await feed_of(api.client)).join()
     assert isinstance(await listener.next(), Open)
     await api.client.cancel(OWN, "call", purge=True)
     await api.create("last")

@@ -20,6 +20,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.api.auth import Auth
 from timers.api.server import ApiServer, application
 from timers.api.stream import EventRoutes
+from timers.client import feed_of
 from timers.client.feed import Feed
 from timers.core.model import Status
 from timers.core.spec import NewTimer
@@ -157,7 +158,7 @@ async def test_a_slow_reader_learns_what_it_lost_and_holds_up_nobody(api: Api) -
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         narrow.connect((parts.hostname, parts.port))
         reader, writer = await asyncio.open_connection(sock=narrow.dup(), limit=1024)
-    feed = await api.client.feed()
+    feed = await feed_of(api.client)
     writer.write(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
     async with asyncio.timeout(DEADLINE_SECONDS), listening(api) as quick:
         assert b"open" in await reader.readuntil(b"event: open")

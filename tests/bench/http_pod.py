@@ -15,7 +15,7 @@ from timers.api.auth import Auth
 from timers.api.health import HealthRoutes
 from timers.api.server import ApiServer, all_routes, application
 from timers.app import collect_seldom
-from timers.client import TimerClient, open_store
+from timers.client import client_over, open_store
 from timers.core.spec import NewTimer
 from timers.logs import configure
 from timers.metrics import Metrics
@@ -33,7 +33,7 @@ async def bare(request: web.Request) -> web.Response:
 async def _serve(url: str) -> None:
     store = await open_store(connect(url))
     await Membership(store).beat(Member("bench", roles=("worker",), processors=frozenset({noop.prefix})))
-    client = TimerClient.over(store)
+    client = client_over(store)
     routes = all_routes(client, HealthRoutes(store, None), Metrics(), None)
     reference = web.Application()
     reference.add_routes([web.post("/v1/timers", bare)])

@@ -14,9 +14,9 @@ from typing import Final
 import uvloop
 
 from tests.bench.starts import line_of
-from timers import Context, Timer, TimerClient, processor
+from timers import Context, Timer, processor
 from timers.app import collect_seldom
-from timers.client import open_store
+from timers.client import client_over, open_store
 from timers.engine.pod import WorkerOptions
 from timers.engine.worker import Worker
 from timers.logs import configure
@@ -63,7 +63,7 @@ async def serve(
     """Work until the input ends. `shards` None means as many as the db has."""
     store = await open_store(connect(url), shards=shards)
     options = WorkerOptions(name, CONCURRENCY, lease_ms, retention_ms, DRAIN_TIMEOUT_MS)
-    worker = Worker(store, registry, TimerClient.over(store), options)
+    worker = Worker(store, registry, client_over(store), options)
     await worker.start()
     await answer_with_cpu()
     await worker.drain()

@@ -18,7 +18,7 @@ from tests.chaos.pods import until
 from tests.members import declare
 from tests.servers import start_server
 from timers import NewTimer, TimerClient
-from timers.client import BATCH_LIMIT, open_store
+from timers.client import BATCH_LIMIT, client_over, open_store
 from timers.embedded import EmbeddedServer, Family
 from timers.store.connect import connect
 from timers.store.store import Store
@@ -139,5 +139,5 @@ async def stage(folder: Path, family: Family, seed: int, options: Sequence[str] 
     ):
         store = await open_store(connect(server.url))
         await declare(store, "bench-noop", "bench-timed", "bench-hang")
-        async with TimerClient.over(store) as client:
+        async with client_over(store) as client:
             yield Stage(server, redis, store, client, folder, Random(seed))

@@ -13,6 +13,7 @@ from tests.api.own_feed import MadeUp, OwnFeed
 from tests.dashboard.conftest import READS, Visitor
 from tests.waiting import DEADLINE_SECONDS
 from timers.api.server import ApiServer, application
+from timers.client import feed_of
 from timers.client.feed import Feed, Open
 from timers.core.model import Status
 from timers.dashboard.live import LivePages
@@ -35,7 +36,7 @@ def instead(most_seconds: float) -> Instead:
 @asynccontextmanager
 async def listening(api: Api, cookies: dict[str, str] | None = None) -> AsyncIterator[ClientResponse]:
     """The stream after its first two words, which say that it is open and that its subscription is up."""
-    keeper = (await api.client.feed()).join()
+    keeper = (await feed_of(api.client)).join()
     assert isinstance(await keeper.next(), Open)
     headers = {"Cookie": "; ".join(f"{name}={value}" for name, value in (cookies or {}).items())}
     async with api.session.get(f"{api.server.url}/ui/live", headers=headers) as stream:

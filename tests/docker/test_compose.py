@@ -23,7 +23,7 @@ from tests.rights import documented
 from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually, patient
 from timers import TimerClient
-from timers.client import open_store
+from timers.client import client_over, open_store
 from timers.core.model import Status
 from timers.embedded import Family
 from timers.settings import load_settings
@@ -140,7 +140,7 @@ async def test_a_restart_of_the_shipped_server_keeps_every_timer(
     async with await start_server(family, tmp_path / "server", *options) as server:
         store = await open_store(connect(server_url(tmp_path, server)))
         await declare(store, "log")
-        async with TimerClient.over(store) as client:
+        async with client_over(store) as client:
             for each in ids:
                 await client.create("log", each, delay="1h")
         await store.connections.close()

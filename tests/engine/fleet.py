@@ -11,7 +11,7 @@ from tests.conservation import conserved
 from tests.engine.own_tasks import OwnTasks
 from tests.members import declare
 from tests.waiting import DEADLINE_SECONDS, eventually, patient
-from timers.client import TimerClient, open_store
+from timers.client import client_over, open_store
 from timers.core.model import Status, Timer
 from timers.engine.pod import Counted, Observer, WorkerOptions
 from timers.engine.worker import Worker
@@ -111,7 +111,7 @@ class Pod:
 
     def __init__(self, store: Store, registry: Registry, options: WorkerOptions) -> None:
         self.name, self.store = options.pod, store
-        self.client = TimerClient.over(store)
+        self.client = client_over(store)
         self.seen = Seen()
         self._tasks = OwnTasks()
         self.worker = Worker(store, registry, self.client, options, self.seen)
@@ -151,7 +151,7 @@ class Fleet:
 
     def __init__(self, url: str, store: Store, pods_url: str) -> None:
         self.url, self.store, self.pods_url = url, store, pods_url
-        self.client = TimerClient.over(store)
+        self.client = client_over(store)
         self.answer_timeout_seconds = ANSWER_TIMEOUT_SECONDS
         """How long the server may take to answer pods that are started from now on."""
         self._alive: list[Pod] = []

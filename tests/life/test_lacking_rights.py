@@ -11,7 +11,7 @@ from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.members import declare
 from tests.rights import USER, as_user, grant
 from tests.waiting import eventually, patient
-from timers.client import TimerClient, open_store
+from timers.client import client_over, open_store
 from timers.client.doctor import examine
 from timers.client.fleet import read_fleet, read_stats, read_story
 from timers.core.model import Status
@@ -59,7 +59,7 @@ async def test_a_refused_create_leaves_no_half_timer(fleet: Fleet, limited: Stor
     await limited.identity.found([0])
     whole = await everything(fleet)
     with pytest.raises(RedisRights) as refused:
-        await TimerClient.over(limited).create("lost", "x", delay=0, if_exists="replace")
+        await client_over(limited).create("lost", "x", delay=0, if_exists="replace")
     assert str(refused.value) == LACKS
     assert await everything(fleet) == whole
     await conserved(fleet.store)
@@ -69,7 +69,7 @@ async def test_a_refused_change_leaves_no_half_timer(fleet: Fleet, limited: Stor
     await fleet.client.create("lost", "x", delay="1h")
     await fleet.client.create("lost", "ended", delay="1h")
     await fleet.client.cancel("lost", "ended")
-    whole, caller = await everything(fleet), TimerClient.over(limited)
+    whole, caller = await everything(fleet), client_over(limited)
     for call in (
         caller.reschedule("lost", "x", delay="2h"),
         caller.fire("lost", "x"),
@@ -90,7 +90,7 @@ async def test_a_user_without_a_command_left_half_a_write(fleet: Fleet, limited:
         await fleet.client.create("note", name, delay=delay)
     await fleet.client.cancel("note", "ended")
     await grant(fleet.redis, 0, ["note"], without=[lacks])
-    whole, caller = await everything(fleet), TimerClient.over(limited)
+    whole, caller = await everything(fleet), client_over(limited)
     for call in (
         caller.create("note", "new", delay="1h"),
         caller.create("note", "x", delay="2h", if_exists="replace"),
@@ -110,7 +110,7 @@ async def test_a_user_without_a_command_left_half_a_write(fleet: Fleet, limited:
 
 async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, limited: Store) -> None:
     news = [NewTimer(prefix=prefix, id="x", delay="1h") for prefix in ("lost", "note")]
-    refused, armed = await TimerClient.over(limited).batch(news)
+    refused, armed = await client_over(limited).batch(news)
     assert isinstance(refused, RedisRights)
     assert (await fleet.client.get("note", "x")).status is Status.SCHEDULED
     assert not isinstance(armed, Exception)
@@ -120,7 +120,7 @@ async def test_one_refused_prefix_of_a_batch_holds_up_no_other(fleet: Fleet, lim
 async def test_an_action_goes_on_behind_a_timer_that_is_refused(fleet: Fleet, limited: Store) -> None:
     for prefix in ("lost", "note"):
         await fleet.client.create(prefix, "x", delay="1h", tags=["all"])
-    counts = await TimerClient.over(limited).act("cancel", {"tag": "all"})
+    counts = await client_over(limited).act("cancel", {"tag": "all"})
     assert (counts.matched, counts.done, counts.refused) == (2, 1, {"redis-rights": 1})
 
 
@@ -196,5 +196,5 @@ async def test_a_bare_key_without_rights_holds_up_no_other(fleet: Fleet, limited
 async def test_a_user_who_may_not_publish_leaves_no_half_timer(fleet: Fleet, limited: Store) -> None:
     redis: Any = fleet.redis
     await redis.execute_command("ACL", "SETUSER", USER, "resetchannels")
-    await TimerClient.over(limited).create("note", "x", delay=0)
+    await client_over(limited).create("note", "x", delay=0)
     await conserved(fleet.store)

@@ -13,7 +13,7 @@ from tests.engine.fleet import Calls, Fleet, Held, until
 from tests.rights import as_user, grant, refused
 from tests.waiting import patient
 from timers.access import RIGHTS, Scope, make_key
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, client_over, open_store
 from timers.client.actions import Counts
 from timers.client.doctor import examine
 from timers.core.model import Status
@@ -42,7 +42,7 @@ async def store(fleet: Fleet) -> AsyncIterator[Store]:
 @pytest.fixture
 async def client(store: Store) -> AsyncIterator[TimerClient]:
     """A client with the pods' rights."""
-    async with TimerClient.over(store) as made:
+    async with client_over(store) as made:
         yield made
 
 

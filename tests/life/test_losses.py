@@ -17,7 +17,7 @@ from tests.engine.own import OwnServer
 from tests.members import declare
 from tests.servers import ServerHandle, start_server
 from tests.waiting import eventually
-from timers.client import TimerClient
+from timers.client import client_over
 from timers.client.doctor import examine, unacknowledged
 from timers.embedded import Family
 from timers.errors import ConfigurationError, Unavailable
@@ -292,7 +292,7 @@ async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(flee
     async with AsyncExitStack() as opened:
         clients = [first.client]
         with suppress(ConfigurationError):
-            clients.append(await opened.enter_async_context(TimerClient.over(await joined(fleet.url, shards=16))))
+            clients.append(await opened.enter_async_context(client_over(await joined(fleet.url, shards=16))))
         for client in clients:
             with suppress(Unavailable):
                 await client.batch(news)

@@ -10,7 +10,7 @@ from tests.life.test_losses import free_port
 from tests.members import declare
 from tests.servers import start_server
 from tests.waiting import eventually, patient
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, client_over, open_store
 from timers.embedded import Family
 from timers.errors import Unavailable
 from timers.store.connect import connect
@@ -25,7 +25,7 @@ async def test_a_replica_refused_to_list_timers(family: Family, tmp_path: Path) 
     ):
         store = await open_store(connect(patient(master.url)))
         await declare(store, "note")
-        async with TimerClient.over(store) as client, Redis.from_url(replica.url) as redis:
+        async with client_over(store) as client, Redis.from_url(replica.url) as redis:
             await client.create("note", "x", delay="1h")
 
             async def arrived() -> bool:

@@ -8,7 +8,7 @@ import time_machine
 
 from tests.members import declare
 from tests.store.acts import PREFIX, armed, arming, put
-from timers.client import TimerClient, open_store
+from timers.client import client_over, open_store
 from timers.errors import ConfigurationError, NewerFormat, NotFound, RedisRights, TooNew, Unavailable
 from timers.store import identity, keys, queries
 from timers.store.membership import Member, Membership
@@ -87,7 +87,7 @@ async def test_the_first_arm_makes_the_db_and_founds_its_shard_alone(store: Stor
 
 
 async def test_reading_writes_nothing_into_an_empty_db(real: Store) -> None:
-    client = TimerClient.over(await open_store(real.connections))
+    client = client_over(await open_store(real.connections))
     with pytest.raises(NotFound):
         await client.get(PREFIX, "a")
     await client.list()
@@ -99,7 +99,7 @@ async def test_reading_writes_nothing_into_an_empty_db(real: Store) -> None:
 
 
 async def test_a_reader_of_an_empty_db_finds_timers_armed_later(real: Store) -> None:
-    reader = TimerClient.over(await open_store(real.connections))
+    reader = client_over(await open_store(real.connections))
     assert (await reader.list()).items == []
     writer = other(real, 16)
     await writer.arm([arming(str(n), due="+3600000") for n in range(20)])
@@ -110,7 +110,7 @@ async def test_a_reader_of_an_empty_db_finds_timers_armed_later(real: Store) -> 
 
 async def test_a_client_that_armed_before_a_flush_finds_the_new_number_of_shards(real: Store) -> None:
     """The same id in two places would be started twice."""
-    client = TimerClient.over(other(real))
+    client = client_over(other(real))
     await declare(real, PREFIX)
     await client.create(PREFIX, "before", delay="1h")
     await real.connections.commands.flushdb()

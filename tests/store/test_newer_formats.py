@@ -26,7 +26,7 @@ from tests.store.acts import (
     settle,
 )
 from timers.bare.keys import GONE, BareKeys, Look
-from timers.client import TimerClient
+from timers.client import client_over
 from timers.core.model import Status
 from timers.errors import NewerFormat
 from timers.store import queries
@@ -102,7 +102,7 @@ async def test_it_cannot_be_changed(store: Store, change: str) -> None:
 async def test_callers_are_told_so(real: Store) -> None:
     await real.connections.commands.hset("timers:{pods}:declared", PREFIX, "1 pod")
     await armed(real, "later", due="+3600000")
-    client = TimerClient.over(real)
+    client = client_over(real)
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: client.get(PREFIX, "later"),
         lambda: client.cancel(PREFIX, "later"),

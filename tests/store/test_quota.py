@@ -14,7 +14,7 @@ from tests.members import declare
 from tests.servers import Kind, start_kind
 from tests.store.acts import LEASE_MS, POD, PREFIX, an_end, armed, arming, prune, running, settle
 from tests.waiting import patient
-from timers.client import TimerClient, open_store
+from timers.client import TimerClient, client_over, open_store
 from timers.client.actions import BulkAction
 from timers.core.model import Status
 from timers.core.spec import NewTimer
@@ -46,7 +46,7 @@ async def codes(client: TimerClient, quota: Quota, *news: NewTimer) -> list[str]
 
 
 async def test_exactly_as_many_callers_as_the_quota_allows_get_a_place(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(20, ("a",), 100)
+    client, quota = client_over(store), Quota(20, ("a",), 100)
     calls = [codes(client, quota, *(timer("a", f"{caller}-{n}") for n in range(5))) for caller in range(16)]
     came = Counter(code for answers in await asyncio.gather(*calls) for code in answers)
     assert came == {"created": 20, "TooManyPending": 60}
@@ -54,7 +54,7 @@ async def test_exactly_as_many_callers_as_the_quota_allows_get_a_place(store: St
 
 
 async def test_a_create_that_needs_no_new_place_is_always_allowed(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(2, ("a", "b*"), 100)
+    client, quota = client_over(store), Quota(2, ("a", "b*"), 100)
     assert await codes(client, quota, timer("a", "1"), timer("bc", "1")) == ["created", "created"]
     assert await codes(client, quota, timer("b", "2")) == ["TooManyPending"]
     assert await codes(client, quota, timer("a", "1", if_exists="replace")) == ["replaced"]
@@ -67,7 +67,7 @@ async def test_a_create_that_needs_no_new_place_is_always_allowed(store: Store) 
 
 
 async def test_a_full_quota_counts_only_its_own_prefixes_and_arms_nothing(store: Store) -> None:
-    client = TimerClient.over(store)
+    client = client_over(store)
     await client.batch([timer("other", "1"), timer("ab", "1")])
     quota = Quota(1, ("a",), 100)
     assert await codes(client, quota, timer("a", "1")) == ["created"]
@@ -78,7 +78,7 @@ async def test_a_full_quota_counts_only_its_own_prefixes_and_arms_nothing(store:
 
 
 async def test_the_last_place_is_taken_once_by_pods_that_ask_at_the_same_time(store: Store) -> None:
-    quota, pods = Quota(7, ("a*",), 100), [TimerClient.over(store) for _ in range(8)]
+    quota, pods = Quota(7, ("a*",), 100), [client_over(store) for _ in range(8)]
     asked = [pod.acting(None, quota).arm(timer(f"a{n}", "x")) for n, pod in enumerate(pods)]
     came = Counter(type(result).__name__ for result in await asyncio.gather(*asked, return_exceptions=True))
     assert came == {"Armed": 7, "TooManyPending": 1}
@@ -88,18 +88,18 @@ async def test_the_last_place_is_taken_once_by_pods_that_ask_at_the_same_time(st
 async def test_the_places_of_a_caller_that_died_are_free_again(store: Store) -> None:
     quota = Quota(1, ("a",), 100)
     await store.run_at(keys.ACCESS_ROOT, "book", ["", 200, 1, "a"])
-    assert await codes(TimerClient.over(store), quota, timer("a", "1")) == ["created"]
+    assert await codes(client_over(store), quota, timer("a", "1")) == ["created"]
 
 
 async def test_a_booking_of_other_prefixes_takes_no_place(store: Store) -> None:
     await store.run_at(keys.ACCESS_ROOT, "book", ["", 60_000, 5, "b* c"])
-    assert await codes(TimerClient.over(store), Quota(1, ("a",), 100), timer("a", "1")) == ["created"]
+    assert await codes(client_over(store), Quota(1, ("a",), 100), timer("a", "1")) == ["created"]
     (_, ahead) = await store.run_at(keys.ACCESS_ROOT, "book", ["", 60_000, 1, "bx"])
     assert ahead == 5
 
 
 async def test_a_caller_cannot_make_prefixes_without_end(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(1000, ("*",), 3)
+    client, quota = client_over(store), Quota(1000, ("*",), 3)
     news = [timer(f"p{n}", "1") for n in range(5)]
     assert await codes(client, quota, *news) == ["created"] * 3 + ["TooManyPending"] * 2
     await client.cancel("p0", "1")
@@ -111,7 +111,7 @@ async def test_a_caller_cannot_make_prefixes_without_end(store: Store) -> None:
 
 
 async def test_creates_at_the_same_time_share_a_booking(store: Store) -> None:
-    client, quota, ran = TimerClient.over(store), Quota(1000, ("a",), 100), Counter[str]()
+    client, quota, ran = client_over(store), Quota(1000, ("a",), 100), Counter[str]()
     store.called = lambda script, _seconds: ran.update([script])
     await asyncio.gather(*(client.acting(None, quota).arm(timer("a", f"{n}")) for n in range(100)))
     assert ran["book"] <= 10  # two, unless a slow machine makes the client read declarations again
@@ -121,7 +121,7 @@ async def test_creates_at_the_same_time_share_a_booking(store: Store) -> None:
 
 
 async def test_a_retry_takes_no_place_that_the_quota_does_not_have(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(2, ("a",), 100)
+    client, quota = client_over(store), Quota(2, ("a",), 100)
     assert await codes(client, quota, timer("a", "1"), timer("a", "2")) == ["created", "created"]
     await client.cancel("a", "1")
     assert await codes(client, quota, timer("a", "3")) == ["created"]
@@ -136,7 +136,7 @@ async def test_a_retry_takes_no_place_that_the_quota_does_not_have(store: Store)
 
 
 async def test_an_action_retries_as_many_as_the_quota_has_places_for(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(4, ("a",), 100)
+    client, quota = client_over(store), Quota(4, ("a",), 100)
     await codes(client, quota, *(timer("a", f"{n}") for n in range(4)))
     await client.act("cancel", {"prefix": "a"})
     await codes(client, quota, timer("a", "new"))
@@ -148,7 +148,7 @@ async def test_an_action_retries_as_many_as_the_quota_has_places_for(store: Stor
 
 async def test_a_timer_that_was_fired_keeps_its_place_while_it_runs(store: Store) -> None:
     """It may come back: as a repeat, a retry, or handed back."""
-    client, quota = TimerClient.over(store), Quota(1, ("a",), 100)
+    client, quota = client_over(store), Quota(1, ("a",), 100)
     assert await codes(client, quota, timer("a", "1")) == ["created"]
     await client.fire("a", "1")
     shard = store.shard_of("a", "1")
@@ -157,7 +157,7 @@ async def test_a_timer_that_was_fired_keeps_its_place_while_it_runs(store: Store
 
 
 async def test_a_bound_on_prefixes_holds_without_one_on_timers(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(None, ("*",), 2)
+    client, quota = client_over(store), Quota(None, ("*",), 2)
     news = [timer(f"p{n}", "1") for n in range(3)]
     assert await codes(client, quota, *news) == ["created", "created", "TooManyPending"]
     await client.cancel("p0", "1")
@@ -250,7 +250,7 @@ async def test_a_timer_that_starts_or_ends_while_prefixes_are_looked_for_makes_n
 
 
 async def test_a_quota_over_a_pattern_holds_in_a_db_without_its_index(store: Store) -> None:
-    client, quota = TimerClient.over(store), Quota(10, ("p*",), 100)
+    client, quota = client_over(store), Quota(10, ("p*",), 100)
     await client.batch([timer(f"p{n}", "1") for n in range(10)])
     for shard in range(store.shards):
         await store.connections.commands.delete(f"{keys.root(shard)}prefixes")

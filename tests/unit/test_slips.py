@@ -8,8 +8,25 @@ from typing import Final
 import pytest
 
 HEAD: Final = """
+from collections.abc import Iterator
 from datetime import timedelta
-from timers import BlockingTimerClient, Context, Done, Page, Rearm, Retry, Timer, TimerClient, processor
+from timers import BlockingTimerClient, Context, Delay, Done, NewTimerFields, Page, Rearm, Results, Retry
+from timers import Timer, TimerAnswer, TimerClient, processor
+
+
+async def view_of_a_web_framework(timers: TimerClient, id: str) -> TimerAnswer:
+    return (await timers.get("mail", id)).to_json()
+
+
+def rows(delay: Delay) -> Iterator[NewTimerFields]:
+    for number in range(3):
+        yield {"prefix": "mail", "id": str(number), "delay": delay, "payload": {"number": number}}
+
+
+async def arm(timers: TimerClient, blocking: BlockingTimerClient) -> Results:
+    await timers.batch({"prefix": "mail", "id": str(number), "delay": "1h"} for number in range(3))
+    blocking.batch(rows(90))
+    return await timers.batch(rows("1d"))
 
 
 async def calls(timers: TimerClient, blocking: BlockingTimerClient, context: Context, timer: Timer) -> None:
@@ -60,6 +77,8 @@ SLIPS: Final = (
     'await context.timers.create("mail", "b", dealy="1h")',
     'blocking.create("mail", "a", dealy="1h")',
     'blocking.list(status="faild")',
+    'blocking.get("mail")',
+    'blocking.change("mail", "a", paylod=1)',
     "timer.payloads",
     "timer.due_at + 5",
     'processor("mail", concurency=3)',

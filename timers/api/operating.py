@@ -12,7 +12,7 @@ from timers.api.answer import answer, encoded, joined, of_bytes
 from timers.api.auth import acting, require_visible, visible_to
 from timers.api.body import parsed, read_query, refuse_body, refuse_query
 from timers.api.operations import PrefixQuery, route
-from timers.client import TimerClient
+from timers.client import TimerClient, posted
 from timers.client.fleet import by_name
 from timers.core.answers import PodAnswer
 from timers.core.fields import check_prefix
@@ -119,7 +119,7 @@ class OperatingRoutes:
                 fleet, counts = await self._client.fleet(), await self._client.counts(own=True)
                 async for prefix, counted in cooperatively(counts.items()):
                     found[await self._label(prefix)].update(counted)
-                posted = await self._client.posted()
+                waiting = await posted(self._client)
                 failing_ms = dict[str, int]()
                 for prefix, _, ms in await self._client.retrying():
                     label = await self._label(prefix)
@@ -127,7 +127,7 @@ class OperatingRoutes:
                 missing = Counter([await self._label(prefix) for prefix in fleet.uncovered.prefixes])
         except (Unavailable, TimeoutError):
             return None
-        return Figures(found, missing, fleet.uncovered.shards, fleet.overdue_ms("ready"), *posted, failing_ms)
+        return Figures(found, missing, fleet.uncovered.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
 
     async def _label(self, prefix: str) -> str:
         return await self._client.owner(prefix) or UNDECLARED

@@ -13,7 +13,7 @@ from timers.api.auth import AUTH, caller_of, visible_to
 from timers.api.body import read_query
 from timers.api.middleware import REQUEST_ID
 from timers.api.operations import EVENTS, LAST_EVENT_ID, PrefixQuery, route
-from timers.client import TimerClient
+from timers.client import TimerClient, feed_of
 from timers.client.feed import LOG_LIMIT, Dropped, Event, FeedListener, Wants, event_json
 from timers.errors import Busy
 from timers.logs import request_id
@@ -87,7 +87,7 @@ class EventRoutes:
                 del self._of_key[key]
 
     async def _stream(self, request: web.Request, wants: Wants | None) -> web.StreamResponse:
-        feed = await self._client.feed()
+        feed = await feed_of(self._client)
         # All headers must be there now: a stream is sent while it is being made, so nobody can add to them later.
         named = {REQUEST_ID: request_id.get() or ""}
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **named})

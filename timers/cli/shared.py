@@ -41,7 +41,9 @@ def run(act: Callable[[Session], Awaitable[T]], **options: str | None) -> T:
     async def opened() -> T:
         settings = load_worker_settings(**{name: value for name, value in options.items() if value is not None})
         store = await open_redis(await reachable_url(settings.redis_url, settings.data_dir), settings)
-        async with client_over(store, settings) as client:
+        async with client_over(
+            store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0
+        ) as client:
             return await act(Session(store, client))
 
     return asyncio.run(opened())

@@ -104,6 +104,7 @@ class BlockingTimerClient(BlockingTimers):
     def _create(self, prefix: str, id: str | None, fields: Mapping[str, Any]) -> Timer:
         return _on_the_loop(self._here().create(prefix, id, **fields))
 
+    arm = _waiting(TimerClient.arm)
     batch = _waiting(TimerClient.batch)
     get = _waiting(TimerClient.get)
     cancel = _waiting(TimerClient.cancel)
@@ -112,12 +113,17 @@ class BlockingTimerClient(BlockingTimers):
     fire = _waiting(TimerClient.fire)
     retry = _waiting(TimerClient.retry)
     list = _waiting(TimerClient.list)
+    page = _waiting(TimerClient.page)
     act = _waiting(TimerClient.act)
     stats = _waiting(TimerClient.stats)
+    counts = _waiting(TimerClient.counts)
+    retrying = _waiting(TimerClient.retrying)
+    fleet = _waiting(TimerClient.fleet)
     prefixes = _waiting(TimerClient.prefixes)
     pods = _waiting(TimerClient.pods)
     owner = _waiting(TimerClient.owner)
     forget = _waiting(TimerClient.forget)
+    acknowledge_losses = _waiting(TimerClient.acknowledge_losses)
     pause = _waiting(TimerClient.pause)
     resume = _waiting(TimerClient.resume)
 

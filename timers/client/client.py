@@ -1,7 +1,7 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -71,16 +71,6 @@ class TimerClient(Timers):
         self._store: Store | None = None
         self._edit_lock_ms, self._keeps_cancelled = edit_lock_ms, True
 
-    @classmethod
-    def over(cls, store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> Self:
-        """A client over a store that is already open; closing the client closes the store's connections. With a
-        retention of 0 it keeps no record of cancelled timers."""
-        client = cls.__new__(cls)
-        client._connections = store.connections
-        client._edit_lock_ms, client._keeps_cancelled = edit_lock_ms, keeps_cancelled
-        client._use(store)
-        return client
-
     def acting(self, by: str | None, quota: Quota | None = None) -> Self:
         """This client in somebody's name and within their quota: the timers' history and the log name them for each
         change, and what would arm more timers than the quota allows raises TooManyPending."""
@@ -139,10 +129,11 @@ class TimerClient(Timers):
             raise result
         return result
 
-    async def batch(self, news: Sequence[NewTimer | NewTimerFields], *, traceparent: str | None = None) -> Results:
+    async def batch(self, news: Iterable[NewTimer | NewTimerFields], *, traceparent: str | None = None) -> Results:
         """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order.
         Raises Unavailable for the whole batch; timers armed before stay, so repeat it with ids and `if_exists:
         keep`."""
+        news = news if isinstance(news, Sequence) else list(news)
         if len(news) > BATCH_LIMIT:
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         if traceparent is not None:
@@ -356,10 +347,6 @@ class TimerClient(Timers):
         """The prefixes with most retrying timers: how many, and for how many ms the first of them has failed."""
         return await read_retrying(await self._open())
 
-    async def posted(self) -> tuple[int, int]:
-        """How many changes wait for a pod to arm the calls of hooks and alarms, and for how many ms the oldest has."""
-        return await outbox.waiting(await self._open())
-
     async def fleet(self) -> Fleet:
         """Who is alive, what was declared, and what is due."""
         return await read_fleet(await self._open())
@@ -411,13 +398,8 @@ class TimerClient(Timers):
         missed. Ends when the client is closed."""
         wanted = None if prefix is None else check_prefix(prefix)
         wants = None if wanted is None else lambda change: change.prefix == wanted
-        async for event in (await self.feed()).events(wants):
+        async for event in (await feed_of(self)).events(wants):
             yield event
-
-    async def feed(self) -> Feed:
-        """The one subscription behind all `events` of this client."""
-        await self._open()
-        return self._feed
 
     @property
     def events_dropped(self) -> int:
@@ -472,6 +454,21 @@ async def open_redis(url: str, settings: Settings, *, joins: bool = False) -> St
     return store
 
 
-def client_over(store: Store, settings: Settings) -> TimerClient:
-    """A client that follows the settings."""
-    return TimerClient.over(store, edit_lock_ms=settings.edit_lock_ms, keeps_cancelled=settings.retention_ms > 0)
+def client_over(store: Store, *, edit_lock_ms: int = 0, keeps_cancelled: bool = True) -> TimerClient:
+    """A client over a store that is already open; closing the client closes the store's connections. With a retention
+    of 0 it keeps no record of cancelled timers."""
+    client = TimerClient(edit_lock_ms=edit_lock_ms)
+    client._connections, client._keeps_cancelled = store.connections, keeps_cancelled
+    client._use(store)
+    return client
+
+
+async def feed_of(client: TimerClient) -> Feed:
+    """The one subscription behind all `events` of a client."""
+    await client._open()
+    return client._feed
+
+
+async def posted(client: TimerClient) -> tuple[int, int]:
+    """How many changes wait for a pod to arm the calls of hooks and alarms, and for how many ms the oldest has."""
+    return await outbox.waiting(await client._open())

@@ -51,7 +51,7 @@ class GraceFields(TypedDict):
     grace: Delay
 
 
-Retry = RetryPolicy | RetryFields
+Retries = RetryPolicy | RetryFields
 Repeats = Repeat | RepeatFields
 Missed = Literal["fire", "skip", "latest", "all"] | GraceFields
 
@@ -71,7 +71,7 @@ class After(_Fields):
 
     delay: Required[Delay]
     repeat: NotRequired[Repeats | None]
-    retry: NotRequired[Retry | None]
+    retry: NotRequired[Retries | None]
 
 
 class At(_Fields):
@@ -79,20 +79,20 @@ class At(_Fields):
 
     due_at: Required[Time]
     repeat: NotRequired[Repeats | None]
-    retry: NotRequired[Retry | None]
+    retry: NotRequired[Retries | None]
 
 
 class ByCron(_Fields):
     """A timer whose first time comes from its cron."""
 
     repeat: Required[Repeats]
-    retry: NotRequired[Retry | None]
+    retry: NotRequired[Retries | None]
 
 
 class ByLadder(_Fields):
     """A timer whose first delay is the first step of a retry ladder."""
 
-    retry: Required[Retry]
+    retry: Required[Retries]
     repeat: NotRequired[None]
 
 
@@ -104,7 +104,7 @@ class NewTimerFields(_Fields, total=False):
     delay: Delay
     due_at: Time
     repeat: Repeats | None
-    retry: Retry | None
+    retry: Retries | None
 
 
 class ChangeFields(TypedDict, total=False):
@@ -114,7 +114,7 @@ class ChangeFields(TypedDict, total=False):
     due_at: Time
     payload: Any
     repeat: Repeats | None
-    retry: Retry | None
+    retry: Retries | None
     tags: Texts | None
     metadata: Mapping[str, str] | None
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from fakeredis import FakeRedis, FakeServer
 
-from timers.client import TimerClient
+from timers.client import TimerClient, client_over
 from timers.core.clock import Cancellable, Later, ServerClock
 from timers.core.durations import Duration, to_datetime
 from timers.core.keywords import Delay
@@ -141,7 +141,7 @@ class TimerLab:
         self._open.enter_context(on_clock(lambda: self._now_ms / 1000))
         self._open.enter_context(patch("asyncio.sleep", _sleep))
         self._store = _LabStore(self)
-        self.timers = TimerClient.over(self._store)
+        self.timers = client_over(self._store)
         return self
 
     def __exit__(

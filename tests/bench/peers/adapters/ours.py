@@ -9,9 +9,9 @@ import uvloop
 from tests.bench.peers.adapters.orders import CHUNK, KEEP, URL, Job, Order, one_by_one_awaited, record, run, tick
 from tests.bench.pod import RETENTION_MS, serve
 from tests.members import declare
-from timers import Context, NewTimer, Timer, TimerClient, processor
+from timers import Context, NewTimer, Timer, processor
 from timers.app import collect_seldom
-from timers.client import open_store
+from timers.client import client_over, open_store
 from timers.logs import configure
 from timers.processor import Registry
 from timers.store.connect import connect
@@ -38,7 +38,7 @@ async def arm(order: Order) -> float:
     store = await open_store(connect(URL), shards=SHARDS)
     await declare(store, "bench-noop", "bench-timed")
     prefix = f"bench-{order.job}"
-    async with TimerClient.over(store) as client:
+    async with client_over(store) as client:
 
         async def create(job: Job) -> None:
             await client.create(prefix, job.id, due_at=int(job.due_ms))
