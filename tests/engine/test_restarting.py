@@ -25,7 +25,7 @@ class Grouped:
 
 async def test_claims_stop_for_good_after_one_that_failed() -> None:
     service = Grouped()
-    watched = Supervisor({"grouped": service.run}, first_pause_seconds=0.0)
+    watched = Supervisor({"grouped": service.run})
     watched.start()
     await until(lambda: service.starts > 3, "it is started again and again")
     await watched.stop()

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from tests.engine.fleet import until
+from timers.engine import supervisor
 from timers.engine.supervisor import STEADY_SECONDS, Supervisor
 from timers.errors import Full, Unavailable
 from timers.store.cooperative import side_by_side
@@ -30,10 +31,15 @@ class Part:
             self.alive -= 1
 
 
-def watching(*parts: Part, pause_seconds: float = 0.0) -> Supervisor:
-    """A supervisor whose pause does not grow."""
-    services = {part.name: part.run for part in parts}
-    return Supervisor(services, first_pause_seconds=pause_seconds, longest_pause_seconds=pause_seconds)
+@pytest.fixture(autouse=True)
+def _pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service is started again at once."""
+    for pause in ("FIRST", "LONGEST"):
+        monkeypatch.setattr(supervisor, f"{pause}_PAUSE_SECONDS", 0.0)
+
+
+def watching(*parts: Part) -> Supervisor:
+    return Supervisor({part.name: part.run for part in parts})
 
 
 def failing(error: BaseException | None) -> Callable[[], Awaitable[None]]:
@@ -80,8 +86,11 @@ async def test_a_service_that_ended_is_started_again(error: BaseException | None
         (Full("Redis is full"), "waiting: Redis is full"),
     ],
 )
-async def test_the_state_says_why_a_service_is_started_again(error: BaseException | None, said: str) -> None:
-    watched = watching(Part(failing(error)), pause_seconds=3600.0)
+async def test_the_state_says_why_a_service_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException | None, said: str
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_SECONDS", 3600.0)
+    watched = watching(Part(failing(error)))
     watched.start()
     await until(lambda: watched.states["part"].startswith(("restarting", "waiting")), "it has ended")
     assert watched.states["part"] == said
@@ -133,6 +142,7 @@ async def test_pauses_double_up_to_the_longest_and_start_over_after_a_steady_run
             await asyncio.get_running_loop().create_future()
 
     loop = asyncio.get_running_loop()
+    monkeypatch.undo()
     watched = Supervisor({"part": Part(live).run})
     with monkeypatch.context() as patched:
         patched.setattr(loop, "time", lambda: clock)

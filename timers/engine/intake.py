@@ -5,9 +5,9 @@ A mark costs O(1) however many events there are, so a burst of 100,000 events ma
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from timers.store.store import Identity, Queue
@@ -88,13 +88,6 @@ class _Lane:
     old: dict[Queue, DirtyQueue] = field(default_factory=dict)
     something: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def mark_of(self, queue: Queue) -> DirtyQueue | None:
-        return self.new.get(queue) or self.old.get(queue)
-
-    @property
-    def marks(self) -> Iterator[DirtyQueue]:
-        return chain(self.new.values(), self.old.values())
-
 
 class Intake:
     """The marked queues. Those with limits over the fleet, as `limited` tells, have a lane of their own. A test passes
@@ -111,7 +104,6 @@ class Intake:
         self._others: dict[Queue, float] = {}
         self._aging: dict[Queue, float] = {}
         self._orphans: dict[Identity, int] = {}
-        self._held: dict[Identity, int] = {}
         self._holds = 0
         self._waiting: set[Queue] = set()
         self._timer_set = False
@@ -151,19 +143,15 @@ class Intake:
 
     def mark_orphan(self, shard: int, identity: Identity) -> None:
         """The lease of a run has expired: rescue the run."""
-        if self._holds:
-            self._held[identity] = shard
-        else:
-            self._orphans[identity] = shard
+        self._orphans[identity] = shard
+        if not self._holds:
             self._free.something.set()
 
     def hold_orphans(self) -> None:
         """Redis was down. In an outage longer than the lease, all leases expire. Live pods must write their ends and
         extend their leases before anybody takes their runs over; otherwise each run would start twice."""
-        self._held |= self._orphans
-        self._orphans.clear()
-        self._update_flag()
         self._holds += 1
+        self._update_flag()
         self._later(HOLD_SECONDS, self._release_orphans)
 
     @property
@@ -174,7 +162,7 @@ class Intake:
     def waiting(self) -> tuple[int, float]:
         """How many queues this pod has not yet asked for their due timers, and for how many seconds the first of them
         has waited."""
-        since = [mark.since for lane in self._lanes for mark in lane.marks]
+        since = [mark.since for lane in self._lanes for mark in (*lane.new.values(), *lane.old.values())]
         return len(since), time.monotonic() - min(since) if since else 0.0
 
     @property
@@ -210,7 +198,7 @@ class Intake:
     def take_orphans(self, room: int) -> dict[int, list[Identity]]:
         """Orphans to rescue by shard, at most `room`."""
         chosen: dict[int, list[Identity]] = {}
-        for identity in list(self._orphans)[: max(room, 0)]:
+        for identity in list(self._orphans)[: 0 if self._holds else max(room, 0)]:
             chosen.setdefault(self._orphans.pop(identity), []).append(identity)
         self._update_flag()
         return chosen
@@ -227,7 +215,7 @@ class Intake:
 
     def _touch(self, shard: int, prefix: str, cause: str, known_at: float | None = None) -> DirtyQueue:
         queue, lane = (shard, prefix), self._lane(prefix)
-        mark = lane.mark_of(queue)
+        mark = lane.new.get(queue) or lane.old.get(queue)
         if mark is None:
             now = time.monotonic()
             mark = lane.new[queue] = DirtyQueue(0, cause, now if known_at is None else known_at, now)
@@ -245,9 +233,7 @@ class Intake:
 
     def _release_orphans(self) -> None:
         self._holds -= 1
-        if self._holds == 0 and self._held:
-            self._orphans |= self._held
-            self._held.clear()
+        if self._orphans and not self._holds:
             self._free.something.set()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -256,7 +242,8 @@ class Intake:
 
     def _update_flag(self) -> None:
         for lane in self._lanes:
-            if not lane.new and not lane.old and not (lane is self._free and self._orphans):
+            has_orphans = lane is self._free and self._orphans and not self._holds
+            if not (lane.new or lane.old or has_orphans):
                 lane.something.clear()
 
     def _set_timer(self) -> None:

@@ -107,19 +107,16 @@ class Canary:
         while await notifications.touch_canary(redis, self._name):
             await asyncio.sleep(0.001)
             touched = time.monotonic()
-        if not await self._is_heard():
+        for _ in range(STEPS):
+            if await set_within(self._heard, self._pod.options.deaf_seconds / STEPS):
+                break
+        else:
             self.delivery, self.lag_seconds = "deaf", math.inf
             self._silent.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
         self.delivery = "late" if self.lag_seconds > self._late_seconds else "ok"
-
-    async def _is_heard(self) -> bool:
-        for _ in range(STEPS):
-            if await set_within(self._heard, self._pod.options.deaf_seconds / STEPS):
-                return True
-        return False
 
     async def _pause(self) -> None:
         """Wait for the next round."""

@@ -109,13 +109,21 @@ class Maintenance:
         served again, or has nothing overdue or orphaned, its wait starts again."""
         after_ms = self._options.unhandled_after_ms
         (due, now_ms), lost = await self._due(shard), await self._lost(shard)
-        unserved = {prefix for prefix in (*due, *lost) if not self._served(shard, prefix)}
+        pod, peers = self._pod, self._peers
+        unserved = {p for p in (*due, *lost) if not (pod.serves(shard, p) or peers.serve(shard, p))}
         for queue in [q for q in self._unserved_since if q[0] == shard and q[1] not in unserved]:
             del self._unserved_since[queue]
         for prefix in unserved:
             since_ms = self._unserved_since.setdefault((shard, prefix), now_ms)
-            if now_ms - since_ms >= after_ms:
-                await self._abandon(shard, prefix, lost.get(prefix, ()), now_ms - after_ms)
+            if now_ms - since_ms < after_ms:
+                continue
+            ids = await self._pod.store.abandon(
+                shard, prefix, lost.get(prefix, ()), before_ms=now_ms - after_ms, most=BATCH, pod=self._pod.name
+            )
+            if ids:
+                _unserved_log.error(
+                    "timers unhandled: no live pod serves the prefix", prefix=prefix, count=len(ids), first=ids[0]
+                )
 
     async def _due(self, shard: int) -> tuple[Set[str], int]:
         """The queues with due timers, and the server's time."""
@@ -136,16 +144,6 @@ class Maintenance:
             if not rank:
                 return {prefix: ids[:BATCH] for prefix, ids in found.items()}
             orphans, rank = await self._pod.store.orphans(shard, rank)
-
-    def _served(self, shard: int, prefix: str) -> bool:
-        return self._pod.serves(shard, prefix) or self._peers.serve(shard, prefix)
-
-    async def _abandon(self, shard: int, prefix: str, runs: Sequence[str], before_ms: int) -> None:
-        ids = await self._pod.store.abandon(shard, prefix, runs, before_ms=before_ms, most=BATCH, pod=self._pod.name)
-        if ids:
-            _unserved_log.error(
-                "timers unhandled: no live pod serves the prefix", prefix=prefix, count=len(ids), first=ids[0]
-            )
 
     async def _audit(self) -> None:
         await asyncio.sleep(self._options.audit_every_seconds)

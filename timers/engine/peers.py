@@ -73,6 +73,7 @@ class Peers:
         self._told: dict[str, float] = {}
         self._rivals = lru_cache(_QUEUES_REMEMBERED)(self._find_rivals)
         self.owner = lru_cache(_QUEUES_REMEMBERED)(self._find_owner)
+        """The processor that owns timers of a prefix: the longest that any pod ever declared."""
         self.beating = Supervisor({"peers": self.run})
 
     @property
@@ -130,7 +131,6 @@ class Peers:
                 _log.error("timer left to pods of a later version", timer=timer, format=form)
 
     def _find_owner(self, prefix: str) -> str | None:
-        """The processor that owns timers of the prefix: the longest that any pod ever declared."""
         return self._roster.owner(prefix)
 
     def rank(self, shard: int) -> int:

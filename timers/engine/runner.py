@@ -129,7 +129,12 @@ class Runner:
             Run(shard, timer, processors[timer.prefix], now, lease_until, known_at=known_at.get(timer.prefix))
             for timer in timers
         ]
-        _hand_out(permits, runs)
+        of_prefix: defaultdict[str, deque[Permit]] = defaultdict(deque)
+        for permit in permits:
+            of_prefix[permit[0]].append(permit)
+        for run in runs if permits else ():
+            if own := of_prefix[run.timer.prefix]:
+                run.permit = own.popleft()
         self._runs.add(runs)
         self.executing += len(runs)
         for prefix, number in Counter([timer.prefix for timer in timers]).items():
@@ -354,16 +359,6 @@ class Runner:
             return
         _log.error("processor ignores its cancellation", **run.named, function=run.processor.origin)
         self._end(run, None if run.stop is None else _outcome_of_stop(run.stop))
-
-
-def _hand_out(permits: Sequence[Permit], runs: Sequence[Run]) -> None:
-    """Give each run a permit of its prefix, if there are any."""
-    of_prefix: defaultdict[str, deque[Permit]] = defaultdict(deque)
-    for permit in permits:
-        of_prefix[permit[0]].append(permit)
-    for run in runs if permits else ():
-        if own := of_prefix[run.timer.prefix]:
-            run.permit = own.popleft()
 
 
 def _outcome_of_stop(reason: StopReason) -> Outcome | None:

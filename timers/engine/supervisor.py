@@ -30,15 +30,8 @@ Services = Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 class Supervisor:
     """Runs services. A service that raises or returns is started again after a pause, so nothing dies silently."""
 
-    def __init__(
-        self,
-        services: Services,
-        *,
-        first_pause_seconds: float = FIRST_PAUSE_SECONDS,
-        longest_pause_seconds: float = LONGEST_PAUSE_SECONDS,
-    ) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._first_pause_seconds, self._longest_pause_seconds = first_pause_seconds, longest_pause_seconds
         self._states = dict.fromkeys(services, "stopped")
         self._watched: list[asyncio.Task[None]] = []
 
@@ -64,16 +57,16 @@ class Supervisor:
             self._states.update(dict.fromkeys(self._states, "stopped"))
 
     async def _watch(self, name: str) -> None:
-        pause = self._first_pause_seconds
+        pause = FIRST_PAUSE_SECONDS
         while not _is_cancelled():
             started = asyncio.get_running_loop().time()
             self._states[name] = "running"
             state = await self._once(name)
             if asyncio.get_running_loop().time() - started > STEADY_SECONDS:
-                pause = self._first_pause_seconds
+                pause = FIRST_PAUSE_SECONDS
             self._states[name] = state
             await asyncio.sleep(pause)
-            pause = min(pause * 2, self._longest_pause_seconds)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _once(self, name: str) -> str:
         """Run the service in its own task: before Python 3.13 a `TaskGroup` that fails leaves its task marked as
