@@ -46,6 +46,7 @@ _OPTIONS: Final = {
     "name": re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
     "made": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 }
+_NUMBERS: Final = ("pending", "most_prefixes")
 _OPTION_RULE: Final = (
     "rate=100/s, pending=100000, most_prefixes=100, name=billing or made=2026-11-21, with letters, digits, _ "
     ". - in the name"
@@ -113,17 +114,13 @@ ANYBODY: Final = Caller("", EVERYTHING, frozenset(RIGHTS))
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is kept. `rate_text` is the rate as it was given."""
+    """A key as it is kept. `options` is what follows the rights: texts, and numbers for the two limits of timers."""
 
     id: str
     digest: bytes = field(repr=False)
     scope: Scope
     rights: frozenset[Right]
-    rate_text: str | None = None
-    pending: int | None = None
-    name: str | None = None
-    made: str | None = None
-    most_prefixes: int | None = None
+    options: Mapping[str, str | int]
 
     @classmethod
     def parse(cls, entry: str) -> Self:
@@ -132,18 +129,9 @@ class ApiKey:
         key_id, digest, prefixes, rights, *options = [*entry.split(":"), "", "", ""]
         if not _ID.fullmatch(key_id) or not _DIGEST.fullmatch(digest):
             raise InvalidInput.of("key", entry, ENTRY_RULE)
-        given = _options([option for option in options if option])
-        return cls(
-            key_id,
-            bytes.fromhex(digest),
-            Scope.parse(prefixes.split("+")),
-            parse_rights(rights.split("+")),
-            given.get("rate"),
-            int(given["pending"]) if "pending" in given else None,
-            given.get("name"),
-            given.get("made"),
-            int(given["most_prefixes"]) if "most_prefixes" in given else None,
-        )
+        given = {name: value for name, _, value in (option.partition("=") for option in options if option)}
+        scope, allowed = Scope.parse(prefixes.split("+")), parse_rights(rights.split("+"))
+        return cls(key_id, bytes.fromhex(digest), scope, allowed, _options(given))
 
     @property
     def entry(self) -> str:
@@ -152,23 +140,19 @@ class ApiKey:
         return ":".join(parts + [f"{name}={value}" for name, value in self.options.items()])
 
     @property
-    def options(self) -> Mapping[str, str]:
-        """What follows the rights, as text."""
-        given = {
-            "rate": self.rate_text,
-            "pending": self.pending,
-            "most_prefixes": self.most_prefixes,
-            "name": self.name,
-            "made": self.made,
-        }
-        return {name: str(value) for name, value in given.items() if value is not None}
-
-    @property
     def caller(self) -> Caller:
-        """Who asks with this key."""
-        rate = None if self.rate_text is None else _rate(self.rate_text)
-        most_prefixes = self.most_prefixes or (None if self.pending is None else MOST_PREFIXES)
-        return Caller(self.id, self.scope, self.rights, rate, self.pending, most_prefixes, self.name or self.id)
+        """Who asks with this key. The rate has a burst of one second, because a caller's calls come in bunches."""
+        rate, pending, most, name = (self.options.get(each) for each in ("rate", "pending", "most_prefixes", "name"))
+        every_us = None if rate is None else Rate.parse(rate).interval_us
+        return Caller(
+            self.id,
+            self.scope,
+            self.rights,
+            None if every_us is None else Rate(every_us, max(1, 1_000_000 // every_us)),
+            None if pending is None else int(pending),
+            int(most) if most is not None else None if pending is None else MOST_PREFIXES,
+            str(name or self.id),
+        )
 
 
 def parse_rights(given: Iterable[str]) -> frozenset[Right]:
@@ -179,26 +163,15 @@ def parse_rights(given: Iterable[str]) -> frozenset[Right]:
     return frozenset(right for right in RIGHTS if right in names)
 
 
-def _rate(text: str) -> Rate:
-    """The rate with a burst of one second, because a caller's calls come in bunches."""
-    interval_us = Rate.parse(text).interval_us
-    return Rate(interval_us, max(1, 1_000_000 // interval_us))
-
-
-def _options(options: Iterable[str]) -> Mapping[str, str]:
-    """The options by name, each checked."""
-    given = {name: value for name, _, value in (option.partition("=") for option in options)}
-    _check_options(given)
-    return given
-
-
-def _check_options(given: Mapping[str, str]) -> None:
+def _options(given: Mapping[str, str]) -> Mapping[str, str | int]:
+    """The options in the order of an entry, each checked. Raises InvalidInput."""
     for name, value in given.items():
         pattern = _OPTIONS.get(name)
         if pattern is None or not pattern.fullmatch(value):
             raise InvalidInput.of(name, value, _OPTION_RULE)
     if "rate" in given:
         Rate.parse(given["rate"])
+    return {name: int(given[name]) if name in _NUMBERS else given[name] for name in _OPTIONS if name in given}
 
 
 def read_entries(text: str) -> tuple[ApiKey, ...]:
@@ -210,24 +183,13 @@ def read_entries(text: str) -> tuple[ApiKey, ...]:
     return keys
 
 
-def make_key(
-    scope: Scope,
-    rights: frozenset[Right],
-    *,
-    rate: str | None = None,
-    pending: int | None = None,
-    most_prefixes: int | None = None,
-    name: str | None = None,
-    made: str | None = None,
-) -> tuple[str, ApiKey]:
-    """A new key, to be shown once, and what is kept of it. Raises InvalidInput."""
+def make_key(scope: Scope, rights: frozenset[Right], **options: str | int | None) -> tuple[str, ApiKey]:
+    """A new key, to be shown once, and what is kept of it. The options are those of an entry; None means no such
+    option. Raises InvalidInput."""
     key_id = _random(string.ascii_lowercase + string.digits, _ID_CHARACTERS)
     secret = f"{_KIND}_{key_id}_{_random(string.ascii_letters + string.digits, _SECRET_CHARACTERS)}"
-    kept = ApiKey(
-        key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, rate, pending, name, made, most_prefixes
-    )
-    _check_options(kept.options)
-    return secret, kept
+    given = _options({name: str(value) for name, value in options.items() if value is not None})
+    return secret, ApiKey(key_id, hashlib.sha256(secret.encode()).digest(), scope, rights, given)
 
 
 def _random(characters: str, length: int) -> str:

@@ -21,7 +21,13 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(timers: CommandLine, redis: Redi
     assert hashlib.sha256(key.encode()).digest() == kept.digest
     assert kept.scope.patterns == ("orders", "send-*", "mail")
     assert kept.rights == {"read", "write"}
-    assert (kept.name, kept.rate_text, kept.pending, kept.most_prefixes) == ("billing", "100/s", 5000, 7)
+    assert kept.options == {
+        "rate": "100/s",
+        "pending": 5000,
+        "most_prefixes": 7,
+        "name": "billing",
+        "made": kept.options["made"],
+    }
     assert redis.hgetall("timers:keys") == {kept.id: entry}
     everything = json.dumps([redis.hgetall(name) for name in redis.keys("timers:keys*")])
     assert key.split("_")[2] not in everything + timers("keys", "ls").out + timers("keys", "ls", "-o", "json").out

@@ -301,13 +301,13 @@ def _kept_row(key_id: str, entry: str, entries: Mapping[str, str]) -> dict[str, 
 def _key_row(key: ApiKey, kept: str, entries: Mapping[str, str]) -> dict[str, Any]:
     return {
         "id": key.id,
-        "name": key.name,
+        "name": key.options.get("name"),
         "prefixes": list(key.scope.patterns),
         "rights": sorted(key.rights),
-        "rate": key.rate_text,
-        "pending": key.pending,
-        "most_prefixes": key.most_prefixes,
-        "made": key.made,
+        "rate": key.options.get("rate"),
+        "pending": key.options.get("pending"),
+        "most_prefixes": key.options.get("most_prefixes"),
+        "made": key.options.get("made"),
         "kept": kept,
         "status": REVOKED if entries.get(key.id) == REVOKED else "valid",
     }

@@ -146,7 +146,7 @@ class ServicePages:
         entries = await self._parts.callers.entries()
         rows = [_row(key_id, entry) for key_id, entry in entries.items()]
         told = {"made": None, "wrong": "", "form": {}, **values}
-        rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].made or "" if row["key"] else ""))
+        rows = sorted(rows, key=lambda row: (row["revoked"], row["key"].options.get("made", "") if row["key"] else ""))
         return show(
             request, "keys", status=status, title="API keys", section="keys", rights_known=RIGHTS, rows=rows, **told
         )
