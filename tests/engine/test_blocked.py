@@ -5,11 +5,12 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, Held, Pod, until
 from tests.waiting import eventually
@@ -151,6 +152,21 @@ async def test_a_pod_whose_event_loop_stands_still_for_three_leases_loses_no_run
     assert steady.ids == ["new"]
     assert [timer.attempt for timer in await completed(fleet, ["beside", "block"])] == [1, 1]
     assert (pod.seen.refusals, other.seen.rescues) == ([], [])
+
+
+async def test_a_blockade_is_reported_once_with_its_timer_and_place_while_it_lasts(fleet: Fleet) -> None:
+    def reports(event: str) -> list[MutableMapping[str, Any]]:
+        return [line for line in lines if line["event"] == event]
+
+    with capture_logs() as lines:
+        async with blocked(fleet, Blocking(), lease_ms=STANDSTILL_LEASE_MS):
+            await until(lambda: reports("event loop blocked"), "it is reported")
+            await leases_pass(fleet, 1, STANDSTILL_LEASE_MS)
+            assert reports("event loop was blocked") == []
+        (report,) = reports("event loop blocked")
+        assert report["timer"] == "note:block"
+        assert any("_block" in place for place in report["where"])
+        assert len(reports("event loop was blocked")) == 1
 
 
 async def test_a_run_past_its_timeout_is_let_go_while_the_event_loop_stands_still(fleet: Fleet) -> None:

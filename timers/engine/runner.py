@@ -323,7 +323,7 @@ class Runner:
             timer.idempotency_key,
             None if timeout_ms is None else to_datetime(round(self._clock.now_ms()) + timeout_ms),
             _processors_log,
-            None if run.processor.lifespan is None else self._lifespans.state_of(run.processor),
+            self._lifespans.states[run.processor.lifespan],
         )
 
     def _started(self, run: Run) -> None:

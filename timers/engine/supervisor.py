@@ -131,13 +131,10 @@ class Lifespans:
 
     def __init__(self, processors: Iterable[Processor]) -> None:
         self._owners = {p.lifespan: p for p in processors if p.lifespan is not None}
-        self._states: dict[Lifespan[Any], Any] = {}
+        self.states: dict[Lifespan[Any] | None, Any] = {None: None}
+        """What each lifespan yielded, and nothing for processors without one."""
         self._closing = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
-
-    def state_of(self, processor: Processor) -> Any:
-        """What the processor's lifespan yielded; None if it has none."""
-        return None if processor.lifespan is None else self._states[processor.lifespan]
 
     async def open(self) -> None:
         """Enter all. If one fails, leave the others and raise ConfigurationError with the processor's name."""
@@ -164,7 +161,7 @@ class Lifespans:
         async with AsyncExitStack() as stack:
             for lifespan, owner in self._owners.items():
                 try:
-                    self._states[lifespan] = await stack.enter_async_context(lifespan())
+                    self.states[lifespan] = await stack.enter_async_context(lifespan())
                 except ConfigurationError:
                     raise
                 except Exception as error:
