@@ -19,7 +19,7 @@ FAR_MS = 2**53
 HOUR = "+3600000"
 
 
-async def mended(store: Store) -> Counter[str]:
+async def repaired(store: Store) -> Counter[str]:
     """Run the audit and return what it found. A second run must find nothing, and the books must balance."""
     total: Counter[str] = Counter()
     async for found in audit(store, 0):
@@ -46,7 +46,7 @@ async def many_of_all(store: Store) -> None:
 async def test_an_intact_db_is_left_alone(store: Store) -> None:
     await many_of_all(store)
     before = await state_of(store)
-    assert await mended(store) == {}
+    assert await repaired(store) == {}
     before.now_ms = (after := await state_of(store)).now_ms
     for state in (before, after):  # a due trigger may expire by itself
         state.triggers = {name for name in state.triggers if state.due.get(name, FAR_MS) > after.now_ms}
@@ -71,7 +71,7 @@ async def test_deleted_indexes_come_back(store: Store, key: str, found: set[str]
     await many_of_all(store)
     before = await state_of(store)
     assert await store.connections.commands.delete(f"timers:{{0}}:{key}") == 1
-    assert found <= set(await mended(store))
+    assert found <= set(await repaired(store))
     after = await state_of(store)
     assert (after.due.keys(), after.heads.keys(), after.counts) == (
         before.due.keys(),
@@ -85,7 +85,7 @@ async def test_deleted_indexes_come_back(store: Store, key: str, found: set[str]
 async def test_prefixes_that_the_index_has_wrongly_leave_it(store: Store) -> None:
     await armed(store, due=HOUR)
     await store.connections.commands.zadd("timers:{0}:prefixes", {PREFIX: 7, "gone": 0, "strange": 9, keys.WHOLE: 0})
-    assert (await mended(store))["prefixes"] == 3
+    assert (await repaired(store))["prefixes"] == 3
     assert await store.connections.commands.zrange("timers:{0}:prefixes", 0, -1) == [b"reminder", b"~"]
 
 
@@ -96,7 +96,7 @@ async def test_all_indexes_at_once_come_back(store: Store) -> None:
     keys: list[Any] = await redis.keys("timers:{0}:*")
     lost = [key for key in keys if not re.search(rb":(rec|lease|token)", key)]
     await redis.delete(*lost)
-    await mended(store)
+    await repaired(store)
     after = await state_of(store)
     assert (after.due.keys(), after.counts, after.leases.keys()) == (
         before.due.keys(),
@@ -111,21 +111,21 @@ async def test_wrong_counts_are_corrected(store: Store, wrong: str) -> None:
     before = (await state_of(store)).counts
     for field in ("s reminder", "r runs", "c reminder", "s nobody"):
         await store.connections.commands.hset("timers:{0}:counts", field, wrong)
-    assert (await mended(store))["counts"] == 4
+    assert (await repaired(store))["counts"] == 4
     assert (await state_of(store)).counts == before
 
 
 async def test_a_due_time_that_disagrees_with_the_record_is_corrected(store: Store) -> None:
     timer = await armed(store, due=HOUR)
     await store.connections.commands.zadd("timers:{0}:due:reminder", {"a": 5})
-    assert (await mended(store))["due"] == 1
+    assert (await repaired(store))["due"] == 1
     assert int((await state_of(store)).due[PREFIX, "a"]) == timer.due_ms
 
 
 async def test_a_run_whose_lease_is_listed_again_is_not_rescued_while_it_is_held(store: Store) -> None:
     run = await running(store)
     await store.connections.commands.delete("timers:{0}:leases")
-    await mended(store)
+    await repaired(store)
     assert (await state_of(store)).leases[PREFIX, "a"] > await store.now_ms()
     assert await store.extend(0, [run], pod="pod-1", lease_ms=1000) == []
 
@@ -134,7 +134,7 @@ async def test_the_sweepers_were_not_woken_for_a_lost_run_that_is_listed_again(s
     await running(store)
     await store.connections.commands.delete("timers:{0}:leases", "timers:{0}:lease:reminder:a")
     async with wakes(store) as heard:
-        await mended(store)
+        await repaired(store)
         (ends_ms,) = (await state_of(store)).leases.values()
         assert await heard() == [f"{{0}} {ends_ms:.0f}"]
 
@@ -142,7 +142,7 @@ async def test_the_sweepers_were_not_woken_for_a_lost_run_that_is_listed_again(s
 async def test_a_finished_timer_that_was_armed_again_is_not_pruned_by_what_was_left_over(store: Store) -> None:
     await armed(store, due=HOUR)
     await store.connections.commands.zadd("timers:{0}:finished:c:reminder", {"a": 1})
-    assert (await mended(store))["left over"] == 1
+    assert (await repaired(store))["left over"] == 1
     assert await prune(store, retention_ms=0, most=10) == 0
 
 
@@ -153,7 +153,7 @@ async def test_an_unreadable_record_is_quarantined_with_the_reason(store: Store,
     redis = store.connections.commands
     bucket = hashlib.sha1(b"reminder:bad", usedforsecurity=False).hexdigest()[:2]
     await redis.hset(f"timers:{{0}}:rec:{bucket}", "reminder:bad", record)
-    assert (await mended(store))["unreadable"] == 1
+    assert (await repaired(store))["unreadable"] == 1
     state = await state_of(store)
     assert list(state.records) == [(PREFIX, "good")]
     assert list(state.quarantine) == [(PREFIX, "bad")]
@@ -162,7 +162,7 @@ async def test_an_unreadable_record_is_quarantined_with_the_reason(store: Store,
 async def test_an_entry_without_a_record_is_quarantined(store: Store) -> None:
     await armed(store, "good", due=HOUR)
     await store.connections.commands.zadd("timers:{0}:due:reminder", {"ghost": 5})
-    assert (await mended(store))["no record"] == 1
+    assert (await repaired(store))["no record"] == 1
     assert (await state_of(store)).quarantine.keys() == {(PREFIX, "ghost")}
 
 
@@ -176,7 +176,7 @@ async def test_a_strangers_value_in_place_of_an_index_is_moved_aside(store: Stor
     await redis.set(name, "a stranger's")
     looked = [seen async for seen in compare(store, 0) if seen]
     assert looked or key == "held"
-    assert (await mended(store))[found] == bool(found)
+    assert (await repaired(store))[found] == bool(found)
     assert await redis.get(f"timers:{{0}}:displaced:{name}") == b"a stranger's"
 
 
@@ -185,7 +185,7 @@ async def test_records_of_a_prefix_that_lost_counts_heads_and_indexes_are_uncoun
     assert await uncounted(store, 0) == {}
     await store.connections.commands.delete("timers:{0}:counts", "timers:{0}:heads", "timers:{0}:due:other")
     assert await uncounted(store, 0) == {"uncounted records": len((await state_of(store)).records)}
-    await mended(store)
+    await repaired(store)
     assert await uncounted(store, 0) == {}
 
 
@@ -200,13 +200,13 @@ async def test_a_quick_look_reports_it_and_changes_nothing(store: Store, key: st
     for state in (before, after):  # a due trigger may expire by itself
         state.triggers = {name for name in state.triggers if state.due.get(name, FAR_MS) > after.now_ms}
     assert after == before
-    await mended(store)
+    await repaired(store)
 
 
 async def test_a_paused_queues_head_stays_held(store: Store) -> None:
     await armed(store, due=HOUR)
     await store.pause(PREFIX, paused=True)
     await store.connections.commands.delete("timers:{0}:held")
-    assert (await mended(store))["heads"] == 1
+    assert (await repaired(store))["heads"] == 1
     assert await store.connections.commands.zscore("timers:{0}:held", PREFIX) is not None
     assert await store.connections.commands.zscore("timers:{0}:heads", PREFIX) is None

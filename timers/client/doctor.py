@@ -26,7 +26,7 @@ UNREACHABLE: Final[Mapping[str, str]] = {
     "password": "correct the user and the password in TIMERS_REDIS_URL",
     "authentica": "put the user and the password into TIMERS_REDIS_URL",
 }
-"""What mends a server that cannot be used, by a part of its error in lower case."""
+"""What repairs a server that cannot be used, by a part of its error in lower case."""
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 """Shows, while it is entered, how many of about a number are done."""
@@ -50,7 +50,7 @@ async def examine(
     wait_seconds: float = DELIVERY_SECONDS,
     progress: Progress = lambda _label, _number: nullcontext(lambda _done: None),
 ) -> list[Check]:
-    """Run every check, in order. `fix` turns missing notification flags on and mends indexes and counts, and `progress`
+    """Run every check, in order. `fix` turns missing notification flags on and repairs indexes and counts, and `progress`
     shows how far it is; `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
     Raises Unavailable if the server does not answer at all."""
     roster = await _roster(store)

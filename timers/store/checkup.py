@@ -32,7 +32,7 @@ _PUBSUB: Final = re.compile(r"pubsub (\d+) (\d+) \d+")
 Facts = Mapping[str, Any]
 
 Trouble = tuple[bool, Level, str, str, str]
-"""Whether it is there; and of a finding the level, what is said, what that means, and what mends it."""
+"""Whether it is there; and of a finding the level, what is said, what that means, and what repairs it."""
 
 _NOTHING: Final = "nothing is armed or run"
 _NO_ENDS: Final = "nothing is armed, and no run ends"
@@ -40,8 +40,8 @@ _NO_ENDS: Final = "nothing is armed, and no run ends"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at and how it is; where that is not fine, what it means for timers, and what mends it. `mend` has
-    commands between backticks, to be typed as they are."""
+    """What was looked at and how it is; where that is not fine, what it means for timers, and how to repair it. `mend`
+    has commands between backticks, to be typed as they are."""
 
     name: str
     level: Level

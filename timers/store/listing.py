@@ -3,7 +3,6 @@ cursors."""
 
 import base64
 import json
-import re
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -12,7 +11,7 @@ from itertools import groupby, islice
 from operator import gt, lt
 from typing import Annotated, Any, Final, NamedTuple
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, PlainValidator, StringConstraints, TypeAdapter, WithJsonSchema
 
 from timers.core import shapes
 from timers.core.model import Status, Timer
@@ -53,7 +52,8 @@ ORDER: Final = (
 """The order of the statuses in every list. Cursors hold places in it, so new ones come last."""
 
 _PLACES: Final = {status: place for place, status in enumerate(ORDER)}
-_SCORE: Final = re.compile(r"-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?)")
+_Score = Annotated[str, StringConstraints(pattern=r"^(-?(inf|[0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?))?$")]
+_CURSOR: Final = TypeAdapter(tuple[int, str, str, int, _Score, str], config=ConfigDict(strict=True, defer_build=True))
 
 
 class _Source(NamedTuple):
@@ -312,15 +312,11 @@ def _write_cursor(place: _Item) -> str:
 def _read_cursor(cursor: object) -> _Item:
     try:
         text = str(cursor)
-        parts: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        json.dumps(parts, ensure_ascii=False).encode()  # refuses half a character, which Redis could not be sent
-    except (ValueError, RecursionError):
-        parts = None
-    shape = [type(part) for part in parts] if isinstance(parts, list) else []
-    if shape != [int, str, str, int, str, str] or (parts[4] and not _SCORE.fullmatch(parts[4])):
-        raise InvalidInput.of("", cursor, "a next_cursor from an earlier page")
-    *source, score, member = parts
-    return _Item(_Source(*source), score, member)
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        place, prefix, name, shard, score, member = _CURSOR.validate_json(raw)
+    except ValueError:
+        raise InvalidInput.of("", cursor, "a next_cursor from an earlier page") from None
+    return _Item(_Source(place, prefix, name, shard), score, member)
 
 
 def _checked_limit(value: object) -> int:

@@ -144,7 +144,7 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
 
 async def replay(store: Store, prefixes: Iterable[str]) -> Check:
     """Whether the server's default user may do what scripts do. A server replays its append-only file as that user, and
-    versions before the mend of redis issue 14541 throw away those transactions in it that the user may not do."""
+    versions before the repair of redis issue 14541 throw away those transactions in it that the user may not do."""
     fine, look = "the default user may replay the append-only file", f"redis-cli ACL DRYRUN default {_REPLAYED[0]}"
     means = "at a restart the server may throw away every timer: it replays its append-only file as the default user"
     mend = "as a user who may: `redis-cli ACL SETUSER default off resetpass '~*' '&*' +@all`; put it into its ACL file"
@@ -300,7 +300,7 @@ def _said_of(found: Sequence[bytes], seen: int) -> Check:
             bool(moved),
             "warn",
             f"another program had put a value in the place of a key of the service; it is {first} now",
-            "what the key held is lost, though records and indexes are mended",
+            "what the key held is lost, though records and indexes are repaired",
             f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`",
         ),
         (

@@ -1,5 +1,5 @@
-"""Owns the upkeep of a shard, step by step: comparing records, indexes, heads, leases and counts and mending them, and
-removing finished timers whose retention is over."""
+"""Owns the upkeep of a shard, step by step: repairing indexes, heads, leases and counts by the records, and removing
+finished timers whose retention is over."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import chain
@@ -26,35 +26,35 @@ Found = Mapping[str, int]
 
 
 async def audit(store: Store, shard: int) -> AsyncIterator[Found]:
-    """Mend a shard and yield what each step found. Changes that happen meanwhile are not taken for damage."""
+    """Repair a shard and yield what each step found. Changes that happen meanwhile are not taken for damage."""
     place, cursor = 0, "0"
     while place >= 0:
-        found, place, cursor, _ = await _step(store, shard, ["quarantine", "mend", STEP, cursor])
+        found, place, cursor, _ = await _step(store, shard, ["quarantine", "repair", STEP, cursor])
         yield found
     prefixes = await _prefixes(store, shard)
     place, cursor = 0, "0"
     while place >= 0:
-        found, place, cursor, seen = await _step(store, shard, ["records", "mend", place, cursor, STEP])
+        found, place, cursor, seen = await _step(store, shard, ["records", "repair", place, cursor, STEP])
         prefixes |= seen
         yield found
     indexes = ["leases", *(name for prefix in sorted(prefixes) for name in _indexes(prefix))]
     for start in range(0, len(indexes), STEP):
         batch, cursor = indexes[start : start + STEP], "0"
         while batch:
-            found, place, cursor, _ = await _step(store, shard, ["entries", "mend", STEP, cursor, *batch])
+            found, place, cursor, _ = await _step(store, shard, ["entries", "repair", STEP, cursor, *batch])
             batch = batch[place:] if place >= 0 else []
             yield found
-    async for found in compare(store, shard, prefixes, mend=True):
+    async for found in compare(store, shard, prefixes, repair=True):
         yield found
 
 
 async def compare(
-    store: Store, shard: int, prefixes: set[str] | None = None, *, mend: bool = False
+    store: Store, shard: int, prefixes: set[str] | None = None, *, repair: bool = False
 ) -> AsyncIterator[Found]:
     """Compare only heads and counts with the indexes: quick, however many timers there are."""
     names = sorted(await _prefixes(store, shard) if prefixes is None else prefixes)
     for start in range(0, len(names), QUEUES):
-        part: list[Argument] = ["queues", "mend" if mend else "look", *names[start : start + QUEUES]]
+        part: list[Argument] = ["queues", "repair" if repair else "look", *names[start : start + QUEUES]]
         yield (await _step(store, shard, part))[0]
 
 
@@ -69,7 +69,7 @@ async def index_prefixes(store: Store, shard: int) -> None:
     once misses no timer that starts meanwhile."""
     names = [*sorted(await _prefixes(store, shard)), keys.WHOLE]
     for start in range(0, len(names), INDEXED):
-        await _step(store, shard, ["prefixes", "mend", *names[start : start + INDEXED]])
+        await _step(store, shard, ["prefixes", "repair", *names[start : start + INDEXED]])
 
 
 async def _prefixes(store: Store, shard: int) -> set[str]:

@@ -1,29 +1,33 @@
 #!lua flags=allow-oom
--- Compare records, indexes, heads and counts of a shard, one part at a time, and mend what disagrees. The record is right; an
+-- Compare records, indexes, heads and counts of a shard, one part at a time, and repair what disagrees. The record is right; an
 -- entry without a readable record is quarantined. Each part is atomic, so no change under way looks like damage.
 --
--- ARGV[2]  part   ARGV[3] `mend`, or `look` to change nothing
+-- ARGV[2]  part   ARGV[3] `repair`, or `look` to change nothing
 --          `records`: bucket (0 to 255), cursor in it, most to look at: is each record in the index of its status?
 --          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`, `retrying:<prefix>`,
 --                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
 --          `queues`:  prefixes: is the head the earliest due, do the counts agree with the indexes, and `prefixes` with them?
 --          `prefixes`: prefixes: are those with counts indexed, and no others? `~`, which is none, is put in: the index is whole
 --          `quarantine`: most to look at, cursor: which records can be read (again)? An earlier version puts a record of a newer
---                     format there. They are put back; `records` then mends their entries
---          `totals`:  nothing more: are there more records than counted? It mends nothing; `records` does
+--                     format there. They are put back; `records` then repairs their entries
+--          `totals`:  nothing more: are there more records than counted? It repairs nothing; `records` does
 -- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what disagreed; bucket or index (from 0) to go on at, -1 at
 --          the end, and the cursor in it; the prefixes of the records
 
-local part, mends = ARGV[2], ARGV[3] == 'mend'
+local part, repairs = ARGV[2], ARGV[3] == 'repair'
 local FIRST = 4
 local LISTED = 5000   -- above this many, runs are not counted by prefix: it would take too long
 local found, prefixes = {}, {}
 local next_place, next_cursor = -1, '0'
 
-local function tell_of(what) found[what] = (found[what] or 0) + 1 end
+-- Count what disagrees; answers whether to repair it.
+local function wrong(what)
+  found[what] = (found[what] or 0) + 1
+  return repairs
+end
 
 -- Like `call`, but with `look` it moves nothing aside.
-local peek = mends and call or redis.pcall
+local peek = repairs and call or redis.pcall
 local function size(key) return tonumber(peek('ZCARD', key)) or 0 end
 local function score_in(key, name) return tonumber(peek('ZSCORE', key, name)) end
 
@@ -31,25 +35,21 @@ local function bucket_key(number) return root .. 'rec:' .. string.format('%02x',
 
 local function check_scheduled(prefix, id, member, r)
   if r.waits and not score_in(root .. 'bare', member) then
-    tell_of('bare')
-    if mends then call('ZADD', root .. 'bare', text(r.due), member) end
+    if wrong('bare') then call('ZADD', root .. 'bare', text(r.due), member) end
   end
   if r.failures ~= 0 and not score_in(finished_key('t', prefix), id) then
-    tell_of('retrying')
-    if mends then begin_retrying(prefix, id, text(now)) end
+    if wrong('retrying') then begin_retrying(prefix, id, text(now)) end
   end
   local score = score_in(queue_key(prefix), id)
   if score and math.floor(score) == r.due then return end
-  tell_of('due')
-  if not mends then return end
+  if not wrong('due') then return end
   call('ZREM', queue_key(prefix), id)
   schedule(prefix, id, r.due)
 end
 
 local function check_running(member)
   if score_in(root .. 'leases', member) then return end
-  tell_of('leases')
-  if not mends then return end
+  if not wrong('leases') then return end
   local ends = now + math.max(call('PTTL', lease_key(member)), 0)
   call('ZADD', root .. 'leases', text(ends), member)
   earliest = math.min(earliest or ends, ends)
@@ -58,24 +58,21 @@ end
 local function check_finished(prefix, id, status)
   local key = finished_key(status, prefix)
   if score_in(key, id) then return end
-  tell_of('finished')
-  if mends then call('ZADD', key, text(now), id) end
+  if wrong('finished') then call('ZADD', key, text(now), id) end
 end
 
 local function check_record(bucket, member, raw)
   local r, trouble = parse(raw)
   local prefix, id = string.match(member, '^([^:]*):(.*)$')
   if not is_member(member) then
-    tell_of('unreadable')
-    if not mends then return end
+    if not wrong('unreadable') then return end
     call('HDEL', bucket, member)
     return call('HSET', root .. 'quarantine', member, text(now) .. ' not the name of a timer\n' .. raw)
   end
   prefixes[prefix] = true
   if not r and newer_format(raw) then return end
   if not r then
-    tell_of('unreadable')
-    if mends then quarantine(prefix, id, trouble, raw) end
+    if wrong('unreadable') then quarantine(prefix, id, trouble, raw) end
     return
   end
   if r.status == 's' then check_scheduled(prefix, id, member, r)
@@ -101,8 +98,7 @@ function parts.quarantine(most, cursor)
   for i = 1, #answer[2], 2 do
     local member, raw = answer[2][i], string.match(answer[2][i + 1], '^[^\n]*\n(.*)$')
     if is_member(member) and parse(raw) and peek('HEXISTS', record_key(member), member) == 0 then
-      tell_of('put back')
-      if mends then
+      if wrong('put back') then
         call('HSET', record_key(member), member, raw)
         call('HDEL', root .. 'quarantine', member)
       end
@@ -115,8 +111,7 @@ local function check_entry(key, prefix, id, member, status)
   local r, trouble, raw = read(member)
   if r and (r.status == status or status == 't' and r.status == 's' and r.failures ~= 0) then return end
   if not r and newer_format(raw) then return end
-  tell_of(r and 'left over' or 'no record')
-  if not mends then return end
+  if not wrong(r and 'left over' or 'no record') then return end
   if not r then quarantine(prefix, id, trouble, raw) end
   call('ZREM', key, status == 'r' and member or id)
 end
@@ -165,31 +160,27 @@ local function check_count(status, prefix, there)
   local field = status .. ' ' .. prefix
   local counted = peek('HGET', root .. 'counts', field)
   if counted == (there > 0 and text(there)) then return end
-  tell_of('counts')
-  if not mends then return end
+  if not wrong('counts') then return end
   if there > 0 then call('HSET', root .. 'counts', field, there) else call('HDEL', root .. 'counts', field) end
 end
 
 local function check_indexed(prefix)
   local index, score = root .. 'prefixes', (prefix == '~' or has_counts(prefix, peek)) and 0 or nil
   if score_in(index, prefix) == score then return end
-  tell_of('prefixes')
-  if not mends then return end
+  if not wrong('prefixes') then return end
   if score then call('ZADD', index, score, prefix) else call('ZREM', index, prefix) end
 end
 
 local function check_retrying(prefix)
   if (score_in(root .. 'retrying', prefix) or 0) == size(finished_key('t', prefix)) then return end
-  tell_of('counts')
-  if mends then refresh_retrying(prefix) end
+  if wrong('counts') then refresh_retrying(prefix) end
 end
 
 local function check_head(prefix)
   local first = peek('ZRANGE', queue_key(prefix), 0, 0, 'WITHSCORES')[2]
   local other = root .. (heads_key(prefix) == root .. 'heads' and 'held' or 'heads')
   if score_in(heads_key(prefix), prefix) == tonumber(first) and not score_in(other, prefix) then return end
-  tell_of('heads')
-  if not mends then return end
+  if not wrong('heads') then return end
   call('ZREM', other, prefix)
   refresh_head(prefix)
   if first then earliest = math.min(earliest or math.huge, math.floor(tonumber(first))) end
