@@ -15,7 +15,6 @@ from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store.cooperative import CachedRead
-from timers.store.filters import Visible
 from timers.store.store import Store
 
 ANSWER_SECONDS: Final = 0.6
@@ -39,7 +38,7 @@ class HealthRoutes:
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._store, self._worker, self._answer_seconds = store, worker, answer_seconds
-        self._seen = CachedRead(self._look, fresh_seconds)
+        self._seen = CachedRead(self._refresh, fresh_seconds)
         self._draining = False
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -58,21 +57,29 @@ class HealthRoutes:
         """Answers 200 if Redis answers and every part works, else 503 with the reasons. Strangers see no names."""
         trouble, is_full, uncovered = await self._seen.get()
         visible = visible_to(request)
-        state: dict[str, Any] = {
-            "redis": trouble or ("full" if is_full else "ok"),
-            **self._worker_state(visible),
-        }
-        waits = state.pop("waits", [])
-        state["warnings"] = [*is_full, *unacknowledged(self._store), *uncovered.warnings(visible), *waits]
-        troubles = [trouble] if trouble else []
-        problems = [*troubles, *state.pop("problems", []), *(["draining"] if self._draining else [])]
-        state = {"ready": not problems, **state, "problems": list(dict.fromkeys(problems))}
+        state: dict[str, Any] = {"redis": trouble or ("full" if is_full else "ok")}
+        problems, waits = [trouble] if trouble else [], list[str]()
+        if self._worker is not None:
+            health = self._worker.health()
+            services, waits = health.services, [*health.warnings]
+            # The reason for a restart may contain any name.
+            bare = visible is not None
+            problems += (": ".join(said.split(": ")[:2]) if bare else said for said in health.problems)
+            state |= {
+                "notifications": health.notifications,
+                "services": {name: said.partition(":")[0] if bare else said for name, said in services.items()},
+                "running": health.running,
+                "queues_waiting": health.queues_waiting,
+            }
+        problems = list(dict.fromkeys([*problems, *(["draining"] if self._draining else [])]))
+        warnings = [*is_full, *unacknowledged(self._store), *uncovered.warnings(visible), *waits]
+        state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
-            return problem(HTTP_PROBLEMS[503], "; ".join(state["problems"]), **state)
+            return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
         return answer(state)
 
-    async def _look(self) -> tuple[str, Sequence[str], Uncovered]:
-        """Look at Redis: what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,
+    async def _refresh(self) -> tuple[str, Sequence[str], Uncovered]:
+        """Read from Redis what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,
         there is something to tell the probes."""
         try:
             async with asyncio.timeout(self._answer_seconds):
@@ -85,20 +92,3 @@ class HealthRoutes:
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
         return trouble, (), NONE
-
-    def _worker_state(self, visible: Visible | None) -> dict[str, Any]:
-        if self._worker is None:
-            return {}
-        health = self._worker.health()
-        services, problems = dict(health.services), list(health.problems)
-        if visible is not None:  # the reason for a restart may contain any name
-            services = {name: state.partition(":")[0] for name, state in services.items()}
-            problems = [": ".join(said.split(": ")[:2]) for said in problems]
-        return {
-            "notifications": health.notifications,
-            "services": services,
-            "running": health.running,
-            "queues_waiting": health.queues_waiting,
-            "waits": health.warnings,
-            "problems": problems,
-        }

@@ -50,8 +50,8 @@ async def examine(
     wait_seconds: float = DELIVERY_SECONDS,
     progress: Progress = lambda _label, _number: nullcontext(lambda _done: None),
 ) -> list[Check]:
-    """Run every check, in order. `fix` turns missing notification flags on and repairs indexes and counts, and `progress`
-    shows how far it is; `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
+    """Run every check, in order. `fix` turns missing notification flags on and repairs indexes and counts; `progress`
+    shows how far it is. `acknowledge` ends the warnings of lost data; `wait_seconds` is how long an event may take.
     Raises Unavailable if the server does not answer at all."""
     roster = await _roster(store)
     found = await check_server(
