@@ -122,7 +122,18 @@ class Duration:
 
     def __str__(self) -> str:
         """The shortest text that `parse` reads back to an equal value: `1d12h`, or ISO 8601 when there are months."""
-        return _iso_text(self) if self.months else _short_text(self)
+        hours, ms = divmod(self.ms, HOUR_MS)
+        minutes, ms = divmod(ms, MINUTE_MS)
+        seconds, ms = divmod(ms, SECOND_MS)
+        if not self.months:
+            return _joined((self.days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"), (ms, "ms")) or "0s"
+        years, months = divmod(self.months, 12)
+        time = _joined((hours, "H"), (minutes, "M"), (f"{seconds}.{ms:03d}" if ms else seconds, "S"))
+        return f"P{_joined((years, 'Y'), (months, 'M'), (self.days, 'D'))}{time and f'T{time}'}"
+
+
+def _joined(*numbers: tuple[int | str, str]) -> str:
+    return "".join(f"{number}{unit}" for number, unit in numbers if number)
 
 
 NAMED_INTERVALS: Final[Mapping[str, Duration]] = MappingProxyType(
@@ -161,9 +172,7 @@ def parse_time(value: object, field: str = "") -> int:
     A second of 60 counts as the second after it where a leap second is possible, at the end of a UTC day. Raises
     `InvalidInput` for `field`; a missing offset has its own message.
     """
-    at_ms = _read_time(value)
-    if at_ms is None and _lacks_offset(value):
-        raise InvalidInput.of(field, value, OFFSET_FORMS)
+    at_ms = _read_time(value, field)
     if at_ms is None or not 0 <= at_ms <= MAX_TIME_MS:
         raise InvalidInput.of(field, value, TIME_FORMS)
     return at_ms
@@ -247,18 +256,12 @@ def _read_number(value: object) -> Duration | None:
             return None
         case int():
             return Duration(ms=value * 1000)
-        case float():
-            return _from_seconds(value)
+        case float() if math.isfinite(value) and value >= 0:  # by its shortest text, as written: 0.1 is exactly 100 ms
+            return Duration(ms=math.ceil(Fraction(repr(value + 0.0)) * 1000))
         case timedelta():
             return Duration(days=value.days, ms=value.seconds * 1000 - (-value.microseconds // 1000))
-    return None
-
-
-def _from_seconds(seconds: float) -> Duration | None:
-    """Uses the float's shortest decimal text, as the caller wrote it: 0.1 is exactly 100 ms."""
-    if not math.isfinite(seconds) or seconds < 0:
-        return None
-    return Duration(ms=math.ceil(Fraction(repr(float(seconds))) * 1000))
+        case _:
+            return None
 
 
 def _from_text(text: str) -> Duration | None:
@@ -269,52 +272,25 @@ def _from_text(text: str) -> Duration | None:
     if not parts or fractional not in ([], last) or fractional in (["year"], ["month"]):
         return None
     months = int(parts.pop("year", 0)) * 12 + int(parts.pop("month", 0))
-    date_ms = sum(_ceil_ms(parts.pop(unit), unit) for unit in ("week", "day") if unit in parts)
-    days, rest_ms = divmod(date_ms, DAY_MS)
-    return Duration(months, days, rest_ms + sum(_ceil_ms(number, unit) for unit, number in parts.items()))
+    in_ms = {unit: _ceil_ms(number.replace(",", "."), _UNIT_MS[unit]) for unit, number in parts.items()}
+    days, rest_ms = divmod(in_ms.pop("week", 0) + in_ms.pop("day", 0), DAY_MS)
+    return Duration(months, days, rest_ms + sum(in_ms.values()))
 
 
-def _ceil_ms(number: str, unit: str) -> int:
-    whole, _, fraction = number.replace(",", ".").partition(".")
-    return int(whole) * _UNIT_MS[unit] + _ceil_fraction_ms(fraction, _UNIT_MS[unit])
-
-
-def _ceil_fraction_ms(digits: str, unit_ms: int) -> int:
-    """A fraction of a unit, given as decimals or nothing, in milliseconds rounded up."""
-    scale: int = 10 ** len(digits)
-    return -(-int(digits or 0) * unit_ms // scale)
-
-
-def _split_ms(ms: int) -> tuple[int, int, int, int]:
-    hours, ms = divmod(ms, HOUR_MS)
-    minutes, ms = divmod(ms, MINUTE_MS)
-    return hours, minutes, *divmod(ms, SECOND_MS)
-
-
-def _short_text(duration: Duration) -> str:
-    numbers = (duration.days, *_split_ms(duration.ms))
-    units = ("d", "h", "m", "s", "ms")
-    return "".join(f"{number}{unit}" for number, unit in zip(numbers, units, strict=True) if number) or "0s"
-
-
-def _iso_text(duration: Duration) -> str:
-    years, months = divmod(duration.months, 12)
-    hours, minutes, seconds, ms = _split_ms(duration.ms)
-    date = "".join(f"{n}{unit}" for n, unit in ((years, "Y"), (months, "M"), (duration.days, "D")) if n)
-    time = "".join(f"{n}{unit}" for n, unit in ((hours, "H"), (minutes, "M")) if n)
-    if seconds or ms:
-        time += f"{seconds}.{ms:03d}S" if ms else f"{seconds}S"
-    return f"P{date}T{time}" if time else f"P{date}"
+def _ceil_ms(number: str, unit_ms: int) -> int:
+    """A number with decimals or without, in milliseconds rounded up."""
+    whole, _, decimals = number.partition(".")
+    scale: int = 10 ** len(decimals)
+    return int(whole) * unit_ms - (-int(decimals or 0) * unit_ms // scale)
 
 
 _DATE_TIME = re.compile(
-    r"(?P<minute>[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}):(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]+))?"
-    r"(?P<offset>[Zz]|[+-][0-9]{2}:[0-9]{2})?"
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}):([0-9]{2})(?:\.([0-9]+))?([Zz]|[+-][0-9]{2}:[0-9]{2})?"
 )
 """The form of RFC 3339. ISO 8601 and `whenever` accept more forms; `whenever` checks the calendar."""
 
 
-def _read_time(value: object) -> int | None:
+def _read_time(value: object, field: str) -> int | None:
     match value:
         case bool():
             return None
@@ -322,34 +298,26 @@ def _read_time(value: object) -> int | None:
             return value
         case float():
             return int(value) if value.is_integer() else None
+        case datetime() if value.utcoffset() is None:
+            raise InvalidInput.of(field, value, OFFSET_FORMS)
         case datetime():
-            return None if value.utcoffset() is None else _ceil_epoch_ms(value)
+            return -((_EPOCH - value) // timedelta(milliseconds=1))
         case str() if len(value) <= _MAX_CHARACTERS:
-            return int(value) if value.isascii() and value.isdigit() else _from_rfc3339(value)
+            return int(value) if value.isascii() and value.isdigit() else _from_rfc3339(value, field)
     return None
 
 
-def _lacks_offset(value: object) -> bool:
-    if isinstance(value, datetime):
-        return value.utcoffset() is None
-    match = _DATE_TIME.fullmatch(value) if isinstance(value, str) and len(value) <= _MAX_CHARACTERS else None
-    return match is not None and not match["offset"]
-
-
-def _ceil_epoch_ms(moment: datetime) -> int:
-    return -((_EPOCH - moment) // timedelta(milliseconds=1))
-
-
-def _from_rfc3339(text: str) -> int | None:
+def _from_rfc3339(text: str, field: str) -> int | None:
     match = _DATE_TIME.fullmatch(text)
-    if match is None or not match["offset"]:
+    if match is None:
         return None
-    leap = match["second"] == "60"
+    minute, second, fraction, offset = match.groups()
+    if offset is None:
+        raise InvalidInput.of(field, text, OFFSET_FORMS)
+    leap = second == "60"
     try:
-        whole = OffsetDateTime.parse_iso(f"{match['minute']}:{59 if leap else match['second']}{match['offset']}")
+        whole = OffsetDateTime.parse_iso(f"{minute}:{59 if leap else second}{offset}")
     except ValueError:
         return None
     at_ms = whole.timestamp(unit="millisecond") + leap * SECOND_MS
-    if leap and at_ms % DAY_MS:
-        return None
-    return at_ms + _ceil_fraction_ms(match["fraction"] or "", SECOND_MS)
+    return None if leap and at_ms % DAY_MS else at_ms + _ceil_ms(f"0.{fraction or 0}", SECOND_MS)
