@@ -104,24 +104,24 @@ class _Bench:
 
     async def round_trips(self) -> Row:
         """Measure calls made one after another."""
-        took = []
+        timings = []
         for _ in range(ROUND_TRIPS):
             began = time.monotonic()
             await self.session.store.now_ms()
-            took.append((time.monotonic() - began) * 1000)
-        return _spread(took)
+            timings.append((time.monotonic() - began) * 1000)
+        return _spread(timings)
 
     async def arming(self) -> Sequence[Row]:
         """Measure arming in batches, then one by one."""
         began, prefix = time.monotonic(), f"{self.prefix}-arming"
         await self._arm(prefix, self.session.store.clock.now_ms() + DAY_MS, 1.0)
         batched = self.timers / (time.monotonic() - began)
-        took, single = list[float](), min(SINGLE, self.timers)
+        timings, single = list[float](), min(SINGLE, self.timers)
         for number in range(single):
             began = time.monotonic()
             await self.session.store.arm([Arming(prefix, f"single-{number}", f"+{DAY_MS}", {"payload": PAYLOAD})])
-            took.append((time.monotonic() - began) * 1000)
-        one_by_one = {"way": "one by one", "timers/s": round(1000 * single / sum(took)), **_spread(took)}
+            timings.append((time.monotonic() - began) * 1000)
+        one_by_one = {"way": "one by one", "timers/s": round(1000 * single / sum(timings)), **_spread(timings)}
         return [{"way": f"batches of {BATCH_LIMIT:,}", "timers/s": round(batched), **_spread([])}, one_by_one]
 
     async def lateness(self, seconds: float) -> Row:
@@ -227,11 +227,11 @@ async def _clean_up(session: Session, prefix: str) -> None:
         typer.echo(f"timers: {removed.done} timers removed", err=True)
 
 
-def _spread(took_ms: Sequence[float]) -> Row:
+def _spread(timings_ms: Sequence[float]) -> Row:
     """Median, 99th percentile and maximum, or None for each without any values."""
-    if not took_ms:
+    if not timings_ms:
         return {"p50_ms": None, "p99_ms": None, "max_ms": None}
-    ordered = sorted(took_ms)
+    ordered = sorted(timings_ms)
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     median = statistics.median(ordered)
     return {"p50_ms": round(median, 1), "p99_ms": round(p99, 1), "max_ms": round(ordered[-1], 1)}

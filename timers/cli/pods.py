@@ -113,8 +113,8 @@ def _example_call(settings: Settings, url: str) -> list[str]:
     ]
 
 
-LOOK_MS: Final = 100
-"""How often this process looks at its child."""
+POLL_MS: Final = 100
+"""How often this process polls its child."""
 
 
 def folders_of(modules: Iterable[str]) -> set[Path]:
@@ -141,9 +141,9 @@ def reloading(folders: Iterable[Path]) -> int:
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # watchfiles only counts changes; here they are named
     stop = threading.Event()
     pod = _Pod(stop)
-    looks = watch(*folders, watch_filter=PythonFilter(), rust_timeout=LOOK_MS, yield_on_timeout=True, stop_event=stop)
-    for changes in looks:  # the first look comes once the folders are watched
-        pod.look({Path(path).name for _, path in changes})
+    polls = watch(*folders, watch_filter=PythonFilter(), rust_timeout=POLL_MS, yield_on_timeout=True, stop_event=stop)
+    for changes in polls:  # the first comes once the folders are watched
+        pod.poll({Path(path).name for _, path in changes})
     return pod.end()
 
 
@@ -157,8 +157,8 @@ class _Pod:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._signalled)
 
-    def look(self, changed: set[str]) -> None:
-        """Start the child at the first look, and restart it when files have changed. If it has ended by itself, because
+    def poll(self, changed: set[str]) -> None:
+        """Start the child at the first poll, and restart it when files have changed. If it has ended by itself, because
         its code is broken, wait for the next change."""
         if self._process is None:
             self._start()

@@ -31,7 +31,7 @@ from timers.store.filters import Filter
 from timers.store.queries import Ending, endings
 from timers.store.starts import Slot, next_timers, past_starts, total
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 ROWS: Final = 8
 """How many of the next due timers, and of the failures, are shown at most; fewer on a low terminal."""
 
@@ -96,7 +96,7 @@ def _line_of(event: Event) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The results of one look."""
+    """The results of one poll."""
 
     now_ms: int
     stats: Stats
@@ -106,13 +106,13 @@ class _Snapshot:
 
 
 async def _show(session: Session, console: Console, prefix: str | None) -> None:
-    """Look every second until `q`. While Redis is down, the screen shows the last look."""
+    """Poll every second until `q`. While Redis is down, the screen shows the last snapshot."""
     seen, trouble, paused = None, "", False
     with Live(console=console, screen=True, auto_refresh=False) as view, _keystrokes() as pressed:
         while True:
             if not paused:
                 try:
-                    seen, trouble = await _look(session, prefix), ""
+                    seen, trouble = await _poll(session, prefix), ""
                 except Unavailable as error:
                     trouble = str(error)
             view.update(_page(seen, prefix, trouble, console, paused=paused), refresh=True)
@@ -146,15 +146,15 @@ def _keystrokes() -> Iterator[asyncio.Queue[str]]:
 
 
 async def _next_key(pressed: asyncio.Queue[str]) -> str | None:
-    """The next key, or None if none is typed before the next look."""
+    """The next key, or None if none is typed before the next poll."""
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(POLL_SECONDS):
             return await pressed.get()
     except TimeoutError:
         return None
 
 
-async def _look(session: Session, prefix: str | None) -> _Snapshot:
+async def _poll(session: Session, prefix: str | None) -> _Snapshot:
     client, store = session.client, session.store
     stats = await client.stats(prefix)
     failing = {

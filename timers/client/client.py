@@ -1,6 +1,5 @@
 """Owns the caller's side: arms, reads, changes and cancels timers directly on Redis, in the words of the HTTP API."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -30,7 +29,7 @@ from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewT
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url
-from timers.errors import ConfigurationError, FieldError, InvalidInput, Running, Unavailable
+from timers.errors import ConfigurationError, FieldError, InvalidInput, Running
 from timers.logs import get_logger
 from timers.setting_values import redacted
 from timers.settings import Settings, load_worker_settings
@@ -43,7 +42,7 @@ from timers.store.identity import READS, Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
 from timers.store.membership import Member
 from timers.store.notifications import changes
-from timers.store.store import ARM_LIMIT, Arming, Reply, Store
+from timers.store.store import Arming, Reply, Store
 
 BATCH_LIMIT: Final = 1000
 """Timers that one batch may arm."""
@@ -138,27 +137,12 @@ class TimerClient(Timers):
             raise InvalidInput.of("timers", f"{len(news)} timers", f"at most {BATCH_LIMIT}")
         if traceparent is not None:
             check_traceparent(traceparent)
-        store = await self._open()
-        with self._group_commit.line() as line:
-            # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
-            in_parts = line is not None and self._quota is None and store.identity.armed
-            size = ARM_LIMIT if in_parts else BATCH_LIMIT
-            arming: list[asyncio.Task[Results]] = []
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for start in range(0, len(news), size):
-                        some = self._arm_some(news[start : start + size], traceparent, line)
-                        arming.append(group.create_task(some))
-                        await asyncio.sleep(0)  # the server works on these while the next are planned
-            except ExceptionGroup as failed:
-                error = failed.exceptions[0]
-                if isinstance(error, Unavailable) and len(arming) > 1:
-                    error.nothing_done = False
-                raise error from None
-        return [result for some in arming for result in some.result()]
+        await self._open()
+        arm = partial(self._arm_some, traceparent)
+        return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
     async def _arm_some(
-        self, news: Sequence[NewTimer | NewTimerFields], traceparent: str | None, line: Line | None
+        self, traceparent: str | None, news: Sequence[NewTimer | NewTimerFields], line: Line | None
     ) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [try_plan(new, now_ms, traceparent, self._by) for new in news]

@@ -6,13 +6,17 @@ call this group commit (D. DeWitt et al., "Implementation Techniques for Main Me
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
+from timers.errors import Unavailable
 from timers.store.callers import Quota, Quotas
 from timers.store.connect import Line
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LINES: Final = 8
 """The most connections of its own: one for each shard that is being armed in; further shards share the pool."""
@@ -24,7 +28,7 @@ _Group = int | Quota
 
 
 class GroupCommit:
-    """The single arms of one client."""
+    """The arms of one client."""
 
     def __init__(self, store: Store, *, edit_lock_ms: int) -> None:
         self._store, self._quotas, self._edit_lock_ms = store, Quotas(store), edit_lock_ms
@@ -53,8 +57,34 @@ class GroupCommit:
             else:
                 self._release(group, line)
 
+    async def in_parts(
+        self,
+        items: Sequence[T],
+        arm: Callable[[Sequence[T], Line | None], Coroutine[Any, Any, list[R]]],
+        *,
+        together: bool,
+    ) -> list[R]:
+        """The results of arming the items of a batch: in parts, each planned while the server works on those before, or
+        all `together`. Raises what a part raises; other parts may be armed then."""
+        with self._one_line() as line:
+            # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
+            in_parts = line is not None and self._store.identity.armed and not together
+            size = ARM_LIMIT if in_parts else max(1, len(items))
+            parts: list[asyncio.Task[list[R]]] = []
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for start in range(0, len(items), size):
+                        parts.append(group.create_task(arm(items[start : start + size], line)))
+                        await asyncio.sleep(0)  # the server works on these while the next are planned
+            except ExceptionGroup as failed:
+                error = failed.exceptions[0]
+                if isinstance(error, Unavailable) and len(parts) > 1:
+                    error.nothing_done = False
+                raise error from None
+        return [result for part in parts for result in part.result()]
+
     @contextmanager
-    def line(self) -> Iterator[Line | None]:
+    def _one_line(self) -> Iterator[Line | None]:
         """A connection for one caller, if there is one left."""
         line = self._idle.pop() if self._idle else self._another_line()
         try:
