@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from timers.client.feed import Dropped, Event, Gap, Open
     from timers.client.fleet import PrefixView, Stats
     from timers.core.answers import TimerAnswer
-    from timers.core.keywords import (
+    from timers.core.calls import (
         Action,
         ChangeFields,
         Delay,
@@ -136,7 +136,7 @@ __all__ = [
 ]
 
 _HOMES: Final = (
-    *("errors", "core.keywords", "core.outcome", "core.model", "core.policies", "core.answers", "core.spec"),
+    *("errors", "core.calls", "core.outcome", "core.model", "core.policies", "core.answers", "core.spec"),
     *("processor", "client", "client.actions", "client.feed", "client.fleet"),
     *("store.filters", "store.identity", "store.listing", "store.membership", "store.notifications"),
 )

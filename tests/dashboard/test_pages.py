@@ -15,7 +15,7 @@ from timers.api.operations import PAGES, Operation
 from timers.core.model import Status
 
 if TYPE_CHECKING:
-    from timers.core.keywords import NewTimerFields, RepeatFields
+    from timers.core.calls import NewTimerFields, RepeatFields
 
 HOSTILE = "\"><script>alert(1)</script>'&{{7*7}}<img src=x onerror=alert(1)>"
 RIGHTS = {READS: {"read"}, WRITES: {"read", "write"}, OPERATES: {"read", "operate"}}

@@ -2,7 +2,7 @@
 
 from tests.engine.fleet import Act, Calls, Fleet, notes, until
 from tests.waiting import eventually
-from timers.core.keywords import Missed
+from timers.core.calls import Missed
 from timers.core.model import Status, Timer
 from timers.core.outcome import Done, Rearm
 from timers.processor import Context

@@ -9,10 +9,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.engine.fleet import Calls, Fleet, notes, until
-from timers.core.keywords import RepeatFields, RetryFields
+from timers.core.calls import RepeatFields, RetryFields
+from timers.core.fields import encode
 from timers.core.model import Timer
 from timers.core.outcome import Done, Fail, Rearm, Retry
-from timers.core.strict import encode
 from timers.processor import Context, processor
 from timers.store.codec import NOTE_LIMIT_CHARACTERS
 

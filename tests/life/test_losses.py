@@ -27,7 +27,7 @@ from timers.store.identity import Loss
 pytestmark = pytest.mark.every_server
 
 if TYPE_CHECKING:
-    from timers.core.keywords import NewTimerFields
+    from timers.core.calls import NewTimerFields
 
 FSYNC_LATE = ("--appendfsync", "everysec")
 

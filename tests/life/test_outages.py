@@ -10,7 +10,7 @@ import pytest
 from tests.engine.fleet import Calls, Fleet, Held, Pod, notes, until
 from tests.life.past import make_older
 from tests.waiting import eventually
-from timers.core.keywords import Missed, RepeatFields
+from timers.core.calls import Missed, RepeatFields
 from timers.core.model import Status, Timer
 from timers.core.outcome import Rearm
 from timers.store.store import Settlement

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timers.core.fields import decode, encode
 from timers.core.spec import encode_payload
-from timers.core.strict import decode, encode
 from timers.errors import InvalidInput
 
 KEYS: Final = st.text(max_size=10) | st.integers() | st.booleans()

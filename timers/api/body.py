@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from timers.api.middleware import not_counting
-from timers.core.strict import StrictModel, decode
+from timers.core.fields import StrictModel, decode
 from timers.errors import Busy, Checks, FieldError, InvalidInput, shown
 
 Query = TypeVar("Query", bound=StrictModel)

@@ -15,8 +15,8 @@ from timers.access import Right
 from timers.client import BATCH_LIMIT
 from timers.client.actions import BulkAction
 from timers.core import answers, shapes
+from timers.core.fields import StrictModel
 from timers.core.spec import NewTimer, PutTimer, TimerChange
-from timers.core.strict import StrictModel
 from timers.errors import InvalidInput
 from timers.store.filters import PrefixPattern
 from timers.store.listing import PageRequest

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoPermissionError
 
+from timers.core.fields import encode
 from timers.core.spec import encode_payload
-from timers.core.strict import encode
 from timers.errors import InvalidInput
 from timers.logs import get_logger
 from timers.store import keys, scripts

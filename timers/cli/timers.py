@@ -27,10 +27,10 @@ from timers.cli.shared import (
 from timers.client import BATCH_LIMIT, Armed
 from timers.client.actions import Counts
 from timers.client.fleet import read_story
-from timers.core.keywords import Action
+from timers.core.calls import Action
+from timers.core.fields import decode
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.core.strict import decode
 from timers.errors import InvalidInput, Refused, TimersError
 from timers.store.filters import Filter
 from timers.store.listing import PageRequest

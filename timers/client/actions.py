@@ -22,14 +22,13 @@ from timers.client.answers import refusal
 from timers.client.planning import due_of_change
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
+from timers.core.calls import Action
 from timers.core.decide import was_skipped
 from timers.core.durations import format_time
-from timers.core.fields import AnyDuration, Time, check_id, check_prefix, is_own
+from timers.core.fields import AnyDuration, StrictModel, Time, check_id, check_prefix, is_own
 from timers.core.hooks import ids_of_calls
-from timers.core.keywords import Action
 from timers.core.model import Progress, Status, Timer
 from timers.core.spec import TimerChange
-from timers.core.strict import StrictModel
 from timers.errors import (
     FieldError,
     InvalidInput,

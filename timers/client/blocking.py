@@ -13,8 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from timers.client.client import TimerClient
 from timers.client.feed import Event
-from timers.core.calls import BlockingTimers
-from timers.core.keywords import FilterFields
+from timers.core.calls import BlockingTimers, FilterFields
 from timers.core.model import Timer
 
 P = ParamSpec("P")

@@ -22,10 +22,9 @@ from timers.client.fleet import (
 )
 from timers.client.group_commit import GroupCommit
 from timers.client.planning import changed_progress, due_of_change, plan, try_plan
-from timers.core.calls import Timers
+from timers.core.calls import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS
-from timers.core.keywords import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
 from timers.embedded import reachable_url

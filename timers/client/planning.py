@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from timers.core import calendar
+from timers.core.calls import NewTimerFields
 from timers.core.durations import Duration, format_time, parse_time, within_reach
-from timers.core.keywords import NewTimerFields
 from timers.core.model import NO_PROGRESS, Progress, Timer
 from timers.core.policies import Repeat
 from timers.core.spec import NewTimer, TimerChange

@@ -3,7 +3,7 @@ takes its examples from them."""
 
 from typing import Annotated, Any, Final, NotRequired
 
-from pydantic import BaseModel, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 from typing_extensions import TypedDict
 
 from timers.core import shapes
@@ -257,7 +257,7 @@ class Document(TypedDict):
 def _described(name: str, told: str, **fields: Any) -> type[BaseModel]:
     """An answer that is put together only as it is sent, so that only the document tells its shape."""
     shape: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
-    model: type[BaseModel] = create_model(name, __doc__=told, **shape)
+    model: type[BaseModel] = create_model(name, __doc__=told, __config__=ConfigDict(defer_build=True), **shape)
     return model
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from timers.core.calls import Delay
 from timers.core.durations import Duration, parse_ms, parse_time
-from timers.core.keywords import Delay
 from timers.core.spec import encode_payload
 from timers.errors import InvalidInput
 

@@ -20,9 +20,8 @@ from pydantic import (
 from timers.core import shapes
 from timers.core.cron import Cron, parse_timezone
 from timers.core.durations import Duration, parse_interval, parse_ms, parse_time
-from timers.core.fields import AnyDuration, DurationInput, Time, checked_duration
+from timers.core.fields import AnyDuration, DurationInput, StrictModel, Time, checked_duration
 from timers.core.shapes import LADDER_LIMIT
-from timers.core.strict import StrictModel
 from timers.errors import FieldError, InvalidInput, shown
 
 IN_TIME_MS: Final = 1000

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, StrictStr, WithJsonSchema
 
 from timers.core import shapes
-from timers.core.fields import AnyDuration, CallersPrefix, Id, Time, Timeout
+from timers.core.fields import AnyDuration, CallersPrefix, Id, StrictModel, Time, Timeout, decode, encode
 from timers.core.policies import FOR_REPEATS, MissedInput, Repeat, RetryPolicy
-from timers.core.strict import StrictModel, decode, encode
 from timers.errors import FieldError, InvalidInput, shown
 
 PAYLOAD_LIMIT_BYTES: Final = 64 * 1024

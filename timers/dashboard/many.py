@@ -17,8 +17,8 @@ from timers.api.auth import acting, nothing_of, visible_to
 from timers.api.operations import route
 from timers.client.actions import TAKES, BulkAction, Counts, check_action
 from timers.core.answers import ActionAnswer
+from timers.core.fields import decode
 from timers.core.model import Status, Timer
-from timers.core.strict import decode
 from timers.dashboard.site import Parts, pairs_of, show
 from timers.dashboard.timer import due_of
 from timers.errors import FieldError, InvalidInput, shown

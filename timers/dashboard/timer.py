@@ -11,9 +11,9 @@ from timers.api.operations import route
 from timers.client.fleet import read_story
 from timers.core.calendar import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
+from timers.core.fields import decode
 from timers.core.model import Status, Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.core.strict import decode
 from timers.dashboard.render import redirect
 from timers.dashboard.site import Parts, form_of, number_of, show
 from timers.errors import FieldError, InvalidInput, Refused, TimersError, shown

@@ -13,10 +13,10 @@ from typing import Any, Final, overload
 
 from timers.core.decide import Transition
 from timers.core.durations import parse_ms, parse_time
+from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 from timers.core.shapes import HISTORY_LIMIT
-from timers.core.strict import encode
 from timers.store.identity import READS
 
 LETTERS: Final[Mapping[Status, str]] = {

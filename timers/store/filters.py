@@ -8,10 +8,9 @@ from pydantic import PlainValidator, PrivateAttr, WithJsonSchema
 
 from timers.core import shapes
 from timers.core.durations import FromNow, parse_bound
-from timers.core.fields import PREFIX_RULE, is_own, is_prefix
+from timers.core.fields import PREFIX_RULE, StrictModel, is_own, is_prefix
 from timers.core.model import Status, Timer
 from timers.core.spec import TAG_LIMIT_CHARACTERS
-from timers.core.strict import StrictModel
 from timers.errors import InvalidInput
 
 Visible = Callable[[str], bool]

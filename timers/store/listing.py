@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import ConfigDict, PlainValidator, StringConstraints, TypeAdapter, WithJsonSchema
 
 from timers.core import shapes
+from timers.core.fields import encode
 from timers.core.model import Status, Timer
-from timers.core.strict import encode
 from timers.errors import InvalidInput
 from timers.store import codec, keys, queries
 from timers.store.cooperative import cooperatively

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from timers.core.clock import ServerClock
 from timers.core.decide import Transition
+from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
-from timers.core.strict import encode
 from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections, Line

@@ -21,9 +21,9 @@ from unittest.mock import patch
 from fakeredis import FakeRedis, FakeServer
 
 from timers.client import TimerClient, client_over
+from timers.core.calls import Delay
 from timers.core.clock import Cancellable, Later, ServerClock
 from timers.core.durations import Duration, to_datetime
-from timers.core.keywords import Delay
 from timers.core.model import Timer
 from timers.engine.claimer import Claimer
 from timers.engine.intake import Intake

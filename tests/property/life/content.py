@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
 from tests.property.oracle import Life, Line, Oracle
+from timers.core.fields import encode
 from timers.core.model import Progress, Status, Timer
-from timers.core.strict import encode
 from timers.store import keys
 from timers.store.codec import LETTERS, decode
 from timers.store.store import Identity, Store
