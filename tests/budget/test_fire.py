@@ -64,7 +64,9 @@ async def test_a_fired_timer_takes_few_calls(servers: SharedServers) -> None:
             await until(lambda: len(runs) == FIRED and not pod.worker.runner.held, "all have ended")
         finally:
             sys.setprofile(None)
-    each = {code.co_qualname: round(n / FIRED) for code, n in calls.items() if n >= FIRED / 2}
+    # On a busy machine Redis expires the trigger keys by itself, and the pod hears of each.
+    counted = {code: n for code, n in calls.items() if not code.co_filename.endswith("notifications.py")}
+    each = {code.co_qualname: round(n / FIRED) for code, n in counted.items() if n >= FIRED / 2}
     assert sum(each.values()) <= CALLS, each
 
 

@@ -94,7 +94,8 @@ class Canary:
         """Judge over and over."""
         while True:
             await self._judge()
-            await self._pause()
+            self._soon.clear()
+            await set_within(self._soon, self._pod.options.canary_every_seconds)
 
     async def _judge(self) -> None:
         self._heard.clear()
@@ -117,11 +118,6 @@ class Canary:
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
         self.delivery = "late" if self.lag_seconds > self._late_seconds else "ok"
-
-    async def _pause(self) -> None:
-        """Wait for the next round."""
-        self._soon.clear()
-        await set_within(self._soon, self._pod.options.canary_every_seconds)
 
 
 class Listener:
