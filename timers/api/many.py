@@ -14,7 +14,7 @@ from timers.api.operations import JSON, NDJSON, Batch, route
 from timers.client import Armed, TimerClient
 from timers.client.actions import BulkAction, Counts, Stop
 from timers.core.spec import NewTimer
-from timers.errors import Busy, TimersError
+from timers.errors import Busy, InvalidInput, Refused, TimersError
 from timers.store.filters import Visible
 from timers.store.listing import PageRequest
 
@@ -30,9 +30,6 @@ there."""
 
 ACTION_SECONDS: Final = 5.0
 """How long an action's call may take, even if few timers pass its filter: half of what any call may take."""
-
-Wish = NewTimer | TimersError
-"""A timer of a batch, or the error that says why it is invalid."""
 
 
 class ManyRoutes:
@@ -56,11 +53,8 @@ class ManyRoutes:
         """Answers 200 with a result for each timer, in order."""
         values, visible = await _read_batch(request), visible_to(request)
         wishes = [_parse_entry(value, visible) for value in values]
-        news = [wish for wish in wishes if isinstance(wish, NewTimer)]
-        client, trace = acting(self._client, request), traceparent_of(request)
-        came = iter(await client.batch(news, traceparent=trace) if news else ())
-        results = [_result(next(came) if isinstance(wish, NewTimer) else wish) for wish in wishes]
-        return answer({"results": results})
+        results = await acting(self._client, request).batch(wishes, traceparent=traceparent_of(request))
+        return answer({"results": [_result(each) for each in results]})
 
     async def act(self, request: web.Request) -> web.Response:
         """Answers 200 with the counts and a cursor to continue with."""
@@ -85,12 +79,12 @@ async def _read_batch(request: web.Request) -> Sequence[Any]:
     return parsed(request, Batch.parse, body).timers
 
 
-def _parse_entry(value: Any, visible: Visible | None) -> Wish:
+def _parse_entry(value: Any, visible: Visible | None) -> NewTimer | InvalidInput | Refused:
+    if isinstance(value, InvalidInput):
+        return value
     try:
-        if isinstance(value, TimersError):
-            return value
         new = NewTimer.parse(value)
-    except TimersError as error:
+    except InvalidInput as error:
         return error
     return new if visible is None or visible(new.prefix) else nothing_of(new.prefix)
 

@@ -274,10 +274,8 @@ def _create_all(timers: Sequence[Read], output: Format) -> None:
         with progress("create", len(timers)) as tell:
             for start in range(0, len(timers), BATCH_LIMIT):
                 some = timers[start : start + BATCH_LIMIT]
-                came = iter(await session.client.batch([each for each in some if isinstance(each, NewTimer)]))
-                for each in some:
-                    result = next(came) if isinstance(each, NewTimer) else each
-                    shown.append({"number": len(shown) + 1, **_result(each, result)})
+                for asked, came in zip(some, await session.client.batch(some), strict=True):
+                    shown.append({"number": len(shown) + 1, **_result(asked, came)})
                 tell(len(shown))
         return shown
 

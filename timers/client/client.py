@@ -21,8 +21,8 @@ from timers.client.fleet import (
     read_stats,
 )
 from timers.client.group_commit import GroupCommit
-from timers.client.planning import changed_progress, due_of_change, plan, try_plan
-from timers.core.calls import Action, ChangeFields, Delay, FilterFields, NewTimerFields, Time, Timers
+from timers.client.planning import Wish, changed_progress, due_of_change, plan, try_plan
+from timers.core.calls import Action, ChangeFields, Delay, FilterFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS
 from timers.core.model import Status, Timer
@@ -127,8 +127,9 @@ class TimerClient(Timers):
             raise result
         return result
 
-    async def batch(self, news: Iterable[NewTimer | NewTimerFields], *, traceparent: str | None = None) -> Results:
-        """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order.
+    async def batch(self, news: Iterable[Wish], *, traceparent: str | None = None) -> Results:
+        """Arm up to 1,000 timers, each given as a NewTimer or by its fields. Returns a result for each, in order; an
+        error given in place of a timer is its result.
         Raises Unavailable for the whole batch; timers armed before stay, so repeat it with ids and `if_exists:
         keep`."""
         news = news if isinstance(news, Sequence) else list(news)
@@ -140,9 +141,7 @@ class TimerClient(Timers):
         arm = partial(self._arm_some, traceparent)
         return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
-    async def _arm_some(
-        self, traceparent: str | None, news: Sequence[NewTimer | NewTimerFields], line: Line | None
-    ) -> Results:
+    async def _arm_some(self, traceparent: str | None, news: Sequence[Wish], line: Line | None) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [try_plan(new, now_ms, traceparent, self._by) for new in news]
         refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})

@@ -12,13 +12,17 @@ from timers.core.durations import Duration, format_time, parse_time, within_reac
 from timers.core.model import NO_PROGRESS, Progress, Timer
 from timers.core.policies import Repeat
 from timers.core.spec import NewTimer, TimerChange
-from timers.errors import InvalidInput, NoProcessor
+from timers.errors import InvalidInput, Refused
 from timers.store.codec import encode_act
 from timers.store.store import Arming
 
 _DIGITS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS: Final = [first + second for first in _DIGITS for second in _DIGITS]
 """The numbers below 62² in base 62. The digits are in the order of their bytes, so that texts sort as their numbers."""
+
+
+Wish = NewTimer | NewTimerFields | InvalidInput | Refused
+"""A timer of a batch, or the error that is its result."""
 
 
 def new_id() -> str:
@@ -44,10 +48,10 @@ def plan(new: NewTimer, now_ms: float, traceparent: str | None = None, by: str |
     return Arming(new.prefix, new.id or new_id(), due, spec, progress, new.if_exists, encode_act("replaced", by))
 
 
-def try_plan(
-    new: NewTimer | NewTimerFields, now_ms: float, traceparent: str | None, by: str | None
-) -> Arming | InvalidInput | NoProcessor:
+def try_plan(new: Wish, now_ms: float, traceparent: str | None, by: str | None) -> Arming | InvalidInput | Refused:
     """As `plan`, for a timer of a batch: the error instead of raising it."""
+    if isinstance(new, InvalidInput | Refused):
+        return new
     try:
         return plan(new if isinstance(new, NewTimer) else NewTimer.parse(new), now_ms, traceparent, by)
     except InvalidInput as error:
