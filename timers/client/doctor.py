@@ -102,22 +102,16 @@ async def _data(store: Store, *, acknowledge: bool) -> Check:
     if acknowledge and (known := await store.identity.acknowledge()):
         return Check("data", "warn", f"acknowledged: {'; '.join(map(str, known))}")
     await store.identity.refresh()
-    losses = [str(loss) for loss in store.identity.losses.values()]
+    losses, foreign = [str(loss) for loss in store.identity.losses.values()], store.identity.foreign
     means = "timers armed earlier are gone, or are in an earlier state"
     mend = "restore them or arm them anew, then `timers doctor --acknowledge`"
-    fine = "no unacknowledged loss of data is known"
-    foreign = store.identity.foreign
+    read = "whoever wrote it may write anything; clients that read it meanwhile looked for timers in other shards"
+    find = "find out who writes there and take the right away, then `timers doctor --acknowledge`"
     return judged(
         "data",
-        fine,
+        "no unacknowledged loss of data is known",
         (bool(losses), "fail", "; ".join(losses), means, mend),
-        (
-            bool(foreign),
-            "warn",
-            foreign,
-            "whoever wrote it may write anything; clients that read it meanwhile looked for timers in other shards",
-            "find out who writes there and take the right away, then `timers doctor --acknowledge`",
-        ),
+        (bool(foreign), "warn", foreign, read, find),
     )
 
 
@@ -236,23 +230,14 @@ def _format(store: Store, members: Sequence[Member]) -> Check:
     newest = max((pod.format for pod in members), default=store.identity.form)
     older = [f"{pod.pod} (version {pod.version or 'unknown'}, {pod.format})" for pod in members if pod.format < newest]
     met = sorted({f"{timer} ({form})" for pod in members for timer, form in pod.newer.items()})
+    unread = f"timers are in a format that pods cannot read: {shortened(met)}"
+    waits = f"{written}, because not all pods read {newest}: {shortened(older)}"
+    alone, later = "only pods of the version that wrote them run and change them", "a newer format waits for these pods"
     return judged(
         "format",
         f"{written}; the live pods read up to {newest}" if members else written,
-        (
-            bool(met),
-            "fail",
-            f"timers are in a format that pods cannot read: {shortened(met)}",
-            "only pods of the version that wrote them run and change them",
-            "upgrade the other pods",
-        ),
-        (
-            bool(older),
-            "warn",
-            f"{written}, because not all pods read {newest}: {shortened(older)}",
-            "a newer format waits until these pods are upgraded or gone",
-            "upgrade them, or take TIMERS_FORMAT from them",
-        ),
+        (bool(met), "fail", unread, alone, "upgrade the other pods"),
+        (bool(older), "warn", waits, later, "upgrade them, or take TIMERS_FORMAT from them"),
     )
 
 
@@ -262,23 +247,16 @@ async def _hooks(store: Store) -> Check:
     wrong = calls.where(lambda timer: timer.last_error is not None or timer.status is Status.UNHANDLED)
     page = await read_page(store, wrong, limit=1)
     failing = [f"{timer.key}: {(timer.last_error or {}).get('reason', timer.history[0].note)}" for timer in page.items]
+    said = f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s"
+    means = "hooks and alarms do not hear of them; a full outbox takes no more"
+    start = "start a worker, or see `hooks` under services in /readyz of the workers"
+    fail = f"calls of hooks or messages of alarms fail, such as {shortened(failing)}"
+    mend = f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`"
     return judged(
         "hooks",
         f"{waiting} changes wait for a pod",
-        (
-            oldest_ms > STUCK_MS,
-            "fail",
-            f"{waiting} changes wait, the oldest for {oldest_ms // 1000} s",
-            "hooks and alarms do not hear of them; a full outbox takes no more",
-            "start a worker, or see `hooks` under services in /readyz of the workers",
-        ),
-        (
-            bool(failing),
-            "warn",
-            f"calls of hooks or messages of alarms fail, such as {shortened(failing)}",
-            "their receivers learn late what happened, or never",
-            f"repair the receiver, then `timers retry --prefix '{OWN_PREFIXES}*' --status failed,unhandled --yes`",
-        ),
+        (oldest_ms > STUCK_MS, "fail", said, means, start),
+        (bool(failing), "warn", fail, "their receivers learn late what happened, or never", mend),
     )
 
 

@@ -140,18 +140,13 @@ def _role(info: Facts) -> Check:
         "it accepts no timers and announces no expired keys",
         f"a node of a cluster whose state is {state}",
     )
+    reach, single = "pods reach only the shards of this node", "use a single node: this version supports no clusters"
     return judged(
         "role",
         "a master",
         (is_replica, "fail", f"a replica of {master}", takes_none, f"put the master, {master}, into TIMERS_REDIS_URL"),
         (state != "ok", "fail", slots, _NOTHING, "give every hash slot a node, with redis-cli --cluster fix HOST:PORT"),
-        (
-            nodes > 1,
-            "fail",
-            f"one of {nodes} masters of a cluster",
-            "pods reach only the shards of this node",
-            "use a single node: this version does not support clusters",
-        ),
+        (nodes > 1, "fail", f"one of {nodes} masters of a cluster", reach, single),
     )
 
 
@@ -160,43 +155,22 @@ def _persistence(info: Facts, config: Mapping[str, str] | None) -> Check:
     save = known.get("save", "")
     stops = known.get("save") != "" and known.get(_STOPS) != "no" and info.get("rdb_last_bgsave_status", "ok") != "ok"
     writes, rewrites = (info.get(f"aof_last_{what}_status", "ok") for what in ("write", "bgrewrite"))
-    none = "no snapshots are taken" if config is not None else "CONFIG is denied, so snapshots are not seen"
-    last, append = "a crash loses timers armed or settled since the last snapshot", setting(info, "appendonly", "yes")
-    half = "a crash of the machine loses about the last half minute"
-    room = "give its folder rights and its disk room, then"
+    off = "no snapshots are taken" if config is not None else "CONFIG is denied, so snapshots are not seen"
+    append, room = setting(info, "appendonly", "yes"), "give its folder rights and its disk room, then"
+    stopped = "the last snapshot failed, so the server refuses to write"
+    kept, last = f"appendonly is off; snapshots are taken ({save})", "a crash loses what came since the last snapshot"
+    wrote, rewrote = (f"the last {what} of the append-only file" for what in ("write", "rewrite"))
+    grows, late = "the file grows until the disk is full", "a crash of the machine loses about the last half minute"
+    never, flush = "appendonly is on, but appendfsync is no", setting(info, "appendfsync", "everysec")
     return judged(
         "persistence",
         "appendonly is on",
-        (
-            stops,
-            "fail",
-            "the last snapshot failed, so the server refuses to write",
-            _NO_ENDS,
-            f"{room} `redis-cli BGSAVE`",
-        ),
-        (not is_on and bool(save), "warn", f"appendonly is off; snapshots are taken ({save})", last, append),
-        (not is_on, "fail", f"appendonly is off, and {none}", "a restart loses every timer", append),
-        (
-            writes != "ok",
-            "fail",
-            f"the last write of the append-only file: {writes}",
-            _NO_ENDS,
-            "free space on its disk",
-        ),
-        (
-            rewrites != "ok",
-            "warn",
-            f"the last rewrite of the append-only file: {rewrites}",
-            "the file grows until the disk is full",
-            f"{room} `redis-cli BGREWRITEAOF`",
-        ),
-        (
-            known.get("appendfsync") == "no",
-            "warn",
-            "appendonly is on, but appendfsync is no",
-            half,
-            setting(info, "appendfsync", "everysec"),
-        ),
+        (stops, "fail", stopped, _NO_ENDS, f"{room} `redis-cli BGSAVE`"),
+        (not is_on and bool(save), "warn", kept, last, append),
+        (not is_on, "fail", f"appendonly is off, and {off}", "a restart loses every timer", append),
+        (writes != "ok", "fail", f"{wrote}: {writes}", _NO_ENDS, "free space on its disk"),
+        (rewrites != "ok", "warn", f"{rewrote}: {rewrites}", grows, f"{room} `redis-cli BGREWRITEAOF`"),
+        (known.get("appendfsync") == "no", "warn", never, late, flush),
     )
 
 

@@ -127,18 +127,13 @@ async def rights(store: Store, prefixes: Iterable[str]) -> Check:
         return Check("rights", "fail", f"the Redis user may not run scripts ({error})", "nothing is armed or run", mend)
     denied = [command.decode() for command in found]
     means = "whatever needs them fails: timers are not armed, heard of, run or ended"
+    lacks = f"the Redis user lacks permission for: {', '.join(denied)}"
     bare = "bare keys are not adopted: they fire with payload null"
     return judged(
         "rights",
         "the user has the rights that a pod needs",
         (denied == ["scan 0"], "warn", "the Redis user lacks permission for SCAN", bare, grant(store, denied)),
-        (
-            bool(denied),
-            "fail",
-            f"the Redis user lacks permission for: {', '.join(denied)}",
-            means,
-            grant(store, denied),
-        ),
+        (bool(denied), "fail", lacks, means, grant(store, denied)),
     )
 
 
@@ -199,38 +194,22 @@ def _words(command: str) -> Iterator[str]:
 def flags(current: str | None, *, heard: bool, allowed: bool) -> Check:
     """Whether the server announces expired keys. `current` is None if it denies CONFIG; then only an event can prove
     it, for a user who is allowed to hear it."""
-    missing, means = (
-        missing_flags(current or ""),
-        "pods are not told of due timers; the sweep finds them later",
-    )
-    denied, command = (
-        current is None,
+    missing, means = missing_flags(current or ""), "pods are not told of due timers; the sweep finds them later"
+    said, command = (
+        f"{FLAGS} is {current!r}",
         f"`redis-cli CONFIG SET {FLAGS} {shlex.quote((current or '') + missing)}`",
     )
+    if current is not None:
+        mend = f"`timers doctor --fix`, or {command}"
+        return judged("flags", said, (bool(missing), "fail", f"{said} and lacks {missing!r}", means, mend))
+    unseen = "not to be seen: the server denies CONFIG, and no event came"
+    silent = "the server denies CONFIG, and no event of a key came"
+    mend = f"as a user who may: {command}, with any flags that are on already"
     return judged(
         "flags",
-        "the server denies CONFIG, but the event of a test key arrived" if denied else f"{FLAGS} is {current!r}",
-        (
-            denied and not heard and not allowed,
-            "warn",
-            "not to be seen: the server denies CONFIG, and no event came",
-            means,
-            "see the check `rights` first",
-        ),
-        (
-            denied and not heard,
-            "fail",
-            "the server denies CONFIG, and no event of a key came",
-            means,
-            f"as a user who may: {command}, with any flags that are on already",
-        ),
-        (
-            not denied and bool(missing),
-            "fail",
-            f"{FLAGS} is {current!r} and lacks {missing!r}",
-            means,
-            f"`timers doctor --fix`, or {command}",
-        ),
+        "the server denies CONFIG, but the event of a test key arrived",
+        (not heard and not allowed, "warn", unseen, means, "see the check `rights` first"),
+        (not heard, "fail", silent, means, mend),
     )
 
 
@@ -267,19 +246,28 @@ async def delivery(store: Store, wait_seconds: float) -> Check:
 
 async def foreign_keys(store: Store, served: Callable[[str], bool]) -> Check:
     """Whether the db has keys of other programs."""
-    found: list[bytes] = []
-    seen = 0
+    found, seen = list[str](), 0
     try:
         with reachable():
             async for key in store.connections.commands.scan_iter(count=1000):
                 seen += 1
                 if _is_foreign(key, served):
-                    found.append(key)
+                    found.append(key.decode(errors="replace"))
                 if seen >= SCAN_LIMIT:
                     break
     except (RedisRights, Refusal) as error:
         return Check("foreign", "ok", f"unknown, because the server denies SCAN ({error})")
-    return _said_of(found, seen)
+    if moved := [key for key in found if ":displaced:" in key]:
+        first = shlex.quote(moved[0])
+        said = f"another program had put a value in the place of a key of the service; it is {first} now"
+        means = "what the key held is lost, though records and indexes are repaired"
+        mend = f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`"
+        return Check("foreign", "warn", said, means, mend)
+    shown = ", ".join(repr(key[:60]) for key in found[:3])
+    said = f"{len(found)} of {seen} keys do not belong to the service, such as {shown}"
+    means = "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods"
+    mend = "give the service its own db number at the end of TIMERS_REDIS_URL"
+    return judged("foreign", f"the db has no foreign keys ({seen} checked)", (bool(found), "warn", said, means, mend))
 
 
 def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
@@ -287,30 +275,6 @@ def _is_foreign(key: bytes, served: Callable[[str], bool]) -> bool:
         return b":displaced:" in key
     bare = keys.BARE.fullmatch(key)
     return bare is None or not served(bare[1].decode())
-
-
-def _said_of(found: Sequence[bytes], seen: int) -> Check:
-    moved = [key for key in found if b":displaced:" in key]
-    first = shlex.quote((moved or [b""])[0].decode(errors="replace"))
-    shown = ", ".join(repr(key.decode(errors="replace")[:60]) for key in found[:3])
-    return judged(
-        "foreign",
-        f"the db has no foreign keys ({seen} checked)",
-        (
-            bool(moved),
-            "warn",
-            f"another program had put a value in the place of a key of the service; it is {first} now",
-            "what the key held is lost, though records and indexes are repaired",
-            f"find out who writes into this db; when you have seen it: `redis-cli DEL {first}`",
-        ),
-        (
-            bool(found),
-            "warn",
-            f"{len(found)} of {seen} keys do not belong to the service, such as {shown}",
-            "whoever flushes, evicts or overwrites them reaches the timers too; a bare key waits for its pods",
-            "give the service its own db number at the end of TIMERS_REDIS_URL",
-        ),
-    )
 
 
 async def latency(store: Store) -> Check:
