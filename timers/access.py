@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self, get_args
 
-from timers.core.fields import PREFIX_RULE, check_prefix
+from timers.core.fields import PREFIXES_RULE, check_prefixes, covers
 from timers.errors import InvalidInput
 from timers.processor import Rate
 
@@ -68,29 +68,19 @@ class Scope:
         patterns = tuple(dict.fromkeys(given))
         for pattern in patterns:
             if pattern != ALL_PREFIXES:
-                _check_pattern(pattern)
+                check_prefixes(pattern, "prefixes")
         if not patterns:
-            raise InvalidInput.of("prefixes", "", f"{PREFIX_RULE}, or its beginning and *")
+            raise InvalidInput.of("prefixes", "", PREFIXES_RULE)
         return cls(patterns)
 
     def covers(self, prefix: str) -> bool:
         """Whether the prefix is among them."""
-        for pattern in self.patterns:
-            if prefix.startswith(pattern[:-1]) if pattern.endswith("*") else prefix == pattern:
-                return True
-        return False
+        return ALL_PREFIXES in self.patterns or any(covers(each, prefix) for each in self.patterns)
 
     @property
     def is_everything(self) -> bool:
         """Whether it covers every possible prefix."""
         return ALL_PREFIXES in self.patterns
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        check_prefix(pattern.removesuffix("*"), "prefixes")
-    except InvalidInput:
-        raise InvalidInput.of("prefixes", pattern, f"{PREFIX_RULE}, or its beginning and *") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from timers.core.causes import in_english
 from timers.core.decide import Transition
-from timers.core.model import NO_PROGRESS, Progress, Status, Timer
+from timers.core.model import NO_PROGRESS, Progress, Status, Timer, in_english
 from timers.core.shapes import HISTORY_LIMIT
 from timers.store.codec import encode_cause
 from timers.store.store import Arming, Identity

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timers.core.causes import ENGLISH
 from timers.core.fields import encode
-from timers.core.model import NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
+from timers.core.model import ENGLISH, NO_PROGRESS, HistoryEntry, Lease, Progress, Status, Timer
 from timers.store import codec
 from timers.store.identity import READS
 

@@ -15,10 +15,9 @@ from timers.access import Right
 from timers.client import BATCH_LIMIT
 from timers.client.actions import BulkAction
 from timers.core import answers, shapes
-from timers.core.fields import StrictModel
+from timers.core.fields import PrefixPattern, StrictModel
 from timers.core.spec import NewTimer, PutTimer, TimerChange
 from timers.errors import InvalidInput
-from timers.store.filters import PrefixPattern
 from timers.store.listing import PageRequest
 
 Json = dict[str, Any]

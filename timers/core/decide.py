@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from timers.core import calendar
 from timers.core.calls import Delay
-from timers.core.causes import Cause, in_english
 from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.fields import encode
-from timers.core.model import Progress, Status, Timer
+from timers.core.model import Cause, Progress, Status, Timer, in_english
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
 from timers.core.policies import RetryPolicy
 

@@ -90,6 +90,7 @@ OWN_PREFIXES: Final = "timers."
 """The beginning of the prefixes of the service's own timers."""
 
 PREFIX_RULE: Final = f"a prefix like {PREFIX_PATTERN}, other than 'timers'"
+PREFIXES_RULE: Final = f"{PREFIX_RULE}, or the beginning of prefixes followed by *"
 ID_RULE: Final = f"an id like {ID_PATTERN}"
 
 _PREFIX: Final = re.compile(rf"(?!{RESERVED_PREFIX}\Z){PREFIX_PATTERN}")
@@ -116,6 +117,18 @@ def check_prefix(value: object, field: str = "prefix") -> str:
     if isinstance(value, str) and _PREFIX.fullmatch(value):
         return value
     raise InvalidInput.of(field, value, PREFIX_RULE)
+
+
+def check_prefixes(value: object, field: str = "prefix") -> str:
+    """What stands for prefixes, if it is valid: a prefix, or the beginning of prefixes and `*`; else InvalidInput."""
+    if isinstance(value, str) and is_prefix(value.removesuffix("*")):
+        return value
+    raise InvalidInput.of(field, value, PREFIXES_RULE)
+
+
+def covers(prefixes: str, prefix: str) -> bool:
+    """Whether a prefix is among those; the same rule as in lua/common.lua. `*` alone stands for all."""
+    return prefix.startswith(prefixes[:-1]) if prefixes.endswith("*") else prefix == prefixes
 
 
 def check_callers_prefix(value: object, field: str = "prefix") -> str:
@@ -166,6 +179,9 @@ CallersPrefix = Annotated[
     str,
     PlainValidator(partial(check_callers_prefix, field="")),
     WithJsonSchema({**shapes.PREFIX, "not": {"pattern": r"^timers(\.|$)"}}),
+]
+PrefixPattern = Annotated[
+    str, PlainValidator(partial(check_prefixes, field="")), WithJsonSchema(shapes.PREFIX_PATTERN_OR_GLOB)
 ]
 Id = Annotated[str, PlainValidator(partial(check_id, field="")), WithJsonSchema(shapes.ID)]
 AnyDuration = Annotated[DurationInput, PlainValidator(checked_duration), WithJsonSchema(shapes.DURATION)]

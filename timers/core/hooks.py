@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from timers.core.durations import format_time
-from timers.core.fields import OWN_PREFIXES, check_prefix
+from timers.core.fields import OWN_PREFIXES, check_prefixes, covers
 from timers.core.model import HistoryEntry, Status, Timer
 
 EVENTS: Final[Mapping[str, str]] = MappingProxyType(
@@ -50,7 +50,7 @@ class Hook(NamedTuple):
         events, _, pattern = asked.partition("@")
         names = set(events.split("+"))
         if pattern != "*":
-            check_prefix(pattern.removesuffix("*"))
+            check_prefixes(pattern)
         wanted = set(EVENTS) if "all" in names else names - {"payload"}
         if not wanted or not names <= {*EVENTS, "all", "payload"}:
             raise ValueError("no such event")
@@ -79,8 +79,8 @@ class Hook(NamedTuple):
         return [NAMES[letter] for letter in self.letters]
 
     def hears(self, prefix: str) -> bool:
-        """Whether the hook is about timers of this prefix; the same rule as in lua/common.lua."""
-        return prefix.startswith(self.pattern[:-1]) if self.pattern.endswith("*") else prefix == self.pattern
+        """Whether the hook is about timers of this prefix."""
+        return covers(self.pattern, prefix)
 
 
 def prefix_of(kind: str, target: str) -> str:

@@ -8,7 +8,7 @@ from pydantic import PlainValidator, PrivateAttr, WithJsonSchema
 
 from timers.core import shapes
 from timers.core.durations import FromNow, parse_bound
-from timers.core.fields import PREFIX_RULE, StrictModel, is_own, is_prefix
+from timers.core.fields import PrefixPattern, StrictModel, is_own
 from timers.core.model import Status, Timer
 from timers.core.spec import TAG_LIMIT_CHARACTERS
 from timers.errors import InvalidInput
@@ -18,12 +18,6 @@ Visible = Callable[[str], bool]
 
 TAGS_LIMIT: Final = 16
 """As many as a timer can have."""
-
-
-def _checked_prefix(value: object) -> str:
-    if isinstance(value, str) and is_prefix(value.removesuffix("*")):
-        return value
-    raise InvalidInput.of("", value, f"{PREFIX_RULE}, or the beginning of prefixes followed by *")
 
 
 def _checked_statuses(value: object) -> tuple[Status, ...]:
@@ -50,7 +44,6 @@ def _is_tag(tag: object) -> bool:
     return isinstance(tag, str) and 1 <= len(tag) <= TAG_LIMIT_CHARACTERS and tag.isprintable()
 
 
-PrefixPattern = Annotated[str, PlainValidator(_checked_prefix), WithJsonSchema(shapes.PREFIX_PATTERN_OR_GLOB)]
 Statuses = Annotated[tuple[Status, ...], PlainValidator(_checked_statuses), WithJsonSchema(shapes.STATUSES)]
 AllOfTags = Annotated[tuple[str, ...], PlainValidator(_checked_tags), WithJsonSchema(shapes.ALL_OF_TAGS)]
 Bound = Annotated[int, PlainValidator(parse_bound), WithJsonSchema(shapes.BOUND)]

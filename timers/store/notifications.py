@@ -19,9 +19,8 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from timers.core.causes import in_english
 from timers.core.durations import MAX_TIME_MS
-from timers.core.model import Status
+from timers.core.model import Status, in_english
 from timers.errors import Unavailable
 from timers.store import codec, keys
 from timers.store.connect import Connections
