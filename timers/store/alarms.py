@@ -89,15 +89,7 @@ async def look(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_m
 
 async def told(store: Store, alarm: Alarm, what: str) -> None:
     """The message was armed."""
-    arguments: list[Argument] = [
-        alarm.kind,
-        "told",
-        alarm.since_ms,
-        alarm.number,
-        what,
-        alarm.noted_ms,
-        alarm.count,
-    ]
+    arguments: list[Argument] = [alarm.kind, "told", alarm.since_ms, alarm.number, what, alarm.noted_ms, alarm.count]
     await store.run_at(keys.ALARMS_ROOT, "alarm", arguments)
 
 
