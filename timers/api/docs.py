@@ -48,28 +48,6 @@ SwaggerUIBundle({url: "openapi.json", dom_id: "#page", deepLinking: true, valida
 """
 
 
-class DocsRoutes:
-    """Serves the document to programs and to people."""
-
-    def __init__(self, make: Callable[[], Json] = document) -> None:
-        self._make, self._making, self._made = make, asyncio.Lock(), b""
-
-    def routes(self) -> Sequence[web.RouteDef]:
-        """The routes to add to an application."""
-        return (
-            route("getDocument", self.document),
-            *(route(name, partial(_send, media_type, text)) for name, media_type, text in _FILES),
-        )
-
-    async def document(self, request: web.Request) -> web.Response:
-        """Answers 200 with OpenAPI 3.1. The document is made at the first request, in a thread, because that takes a
-        while."""
-        refuse_query(request)
-        async with self._making:
-            self._made = self._made or await asyncio.to_thread(lambda: encoded(self._make()))
-        return of_bytes(self._made)
-
-
 @cache
 def _vendored(name: str) -> str:
     return (_VENDOR / name).read_text("utf-8")
@@ -87,3 +65,19 @@ _FILES: Final = (
 async def _send(media_type: str, text: Callable[[], str], request: web.Request) -> web.Response:
     refuse_query(request)
     return web.Response(text=text(), content_type=media_type, charset="utf-8", headers=_HEADERS)
+
+
+def docs_routes(make: Callable[[], Json] = document) -> Sequence[web.RouteDef]:
+    """The routes to add to an application, which serve the document to programs and to people."""
+    making, made = asyncio.Lock(), b""
+
+    async def send_document(request: web.Request) -> web.Response:
+        """Answers 200 with OpenAPI 3.1, made at the first request, and in a thread, because that takes a while."""
+        nonlocal made
+        refuse_query(request)
+        async with making:
+            made = made or await asyncio.to_thread(lambda: encoded(make()))
+        return of_bytes(made)
+
+    pages = (route(name, partial(_send, media_type, text)) for name, media_type, text in _FILES)
+    return (route("getDocument", send_document), *pages)

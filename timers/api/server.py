@@ -20,7 +20,7 @@ from timers.api.answer import (
     problem,
 )
 from timers.api.auth import AUTH, Auth, as_stranger
-from timers.api.docs import DocsRoutes
+from timers.api.docs import docs_routes
 from timers.api.health import HealthRoutes
 from timers.api.many import ManyRoutes
 from timers.api.middleware import REQUEST_ID, REQUEST_SECONDS, Deadlines, follow, new_request
@@ -254,7 +254,7 @@ def all_routes(
     """The routes to add to an application. Paths without braces come before paths with them."""
     return (
         *health.routes(),
-        *DocsRoutes().routes(),
+        *docs_routes(),
         *OperatingRoutes(client, metrics, worker).routes(),
         *EventRoutes(client).routes(),
         *ManyRoutes(client).routes(),

@@ -60,7 +60,6 @@ class EventRoutes:
     ) -> None:
         self._client, self._most, self._most_of_key = client, most, most_of_key
         self._linger_seconds, self._heartbeat_seconds = linger_seconds, heartbeat_seconds
-        self._listening = 0
         self._of_key: Counter[str] = Counter()
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -70,18 +69,16 @@ class EventRoutes:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answers 200 with events until one side closes."""
         wants = _wants(request)
-        if self._listening >= self._most:
+        if self._of_key.total() >= self._most:
             raise Busy(f"this pod has {self._most} listeners, its maximum; try again later")
         caller = caller_of(request)
         key = caller.id if caller else ""
         if key and self._of_key[key] >= self._most_of_key:
             raise Busy(f"this API key has {self._most_of_key} listeners on this pod, its maximum; close some")
-        self._listening += 1
         self._of_key[key] += 1
         try:
             return await self._stream(request, wants)
         finally:
-            self._listening -= 1
             self._of_key[key] -= 1
             if not self._of_key[key]:
                 del self._of_key[key]

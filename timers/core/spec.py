@@ -169,14 +169,6 @@ def _part(given: Mapping[str, Any], name: str, inner: str) -> Any:
     return value.get(inner) if isinstance(value, Mapping) else getattr(value, inner, None)
 
 
-def _without_default(schema: dict[str, Any]) -> None:
-    del schema["default"]
-
-
-_NOT_GIVEN: Final[Any] = Field(default=None, json_schema_extra=_without_default)
-"""None means that a field was left out; None itself is not accepted."""
-
-
 def _not_removed(value: object) -> object:
     if value is None:
         raise InvalidInput.of("", value, "another due time, or no such field; a timer always has a due time")
@@ -188,8 +180,8 @@ class TimerChange(Spec):
 
     model_config = ConfigDict(json_schema_extra=shapes.ALL_OF_CHANGE)
 
-    delay: Annotated[AnyDuration | None, BeforeValidator(_not_removed), WithJsonSchema(shapes.DURATION)] = _NOT_GIVEN
-    due_at: Annotated[Time | None, BeforeValidator(_not_removed), WithJsonSchema(shapes.TIME)] = _NOT_GIVEN
+    delay: Annotated[AnyDuration | None, BeforeValidator(_not_removed), WithJsonSchema(shapes.DURATION)] = None
+    due_at: Annotated[Time | None, BeforeValidator(_not_removed), WithJsonSchema(shapes.TIME)] = None
     tags: Annotated[
         Tags, BeforeValidator(lambda tags: () if tags is None else tags), WithJsonSchema(shapes.TAGS_OR_NONE)
     ] = ()
