@@ -37,10 +37,11 @@ async def due_load(store: Store, *, step_ms: int, steps: int, wanted: Filter = A
     heads = await _heads(store, now_ms + step_ms * steps, wanted)
     counts = [0] * steps
     for shard, queues in enumerate(heads):
-        batches = _batches([prefix for _, prefix in queues[:QUEUES_LIMIT]])
+        prefixes = [prefix for _, prefix in queues[:QUEUES_LIMIT]]
+        batches = [prefixes[i : i + QUEUES_A_CALL] for i in range(0, len(prefixes), QUEUES_A_CALL)]
         for start in range(0, len(batches), CALLS_AT_ONCE):
             some = batches[start : start + CALLS_AT_ONCE]
-            calls = [ScriptCall("coming", keys.root(shard), [step_ms, steps, *prefixes]) for prefixes in some]
+            calls = [ScriptCall("coming", keys.root(shard), [step_ms, steps, *batch]) for batch in some]
             for _, found in await store.run_all(calls):
                 counts = [a + int(b) for a, b in zip(counts, found, strict=False)]
     return counts, all(len(queues) <= QUEUES_LIMIT for queues in heads)
@@ -71,10 +72,6 @@ async def _heads(
         answers = await read(asked, [])
     covers = wanted.covering()
     return [[(due, keys.text(name)) for name, due in heads if covers(keys.text(name))] for heads in answers]
-
-
-def _batches(prefixes: Sequence[str]) -> Sequence[Sequence[str]]:
-    return [prefixes[i : i + QUEUES_A_CALL] for i in range(0, len(prefixes), QUEUES_A_CALL)]
 
 
 RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48, 1_800_000)}
@@ -123,7 +120,4 @@ def _parsed(value: bytes) -> tuple[int, dict[int, int]] | None:
 
 def total(slots: Sequence[Slot]) -> Counter[int]:
     """The sum of the slots."""
-    together: Counter[int] = Counter()
-    for slot in slots:
-        together.update(slot.counts)
-    return together
+    return sum((Counter(slot.counts) for slot in slots), Counter[int]())
