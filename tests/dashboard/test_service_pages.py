@@ -56,7 +56,7 @@ async def test_a_key_is_made_shown_once_and_revoked(guest: Visitor) -> None:
 
 async def test_a_server_page_shows_what_the_doctor_finds(visitor: Visitor) -> None:
     text = (await visitor.get("/ui/server")).text
-    for check in ("eviction", "persistence", "flags", "delivery", "strangers", "clock"):
+    for check in ("eviction", "persistence", "flags", "delivery", "foreign", "clock"):
         assert f"<strong>{check}</strong>" in text
     assert "noeviction" in text
     assert "Mend: start one: <code>timers serve</code>" in text

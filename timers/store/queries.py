@@ -170,16 +170,15 @@ async def retrying(store: Store, wanted: Filter = ALL) -> list[tuple[str, int, i
         numbers.update({p: int(n) for p, n in of_shard if is_time(n) and wanted.covers(keys.text(p))})
     found = numbers.most_common(RETRYING_SHOWN)
 
-    def ask(asked: Any, root: str) -> None:
-        for prefix, _ in found:
-            asked.zrange(f"{root}retrying:{keys.text(prefix)}", 0, 0, withscores=True)
-
-    firsts = await _of_shards(store, ask, []) if found else []
+    names = [keys.text(prefix) for prefix, _ in found]
+    firsts = await _of_shards(
+        store, lambda asked, root: [asked.zrange(f"{root}retrying:{name}", 0, 0, withscores=True) for name in names], []
+    )
     since = [
         min((int(ms) for of_shard in firsts[place :: len(found)] for _, ms in of_shard if is_time(ms)), default=0)
         for place in range(len(found))
     ]
-    return [(keys.text(prefix), n, ms) for (prefix, n), ms in zip(found, since, strict=True)]
+    return [(name, n, ms) for name, (_, n), ms in zip(names, found, since, strict=True)]
 
 
 async def running(store: Store, shards: Sequence[int]) -> list[str]:
@@ -212,12 +211,10 @@ async def due(store: Store) -> tuple[list[Due], int]:
 async def heads(store: Store, *, blocked: bool = True) -> dict[str, int]:
     """The earliest due time of each prefix with scheduled timers; without `blocked`, of those that may run now."""
     found: dict[str, int] = {}
-
-    def ask(asked: Any, root: str) -> None:
-        for index in ("heads", "held") if blocked else ("heads",):
-            asked.zrange(f"{root}{index}", 0, -1, withscores=True)
-
-    for of_shard in await _of_shards(store, ask, []):
+    indexes = ("heads", "held") if blocked else ("heads",)
+    for of_shard in await _of_shards(
+        store, lambda asked, root: [asked.zrange(f"{root}{index}", 0, -1, withscores=True) for index in indexes], []
+    ):
         async for member, score in cooperatively(of_shard):
             if is_time(score):
                 prefix = keys.text(member)
@@ -248,12 +245,13 @@ async def ended(store: Store, prefixes: Sequence[str], since_ms: int) -> Counter
     """How many timers of each prefix have completed, failed or become unhandled since then."""
     indexes = [(prefix, letter) for prefix in prefixes for letter in "cfu"]
 
-    def ask(asked: Any, root: str) -> None:
-        for prefix, letter in indexes:
-            asked.zcount(f"{root}finished:{letter}:{prefix}", since_ms, "+inf")
-
+    numbers = await _of_shards(
+        store,
+        lambda asked, root: [asked.zcount(f"{root}finished:{c}:{prefix}", since_ms, "+inf") for prefix, c in indexes],
+        0,
+    )
     found = Counter[str]()
-    for (prefix, _), n in zip(cycle(indexes), await _of_shards(store, ask, 0), strict=False):
+    for (prefix, _), n in zip(cycle(indexes), numbers, strict=False):
         found[prefix] += n
     return found
 
