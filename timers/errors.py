@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import ClassVar, NamedTuple, TypeVar
 
-Value = TypeVar("Value")
-Checked = TypeVar("Checked")
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 
 class ProblemType(NamedTuple):
@@ -92,25 +92,17 @@ class InvalidInput(
         )
 
 
-class Checks:
-    """Checks several values and reports all that are wrong, not only the first."""
-
-    def __init__(self) -> None:
-        self._errors: list[FieldError] = []
-
-    def of(self, check: Callable[[Value], Checked], value: Value) -> Checked:
-        """What the check makes of the value. If the check raises InvalidInput, the result is unusable, and `end` will
-        raise."""
+def both(one: Callable[[], One], other: Callable[[], Other]) -> tuple[One, Other]:
+    """What two checks give. Raises InvalidInput with everything that is wrong, not only what the first finds."""
+    try:
+        first = one()
+    except InvalidInput as error:
         try:
-            return check(value)
-        except InvalidInput as error:
-            self._errors += error.errors
-            return cast("Checked", None)
-
-    def end(self) -> None:
-        """Raises InvalidInput if any of the values was wrong."""
-        if self._errors:
-            raise InvalidInput(self._errors)
+            other()
+        except InvalidInput as more:
+            raise InvalidInput([*error.errors, *more.errors]) from None
+        raise
+    return first, other()
 
 
 class Refused(

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
 from timers.api.middleware import not_counting
 from timers.core.fields import StrictModel, decode
-from timers.errors import Busy, Checks, FieldError, InvalidInput, shown
+from timers.errors import Busy, FieldError, InvalidInput, both, shown
 
 Query = TypeVar("Query", bound=StrictModel)
 Spec = TypeVar("Spec")
@@ -189,14 +188,11 @@ def media_type(request: web.Request, types: tuple[str, ...]) -> str:
 def read_query(request: web.Request, model: type[Query]) -> Query:
     """Read the query parameters as a model. Parameters that come several times become lists. InvalidInput names every
     parameter that is not accepted."""
-    query = request.rel_url.query
-    given = {name: values if len(values := query.getall(name)) > 1 else values[0] for name in query}
-    checks = Checks()
-    checks.of(partial(_refuse_unknown, tuple(model.model_fields)), given)
+    sent = request.rel_url.query
+    given = {name: values if len(values := sent.getall(name)) > 1 else values[0] for name in sent}
     known = {name: value for name, value in given.items() if name in model.model_fields}
-    parsed = checks.of(model.parse, known)
-    checks.end()
-    return parsed
+    _, query = both(lambda: _refuse_unknown(tuple(model.model_fields), given), lambda: model.parse(known))
+    return query
 
 
 def refuse_query(request: web.Request) -> None:
@@ -217,8 +213,4 @@ def parsed(request: web.Request, parse: Callable[[Any], Spec], body: Any) -> Spe
     """Read a body with `parse`. InvalidInput names everything that is wrong with the query and the body."""
     if not request.rel_url.raw_query_string:
         return parse(body)
-    checks = Checks()
-    checks.of(refuse_query, request)
-    spec = checks.of(parse, body)
-    checks.end()
-    return spec
+    return both(lambda: refuse_query(request), lambda: parse(body))[1]

@@ -17,7 +17,7 @@ from timers.client import TimerClient
 from timers.core.fields import check_id, check_prefix
 from timers.core.model import Timer
 from timers.core.spec import NewTimer, TimerChange
-from timers.errors import Checks, FieldError, InvalidInput, shown
+from timers.errors import FieldError, InvalidInput, both, shown
 
 CONDITIONS: Final = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
 
@@ -124,20 +124,14 @@ class TimerRoutes:
     async def patch(self, request: web.Request) -> web.Response:
         """Answers 200 with the changed timer."""
         body = await read_json(request, types=_PATCH_TYPES)
-        checks = Checks()
-        identity = checks.of(_identity, request)
-        change = checks.of(partial(parsed, request, TimerChange.parse), body)
-        checks.end()
+        identity, change = both(lambda: _identity(request), lambda: parsed(request, TimerChange.parse, body))
         version = await self._expected_version(request)
         return _shown(await acting(self._client, request).change(*identity, change, version=version))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Answers 200 with the cancelled timer. `?purge=true` removes its record too."""
         await refuse_body(request)
-        checks = Checks()
-        query = checks.of(partial(read_query, request), CancelQuery)
-        identity = checks.of(_identity, request)
-        checks.end()
+        query, identity = both(lambda: read_query(request, CancelQuery), lambda: _identity(request))
         version = await self._expected_version(request)
         return _shown(await acting(self._client, request).cancel(*identity, version=version, purge=query.purge))
 
@@ -164,22 +158,16 @@ class TimerRoutes:
 
 def _identity(request: web.Request) -> tuple[str, str]:
     """The prefix and id in the address. InvalidInput names each that is invalid."""
-    checks = Checks()
-    prefix = checks.of(check_prefix, request.match_info["prefix"])
-    timer_id = checks.of(check_id, request.match_info["id"])
-    checks.end()
-    return prefix, timer_id
+    given = request.match_info
+    return both(lambda: check_prefix(given["prefix"]), lambda: check_id(given["id"]))
 
 
 def _named(fixed: Mapping[str, str], body: Any) -> NewTimer:
     """The timer of a PUT. Its body may repeat what the address says, but not contradict it."""
     if not isinstance(body, dict):
         return NewTimer.parse(body)
-    checks = Checks()
-    new = checks.of(NewTimer.parse, {**body, **fixed})
-    checks.of(_refuse_others, {name: (body[name], value) for name, value in fixed.items() if name in body})
-    checks.end()
-    return new
+    twice = {name: (body[name], value) for name, value in fixed.items() if name in body}
+    return both(lambda: NewTimer.parse({**body, **fixed}), lambda: _refuse_others(twice))[0]
 
 
 def _refuse_others(pairs: Mapping[str, tuple[object, str]]) -> None:
