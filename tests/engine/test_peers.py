@@ -1,7 +1,7 @@
 """Peers alone: which pod an event belongs to, and who touches which shard, while pods come and go."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -176,15 +176,18 @@ async def test_the_longest_declared_prefix_owns_over_the_fleet() -> None:
 
 
 class _Identity(DbIdentity):
-    """Remembers what it is asked to mark and to look at."""
+    """Remembers what it is asked to mark, to look at and to count."""
 
     def __init__(self, shards: int) -> None:
         store = Store(connect("redis://nowhere.invalid"), shards=shards)
         super().__init__(store.connections.commands, "", store.clock, shards)
-        self.asked: list[tuple[list[int], list[int]]] = []
+        self.asked: list[tuple[list[int], list[int], list[int]]] = []
 
     async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
-        self.asked.append((list(mine), list(others)))
+        self.asked.append((list(mine), list(others), []))
+
+    async def count(self, shards: Collection[int]) -> None:
+        self.asked[-1][2].extend(shards)
 
 
 @pytest.mark.parametrize(("mine", "always"), [([1, 3, 30], 1), ([], 0)])
@@ -195,8 +198,9 @@ async def test_a_pod_watches_all_shards_at_first_and_then_a_few_at_each_sign_of_
     watch = IdentityWatch(identity)
     for _ in range(1 + ALL_BEATS):
         await watch.look((), mine.__contains__)
-    assert identity.asked[0] == (mine, others)
+    assert identity.asked[0] == (mine, others, list(range(40)))
     later = identity.asked[1:]
-    assert all(always in (*marked, *looked) and len(marked) + len(looked) <= 3 for marked, looked in later)
-    assert {shard for marked, _ in later for shard in marked} == set(mine)
-    assert {shard for _, looked in later for shard in looked} == set(others)
+    assert all(always in (*marked, *looked) and len(marked) + len(looked) <= 3 for marked, looked, _ in later)
+    assert {shard for marked, _, _ in later for shard in marked} == set(mine)
+    assert {shard for _, looked, _ in later for shard in looked} == set(others)
+    assert {shard for _, _, counted in later for shard in counted} == set(range(40))

@@ -29,15 +29,18 @@ pytestmark = pytest.mark.every_server
 if TYPE_CHECKING:
     from timers.core.calls import NewTimerFields
 
+MANY = 3000
 FSYNC_LATE = ("--appendfsync", "everysec")
 
 
-async def known(pods: list[Pod]) -> None:
-    """Wait until every pod knows that timers were armed, and a mark of each shard."""
-    identities = [pod.store.identity for pod in pods]
-    await until(
-        lambda: all(db.armed and len(db.marks) == db.shards for db in identities), "all pods know the db and its marks"
-    )
+async def known(pods: list[Pod], timers: int) -> None:
+    """Wait until every pod knows how many timers there are."""
+
+    async def look() -> bool:
+        counted = [pod.store.identity.timers for pod in pods]
+        return all(each and sum(each.values()) >= timers for each in counted)
+
+    await eventually(look, "all pods know of the timers")
 
 
 async def losses(pod: Pod) -> list[Loss]:
@@ -55,20 +58,21 @@ async def three(fleet: Fleet, calls: Calls) -> list[Pod]:
 
 async def test_a_flushed_db_is_loud_on_every_pod_until_it_is_acknowledged(fleet: Fleet) -> None:
     pods = await three(fleet, Calls())
-    await fleet.client.create("note", "x", delay="1h")
-    await known(pods)
+    for start in range(0, MANY, 1000):
+        await fleet.client.batch([{"prefix": "note", "id": str(start + n), "delay": "1h"} for n in range(1000)])
+    await known(pods, MANY)
     epoch = fleet.store.identity.epoch
     with capture_logs() as logged:
         await fleet.redis.flushdb()
         told = [await losses(pod) for pod in pods]
         await until(lambda: len([line for line in logged if line["event"] == "data was lost"]) == 3, "each pod logs it")
-    assert [loss.shard for (loss,) in told] == [None] * 3
+    assert [(loss.shard, loss.timers) for (loss,) in told] == [(None, MANY)] * 3
     assert all(0 < loss.from_ms <= loss.to_ms for (loss,) in told)
     assert {pod.store.identity.epoch for pod in pods} != {epoch}
     assert len({pod.store.identity.epoch for pod in pods}) == 1
     check = next(check for check in await examine(pods[0].store) if check.name == "data")
-    assert (check.level, check.said.startswith("the db was lost or replaced before")) == ("fail", True)
-    assert [loss.shard for loss in await fleet.client.acknowledge_losses()] == [None]
+    assert (check.level, f"it had {MANY} known timers" in check.said) == ("fail", True)
+    assert [loss.timers for loss in await fleet.client.acknowledge_losses()] == [MANY]
     await until(lambda: not any(pod.store.identity.losses for pod in pods), "the pods are content")
 
 
@@ -87,16 +91,16 @@ async def test_a_flushed_db_takes_timers_again_and_runs_them(fleet: Fleet) -> No
 async def test_the_meta_that_a_stranger_overwrites_is_made_again(fleet: Fleet) -> None:
     pod = await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay="1h")
-    await known([pod])
+    await known([pod], 1)
     await fleet.redis.set(keys.META, "a stranger's")
-    assert [loss.shard for loss in await losses(pod)] == [None]
+    assert [loss.timers for loss in await losses(pod)] == [1]
     assert (await pod.client.get("note", "x")).id == "x"
 
 
 async def test_a_shard_that_went_back_in_time_is_reported_with_its_window(fleet: Fleet) -> None:
     pods = await three(fleet, Calls())
     await fleet.client.create("note", "x", delay="1h")
-    await known(pods)
+    await known(pods, 1)
     mark = f"{keys.root(0)}mark"
     before: Any = await fleet.redis.get(mark)
     newest = int(before.split()[0])
@@ -104,7 +108,7 @@ async def test_a_shard_that_went_back_in_time_is_reported_with_its_window(fleet:
     await fleet.redis.set(mark, before)
     for pod in pods:
         (loss,) = await losses(pod)
-        assert (loss.shard, loss.from_ms) == (0, newest)
+        assert (loss.shard, loss.from_ms, loss.timers) == (0, newest, 1)
         assert loss.to_ms > newest
 
 
@@ -112,10 +116,10 @@ async def test_a_single_emptied_shard_is_reported(fleet: Fleet) -> None:
     """For example one node of a cluster returns empty."""
     pod = await fleet.pod(Calls())
     await fleet.client.create("note", "x", delay="1h")
-    await known([pod])
+    await known([pod], 1)
     await fleet.redis.delete(*await fleet.redis.keys("timers:{0}:*"), "note:{0}:x")
     (loss,) = await losses(pod)
-    assert (loss.shard, loss.from_ms) == (0, 0)
+    assert (loss.shard, loss.from_ms, loss.timers) == (0, 0, 1)
     assert loss.to_json()["from"] is None
     await fleet.client.create("note", "y", delay="10ms")
     await fleet.completed("y")
@@ -143,7 +147,7 @@ async def test_a_truncated_append_only_file_is_reported_and_gives_no_token_twice
     pods = await three(fleet, calls)
     await fleet.client.create("note", "kept", delay="10ms")
     await fleet.completed("kept")
-    await known(pods)
+    await known(pods, 0)
     aof = tail_of(tmp_path)
     size = aof.stat().st_size
     await fleet.client.create("note", "lost", delay="10ms")
@@ -230,11 +234,11 @@ async def failover(family: Family, tmp_path: Path, port: int) -> AsyncIterator[F
 async def test_promoting_an_empty_replica_is_reported_by_every_pod(failover: Failover) -> None:
     fleet = await Fleet.over(failover.url)
     pods = await three(fleet, Calls())
-    await fleet.client.create("note", "x", delay="1h")
-    await known(pods)
+    await fleet.client.batch([{"prefix": "note", "id": str(n), "delay": "1h"} for n in range(500)])
+    await known(pods, 500)
     await failover.promote()
     told = [await losses(pod) for pod in pods]
-    assert [loss.shard for (loss,) in told] == [None] * 3
+    assert [(loss.shard, loss.timers) for (loss,) in told] == [(None, 500)] * 3
     await pods[0].client.create("note", "after", delay="10ms")
     await fleet.completed("after")
     await fleet.close()
@@ -282,7 +286,7 @@ async def test_a_pod_with_16_shards_beside_one_with_1_starts_no_timer_twice(flee
     calls = Calls()
     first = await fleet.pod(calls)
     await fleet.client.create("note", "before", delay="1h")
-    await known([first])
+    await known([first], 1)
     await fleet.redis.flushdb()
     await declare(fleet.store, "note")
     ids = [str(n) for n in range(20)]

@@ -400,3 +400,15 @@ async def test_a_db_made_by_an_older_version_learns_its_number_from_the_next_pod
     await store.connections.commands.hset(META, mapping=old)
     await other(store).identity.join()
     assert await meta(store) == {**old, "founded": "e 4"}
+
+
+async def test_a_shard_with_many_prefixes_is_counted_a_part_at_each_look(real: Store) -> None:
+    await real.arm([arming(str(n), prefix=f"p{n}", due="+3600000") for n in range(2500)])
+    redis: Any = real.connections.commands
+    await redis.config_resetstat()
+    looks = 0
+    while not real.identity.timers:
+        await real.identity.count([0])
+        looks += 1
+    assert real.identity.timers == {0: 2500}
+    assert (await redis.info("commandstats"))["cmdstat_hscan"]["calls"] == looks >= 2

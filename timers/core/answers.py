@@ -195,9 +195,10 @@ class PodAnswer(TypedDict):
     trouble: str | None
 
 
-LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant})
+LossAnswer = TypedDict("LossAnswer", {"shard": Count | None, "from": Instant | None, "to": Instant, "timers": Count})
 LossAnswer.__doc__ = """Data that Redis lost: in one shard, or in the whole db (`shard` is null). Everything written
-between `from` (null: since the beginning) and `to` is gone."""
+between `from` (null: since the beginning) and `to` is gone. `timers` is how many timers were known, not how many of
+them are lost."""
 
 
 class StatsAnswer(TypedDict):

@@ -197,6 +197,7 @@ class IdentityWatch:
         watched = {*due, mine[0] if mine else 0}
         try:
             await identity.check([shard for shard in mine if shard in watched], sorted(watched.difference(mine)))
+            await identity.count(due)
             await self._raise_format(members, version)
         except ConfigurationError as error:
             if self._disagreed is None:

@@ -12,7 +12,7 @@ agree.
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -32,6 +32,10 @@ DEFAULT_SHARDS: Final = 1
 SILENT_SECONDS: Final = 7
 """A pod whose last sign of life is older than this counts as gone."""
 
+COUNTED: Final = 1000
+"""Counts (each of a prefix and status) of a shard that one look adds up. The next look goes on there, so the number of
+timers of a shard with many is older."""
+
 READS: Final = 2
 """The newest format that this version reads; as in lua/common.lua."""
 
@@ -45,9 +49,7 @@ the new format notices at its next sign of life, and ends."""
 
 _RAISED: Final = re.compile(r"([0-9]{1,15}) ([0-9]{1,2})(?: (.*))?", re.DOTALL)
 _FOREIGN: Final = re.compile(r"([0-9]{1,15}) (.*)", re.DOTALL)
-_LOSS: Final = re.compile(r"loss:(?:shard:([0-9]+)|db:\w+) ([0-9]{1,15}) ([0-9]{1,15}) [0-9]+")
-
-
+_LOSS: Final = re.compile(r"loss:(?:shard:([0-9]+)|db:\w+) ([0-9]{1,15}) ([0-9]{1,15}) ([0-9]+)")
 _FORMAT: Final = re.compile(rb"(\d\d?) ")
 
 
@@ -65,23 +67,24 @@ def is_newer(raw: bytes) -> bool:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Lost data: of one shard, which went back in time, or of the whole db (None). The window is in server time and
-    starts at 0 if nothing is left."""
+    starts at 0 if nothing is left. `timers` is how many were known, not how many were lost."""
 
     shard: int | None
     from_ms: int
     to_ms: int
+    timers: int
 
     def __str__(self) -> str:
         until = format_time(self.to_ms)
         if self.shard is None:
-            return f"the db was lost or replaced before {until}"
+            return f"the db was lost or replaced before {until}; it had {self.timers} known timers"
         since = f"from {format_time(self.from_ms)} to {until}" if self.from_ms else f"before {until}"
-        return f"shard {self.shard} lost everything written {since}"
+        return f"shard {self.shard} lost everything written {since}; it had {self.timers} known timers"
 
     def to_json(self) -> LossAnswer:
         """As the API shows it."""
         since = format_time(self.from_ms) if self.from_ms else None
-        return {"shard": self.shard, "from": since, "to": format_time(self.to_ms)}
+        return {"shard": self.shard, "from": since, "to": format_time(self.to_ms), "timers": self.timers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,11 @@ class DbIdentity:
         """A sentence about a number of shards that a stranger has written and nobody has acknowledged."""
         self.marks: dict[int, int] = {}
         """By shard: the newest known mark of progress."""
+        self.timers: dict[int, int] = {}
+        """By shard: about how many timers it had when last counted."""
         self._seen_ms = 0
+        self._counted: dict[int, tuple[int, int]] = {}
+        """Where the next look goes on counting a shard, and how many timers it has so far."""
         self._is_stamped = True
 
     @property
@@ -225,9 +232,11 @@ class DbIdentity:
         shards. Raises ConfigurationError if the db now has another number of shards and ours is pinned."""
         armed, closed = ("1" if flag else "" for flag in (self.armed, self.closed))
         known = (self.epoch, _fresh(), str(self.form), str(self.shards), armed, closed, str(self._seen_ms))
-        meta = await self._change("renew", *known)
+        meta = await self._change("renew", *known, str(sum(self.timers.values())))
         if meta is None or meta.epoch != self.epoch:
             self.marks.clear()
+            self.timers.clear()
+            self._counted.clear()
         self._take(meta)
 
     async def check(self, mine: Sequence[int], others: Sequence[int] = ()) -> None:
@@ -260,10 +269,24 @@ class DbIdentity:
         lost: list[str] = []
         for shard, (newest, behind) in marked.items():
             if not newest:
-                lost += (str(shard), behind.decode(), str(self.marks[shard]))
+                lost += (str(shard), behind.decode(), str(self.marks[shard]), str(self.timers.get(shard, 0)))
             self.marks[shard] = int(newest or 0)
         if lost:
             self._take(await self._change("lose", self.epoch, *lost))
+
+    async def count(self, shards: Collection[int]) -> None:
+        """Count the timers of these shards, a part of each."""
+        async with self._redis.pipeline(transaction=False) as asked:
+            for shard in shards:
+                asked.hscan(f"{keys.root(shard)}counts", self._counted.get(shard, (0, 0))[0], count=COUNTED)
+            found = await scripts.read(asked, (0, {}))
+        for shard, (cursor, counts) in zip(shards, found, strict=True):
+            alive = (int(n) for name, n in counts.items() if name[:2] in (b"s ", b"r ") and n.isdigit())
+            total = self._counted.pop(shard, (0, 0))[1] + sum(alive)
+            if cursor:
+                self._counted[shard] = (cursor, total)
+            else:
+                self.timers[shard] = total
 
     async def acknowledge(self) -> Sequence[Loss]:
         """Stop reporting the losses: somebody knows of them now. Returns them."""
@@ -324,7 +347,7 @@ def _meta(flat: Sequence[bytes]) -> Meta | None:
         raised_ms,
         "armed" in fields,
         "closed" in fields,
-        {name: Loss(int(m[1]) if m[1] else None, int(m[2]), int(m[3])) for name, m in found.items() if m},
+        {name: Loss(int(m[1]) if m[1] else None, int(m[2]), int(m[3]), int(m[4])) for name, m in found.items() if m},
         wrong=written != shards,
         foreign=foreign,
     )

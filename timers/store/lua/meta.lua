@@ -6,9 +6,10 @@
 --                  is none, and again if no timer was ever armed and another number is asked for
 --          `arm`   epoch: notes that timers are armed from now on, if it is still this epoch
 --          `renew` the epoch that the caller knew, a fresh one, format, number of shards, whether timers were armed, whether
---                  the API was closed (1 or ''), when the epoch was last seen: the old epoch is gone, so makes a new one unless another pod has, and keeps the loss
---          `lose`  epoch, then three for each shard that went back in time: shard, the mark it went back to, the newest that
---                  was known. Keeps the losses, if it is still this epoch
+--                  the API was closed (1 or ''), when the epoch was last seen, how many timers were known then: the old
+--                  epoch is gone, so makes a new one unless another pod has, and keeps the loss
+--          `lose`  epoch, then four for each shard that went back in time: shard, the mark it went back to, the newest that
+--                  was known, how many timers were known. Keeps the losses, if it is still this epoch
 --          `raise` format, version of the service: lets records be written in a newer format, and notes since when, what it
 --                  was before, and the version
 --          `mend`  nothing: puts the number of shards back with which the epoch was made, and keeps what stood there
@@ -35,12 +36,13 @@ local function set(...)
   read_meta()
 end
 
--- Keep a loss that several pods report as one, with the widest window. A third number was once that of the timers.
-local function lose(what, from, to)
-  local f, t = string.match(meta['loss:' .. what] or '', '^(%d+) (%d+) %d+$')
+-- Keep a loss that several pods report as one, with the widest window and the most timers.
+local function lose(what, from, to, timers)
+  local f, t, n = string.match(meta['loss:' .. what] or '', '^(%d+) (%d+) (%d+)$')
   from = math.min(tonumber(f or from), tonumber(from))
   to = math.max(tonumber(t or to), tonumber(to))
-  set('loss:' .. what, text(from) .. ' ' .. text(to) .. ' 0')
+  timers = math.max(tonumber(n or timers), tonumber(timers))
+  set('loss:' .. what, text(from) .. ' ' .. text(to) .. ' ' .. text(timers))
 end
 
 -- The number of shards with which the epoch was made. A stranger may have written another one into `shards`.
@@ -64,7 +66,7 @@ function acts.arm(epoch)
   if meta.epoch == epoch and not meta.armed then set('armed', 1) end
 end
 
-function acts.renew(known, fresh, format, shards, armed, closed, seen)
+function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   if meta.epoch == known then return end
   if not meta.epoch then
     set('format', format, 'shards', shards, 'epoch', fresh, 'founded', fresh .. ' ' .. shards, 'armed', 1)
@@ -73,12 +75,12 @@ function acts.renew(known, fresh, format, shards, armed, closed, seen)
   -- A db in which nothing was ever armed may get another number of shards; that loses nothing. And a pod that slept through a
   -- loss does not report it again after somebody has acknowledged it.
   if tonumber(meta.acknowledged or 0) > tonumber(seen) then return end
-  if armed == '1' or meta.shards == shards then lose('db:' .. known, seen, text(now)) end
+  if armed == '1' or meta.shards == shards then lose('db:' .. known, seen, text(now), timers) end
 end
 
 function acts.lose(epoch, ...)
   local parts = {...}
-  for i = 1, meta.epoch == epoch and #parts or 0, 3 do lose('shard:' .. parts[i], parts[i + 1], parts[i + 2]) end
+  for i = 1, meta.epoch == epoch and #parts or 0, 4 do lose('shard:' .. parts[i], parts[i + 1], parts[i + 2], parts[i + 3]) end
 end
 
 function acts.raise(format, version)
