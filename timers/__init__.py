@@ -5,7 +5,7 @@ the command needs nothing at all.
 """
 
 import sys
-from importlib import import_module
+from importlib import import_module  # noqa: TID251 (the names are ours)
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 

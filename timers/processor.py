@@ -351,7 +351,7 @@ def _at(path: str, named: str) -> list[Processor]:
     if module_name.partition(".")[0] == "timers":
         raise ConfigurationError(f"{named}, but `timers` is the service's own package; give your module another name")
     try:
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(module_name)  # noqa: TID251 (the operator names it)
     except Exception as error:
         raise ConfigurationError(f"{named}, which cannot be imported: {type(error).__name__}: {error}") from error
     if not attribute:

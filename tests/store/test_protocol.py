@@ -183,3 +183,11 @@ def test_every_key_that_is_built_is_in_the_document() -> None:
     sources = "".join(path.read_text() for path in PATHS.values())
     for kind in set(re.findall(r"root \.\. '([a-z]+)", sources)):
         assert re.search(rf"`(R|timers:\{{\S+\}}):{kind}", PROTOCOL), kind
+
+
+@pytest.mark.parametrize("name", sorted(PATHS))
+def test_no_script_makes_code_of_data(name: str) -> None:
+    """Python's sources are held to this by the linter."""
+    text = PATHS[name].read_text("utf-8")
+    assert not [word for word in ("loadstring", "load(", "dofile", "cjson", "cmsgpack") if word in text]
+    assert set(re.findall(r"struct\.\w+\([^,]*", text)) <= {"struct.pack(HEAD", "struct.unpack(HEAD"}

@@ -8,7 +8,7 @@ name need none of the service, and `timers get` none of what runs a pod.
 import os
 import sys
 from collections.abc import Mapping
-from importlib import import_module
+from importlib import import_module  # noqa: TID251 (the names are ours)
 from importlib.metadata import version
 from typing import Annotated, Any, Final, NoReturn
 
