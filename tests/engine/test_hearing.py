@@ -21,7 +21,7 @@ from timers.engine.pod import Counted, Observer, Pod
 from timers.engine.sweeper import Sweeper
 from timers.errors import Unavailable
 from timers.processor import Registry, processor
-from timers.store.connect import Line, connect
+from timers.store.connect import DedicatedConnection, connect
 from timers.store.membership import Member, Membership
 from timers.store.notifications import Notification, Sink
 from timers.store.store import Store, Touched
@@ -43,7 +43,7 @@ class _DueJustNow(Store):
         self.looked = asyncio.Event()
         self.during: Callable[[], None] = self.looked.set
 
-    async def touch(self, shard: int, rank: int = 0, *, line: Line | None = None) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
         self.during()
         now_ms = round(self.clock.now_ms())
         return Touched(now_ms, None, {"note": now_ms - 1})
@@ -178,7 +178,7 @@ class _Line:
 async def _silences(
     store: Store, line: _Line, monkeypatch: pytest.MonkeyPatch, wanted: Callable[[int], object]
 ) -> None:
-    """Listen over this line, which brings no canary, until `wanted` agrees with the number of silences."""
+    """Listen over this connection, which brings no canary, until `wanted` agrees with the number of silences."""
     monkeypatch.setattr("timers.engine.listener.hear", line)
     pod = _pod(store, canary_every_seconds=0.01, deaf_seconds=0.01)
     canary, silences = Canary(pod), 0

@@ -16,7 +16,7 @@ from timers.core.spec import NewTimer
 from timers.engine import claimer
 from timers.processor import BURST_US, Context
 from timers.store import scripts
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 
 
 class Busy(Calls):
@@ -175,7 +175,7 @@ class TestConcurrency:
         ran: Counter[str] = Counter()
         run = scripts.run
 
-        def count(redis: Redis | Line, call: scripts.ScriptCall, wake: str) -> Awaitable[Any]:
+        def count(redis: Redis | DedicatedConnection, call: scripts.ScriptCall, wake: str) -> Awaitable[Any]:
             ran[call.name] += 1
             return run(redis, call, wake)
 

@@ -14,7 +14,7 @@ from tests.store.test_round_trips import count_sent
 from timers.core.model import Status, Timer
 from timers.errors import InvalidInput
 from timers.store import queries
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 from timers.store.filters import Filter
 from timers.store.listing import LARGEST_BYTES, PAGE_BYTES, Page, read_page, read_pages
 from timers.store.queries import endings
@@ -106,9 +106,9 @@ class Asked(Store):
         super().__init__(real.connections, shards=real.shards)
         self.asked: list[tuple[object, ...]] = []
 
-    async def run_all(self, calls: Sequence[ScriptCall], line: Line | None = None) -> list[Any]:
+    async def run_all(self, calls: Sequence[ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
         self.asked += (tuple(arguments[:2]) for _, _, arguments in calls)
-        return await super().run_all(calls, line)
+        return await super().run_all(calls, via)
 
 
 async def test_a_list_reads_only_where_timers_are_counted(real: Store) -> None:

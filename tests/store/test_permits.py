@@ -12,7 +12,7 @@ from tests.conftest import SharedServers
 from tests.store.acts import LEASE_MS, OTHER, POD, PREFIX, an_end, armed, arming, claim, settle
 from tests.store.backends import Backend, open_store
 from timers.processor import Limits, Rate
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 from timers.store.permits import Permits, Reservation
 from timers.store.scripts import ScriptCall
 from timers.store.store import Store
@@ -85,12 +85,12 @@ async def test_a_permit_that_is_released_while_it_is_kept_does_not_come_back(
     reserved, order = await reserve(permits, TWO, 2), list[str]()
     run_all = store.run_all
 
-    async def in_order(calls: Sequence[ScriptCall], line: Line | None = None) -> list[Any]:
+    async def in_order(calls: Sequence[ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
         if calls[0].name == "keep":
             keeping.set()
             go_on.wait()
         order.append(calls[0].name)
-        return [] if calls[0].name == "keep" else await run_all(calls, line)
+        return [] if calls[0].name == "keep" else await run_all(calls, via)
 
     monkeypatch.setattr(store, "run_all", in_order)
     kept = asyncio.create_task(asyncio.to_thread(asyncio.run, permits.keep(reserved.permits, LEASE_MS)))

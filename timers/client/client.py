@@ -35,7 +35,7 @@ from timers.settings import Settings, load_worker_settings
 from timers.store import outbox, queries
 from timers.store.callers import Quota
 from timers.store.codec import encode_act
-from timers.store.connect import Connections, Line, connect
+from timers.store.connect import Connections, DedicatedConnection, connect
 from timers.store.filters import Filter, Visible
 from timers.store.identity import READS, Loss
 from timers.store.listing import LIST_LIMIT, Page, PageRequest, read_page, read_pages
@@ -141,14 +141,16 @@ class TimerClient(Timers):
         arm = partial(self._arm_some, traceparent)
         return await self._group_commit.in_parts(news, arm, together=self._quota is not None)
 
-    async def _arm_some(self, traceparent: str | None, news: Sequence[Wish], line: Line | None) -> Results:
+    async def _arm_some(
+        self, traceparent: str | None, news: Sequence[Wish], via: DedicatedConnection | None
+    ) -> Results:
         now_ms = (await self._open()).clock.now_ms()
         planned = [try_plan(new, now_ms, traceparent, self._by) for new in news]
         refused = await self._declared.refusals({p.prefix for p in planned if isinstance(p, Arming)})
         if refused:
             planned = [refused.get(p.prefix, p) if isinstance(p, Arming) else p for p in planned]
         armings = [arming for arming in planned if isinstance(arming, Arming)]
-        answers = iter(await self._group_commit.arm_all(armings, self._quota, line))
+        answers = iter(await self._group_commit.arm_all(armings, self._quota, via))
         return [armed(next(answers), self._quota) if isinstance(p, Arming) else p for p in planned]
 
     async def get(self, prefix: str, id: str) -> Timer:

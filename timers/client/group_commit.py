@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 from timers.errors import Unavailable
 from timers.store.callers import Quota, Quotas
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LINES: Final = 8
+CONNECTIONS: Final = 8
 """The most connections of its own: one for each shard that is being armed in; further shards share the pool."""
 
 _Waiting = tuple[Arming, asyncio.Future[Reply]]
@@ -34,8 +34,8 @@ class GroupCommit:
         self._store, self._quotas, self._edit_lock_ms = store, Quotas(store), edit_lock_ms
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
-        self._idle: list[Line] = []
-        self._lines = 0
+        self._idle: list[DedicatedConnection] = []
+        self._opened = 0
 
     async def arm(self, arming: Arming, quota: Quota | None = None) -> Reply:
         """As `Store.arm` or `Quotas.arm`, for one timer. A caller that is cancelled before its timer was sent arms
@@ -46,35 +46,35 @@ class GroupCommit:
             self._waiting[group].append((arming, answer))
             return await answer
         self._busy[group] = None
-        line = self._idle.pop() if self._idle else self._another_line()
+        connection = self._idle.pop() if self._idle else self._another_connection()
         try:
             if quota is not None:
                 return (await self.arm_all([arming], quota))[0]
-            return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms, line=line)
+            return await self._store.arm_one(arming, edit_lock_ms=self._edit_lock_ms, via=connection)
         finally:
             if group in self._waiting:
-                self._busy[group] = asyncio.create_task(self._work(group, line))
+                self._busy[group] = asyncio.create_task(self._work(group, connection))
             else:
-                self._release(group, line)
+                self._release(group, connection)
 
     async def in_parts(
         self,
         items: Sequence[T],
-        arm: Callable[[Sequence[T], Line | None], Coroutine[Any, Any, list[R]]],
+        arm: Callable[[Sequence[T], DedicatedConnection | None], Coroutine[Any, Any, list[R]]],
         *,
         together: bool,
     ) -> list[R]:
         """The results of arming the items of a batch: in parts, each planned while the server works on those before, or
         all `together`. Raises what a part raises; other parts may be armed then."""
-        with self._one_line() as line:
+        with self._one_connection() as connection:
             # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
-            in_parts = line is not None and self._store.identity.armed and not together
+            in_parts = connection is not None and self._store.identity.armed and not together
             size = ARM_LIMIT if in_parts else max(1, len(items))
             parts: list[asyncio.Task[list[R]]] = []
             try:
                 async with asyncio.TaskGroup() as group:
                     for start in range(0, len(items), size):
-                        parts.append(group.create_task(arm(items[start : start + size], line)))
+                        parts.append(group.create_task(arm(items[start : start + size], connection)))
                         await asyncio.sleep(0)  # the server works on these while the next are planned
             except ExceptionGroup as failed:
                 error = failed.exceptions[0]
@@ -84,21 +84,21 @@ class GroupCommit:
         return [result for part in parts for result in part.result()]
 
     @contextmanager
-    def _one_line(self) -> Iterator[Line | None]:
+    def _one_connection(self) -> Iterator[DedicatedConnection | None]:
         """A connection for one caller, if there is one left."""
-        line = self._idle.pop() if self._idle else self._another_line()
+        connection = self._idle.pop() if self._idle else self._another_connection()
         try:
-            yield line
+            yield connection
         finally:
-            if line is not None:
-                self._idle.append(line)
+            if connection is not None:
+                self._idle.append(connection)
 
     async def arm_all(
-        self, armings: Sequence[Arming], quota: Quota | None = None, line: Line | None = None
+        self, armings: Sequence[Arming], quota: Quota | None = None, via: DedicatedConnection | None = None
     ) -> list[Reply]:
         """As `Store.arm`, or `Quotas.arm`."""
         if quota is None:
-            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, line=line)
+            return await self._store.arm(armings, edit_lock_ms=self._edit_lock_ms, via=via)
         return await self._quotas.arm(armings, quota, edit_lock_ms=self._edit_lock_ms)
 
     async def rearm(self, prefix: str, timer_id: str, quota: Quota | None, *, cause: str) -> Reply:
@@ -107,25 +107,25 @@ class GroupCommit:
             return await self._store.rearm(prefix, timer_id, cause=cause)
         return await self._quotas.rearm(prefix, timer_id, quota, cause=cause)
 
-    async def _work(self, group: _Group, line: Line | None) -> None:
+    async def _work(self, group: _Group, connection: DedicatedConnection | None) -> None:
         """Arm until nobody waits."""
         try:
             while some := self._take(group):
-                await self._arm(some, group, line)
+                await self._arm(some, group, connection)
                 await asyncio.sleep(0)  # lets the callers that were answered join the next group
         finally:
-            self._release(group, line)
+            self._release(group, connection)
 
-    def _release(self, group: _Group, line: Line | None) -> None:
+    def _release(self, group: _Group, connection: DedicatedConnection | None) -> None:
         del self._busy[group]
-        if line is not None:
-            self._idle.append(line)
+        if connection is not None:
+            self._idle.append(connection)
 
-    def _another_line(self) -> Line | None:
-        if self._lines == LINES:
+    def _another_connection(self) -> DedicatedConnection | None:
+        if self._opened == CONNECTIONS:
             return None
-        self._lines += 1
-        return self._store.connections.line()
+        self._opened += 1
+        return self._store.connections.dedicated()
 
     def _take(self, group: _Group) -> list[_Waiting]:
         wanted = [one for one in self._waiting.pop(group, ()) if not one[1].done()]
@@ -133,10 +133,10 @@ class GroupCommit:
             self._waiting[group] = wanted[ARM_LIMIT:]
         return wanted[:ARM_LIMIT]
 
-    async def _arm(self, some: list[_Waiting], group: _Group, line: Line | None) -> None:
+    async def _arm(self, some: list[_Waiting], group: _Group, connection: DedicatedConnection | None) -> None:
         armings = [arming for arming, _ in some]
         try:
-            answers = await self.arm_all(armings, group if isinstance(group, Quota) else None, line)
+            answers = await self.arm_all(armings, group if isinstance(group, Quota) else None, connection)
         except Exception as error:  # noqa: BLE001 (each caller gets it)
             for _, waiting in some:
                 if not waiting.done():

@@ -16,7 +16,7 @@ from timers.engine.runner import Runner
 from timers.engine.runs import Run, Runs
 from timers.engine.supervisor import Services
 from timers.logs import get_logger
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 from timers.store.cooperative import set_within
 
 EXTEND_BATCH: Final = 250
@@ -41,7 +41,7 @@ class Leases:
         self._pod, self._runs, self._runner = pod, runs, runner
         self._pods_loop, self._pods_thread = asyncio.get_running_loop(), threading.get_ident()
         self._beat_seconds = pod.lease_ms / BEATS_PER_LEASE / 1000
-        self._line = Line(pod.store.connections.dial(), answer_s=self._beat_seconds)
+        self._connection = DedicatedConnection(pod.store.connections.dial(), answer_s=self._beat_seconds)
         self._turned_at = time.monotonic()
         self._has_turned = True
 
@@ -61,7 +61,7 @@ class Leases:
                 self._pods_loop.call_soon_threadsafe(self._runs.extended)
                 await set_within(doubted, self._beat_seconds)
         finally:
-            await self._line.close()
+            await self._connection.close()
 
     def _kept(self) -> list[Run]:
         """The runs whose leases are extended. The event loop ends runs at their timeouts, but not while it stands
@@ -84,13 +84,13 @@ class Leases:
         # A permit ends no later than the lease, so that the pod that rescues the run finds room.
         keep_ms = self._pod.lease_ms - math.ceil((time.monotonic() - began) * 1000) - 1
         permits = (permit for run in runs if not run.ended and (permit := run.permit))
-        await self._pod.permits.keep(permits, max(keep_ms, 1), self._line)
+        await self._pod.permits.keep(permits, max(keep_ms, 1), self._connection)
 
     async def _extend(self, shard: int, runs: list[Run]) -> None:
         timers = [run.timer for run in runs]
         lease_ms = self._pod.lease_ms
         lease_until = time.monotonic() + lease_ms / 1000
-        lost = await self._pod.store.extend(shard, timers, pod=self._pod.name, lease_ms=lease_ms, line=self._line)
+        lost = await self._pod.store.extend(shard, timers, pod=self._pod.name, lease_ms=lease_ms, via=self._connection)
         tokens = {timer.token for timer in lost}
         for run in runs:
             if run.timer.token not in tokens:

@@ -117,7 +117,7 @@ class ShardSweep:
             share = 1 if self.look_ms else (self._shard + 1) / self._all.pod.store.shards
             self.look_ms = now_ms + self._all.interval_ms * share
         try:
-            touched = await self._all.pod.store.touch(self._shard, rank, line=self._all.line)
+            touched = await self._all.pod.store.touch(self._shard, rank, via=self._all.connection)
             found_lost = await self._look_for_orphans(touched)
         except BaseException as error:
             self._everything = self._everything or everything
@@ -175,7 +175,7 @@ class Sweeper:
     def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: "Canary") -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
         self.can_hear, self._is_deaf = canary.can_hear, canary.is_deaf
-        self.line = pod.store.connections.line()
+        self.connection = pod.store.connections.dedicated()
         """All looks go over it: lending a connection from a pool takes longer than a look."""
         self._gap = "sweep-start"
         self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}

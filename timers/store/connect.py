@@ -33,7 +33,7 @@ _NEVER: Final = Retry(NoBackoff(), 0)
 _PACKER: Final = HiredisRespSerializer()
 
 
-class Line:
+class DedicatedConnection:
     """One connection for one caller, who may send several commands before the first answer: they are executed and
     answered in order. It opens with the first command and reopens after it broke. It needs no lending from a pool,
     which costs 35 µs of CPU a create, and redis-py only opens it: its way to the socket and back costs 17."""
@@ -149,23 +149,25 @@ def _settle(asked: asyncio.Future[Any], answer: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections to one db. `commands` is a bounded pool. `line` makes a connection for one caller, and `dial` one
+    """The connections to one db. `commands` is a bounded pool. `dedicated` makes one for one caller, and `dial` one
     for a caller who closes it: a subscriber, or another thread."""
 
     commands: Redis
     db: int
-    _lines: list[Line] = field(default_factory=list)
+    _dedicated: list[DedicatedConnection] = field(default_factory=list)
 
     @property
     def user(self) -> str:
         """The name of the Redis user."""
         return str(self.commands.connection_pool.connection_kwargs.get("username") or "default")
 
-    def line(self) -> Line:
+    def dedicated(self) -> DedicatedConnection:
         """A connection outside the pools for one caller. It is not yet open; `close` closes it with all others."""
-        line = Line(self.dial(), answer_s=self.commands.connection_pool.connection_kwargs["socket_timeout"])
-        self._lines.append(line)
-        return line
+        connection = DedicatedConnection(
+            self.dial(), answer_s=self.commands.connection_pool.connection_kwargs["socket_timeout"]
+        )
+        self._dedicated.append(connection)
+        return connection
 
     def dial(self) -> AbstractConnection:
         """A connection outside every pool, not yet open, whose reads wait without limit."""
@@ -175,8 +177,8 @@ class Connections:
 
     async def close(self) -> None:
         """Close the pools and the connections of single callers."""
-        for line in self._lines:
-            await line.close()
+        for connection in self._dedicated:
+            await connection.close()
         await self.commands.aclose(close_connection_pool=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from timers.processor import Limits
 from timers.store import keys
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 from timers.store.scripts import Argument, ScriptCall, read
 from timers.store.store import Store
 
@@ -77,14 +77,14 @@ class Permits:
             await asyncio.wrap_future(self._kept)
         await self._store.run_all(list(_calls("release", permits, 0)))
 
-    async def keep(self, permits: Iterable[Permit], keep_ms: int, line: Line | None = None) -> None:
+    async def keep(self, permits: Iterable[Permit], keep_ms: int, via: DedicatedConnection | None = None) -> None:
         """Extend the permits of continuing runs; may be called on an event loop of its own. `permits` is read only now,
         and must leave out runs that have ended."""
         kept = self._kept = Future()
         kept.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
         try:
             for call in _calls("keep", permits, keep_ms):
-                await self._store.run_all([call], line)
+                await self._store.run_all([call], via)
         finally:
             kept.set_result(None)
 

@@ -22,7 +22,7 @@ from redis.exceptions import (
 )
 
 from timers.errors import Full, RedisRights, TimersError, Unavailable
-from timers.store.connect import Line
+from timers.store.connect import DedicatedConnection
 
 Argument = str | int | bytes
 
@@ -134,7 +134,7 @@ def _meant(error: BaseException, alone: bool) -> TimersError | None:
     return None
 
 
-async def run(redis: Redis | Line, call: ScriptCall, wake: str) -> Any:
+async def run(redis: Redis | DedicatedConnection, call: ScriptCall, wake: str) -> Any:
     """Run a script. Each has the channel of wake-ups as its first argument. Raises Unavailable. A server that lost its
     script cache gets the script again."""
     with reachable(alone=True):
@@ -144,13 +144,15 @@ async def run(redis: Redis | Line, call: ScriptCall, wake: str) -> Any:
             return await redis.eval(source(call.name), 1, call.root, wake, *call.arguments)
 
 
-async def run_all(redis: Redis, calls: Sequence[ScriptCall], wake: str, *, line: Line | None = None) -> list[Any]:
-    """Run scripts in order and in one round trip, on the line if there is one. Raises as `run`: the calls before the
+async def run_all(
+    redis: Redis, calls: Sequence[ScriptCall], wake: str, *, via: DedicatedConnection | None = None
+) -> list[Any]:
+    """Run scripts in order and in one round trip, over `via` if given. Raises as `run`: the calls before the
     one that failed were made, and later ones may have been."""
     if len(calls) == 1:
-        return [await run(line or redis, calls[0], wake)]
+        return [await run(via or redis, calls[0], wake)]
     with reachable():
-        answers = await (_pipelined(redis, calls, wake) if line is None else _on(line, calls, wake))
+        answers = await (_pipelined(redis, calls, wake) if via is None else _on(via, calls, wake))
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, NoScriptError):
                 raise answer
@@ -158,7 +160,7 @@ async def run_all(redis: Redis, calls: Sequence[ScriptCall], wake: str, *, line:
     # the order stays.
     for place, answer in enumerate(answers):
         if isinstance(answer, NoScriptError):
-            answers[place] = await run(line or redis, calls[place], wake)
+            answers[place] = await run(via or redis, calls[place], wake)
     return answers
 
 
@@ -170,8 +172,8 @@ async def _pipelined(redis: Redis, calls: Sequence[ScriptCall], wake: str) -> li
     return answers
 
 
-async def _on(line: Line, calls: Sequence[ScriptCall], wake: str) -> list[Any]:
-    asked = (line.evalsha(digest(name), 1, root, wake, *arguments) for name, root, arguments in calls)
+async def _on(connection: DedicatedConnection, calls: Sequence[ScriptCall], wake: str) -> list[Any]:
+    asked = (connection.evalsha(digest(name), 1, root, wake, *arguments) for name, root, arguments in calls)
     return await asyncio.gather(*asked, return_exceptions=True)
 
 

@@ -13,7 +13,7 @@ from timers.core.fields import encode
 from timers.core.model import NO_PROGRESS, Lease, Progress, Timer
 from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, keys, scripts
-from timers.store.connect import Connections, Line
+from timers.store.connect import Connections, DedicatedConnection
 from timers.store.identity import DbIdentity, is_newer
 from timers.store.refusals import Newer, Rights
 
@@ -103,7 +103,7 @@ class Store:
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
         self.rights = Rights(connections.user)
         self.newer = Newer()
-        self._idle: list[Line] = []
+        self._idle: list[DedicatedConnection] = []
 
     @property
     def shards(self) -> int:
@@ -124,7 +124,12 @@ class Store:
         return server_ms
 
     async def arm(
-        self, armings: Sequence[Arming], *, edit_lock_ms: int = 0, room: int | None = None, line: Line | None = None
+        self,
+        armings: Sequence[Arming],
+        *,
+        edit_lock_ms: int = 0,
+        room: int | None = None,
+        via: DedicatedConnection | None = None,
     ) -> list[Reply]:
         """Arm timers of any shards in one round trip; replies in order. Codes: created, replaced, kept, exists,
         running, locked, newer, rights; full, once `room` for timers that are not scheduled already is used up."""
@@ -133,18 +138,18 @@ class Store:
         def head(places: Sequence[int]) -> Sequence[scripts.Argument]:
             return edit_lock_ms, "" if room is None else sum(place < room for place in places)
 
-        told = await self.tell("arm", identities, lines, head=head, words=2, line=line)
+        told = await self.tell("arm", identities, lines, head=head, words=2, via=via)
         return [self._armed(a, *said) for a, said in zip(armings, told, strict=True)]
 
-    async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0, line: Line | None = None) -> Reply:
+    async def arm_one(self, arming: Arming, *, edit_lock_ms: int = 0, via: DedicatedConnection | None = None) -> Reply:
         """As `arm`, for one timer, in half the CPU."""
         if self.identity.epoch:
             shard = self.shard_of(arming.prefix, arming.id)
             arguments = (self.identity.stamp, self.identity.writes, edit_lock_ms, "", _arming(arming))
-            told = await self.run("arm", shard, arguments, line=line)
+            told = await self.run("arm", shard, arguments, via=via)
             if told[0] != b"foreign":
                 return self._armed(arming, *told)
-        return (await self.arm([arming], edit_lock_ms=edit_lock_ms, line=line))[0]
+        return (await self.arm([arming], edit_lock_ms=edit_lock_ms, via=via))[0]
 
     async def tell(
         self,
@@ -154,7 +159,7 @@ class Store:
         *,
         head: Callable[[Sequence[int]], Sequence[scripts.Argument]] = lambda _places: (),
         words: int = 1,
-        line: Line | None = None,
+        via: DedicatedConnection | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a script that makes timers, with a line for each, on all their shards in one round trip. Returns the
         script's `words` for each. Founds shards that do not carry the db's epoch. `head` makes
@@ -177,7 +182,7 @@ class Store:
             ]
             foreign: set[int] = set()
             try:
-                replies = await self.run_all(calls, line)
+                replies = await self.run_all(calls, via)
             except Unavailable as error:
                 error.nothing_done = error.nothing_done and not told
                 raise
@@ -285,8 +290,8 @@ class Store:
         behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        with self._lent_line() as line:
-            more, claimed, bad, denied, newer = await self.run("claim", shard, arguments, line=line)
+        with self._lent_connection() as connection:
+            more, claimed, bad, denied, newer = await self.run("claim", shard, arguments, via=connection)
         self._met(newer)
         for command in denied[1::2]:
             self.rights.refused(command.decode())
@@ -326,13 +331,13 @@ class Store:
         return self._claimed(rescued, bad, pod, lease_ms)
 
     async def extend(
-        self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, line: Line | None = None
+        self, shard: int, timers: Sequence[Timer], *, pod: str, lease_ms: int, via: DedicatedConnection | None = None
     ) -> list[Timer]:
         """Extend leases. Returns the timers whose lease went to a newer token."""
         arguments: list[scripts.Argument] = [pod, lease_ms]
         for timer in timers:
             arguments += (timer.prefix, timer.id, timer.token)
-        (lost,) = await self.run("extend", shard, arguments, line=line)
+        (lost,) = await self.run("extend", shard, arguments, via=via)
         return [timers[int(index)] for index in lost]
 
     async def settle(
@@ -345,13 +350,13 @@ class Store:
         arguments += [
             codec.encode_end(timer, after, pod=pod, took=took, form=form) for timer, after, took in settlements
         ]
-        with self._lent_line() as line:
-            return [code.decode() for code in await self.run("settle", shard, arguments, line=line)]
+        with self._lent_connection() as connection:
+            return [code.decode() for code in await self.run("settle", shard, arguments, via=connection)]
 
-    async def touch(self, shard: int, rank: int = 0, *, line: Line | None = None) -> Touched:
+    async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
         """Touch what has become due so that its events come now, and learn when to look again. Looks at some queues
         from `rank` on, newest due first."""
-        next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank], line=line)
+        next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank], via=via)
         due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
         next_ms = int(next_look) if next_look else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
@@ -367,13 +372,13 @@ class Store:
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
 
     @contextmanager
-    def _lent_line(self) -> Iterator[Line]:
+    def _lent_connection(self) -> Iterator[DedicatedConnection]:
         """A connection for one call of a pod's own. It has few under way, and lending from the pool costs 35 µs."""
-        line = self._idle.pop() if self._idle else self.connections.line()
+        connection = self._idle.pop() if self._idle else self.connections.dedicated()
         try:
-            yield line
+            yield connection
         finally:
-            self._idle.append(line)
+            self._idle.append(connection)
 
     def _met(self, newer: Sequence[bytes]) -> None:
         for member, raw in zip(newer[::2], newer[1::2], strict=True):
@@ -420,30 +425,30 @@ class Store:
         return Reply(code.decode(), codec.readable(prefix, timer_id, told) if told else None)
 
     def run(
-        self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, line: Line | None = None
+        self, name: str, shard: int, arguments: Sequence[scripts.Argument], *, via: DedicatedConnection | None = None
     ) -> Coroutine[Any, Any, list[Any]]:
-        return self.run_at(keys.root(shard), name, arguments, line=line)
+        return self.run_at(keys.root(shard), name, arguments, via=via)
 
     async def run_at(
-        self, root: str, name: str, arguments: Sequence[scripts.Argument], *, line: Line | None = None
+        self, root: str, name: str, arguments: Sequence[scripts.Argument], *, via: DedicatedConnection | None = None
     ) -> list[Any]:
         """Run a script. Every answer begins with the server's time, which sets the clock and is removed."""
         call, sent = scripts.ScriptCall(name, root, arguments), time.monotonic()
         try:
-            reply: list[Any] = await scripts.run(line or self.connections.commands, call, self._wake)
+            reply: list[Any] = await scripts.run(via or self.connections.commands, call, self._wake)
         except RedisRights as error:
             raise self._refused(error) from error
         self._heard(name, sent, reply)
         return reply[1:]
 
-    async def run_all(self, calls: Sequence[scripts.ScriptCall], line: Line | None = None) -> list[Any]:
-        """Run scripts in one round trip, on the line if there is one. Each answer still begins with the server's
+    async def run_all(self, calls: Sequence[scripts.ScriptCall], via: DedicatedConnection | None = None) -> list[Any]:
+        """Run scripts in one round trip, over `via` if given. Each answer still begins with the server's
         time."""
         if not calls:
             return []
         sent = time.monotonic()
         try:
-            replies = await scripts.run_all(self.connections.commands, calls, self._wake, line=line)
+            replies = await scripts.run_all(self.connections.commands, calls, self._wake, via=via)
         except RedisRights as error:
             raise self._refused(error) from error
         self._heard(calls[0].name, sent, *replies)

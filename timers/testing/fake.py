@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from fakeredis import FakeAsyncRedis, FakeRedis, FakeServer
 
-from timers.store.connect import Connections, Line
+from timers.store.connect import Connections, DedicatedConnection
 
 _CLOCKS: Final = (
     "fakeredis._helpers.time",
@@ -65,11 +65,11 @@ def _python(form: bytes) -> str:
 
 
 class _FakeConnections(Connections):
-    """Connections without a socket that a line could take over."""
+    """Connections without a socket that a dedicated connection could take over."""
 
-    def line(self) -> Line:
+    def dedicated(self) -> DedicatedConnection:
         """The pool."""
-        return cast("Line", self.commands)
+        return cast("DedicatedConnection", self.commands)
 
 
 def fake_connections(server: FakeServer | None = None) -> Connections:

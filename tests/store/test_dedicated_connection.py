@@ -13,15 +13,15 @@ from tests.servers import Kind
 from tests.store.acts import arming
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.errors import Unavailable
-from timers.store.connect import Line, connect
+from timers.store.connect import DedicatedConnection, connect
 from timers.store.store import Store
 
 ECHO = "return ARGV[1]"
 
 
 @pytest.fixture
-async def line(real: Store) -> Line:
-    return real.connections.line()
+async def connection(real: Store) -> DedicatedConnection:
+    return real.connections.dedicated()
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ async def redis(real: Store) -> Redis:
     return real.connections.commands
 
 
-async def echoed(line: Line, word: str) -> str:
-    answer: bytes = await line.eval(ECHO, 0, word)
+async def echoed(connection: DedicatedConnection, word: str) -> str:
+    answer: bytes = await connection.eval(ECHO, 0, word)
     return answer.decode()
 
 
@@ -38,74 +38,78 @@ async def clients(redis: Redis) -> set[str]:
     return {client["id"] for client in await redis.client_list()}
 
 
-async def test_commands_share_one_connection(redis: Redis, line: Line) -> None:
+async def test_commands_share_one_connection(redis: Redis, connection: DedicatedConnection) -> None:
     before = await clients(redis)
-    assert [await echoed(line, word) for word in "abc"] == ["a", "b", "c"]
+    assert [await echoed(connection, word) for word in "abc"] == ["a", "b", "c"]
     assert len(await clients(redis) - before) == 1
 
 
-async def test_commands_sent_together_are_answered_in_their_order(redis: Redis, line: Line) -> None:
+async def test_commands_sent_together_are_answered_in_their_order(
+    redis: Redis, connection: DedicatedConnection
+) -> None:
     before = await clients(redis)
     words = [str(number) for number in range(100)]
-    assert await asyncio.gather(*(echoed(line, word) for word in words)) == words
+    assert await asyncio.gather(*(echoed(connection, word) for word in words)) == words
     assert len(await clients(redis) - before) == 1
 
 
-async def test_a_command_that_is_given_up_fails_those_sent_with_it(redis: Redis, line: Line) -> None:
+async def test_a_command_that_is_given_up_fails_those_sent_with_it(
+    redis: Redis, connection: DedicatedConnection
+) -> None:
     """Nobody knows which of them were executed; the next ones go over another connection."""
-    await echoed(line, "a")
+    await echoed(connection, "a")
     await redis.client_pause(60_000, all=False)
     try:
-        sent = [asyncio.create_task(echoed(line, word)) for word in "bc"]
+        sent = [asyncio.create_task(echoed(connection, word)) for word in "bc"]
         await asyncio.sleep(0)  # both are sent
         sent[0].cancel()
         _, lost = await asyncio.gather(*sent, return_exceptions=True)
         assert isinstance(lost, ConnectionError)
     finally:
         await redis.client_unpause()
-    assert await asyncio.gather(*(echoed(line, word) for word in "de")) == ["d", "e"]
+    assert await asyncio.gather(*(echoed(connection, word) for word in "de")) == ["d", "e"]
 
 
-async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, line: Line) -> None:
-    await echoed(line, "a")
+async def test_an_error_is_an_answer_and_stops_nothing(redis: Redis, connection: DedicatedConnection) -> None:
+    await echoed(connection, "a")
     before = await clients(redis)
     with pytest.raises(ResponseError, match="on purpose"):
-        await line.eval("return redis.error_reply('ERR on purpose')", 0)
-    assert await echoed(line, "b") == "b"
+        await connection.eval("return redis.error_reply('ERR on purpose')", 0)
+    assert await echoed(connection, "b") == "b"
     assert await clients(redis) == before
 
 
-async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, line: Line) -> None:
-    await echoed(line, "a")
+async def test_a_server_that_hung_up_meanwhile_is_called_again(redis: Redis, connection: DedicatedConnection) -> None:
+    await echoed(connection, "a")
     # As a server does with connections that were idle for long.
     await redis.client_kill_filter(skipme=True, _type="normal")
 
     async def heard() -> bool:
-        return line._wire is not None and not line._wire.is_open
+        return connection._wire is not None and not connection._wire.is_open
 
     await eventually(heard, "the end has arrived here")
-    assert await echoed(line, "b") == "b"
+    assert await echoed(connection, "b") == "b"
 
 
-async def test_an_answer_in_many_parts_arrives_whole(line: Line) -> None:
-    assert await echoed(line, long := "x" * 3_000_000) == long
+async def test_an_answer_in_many_parts_arrives_whole(connection: DedicatedConnection) -> None:
+    assert await echoed(connection, long := "x" * 3_000_000) == long
 
 
-async def test_an_answer_that_nobody_asked_for_is_nobodys(redis: Redis, line: Line) -> None:
-    await echoed(line, "a")
+async def test_an_answer_that_nobody_asked_for_is_nobodys(redis: Redis, connection: DedicatedConnection) -> None:
+    await echoed(connection, "a")
     before = await clients(redis)
-    assert line._wire is not None
-    line._wire.data_received(b"+stray\r\n")
-    assert await echoed(line, "b") == "b"
+    assert connection._wire is not None
+    connection._wire.data_received(b"+stray\r\n")
+    assert await echoed(connection, "b") == "b"
     assert await clients(redis) != before
 
 
-async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, line: Line) -> None:
+async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, connection: DedicatedConnection) -> None:
     """The late answer is never taken for the answer to the next command."""
-    await echoed(line, "a")
+    await echoed(connection, "a")
     await redis.client_pause(60_000, all=False)  # scripts wait, as all writes do
     try:
-        given_up = asyncio.create_task(echoed(line, "given up"))
+        given_up = asyncio.create_task(echoed(connection, "given up"))
 
         async def waits() -> bool:
             return any("b" in client["flags"] for client in await redis.client_list())
@@ -115,32 +119,34 @@ async def test_a_cancelled_call_leaves_no_answer_behind(redis: Redis, line: Line
         assert isinstance((await asyncio.gather(given_up, return_exceptions=True))[0], asyncio.CancelledError)
     finally:
         await redis.client_unpause()
-    assert await echoed(line, "next") == "next"
+    assert await echoed(connection, "next") == "next"
 
 
 async def test_a_slow_call_is_unavailable_and_the_next_is_not(real: Store, redis: Redis) -> None:
     await real.arm([arming("first")])  # otherwise another connection would create the shard's identity
-    line = Line(real.connections.dial(), answer_s=0.05)
+    connection = DedicatedConnection(real.connections.dial(), answer_s=0.05)
     await redis.client_pause(60_000, all=False)
     try:
         with pytest.raises(Unavailable, match="did not answer in time"):
-            await real.arm([arming("slow")], line=line)
+            await real.arm([arming("slow")], via=connection)
     finally:
         await redis.client_unpause()
 
     async def answers() -> bool:
         with suppress(TimeoutError):  # 50 ms may be too short
-            return await echoed(line, "next") == "next"
+            return await echoed(connection, "next") == "next"
         return False
 
     await eventually(answers, "the next is answered")
-    await line.close()
+    await connection.close()
 
 
-async def test_a_server_without_the_script_is_given_it_over_the_line(real: Store, redis: Redis, line: Line) -> None:
+async def test_a_server_without_the_script_is_given_it(
+    real: Store, redis: Redis, connection: DedicatedConnection
+) -> None:
     await redis.script_flush()
     before = await clients(redis)
-    assert [(await real.arm([arming(name)], line=line))[0].code for name in ("a", "b")] == ["created", "created"]
+    assert [(await real.arm([arming(name)], via=connection))[0].code for name in ("a", "b")] == ["created", "created"]
     assert len(await clients(redis) - before) == 1
 
 
@@ -149,13 +155,13 @@ async def test_a_lost_answer_is_unavailable_and_the_create_is_done(servers: Shar
         connections = connect(proxy.url)
         store = Store(connections)
         await connections.commands.flushdb()
-        line = connections.line()
-        await store.arm([arming("first")], line=line)
+        connection = connections.dedicated()
+        await store.arm([arming("first")], via=connection)
         losing = proxy.lose_reply("arm", patience_s=DEADLINE_SECONDS)
         with pytest.raises(Unavailable):
-            await store.arm([arming("second")], line=line)
+            await store.arm([arming("second")], via=connection)
         assert await losing
-        (again,) = await store.arm([arming("second", if_exists="keep")], line=line)
+        (again,) = await store.arm([arming("second", if_exists="keep")], via=connection)
         assert again.code == "kept"
         await connections.close()
 
@@ -164,12 +170,12 @@ async def test_lines_are_closed_with_the_other_connections(real: Store, servers:
     redis = real.connections.commands
     others = connect((await servers.of(kind)).url)
     before = await clients(redis)
-    line = others.line()
-    await echoed(line, "a")
+    connection = others.dedicated()
+    await echoed(connection, "a")
     assert len(await clients(redis) - before) == 1
     await others.close()
 
     async def gone() -> bool:
         return not await clients(redis) - before
 
-    await eventually(gone, "the line is closed")
+    await eventually(gone, "the connection is closed")
