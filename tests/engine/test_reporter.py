@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.engine.fleet import options_of
-from timers.core.lateness import bucket_of
 from timers.engine import maintenance
 from timers.engine.maintenance import Maintenance
 from timers.engine.peers import Peers
@@ -15,6 +14,7 @@ from timers.errors import Unavailable
 from timers.processor import Registry
 from timers.store.connect import connect
 from timers.store.membership import Member, Membership
+from timers.store.starts import bucket_of
 from timers.store.store import Store
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.deciding import claimed
 from tests.unit.samples import START_MS, a_timer
-from timers.core.calendar import CATCH_UP_LIMIT, first_slot, start
-from timers.core.decide import Transition, decide, exhausted, missed
+from timers.core.decide import CATCH_UP_LIMIT, Transition, decide, exhausted, first_slot, missed, start
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, parse_interval, parse_ms
 from timers.core.model import Progress, Status, Timer
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze

@@ -6,8 +6,7 @@ from random import Random
 from typing import Any
 
 from tests.unit.samples import START_MS, a_timer
-from timers.core.calendar import start
-from timers.core.decide import Transition, decide
+from timers.core.decide import Transition, decide, start
 from timers.core.model import Status, Timer
 from timers.core.outcome import Failed, Outcome
 from timers.core.policies import RetryPolicy

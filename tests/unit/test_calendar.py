@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.unit.samples import START_MS, a_timer, at
-from timers.core import calendar
-from timers.core.calendar import CATCH_UP_LIMIT, Planned, first_slot, next_occurrence, start
+from timers.core import decide
+from timers.core.decide import CATCH_UP_LIMIT, Planned, first_slot, next_occurrence, start
 from timers.core.durations import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Duration, format_time
 from timers.core.model import Progress, Timer
 from timers.core.policies import Repeat
@@ -282,13 +282,13 @@ class TestOutage:
         self, every: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         steps: list[int] = []
-        slot = calendar._slot
+        slot = decide._slot
 
         def counting(interval: Duration, timezone: str, anchor_ms: int, step: int) -> int:
             steps.append(step)
             return slot(interval, timezone, anchor_ms, step)
 
-        monkeypatch.setattr(calendar, "_slot", counting)
+        monkeypatch.setattr(decide, "_slot", counting)
         now_ms = START_MS + 3_650 * DAY_MS
         planned = following(repeating(every=every), now_ms)
         assert planned is not None

@@ -16,7 +16,6 @@ from timers.client import TimerClient, posted
 from timers.client.fleet import by_name
 from timers.core.answers import PodAnswer
 from timers.core.fields import check_prefix
-from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.engine.pod import UNDECLARED
 from timers.engine.worker import Worker
@@ -24,6 +23,7 @@ from timers.errors import Unavailable
 from timers.metrics import CONTENT_TYPE, Figures, Metrics
 from timers.store.cooperative import cooperatively
 from timers.store.filters import Visible
+from timers.store.starts import quantiles_ms
 
 COUNTS_SECONDS: Final = 0.7
 """How long a scrape waits for Redis. After that the pod answers with its own metrics alone, still within a second."""

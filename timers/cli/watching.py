@@ -22,14 +22,13 @@ from timers.client.feed import Event, event_json
 from timers.client.fleet import Stats
 from timers.core.durations import in_units
 from timers.core.fields import check_prefix
-from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
 from timers.dashboard.overview import health
 from timers.dashboard.render import clock
 from timers.errors import Unavailable
 from timers.store.filters import Filter
 from timers.store.queries import Ending, endings
-from timers.store.starts import Slot, next_timers, past_starts, total
+from timers.store.starts import Ring, next_timers, past_starts, quantiles_ms, total
 
 POLL_SECONDS: Final = 1.0
 ROWS: Final = 8
@@ -100,7 +99,7 @@ class _Snapshot:
 
     now_ms: int
     stats: Stats
-    fired: Mapping[str, Sequence[Slot]]
+    fired: Mapping[str, Ring]
     coming: Sequence[Timer]
     failures: Sequence[tuple[str, Ending]]
 
@@ -196,7 +195,7 @@ def _page(
 def _health_lines(seen: _Snapshot, prefix: str | None, width: int) -> Sequence[RenderableType]:
     by_status = {status: sum(counts.get(status, 0) for counts in seen.stats.counts.values()) for status in Status}
     well = health(seen.stats, by_status, None if prefix is None else prefix.__eq__)
-    rate = [sum(slot.counts.values()) for slot in seen.fired["hour"]]
+    rate = [sum(counts.values()) for counts in seen.fired["hour"].values()]
     late = quantiles_ms(total(seen.fired["hour"]))
     said = (
         ", ".join(f"{name} {value} ms" for name, value in late.items()) if late["p50"] is not None else "nothing fired"

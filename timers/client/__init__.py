@@ -1,8 +1,8 @@
 """The caller's side: what the HTTP API, the command line and other programs do with timers, directly on Redis."""
 
-from timers.client.answers import Armed, Results
 from timers.client.blocking import BlockingTimerClient
 from timers.client.client import BATCH_LIMIT, TimerClient, client_over, feed_of, open_redis, open_store, posted
+from timers.client.planning import Armed, Results
 
 __all__ = [
     "BATCH_LIMIT",

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, PrivateAttr, StrictBool, WithJsonSchema
 
-from timers.client.answers import refusal
-from timers.client.planning import due_of_change
+from timers.client.planning import due_of_change, refusal
 from timers.core import shapes
 from timers.core.answers import ActionAnswer, RefusedTimer
 from timers.core.calls import Action

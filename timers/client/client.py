@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from timers.client.actions import Act, Begun, BulkAction, Counts, Stop, carry_out, purge_calls
-from timers.client.answers import Armed, Results, accepted, armed, refusal
 from timers.client.feed import Event, Feed
 from timers.client.fleet import (
     Declared,
@@ -21,7 +20,18 @@ from timers.client.fleet import (
     read_stats,
 )
 from timers.client.group_commit import GroupCommit
-from timers.client.planning import Wish, changed_progress, due_of_change, plan, try_plan
+from timers.client.planning import (
+    Armed,
+    Results,
+    Wish,
+    accepted,
+    armed,
+    changed_progress,
+    due_of_change,
+    plan,
+    refusal,
+    try_plan,
+)
 from timers.core.calls import Action, ChangeFields, Delay, FilterFields, Time, Timers
 from timers.core.fields import check_callers_prefix, check_id, check_prefix, check_traceparent, is_own
 from timers.core.hooks import CALLS

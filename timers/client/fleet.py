@@ -15,7 +15,6 @@ from timers.core.durations import format_time
 from timers.core.explain import explain
 from timers.core.fields import is_own, owner
 from timers.core.hooks import CALLS
-from timers.core.lateness import quantiles_ms
 from timers.core.model import Status, Timer
 from timers.errors import FieldError, NoProcessor, NotFound, Refused, shown
 from timers.store import queries
@@ -25,6 +24,7 @@ from timers.store.identity import Loss
 from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
 from timers.store.notifications import is_time
 from timers.store.queries import Due
+from timers.store.starts import quantiles_ms
 from timers.store.store import Queue, Store
 
 NAMES_SHOWN: Final = 20

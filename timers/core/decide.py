@@ -1,19 +1,25 @@
-"""Owns the decision what happens to a timer after a run. Pure: time and randomness are arguments."""
+"""Owns the decision what happens to a timer after a run, and when a repeating one runs next: the slot after the current
+one, by interval, calendar or cron. Pure: time and randomness are arguments."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from timers.core import calendar
 from timers.core.calls import Delay
+from timers.core.cron import Cron
 from timers.core.durations import Duration, format_time, parse_ms, parse_time, within_reach
 from timers.core.fields import encode
 from timers.core.model import Cause, Progress, Status, Timer, in_english
 from timers.core.outcome import UNSET, Done, Exhausted, Failed, HandBack, Missed, Outcome, Rearm, Snooze
-from timers.core.policies import RetryPolicy
+from timers.core.policies import MissedPolicy, Repeat, RetryPolicy
 
 DETAIL_LIMIT_CHARACTERS: Final = 4000
+
+CATCH_UP_LIMIT: Final = 1000
+"""How many missed slots in a row are made up for: the newest of an interval, the oldest of a cron. The others are
+dropped, and the history says so."""
 
 
 class Transition(NamedTuple):
@@ -108,7 +114,7 @@ def _not_started(timer: Timer) -> Timer:
 def _next_or_finish(timer: Timer, status: Status, progress: Progress, now_ms: int, cause: Cause) -> Transition:
     """The next occurrence if the timer repeats, else the end."""
     repeat = timer.repeat if "repeat" in timer.spec else None
-    planned = None if repeat is None else calendar.next_occurrence(timer, repeat, now_ms)
+    planned = None if repeat is None else next_occurrence(timer, repeat, now_ms)
     if planned is None:
         return Transition(status, timer.due_ms, timer.attempt, timer.failures, timer.occurrence, progress, cause)
     if planned.dropped:
@@ -128,7 +134,7 @@ def _rearm(timer: Timer, rearm: Rearm, now_ms: int) -> Transition:
         due_ms = within_reach(_delayed(rearm.after, now_ms, 0), now_ms, "Rearm.after", rearm.after)
     progress = Progress()
     if timer.repeat is not None:
-        progress = replace(calendar.start(due_ms), occurrences=timer.progress.occurrences + 1)
+        progress = replace(start(due_ms), occurrences=timer.progress.occurrences + 1)
     return _next(timer, due_ms, progress, ("re-armed", ""), rearm.payload)
 
 
@@ -208,3 +214,110 @@ def _backoff_ms(timer: Timer, policy: RetryPolicy, failures: int, rng: Random) -
     # 2**40 ms is 34 years: above any cap, and the exponent stays bounded.
     whole_ms = min(cap_ms, base_ms << min(failures - 1, 40))
     return whole_ms - rng.randint(0, whole_ms // 2) if chosen.jitter else whole_ms
+
+
+class Planned(NamedTuple):
+    """The next occurrence: when it is due and the progress to keep. `dropped` is true if earlier slots were missed and
+    nothing makes up for them."""
+
+    due_ms: int
+    progress: Progress
+    dropped: bool
+
+
+_Slot = tuple[int, int, bool]
+"""A planned time, its step from the anchor (step 0 makes it a new anchor), and whether earlier slots were dropped."""
+
+
+@lru_cache(maxsize=4096)
+def _cron(expression: str, timezone: str) -> Cron:
+    return Cron.parse(expression, timezone)
+
+
+def first_slot(repeat: Repeat, now_ms: int) -> int:
+    """The first planned time of a cron without a due time: strictly after `now_ms`."""
+    if repeat.cron is None:
+        raise ValueError("only a cron plans its own first time")
+    return _cron(repeat.cron, repeat.timezone).next_after(now_ms)
+
+
+def start(first_ms: int) -> Progress:
+    """The progress of a cycle whose first occurrence is planned at `first_ms`."""
+    return Progress(slot_ms=first_ms, anchor_ms=first_ms)
+
+
+def next_occurrence(timer: Timer, repeat: Repeat, now_ms: int) -> Planned | None:
+    """What follows the current occurrence; None if the cycle is over."""
+    progress = timer.progress if timer.progress.slot_ms is not None else start(timer.due_ms)
+    done = progress.occurrences + 1
+    if repeat.count is not None and done >= repeat.count:
+        return None
+    at_ms, step, dropped = _next_slot(timer, repeat, progress, now_ms)
+    if repeat.until_ms is not None and at_ms > repeat.until_ms:
+        return None
+    anchor_ms = at_ms if step == 0 else progress.anchor_ms
+    return Planned(at_ms, Progress(slot_ms=at_ms, anchor_ms=anchor_ms, step=step, occurrences=done), dropped)
+
+
+def _next_slot(timer: Timer, repeat: Repeat, progress: Progress, now_ms: int) -> _Slot:
+    slot_ms = progress.slot_ms if progress.slot_ms is not None else timer.due_ms
+    oldest_ms = _oldest_ms(timer.missed_policy, now_ms)
+    interval = repeat.interval
+    if interval is None:
+        return _next_cron(repeat, slot_ms, progress.step, now_ms, oldest_ms)
+    if repeat.mode == "fixed_delay":
+        return interval.add_to(now_ms, repeat.timezone), 0, False
+    anchor_ms = progress.anchor_ms if progress.anchor_ms is not None else slot_ms
+    return _next_interval(interval, repeat.timezone, anchor_ms, progress.step, now_ms=now_ms, oldest_ms=oldest_ms)
+
+
+def _oldest_ms(missed: MissedPolicy, now_ms: int) -> int:
+    """The oldest slot that may still start now: a slot that passed recently, or within its grace, was not missed."""
+    return 0 if missed.policy == "all" else now_ms - missed.allowed_ms
+
+
+def _next_cron(repeat: Repeat, slot_ms: int, step: int, now_ms: int, oldest_ms: int) -> _Slot:
+    """The next slot of a cron. Its step counts the missed slots made up for in a row, because the only way to count the
+    slots of a cron in between is to walk them."""
+    cron = _cron(repeat.cron or "", repeat.timezone)
+    if repeat.mode == "fixed_delay":
+        return cron.next_after(now_ms), 0, False
+    following_ms = cron.next_after(slot_ms)
+    nearest_ms = following_ms if following_ms >= oldest_ms else cron.next_after(oldest_ms - 1)
+    if nearest_ms <= now_ms and step >= CATCH_UP_LIMIT:
+        nearest_ms = cron.next_after(now_ms)
+    return nearest_ms, step + 1 if nearest_ms <= now_ms else 0, nearest_ms > following_ms
+
+
+def _next_interval(
+    interval: Duration, timezone: str, anchor_ms: int, step: int, *, now_ms: int, oldest_ms: int
+) -> _Slot:
+    """The next slot of anchor + step × interval, from the oldest that may still start; of those in the past, at most
+    the newest `CATCH_UP_LIMIT`."""
+    oldest = _first_step_after(interval, timezone, anchor_ms, step + 1, oldest_ms - 1)
+    newest = _first_step_after(interval, timezone, anchor_ms, oldest, now_ms)
+    following = max(oldest, newest - CATCH_UP_LIMIT)
+    return _slot(interval, timezone, anchor_ms, following), following, following > step + 1
+
+
+def _first_step_after(interval: Duration, timezone: str, anchor_ms: int, low: int, at_ms: int) -> int:
+    """The smallest step ≥ `low` whose slot is after `at_ms`. Doubles, then bisects, so that a long outage of a short
+    interval takes a few dozen steps of calendar arithmetic instead of one for each slot."""
+    if _slot(interval, timezone, anchor_ms, low) > at_ms:
+        return low
+    width = 1
+    while _slot(interval, timezone, anchor_ms, low + width) <= at_ms:
+        low, width = low + width, width * 2
+    high = low + width
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _slot(interval, timezone, anchor_ms, middle) > at_ms:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _slot(interval: Duration, timezone: str, anchor_ms: int, step: int) -> int:
+    """Anchor + step × interval, multiplied before adding: 31 January + 2 months is 31 March."""
+    return (interval * step).add_to(anchor_ms, timezone)

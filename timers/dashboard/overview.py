@@ -14,7 +14,6 @@ from timers.api.body import refuse_query
 from timers.api.operations import route
 from timers.client.fleet import Stats, read_stats
 from timers.core.durations import in_units
-from timers.core.lateness import quantiles_ms
 from timers.core.model import Status
 from timers.dashboard import charts
 from timers.dashboard.site import Parts, show
@@ -22,7 +21,7 @@ from timers.store import alarms
 from timers.store.cooperative import CachedRead
 from timers.store.filters import Filter, Visible
 from timers.store.queries import FAILING_MS
-from timers.store.starts import Slot, due_load, next_timers, past_starts, total
+from timers.store.starts import Ring, due_load, next_timers, past_starts, quantiles_ms, total
 
 HOUR_MS: Final = 3_600_000
 LATE_MS: Final = 2_000
@@ -43,7 +42,7 @@ RINGS: Final = {"hour": "a minute", "day": "half an hour"}
 """What the charts of fired timers show, and what each bar is. They count timers of all prefixes."""
 
 
-Seen = tuple[Stats, Mapping[str, Sequence[Slot]], Sequence[alarms.Alarm]]
+Seen = tuple[Stats, Mapping[str, Ring], Sequence[alarms.Alarm]]
 """The state of the service, the rings of past starts, and the alarms that ring."""
 
 
@@ -164,15 +163,16 @@ class OverviewPage:
         return await due_load(self._parts.store, step_ms=HOUR_MS, steps=24, wanted=Filter().seen_by(visible))
 
 
-def _ring(name: str, step: str, slots: Sequence[Slot]) -> Mapping[str, Any]:
+def _ring(name: str, step: str, ring: Ring) -> Mapping[str, Any]:
     """The data of a ring: how many timers fired in each step, and how late."""
-    fired = [sum(slot.counts.values()) for slot in slots]
-    late = [quantiles_ms(slot.counts) for slot in slots]
-    overall = quantiles_ms(total(slots))
-    labels = [_clock(slots[0].at_ms), _clock(slots[len(slots) // 2].at_ms), "now"]
+    slots = list(ring)
+    fired = [sum(counts.values()) for counts in ring.values()]
+    late = [quantiles_ms(counts) for counts in ring.values()]
+    overall = quantiles_ms(total(ring))
+    labels = [_clock(slots[0]), _clock(slots[len(slots) // 2]), "now"]
     said = [
-        f"{_clock(slot.at_ms)}: {n} fired" + (f", late p50 {q['p50']} ms, p99 {q['p99']} ms" if n else "")
-        for slot, n, q in zip(slots, fired, late, strict=True)
+        f"{_clock(at_ms)}: {n} fired" + (f", late p50 {q['p50']} ms, p99 {q['p99']} ms" if n else "")
+        for at_ms, n, q in zip(slots, fired, late, strict=True)
     ]
     summary = f"{sum(fired)} fired in the last {name}, at most {max(fired)} in {step}"
     lateness = f"Lateness in the last {name}: p50 {overall['p50']} ms, p99 {overall['p99']} ms, max {overall['max']} ms"

@@ -9,7 +9,7 @@ from aiohttp import web
 from timers.api.auth import acting, require_visible
 from timers.api.operations import route
 from timers.client.fleet import read_story
-from timers.core.calendar import next_occurrence
+from timers.core.decide import next_occurrence
 from timers.core.explain import PUNCTUAL_MS, attempts
 from timers.core.fields import decode
 from timers.core.model import Status, Timer

@@ -9,7 +9,6 @@ from typing import Final, Literal, NamedTuple
 
 from timers.core.fields import is_own
 from timers.core.hooks import Hook
-from timers.core.lateness import bucket_of
 from timers.core.model import Status
 from timers.engine.spans import Spans
 from timers.logs import get_logger
@@ -18,6 +17,7 @@ from timers.store.identity import RAISE_AFTER_SECONDS
 from timers.store.membership import FORGET_AFTER_MS
 from timers.store.permits import Permits
 from timers.store.queries import FAILING_MS
+from timers.store.starts import bucket_of
 from timers.store.store import Store
 
 NOTICE_SHARE: Final = 20

@@ -18,10 +18,10 @@ from pydantic import Field, TypeAdapter
 from timers.core.answers import PodAnswer
 from timers.core.durations import format_time
 from timers.core.fields import is_prefix, owner
-from timers.core.lateness import quantiles_ms
 from timers.store import keys
 from timers.store.identity import SILENT_SECONDS
 from timers.store.scripts import Argument, reachable, read
+from timers.store.starts import quantiles_ms
 from timers.store.store import Store
 
 FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000

@@ -1,4 +1,4 @@
-"""Owns how many timers start: the next ones, how many in each hour to come, and how many did, by lateness.
+"""Owns how many timers start: the next ones, how many in each hour to come, and how many did, by lateness, in buckets.
 
 Past starts are counted in rings, for each minute of the last hour and each half hour of the last day. They
 take a few KB in their own hash slot, so that a restarted pod still shows them.
@@ -6,10 +6,11 @@ take a few KB in their own hash slot, so that a restarted pod still shows them.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from heapq import nsmallest
 from typing import Final
 
+from timers.core.answers import Lateness
 from timers.core.model import Timer
 from timers.store import codec, keys
 from timers.store.filters import ALL, Filter
@@ -78,12 +79,8 @@ RINGS: Final[Mapping[str, tuple[int, int]]] = {"hour": (60, 60_000), "day": (48,
 """By name: the number of slots, and the ms in each; as in fired.lua."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Starts from `at_ms` until the next slot, by lateness bucket."""
-
-    at_ms: int
-    counts: Mapping[int, int]
+Ring = Mapping[int, Mapping[int, int]]
+"""The starts of each slot by bucket of lateness: beginning of the slot (ms) → bucket → number."""
 
 
 async def add_starts(store: Store, counts: Mapping[int, int]) -> None:
@@ -92,7 +89,7 @@ async def add_starts(store: Store, counts: Mapping[int, int]) -> None:
     await store.run_at(keys.FIRED_ROOT, "fired", flat)
 
 
-async def past_starts(store: Store) -> dict[str, list[Slot]]:
+async def past_starts(store: Store) -> dict[str, Ring]:
     """The rings by name, oldest slot first. The newest slot is the current one. Raises Unavailable."""
     now_ms = await store.now_ms()
     async with store.connections.commands.pipeline(transaction=False) as asked:
@@ -102,11 +99,11 @@ async def past_starts(store: Store) -> dict[str, list[Slot]]:
     return {name: _slots(now_ms, *RINGS[name], list(ring.values())) for name, ring in zip(RINGS, held, strict=True)}
 
 
-def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> list[Slot]:
+def _slots(now_ms: int, slots: int, width_ms: int, values: Sequence[bytes]) -> Ring:
     """The ring's slots up to now; older or unreadable slots count as empty."""
     newest = now_ms // width_ms
     known = dict(slot for value in values if (slot := _parsed(value)) is not None)
-    return [Slot(number * width_ms, known.get(number, {})) for number in range(newest - slots + 1, newest + 1)]
+    return {number * width_ms: known.get(number, {}) for number in range(newest - slots + 1, newest + 1)}
 
 
 def _parsed(value: bytes) -> tuple[int, dict[int, int]] | None:
@@ -118,6 +115,42 @@ def _parsed(value: bytes) -> tuple[int, dict[int, int]] | None:
         return None
 
 
-def total(slots: Sequence[Slot]) -> Counter[int]:
+def total(ring: Ring) -> Counter[int]:
     """The sum of the slots."""
-    return sum((Counter(slot.counts) for slot in slots), Counter[int]())
+    return sum(map(Counter, ring.values()), Counter[int]())
+
+
+STEPS_PER_OCTAVE: Final = 4
+"""Resolution of the lateness histogram: each doubling has four equal steps, so a bucket is at most 25 % wide."""
+
+
+@lru_cache(maxsize=4096)
+def bucket_of(lateness_ms: int) -> int:
+    """The histogram bucket of a lateness: 0 for none, then four for each doubling."""
+    if lateness_ms <= 0:
+        return 0
+    octave = lateness_ms.bit_length() - 1
+    step = (lateness_ms - (1 << octave)) * STEPS_PER_OCTAVE >> octave
+    return 1 + octave * STEPS_PER_OCTAVE + step
+
+
+def bucket_ms(bucket: int) -> int:
+    """The largest lateness in a bucket, in ms."""
+    if bucket == 0:
+        return 0
+    octave, step = divmod(bucket - 1, STEPS_PER_OCTAVE)
+    return -((-(1 << octave) * (STEPS_PER_OCTAVE + step + 1)) // STEPS_PER_OCTAVE) - 1
+
+
+def quantiles_ms(counts: Mapping[int, int]) -> Lateness:
+    """`p50`, `p99` and `max` of counts by bucket, each as the upper end of its bucket; None without any starts."""
+    total, seen = sum(counts.values()), 0
+    found: Lateness = {"p50": None, "p99": None, "max": None}
+    for bucket in sorted(counts):
+        seen += counts[bucket]
+        if found["p50"] is None and seen * 100 >= total * 50:
+            found["p50"] = bucket_ms(bucket)
+        if found["p99"] is None and seen * 100 >= total * 99:
+            found["p99"] = bucket_ms(bucket)
+        found["max"] = bucket_ms(bucket)
+    return found
