@@ -52,7 +52,7 @@ COUNTERS: Final[Mapping[str, tuple[str, ...]]] = {
 HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str, *tuple[str, ...]]]] = {
     "timers_lateness_seconds": (LATENESS_SECONDS, "From due to start", "prefix"),
     "timers_run_seconds": (RUN_SECONDS, "From start to end", "prefix"),
-    "timers_claim_size": (CLAIM_SIZES, "Timers that a claim brought"),
+    "timers_claim_size": (CLAIM_SIZES, "Timers claimed in one call"),
     "timers_loop_lag_seconds": (LOOP_SECONDS, "Lateness of the event loop"),
 }
 """What the engine reports as things happen: help text and labels, and for histograms first the buckets."""
@@ -62,16 +62,16 @@ GAUGES: Final[Mapping[str, tuple[str, ...]]] = {
     "timers_timers": ("Timers in the db", "prefix", "status"),
     "timers_retrying": ("Scheduled timers whose last attempt failed", "prefix"),
     "timers_retrying_seconds": ("How long the first of these timers has failed", "prefix"),
-    "timers_uncovered_shards": ("1 where no pod takes it", "shard"),
-    "timers_uncovered_prefixes": ("Prefixes with due timers, no pod", "prefix"),
+    "timers_uncovered_shards": ("1 for a shard without a live pod", "shard"),
+    "timers_uncovered_prefixes": ("Prefixes with due timers and no live pod", "prefix"),
     "timers_data_losses": ("Losses of data that nobody has acknowledged",),
-    "timers_overdue_seconds": ("How long the oldest due timer that may run waits",),
-    "timers_outbox_entries": ("Changes that wait for a pod to arm their calls",),
+    "timers_overdue_seconds": ("How long the oldest due timer that may run has waited",),
+    "timers_outbox_entries": ("Changes whose hook calls no pod has armed yet",),
     "timers_outbox_seconds": ("How long the oldest of these changes has waited",),
-    "timers_running": ("Processors being run on this pod",),
-    "timers_abandoned": ("Plain functions that keep running in their threads without a run",),
-    "timers_claim_wait_seconds": ("How long the first of the due queues waits for a claim of this pod",),
-    "timers_newer_format": ("Timers met lately that only a later version can read",),
+    "timers_running": ("Runs in progress on this pod",),
+    "timers_abandoned": ("Plain functions still running in threads after their runs ended",),
+    "timers_claim_wait_seconds": ("How long the first due queue has waited for a claim of this pod",),
+    "timers_newer_format": ("Timers seen lately that only a later version can read",),
     "timers_ready": ("1 while this pod is ready",),
     "timers_notifications_ok": ("1 while notifications arrive in time",),
     "timers_notification_lag_seconds": ("How late the newest notification came",),
@@ -83,12 +83,12 @@ OUTCOMES: Final = (*(kind.__name__.lower() for kind in get_args(Outcome)), "lost
 
 
 class Figures(NamedTuple):
-    """What Redis tells at a scrape. By declared prefix: `counts`, its timers by status; `uncovered`, how many of its
-    prefixes have due timers that no pod takes; `failing_ms`, how long a retrying timer has failed. `shards` are those
-    that no pod takes. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
+    """What Redis says at a scrape. By declared prefix: `counts`, its timers by status; `unserved`, how many of its
+    prefixes have due timers that no pod serves; `failing_ms`, how long a retrying timer has failed. `shards` are those
+    that no pod serves. `posted` changes wait in the outboxes for a pod, the oldest for `posted_ms`."""
 
     counts: Mapping[str, Mapping[Status, int]] = {}
-    uncovered: Mapping[str, int] = {}
+    unserved: Mapping[str, int] = {}
     shards: Sequence[int] = ()
     overdue_ms: float = nan
     posted: float = nan
@@ -225,7 +225,7 @@ def _told(figures: Figures) -> Mapping[str, Mapping[Labels, float]]:
         "timers_timers": {(prefix, s.value): n for prefix, s, n in counts if s is not Status.RETRYING},
         "timers_retrying_seconds": {(prefix,): ms / 1000 for prefix, ms in figures.failing_ms.items()},
         "timers_uncovered_shards": {(str(shard),): 1 for shard in figures.shards},
-        "timers_uncovered_prefixes": {(prefix,): n for prefix, n in figures.uncovered.items()},
+        "timers_uncovered_prefixes": {(prefix,): n for prefix, n in figures.unserved.items()},
         "timers_overdue_seconds": {(): figures.overdue_ms / 1000},
         "timers_outbox_entries": {(): figures.posted},
         "timers_outbox_seconds": {(): figures.posted_ms / 1000},

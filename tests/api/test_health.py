@@ -107,7 +107,7 @@ async def test_redis_away_refuses_with_503_and_back_again_serves_by_itself(tmp_p
             server.kill()
 
 
-async def test_strangers_see_only_the_number_of_uncovered_prefixes_and_keys_only_theirs(
+async def test_anonymous_callers_see_only_the_number_of_unserved_prefixes_and_keys_only_theirs(
     server: EmbeddedServer, redis: Redis
 ) -> None:
     await redis.ping()

@@ -12,7 +12,7 @@ from tests.api.test_stream import listening, next_event
 from tests.waiting import DEADLINE_SECONDS, eventually
 from timers.client import feed_of
 from timers.client.feed import Open
-from timers.client.fleet import Uncovered
+from timers.client.fleet import Unserved
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.engine.pod import Observer
@@ -130,5 +130,5 @@ def test_starts_and_problems_leave_them_out() -> None:
     assert (observer.recent_starts(), observer.starts) == ({}, {})
     observer.started("test", 7)
     assert sum(observer.starts.values()) == 1
-    assert Uncovered([], [OWN]).warnings() == []
-    assert Uncovered([], [OWN, "test"]).warnings(lambda _: False) == ["timers are due, but no live pod serves 1 prefix"]
+    assert Unserved([], [OWN]).warnings() == []
+    assert Unserved([], [OWN, "test"]).warnings(lambda _: False) == ["timers are due, but no live pod serves 1 prefix"]

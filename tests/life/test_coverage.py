@@ -45,7 +45,7 @@ async def test_full_coverage_is_reported(fleet: Fleet, bystander: Api) -> None:
     assert await told(bystander) == fine
 
 
-async def test_without_any_worker_everything_is_uncovered(fleet: Fleet, bystander: Api) -> None:
+async def test_without_any_worker_everything_is_unserved(fleet: Fleet, bystander: Api) -> None:
     await fleet.client.create("note", "x", delay=0)
     now = await told(bystander)
     assert now.readyz == [
@@ -101,7 +101,7 @@ async def sharded_bystander(sharded: Fleet) -> AsyncIterator[Api]:
 
 
 async def test_shards_that_no_pod_takes(sharded: Fleet, sharded_bystander: Api) -> None:
-    """A prefix that a pod serves is not named as well: only the shards are uncovered."""
+    """A prefix that a pod serves is not named as well: only the shards are unserved."""
     await sharded.pod(Calls(), name="a", shard_subset=(0, 1))
     await sharded.client.create("note", in_shard(sharded, "note", 2), delay=0)
     now = await told(sharded_bystander)

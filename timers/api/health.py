@@ -10,7 +10,7 @@ from timers.api.answer import HTTP_PROBLEMS, answer, problem
 from timers.api.auth import visible_to
 from timers.api.operations import route
 from timers.client.doctor import full, unacknowledged
-from timers.client.fleet import NONE, Uncovered, read_fleet
+from timers.client.fleet import ALL_SERVED, Unserved, read_fleet
 from timers.engine.worker import Worker
 from timers.errors import Unavailable
 from timers.logs import get_logger
@@ -55,7 +55,7 @@ class HealthRoutes:
 
     async def readyz(self, request: web.Request) -> web.Response:
         """Answers 200 if Redis answers and every part works, else 503 with the reasons. Strangers see no names."""
-        trouble, is_full, uncovered = await self._seen.get()
+        trouble, is_full, unserved = await self._seen.get()
         visible = visible_to(request)
         state: dict[str, Any] = {"redis": trouble or ("full" if is_full else "ok")}
         problems, waits = [trouble] if trouble else [], list[str]()
@@ -72,18 +72,18 @@ class HealthRoutes:
                 "queues_waiting": health.queues_waiting,
             }
         problems = list(dict.fromkeys([*problems, *(["draining"] if self._draining else [])]))
-        warnings = [*is_full, *unacknowledged(self._store), *uncovered.warnings(visible), *waits]
+        warnings = [*is_full, *unacknowledged(self._store), *unserved.warnings(visible), *waits]
         state = {"ready": not problems, **state, "warnings": warnings, "problems": problems}
         if problems:
             return problem(HTTP_PROBLEMS[503], "; ".join(problems), **state)
         return answer(state)
 
-    async def _refresh(self) -> tuple[str, Sequence[str], Uncovered]:
+    async def _refresh(self) -> tuple[str, Sequence[str], Unserved]:
         """Read from Redis what is wrong with it, a sentence if it is full, and what no pod takes. Whatever it answers,
         there is something to tell the probes."""
         try:
             async with asyncio.timeout(self._answer_seconds):
-                return "", await full(self._store), (await read_fleet(self._store)).uncovered
+                return "", await full(self._store), (await read_fleet(self._store)).unserved
         except TimeoutError:
             trouble = f"Redis does not answer within {self._answer_seconds:g} seconds"
         except Unavailable as error:
@@ -91,4 +91,4 @@ class HealthRoutes:
         except Exception as error:  # noqa: BLE001 (a probe gets an answer, whatever lies in Redis)
             _log.error("data for the probes cannot be read", exc_info=error)
             trouble = f"the data in Redis cannot be read ({type(error).__name__}); this pod's log says more"
-        return trouble, (), NONE
+        return trouble, (), ALL_SERVED

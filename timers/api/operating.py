@@ -124,10 +124,10 @@ class OperatingRoutes:
                 for prefix, _, ms in await self._client.retrying():
                     label = await self._label(prefix)
                     failing_ms[label] = max(ms, failing_ms.get(label, 0))
-                missing = Counter([await self._label(prefix) for prefix in fleet.uncovered.prefixes])
+                unserved = Counter([await self._label(prefix) for prefix in fleet.unserved.prefixes])
         except (Unavailable, TimeoutError):
             return None
-        return Figures(found, missing, fleet.uncovered.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
+        return Figures(found, unserved, fleet.unserved.shards, fleet.overdue_ms("ready"), *waiting, failing_ms)
 
     async def _label(self, prefix: str) -> str:
         return await self._client.owner(prefix) or UNDECLARED

@@ -138,25 +138,23 @@ async def _work(store: Store, roster: Roster, *, fix: bool, progress: Progress) 
 def _waiting(fleet: Fleet, scheduled: Iterable[Queue], paused: Set[str]) -> Iterator[Check]:
     """What waits for a pod, or because it is paused."""
     due, workers = {(shard, prefix) for shard, prefix, *_ in fleet.due}, fleet.roster.workers
-    uncovered, means = fleet.uncovered_of({*scheduled, *due}), "timers wait in them until a pod takes them"
-    level: Level = "fail" if uncovered.prefixes else "warn"
-    said = f"shards without a live pod: {shortened(uncovered.shards)}"
+    unserved, means = fleet.unserved_of({*scheduled, *due}), "timers wait in them until a pod takes them"
+    level: Level = "fail" if unserved.prefixes else "warn"
+    said = f"shards without a live pod: {shortened(unserved.shards)}"
     mend = "start pods whose TIMERS_SHARD_SUBSET has them"
     yield judged(
         "shards",
         "every shard has a live worker",
         (not workers, level, "no worker is alive, so nothing runs", means, "start one: `timers serve`"),
-        (bool(uncovered.shards), "fail", said, means, mend),
+        (bool(unserved.shards), "fail", said, means, mend),
     )
-    said = f"timers wait, but no live pod serves these prefixes: {shortened(uncovered.prefixes)}"
+    said = f"timers wait, but no live pod serves these prefixes: {shortened(unserved.prefixes)}"
     means = "they become unhandled a minute after they are due"
-    mend = "start pods with their processors, or take a declaration back with timers prefixes forget PREFIX"
-    yield judged(
-        "prefixes", "every waiting timer has a live pod", (bool(uncovered.prefixes), "fail", said, means, mend)
-    )
+    mend = "start pods with their processors, or withdraw a declaration: `timers prefixes forget PREFIX`"
+    yield judged("prefixes", "every waiting timer has a live pod", (bool(unserved.prefixes), "fail", said, means, mend))
     since_ms = fleet.now_ms - STUCK_MS
     late = {each.prefix for each in fleet.due if each.kind != "blocked" and each.since_ms <= since_ms}
-    stuck = sorted(late - paused - {*uncovered.prefixes}) if workers else []
+    stuck = sorted(late - paused - {*unserved.prefixes}) if workers else []
     room = sum(max(0, worker.concurrency - worker.running) for worker in workers)
     said = f"timers have been due for more than a minute: {shortened(stuck)}; the pods have room for {room} more runs"
     means = "these timers and those behind them run late"

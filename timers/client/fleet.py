@@ -38,8 +38,8 @@ def shortened(names: Sequence[object]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Uncovered:
-    """What no live pod covers, in order."""
+class Unserved:
+    """What no live pod serves, in order."""
 
     shards: Sequence[int]
     prefixes: Sequence[str]
@@ -58,7 +58,7 @@ class Uncovered:
         return [*([shards] if self.shards else ()), *([prefixes] if callers else ())]
 
 
-NONE: Final = Uncovered((), ())
+ALL_SERVED: Final = Unserved((), ())
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Fleet:
     now_ms: int
 
     @cached_property
-    def uncovered(self) -> Uncovered:
-        """What no live pod covers, of the shards and of the prefixes with something due."""
-        return self.uncovered_of((shard, prefix) for shard, prefix, *_ in self.due)
+    def unserved(self) -> Unserved:
+        """What no live pod serves, of the shards and of the prefixes with something due."""
+        return self.unserved_of((shard, prefix) for shard, prefix, *_ in self.due)
 
-    def uncovered_of(self, queues: Iterable[Queue]) -> Uncovered:
-        """What no live pod covers, of the shards and of these queues. In an uncovered shard a prefix counts as served
+    def unserved_of(self, queues: Iterable[Queue]) -> Unserved:
+        """What no live pod serves, of the shards and of these queues. In an unserved shard a prefix counts as served
         if a pod of another shard serves it, so that one gap is reported once."""
         workers = self.roster.workers
         shards = [shard for shard in range(self.shards) if not any(worker.takes(shard) for worker in workers)]
@@ -86,7 +86,7 @@ class Fleet:
             for shard, _ in places:
                 if not any(shard in shards or worker.takes(shard) for worker in serving):
                     prefixes.add(prefix)
-        return Uncovered(shards, sorted(prefixes))
+        return Unserved(shards, sorted(prefixes))
 
     def overdue_ms(self, *kinds: str) -> int:
         """How long the oldest due timer of these kinds (`ready`, `blocked`) has waited to be claimed, without the
@@ -141,7 +141,7 @@ class PrefixView:
 class Stats:
     """The state of the whole service. `overdue_ms` is how long the oldest due timer has waited to be claimed, `late_ms`
     the same for timers that may run now (neither paused nor at a limit), `failing_ms` how long a timer that is tried
-    again has failed, `losses` is lost data that nobody has acknowledged, and `uncovered` what no live pod takes."""
+    again has failed, `losses` is lost data that nobody has acknowledged, and `unserved` what no live pod serves."""
 
     counts: Mapping[str, Mapping[Status, int]]
     overdue_ms: int
@@ -149,7 +149,7 @@ class Stats:
     pods: Sequence[Member]
     losses: Sequence[Loss]
     failing_ms: int = 0
-    uncovered: Uncovered = NONE
+    unserved: Unserved = ALL_SERVED
 
     @property
     def lateness_ms(self) -> Lateness:
@@ -208,7 +208,7 @@ async def read_stats(store: Store, wanted: Filter = ALL, *, by_prefix: bool = Tr
         fleet.roster.by_name,
         list(store.identity.losses.values()),
         max((ms for _, _, ms in await read_retrying(store, wanted)), default=0),
-        fleet.uncovered,
+        fleet.unserved,
     )
 
 

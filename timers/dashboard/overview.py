@@ -59,7 +59,7 @@ class Health:
 def health(stats: Stats, by_status: Mapping[Status, int], visible: Visible | None) -> Health:
     """What an operator should know first; without figures over all prefixes for whoever sees only some."""
     bad, warn = list(_bad(stats, visible)), list(_warnings(stats, by_status))
-    warn += stats.uncovered.warnings() if visible is None else []
+    warn += stats.unserved.warnings() if visible is None else []
     if bad:
         return Health("bad", bad[0], [*bad[1:], *warn])
     if warn:
