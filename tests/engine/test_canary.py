@@ -91,7 +91,7 @@ async def test_events_after_a_canary_that_expired_untouched_do_not_count_as_hear
 async def test_an_event_in_time_is_ok(rig: _Rig) -> None:
     await rounds(rig)
     assert rig.canary.delivery == "ok"
-    assert not rig.canary.is_deaf()
+    assert not rig.canary.delivery_failed()
 
 
 async def test_the_key_is_touched_until_it_is_gone(rig: _Rig) -> None:
@@ -101,18 +101,18 @@ async def test_the_key_is_touched_until_it_is_gone(rig: _Rig) -> None:
     assert rig.canary.delivery == "ok"
 
 
-async def test_a_pod_without_events_is_deaf_until_one_arrives(rig: _Rig) -> None:
+async def test_delivery_has_failed_until_an_event_arrives(rig: _Rig) -> None:
     rig.announces = False
-    await until(rig.canary.is_deaf, "it is deaf")
+    await until(rig.canary.delivery_failed, "delivery failed")
     rig.announces = True
-    await until(lambda: rig.canary.delivery == "ok", "it hears again")
+    await until(lambda: rig.canary.delivery == "ok", "events arrive again")
 
 
 async def test_an_event_that_takes_its_time_is_late() -> None:
     async with running_canary(late_seconds=0.005, deaf_seconds=DEADLINE_SECONDS) as rig:
         rig.announce_after = 0.02
         await until(lambda: rig.canary.delivery == "late", "it is late")
-        assert not rig.canary.is_deaf()
+        assert not rig.canary.delivery_failed()
 
 
 async def test_another_pods_canary_is_not_taken_for_its_own(rig: _Rig) -> None:
@@ -120,7 +120,7 @@ async def test_another_pods_canary_is_not_taken_for_its_own(rig: _Rig) -> None:
     for _ in range(3):
         rig.canary.heard(rig.names[-1].replace("a", "b"))
     await rounds(rig)
-    assert rig.canary.is_deaf()
+    assert rig.canary.delivery_failed()
 
 
 async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(rig: _Rig) -> None:
@@ -129,7 +129,7 @@ async def test_an_event_of_an_earlier_round_does_not_count_for_a_later_one(rig: 
     await rounds(rig)
     rig.canary.heard(rig.names[-2])
     await rounds(rig, 3)
-    assert rig.canary.is_deaf()
+    assert rig.canary.delivery_failed()
     assert len(set(rig.names)) == len(rig.names)
 
 
@@ -140,7 +140,7 @@ async def test_a_pod_that_stood_still_is_not_deaf_if_the_event_waits_to_be_read(
         rig.announces = False
         await rounds(rig, 1)
         await until(lambda: rig.touches_left == 0, "it waits for the event")
-        silence = asyncio.create_task(rig.canary.next_silence())
+        silence = asyncio.create_task(rig.canary.next_failure())
         await asyncio.sleep(0)
         time.sleep(0.6)  # noqa: ASYNC251 (it stands still)
         rig.announces = True
@@ -157,17 +157,17 @@ async def test_what_a_pod_has_heard_counts_from_before_it_asked_for_the_subscrip
     assert canary.heard_until_ms == AT_MS
 
 
-async def test_a_pod_that_is_deaf_or_not_subscribed_cannot_hear(rig: _Rig) -> None:
-    assert not rig.canary.can_hear()
+async def test_a_pod_receives_events_only_while_subscribed_and_delivered_to(rig: _Rig) -> None:
+    assert not rig.canary.receives_events()
     rig.canary.resubscribed(AT_MS)
-    assert rig.canary.can_hear()
+    assert rig.canary.receives_events()
     rig.announces = False
-    await until(rig.canary.is_deaf, "it is deaf")
-    assert not rig.canary.can_hear()
+    await until(rig.canary.delivery_failed, "delivery failed")
+    assert not rig.canary.receives_events()
     rig.announces = True
-    await until(rig.canary.can_hear, "it hears again")
+    await until(rig.canary.receives_events, "events arrive again")
     rig.canary.unsubscribed()
-    assert not rig.canary.can_hear()
+    assert not rig.canary.receives_events()
 
 
 async def test_a_fresh_subscription_ends_the_pause() -> None:
@@ -183,10 +183,10 @@ async def test_a_fresh_subscription_ends_the_pause() -> None:
             await until(judged, "another round")
 
 
-async def test_next_silence_returns_once_a_canary_is_not_heard(rig: _Rig) -> None:
+async def test_next_failure_returns_once_a_canary_is_not_heard(rig: _Rig) -> None:
     await until(lambda: rig.rounds > 1, "a canary is heard")
     rig.announces = False
-    await rig.canary.next_silence()
+    await rig.canary.next_failure()
     rig.announces = True
     await until(lambda: rig.canary.delivery == "ok", "the next is heard again")
 

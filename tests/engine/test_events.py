@@ -27,14 +27,14 @@ QUICK: dict[str, Any] = {"canary_every_seconds": 0.05, "deaf_seconds": 0.2}
 def heard(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts how often the test's listeners heard each id's trigger."""
     counted: Counter[str] = Counter()
-    hear = Listener.hear
+    handle = Listener.handle
 
     def count(self: Listener, what: str, *said: Any) -> None:
         if what == "triggers":
             counted.update(timer_id.decode() for timer_id in said[-1])
-        hear(self, what, *said)
+        handle(self, what, *said)
 
-    monkeypatch.setattr(Listener, "hear", count)
+    monkeypatch.setattr(Listener, "handle", count)
     return counted
 
 

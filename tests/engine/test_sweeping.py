@@ -11,7 +11,7 @@ from timers.engine.intake import Intake
 from timers.engine.listener import Canary
 from timers.engine.peers import Peers
 from timers.engine.pod import Pod
-from timers.engine.sweeper import DEAF_INTERVAL_MS, INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
+from timers.engine.sweeper import INTERVAL_MS, NO_EVENTS_INTERVAL_MS, STAGGER_MS, TRUST_MS, Sweeper
 from timers.processor import Context, Registry, processor
 from timers.store.connect import DedicatedConnection, connect
 from timers.store.membership import Member, Membership
@@ -137,7 +137,7 @@ async def test_a_sleep_to_a_due_time_beyond_the_interval_is_split(rig: _Rig) -> 
 
 async def test_a_pod_that_cannot_hear_a_nearer_due_time_looks_more_often(rig: _Rig) -> None:
     rig.canary.unsubscribed()
-    assert await rig.look() == ms(DEAF_INTERVAL_MS)
+    assert await rig.look() == ms(NO_EVENTS_INTERVAL_MS)
 
 
 async def test_each_rank_gives_the_one_before_it_time_to_touch(rig: _Rig) -> None:

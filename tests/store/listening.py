@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tests.waiting import DEADLINE_SECONDS
 from timers.store.connect import Connections
-from timers.store.notifications import Notification, hear
+from timers.store.notifications import Notification, listen
 from timers.store.store import Store
 
 SUBSCRIBED: Final = ("subscribed",)
@@ -47,7 +47,7 @@ class Heard:
 async def listening(connections: Connections) -> AsyncIterator[tuple[Heard, asyncio.Task[None]]]:
     """A confirmed subscription. Its stream ends with the context, unless the test ends it earlier."""
     heard = Heard()
-    stream = asyncio.create_task(hear(connections, heard))
+    stream = asyncio.create_task(listen(connections, heard))
     try:
         await heard.expect(SUBSCRIBED)
         yield heard, stream

@@ -11,7 +11,7 @@ from timers.errors import Unavailable
 from timers.store import notifications
 from timers.store.connect import connect
 from timers.store.notifications import (
-    hear,
+    listen,
     parse_expired,
     queue_of,
     subscribe,
@@ -89,7 +89,7 @@ async def test_a_killed_subscription_ends_in_unavailable_and_the_next_reports_a_
 async def test_a_server_that_is_away_ends_in_unavailable(tmp_path_factory: pytest.TempPathFactory) -> None:
     nobody = tmp_path_factory.mktemp("nobody") / "server.sock"
     with pytest.raises(Unavailable):
-        await hear(connect(f"unix://{nobody}"), Heard())
+        await listen(connect(f"unix://{nobody}"), Heard())
 
 
 async def test_a_subscriber_is_gone_when_it_is_cancelled(real: Store) -> None:

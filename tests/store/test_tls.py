@@ -14,7 +14,7 @@ from tests.store.acts import armed, claim, finished
 from timers.client import open_store
 from timers.errors import Unavailable
 from timers.store.connect import connect
-from timers.store.notifications import Notification, hear
+from timers.store.notifications import Notification, listen
 
 REQUEST = "req -newkey rsa:2048 -nodes"
 SIGN = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names"
@@ -55,7 +55,7 @@ async def test_timers_are_armed_run_and_heard_of_over_tls(port: int, certificate
     connections = connect(f"rediss://localhost:{port}/5?ssl_ca_certs={certificates / 'ca.crt'}")
     store = await open_store(connections)
     heard = asyncio.Queue[Notification]()
-    listening = asyncio.create_task(hear(connections, lambda *said: heard.put_nowait(said)))
+    listening = asyncio.create_task(listen(connections, lambda *said: heard.put_nowait(said)))
     assert (await heard.get())[0] == "subscribed"
     await armed(store, "a", due="+20")
     while await heard.get() != ("triggers", 0, "reminder", [b"a"]):

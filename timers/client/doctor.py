@@ -192,7 +192,7 @@ def _pods(store: Store, members: Sequence[Member]) -> Iterator[Check]:
     """What the pods tell of themselves."""
     lacks = [f"{pod.pod}: {said}" for pod in members for said in pod.lacks.values()]
     troubles = [f"{pod.pod}: {pod.trouble}" for pod in members if pod.trouble]
-    troubles += [f"{pod.pod}: notifications are {pod.hearing}" for pod in members if pod.works and pod.hearing != "ok"]
+    troubles += [f"{m.pod}: notifications are {m.delivery}" for m in members if m.works and m.delivery != "ok"]
     grant = "give the user of these pods the rights in the section Rights of PROTOCOL.md, with `redis-cli ACL SETUSER`"
     means, mend = "such a pod finds timers only by the sweep, or takes none", "check /readyz and the log of the pod"
     yield judged(

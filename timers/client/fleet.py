@@ -21,7 +21,7 @@ from timers.store import queries
 from timers.store.cooperative import CachedRead, cooperatively
 from timers.store.filters import ALL, Filter
 from timers.store.identity import Loss
-from timers.store.membership import HEARINGS, Declaration, Member, Membership, Roster
+from timers.store.membership import DELIVERY_STATES, Declaration, Member, Membership, Roster
 from timers.store.notifications import is_time
 from timers.store.queries import Due
 from timers.store.starts import quantiles_ms
@@ -162,7 +162,8 @@ class Stats:
     @property
     def notifications(self) -> str:
         """How notifications arrive at the worst pod; `deaf` if no pod listens."""
-        return max((pod.hearing for pod in self.pods if pod.works), key=HEARINGS.index, default=HEARINGS[-1])
+        states = (pod.delivery for pod in self.pods if pod.works)
+        return max(states, key=DELIVERY_STATES.index, default=DELIVERY_STATES[-1])
 
     def to_json(self) -> StatsAnswer:
         """The state as the API shows it."""

@@ -17,7 +17,7 @@ Instant = Annotated[
 Count = Annotated[int, Field(ge=0)]
 HttpStatus = Annotated[int, Field(ge=200, le=599)]
 StatusName = Annotated[str, WithJsonSchema(shapes.STATUS)]
-Hearing = Annotated[str, WithJsonSchema(named("Hearing", {"type": "string", "enum": ["ok", "late", "deaf"]}))]
+Delivery = Annotated[str, WithJsonSchema(named("Delivery", {"type": "string", "enum": ["ok", "late", "deaf"]}))]
 """Whether notifications arrive: in time, late, or not at all."""
 
 RedisState = Annotated[str, WithJsonSchema(named("RedisState", {"type": "string", "enum": ["ok", "full"]}))]
@@ -190,7 +190,7 @@ class PodAnswer(TypedDict):
     shards: list[Count] | None
     running: Count
     concurrency: Count
-    notifications: Hearing | None
+    notifications: Delivery | None
     lateness_ms: Lateness
     trouble: str | None
 
@@ -209,7 +209,7 @@ class StatsAnswer(TypedDict):
     by_prefix: Annotated[dict[str, ByStatus], Field(examples=[{}])]
     lateness_ms: Lateness
     overdue_ms: Count
-    notifications: Hearing
+    notifications: Delivery
     pods: list[PodAnswer]
     losses: list[LossAnswer]
 
@@ -238,7 +238,7 @@ class ReadyAnswer(TypedDict):
 
     ready: bool
     redis: RedisState
-    notifications: NotRequired[Hearing]
+    notifications: NotRequired[Delivery]
     services: NotRequired[Annotated[dict[str, str], Field(examples=[{"sweeper": "running"}])]]
     running: NotRequired[Count]
     queues_waiting: NotRequired[Count]

@@ -208,7 +208,7 @@ class Hooks:
         fleet = await read_fleet(store)
         times, waited_ms = self._options.alarm_times, fleet.overdue_ms("ready")
         overdue = [f"the oldest has waited {waited_ms // 1000} s"] if waited_ms > times.overdue_ms else []
-        deaf = [f"pod {pod.pod}" for pod in fleet.roster.workers if pod.hearing == "deaf"]
+        deaf = [f"pod {pod.pod}" for pod in fleet.roster.workers if pod.delivery == "deaf"]
         lost = [str(loss) for loss in store.identity.losses.values()]
         failing = list((await keep_failing(store, for_ms=times.failing_ms)).values())
         seen = {"retrying": failing, "overdue": overdue, "deaf": deaf, "lost": lost}

@@ -17,13 +17,13 @@ from timers.errors import Unavailable
 from timers.logs import get_logger
 from timers.store import notifications
 from timers.store.cooperative import set_within
-from timers.store.notifications import hear
+from timers.store.notifications import listen
 
 LIFE_MS: Final = 50
 LATE_SECONDS: Final = 0.5
 STEPS: Final = 10
 """The wait for an event has so many parts. If the pod itself stands still, that takes one of them, however long: in the
-others it reads what has come meanwhile. So it does not take itself for deaf."""
+others it reads what has come meanwhile. So it does not take its delivery for failed."""
 
 STEADY_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 0.05
@@ -40,7 +40,7 @@ class Canary:
         self._pod, self._round, self._life_ms, self._late_seconds = pod, 0, life_ms, late_seconds
         self._heard = asyncio.Event()
         self._soon = asyncio.Event()
-        self._silent = asyncio.Event()
+        self._failed = asyncio.Event()
         self.delivery: Literal["ok", "late", "deaf"] = "ok"
         """How notifications arrive at this pod."""
         self.lag_seconds = math.nan
@@ -77,18 +77,18 @@ class Canary:
         """Begin the next round at once."""
         self._soon.set()
 
-    async def next_silence(self) -> None:
+    async def next_failure(self) -> None:
         """Wait until a canary's event fails to arrive."""
-        self._silent.clear()
-        await self._silent.wait()
+        self._failed.clear()
+        await self._failed.wait()
 
-    def is_deaf(self) -> bool:
+    def delivery_failed(self) -> bool:
         """Whether notifications fail to arrive."""
         return self.delivery == "deaf"
 
-    def can_hear(self) -> bool:
+    def receives_events(self) -> bool:
         """Whether it makes sense to wait for an event."""
-        return self.subscribed and not self.is_deaf()
+        return self.subscribed and not self.delivery_failed()
 
     async def run(self) -> None:
         """Judge over and over."""
@@ -113,7 +113,7 @@ class Canary:
                 break
         else:
             self.delivery, self.lag_seconds = "deaf", math.inf
-            self._silent.set()
+            self._failed.set()
             return
         self.heard_until_ms = max(self.heard_until_ms, expires_ms)
         self.lag_seconds = time.monotonic() - touched
@@ -121,7 +121,7 @@ class Canary:
 
 
 class Listener:
-    """Hears events."""
+    """Receives events."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Listener:
         self._confirmed_at = 0.0
         self._gap_at: float | None = None
         self._gap_cause = "sweep-start"
-        self._brought = False
+        self._delivered = False
         self._old: asyncio.Task[None] | None = None
         self._handlers: Mapping[str, Callable[..., None]] = {
             "triggers": self._triggers,
@@ -160,7 +160,7 @@ class Listener:
         while True:
             self._confirmed_at = 0.0
             try:
-                await self._hold()
+                await self._stay_subscribed()
             except Unavailable as error:
                 if not self._confirmed_at:
                     raise
@@ -172,40 +172,40 @@ class Listener:
             if time.monotonic() - self._confirmed_at < STEADY_SECONDS:
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _hold(self) -> None:
+    async def _stay_subscribed(self) -> None:
         """Hold a subscription until it breaks; then raise Unavailable. If it brings nothing, open another one before it
         is closed: it may be held by a server that is no longer the master."""
-        hearing = self._subscribe()
+        subscription = self._subscribe()
         try:
             await self._check_flags()
-            while await self._is_silent(hearing):
+            while await self._fails(subscription):
                 await self._check_flags()
-                # What has brought something since the last silence is only slow: it may hold more.
-                if not self._brought and self._old is None:
-                    self._old, self._gap_at = hearing, time.monotonic()
-                    hearing = self._subscribe()
-                self._brought = False
-                self._missed()
+                # What has brought something since the last failure is only slow: it may hold more.
+                if not self._delivered and self._old is None:
+                    self._old, self._gap_at = subscription, time.monotonic()
+                    subscription = self._subscribe()
+                self._delivered = False
+                self._after_gap()
                 self._canary.judge_soon()
         finally:
-            self._old, ended = None, [task for task in (hearing, self._old) if task is not None]
+            self._old, ended = None, [task for task in (subscription, self._old) if task is not None]
             for task in ended:
                 task.cancel()
             await asyncio.gather(*ended, return_exceptions=True)
 
     def _subscribe(self) -> asyncio.Task[None]:
-        return asyncio.create_task(hear(self._pod.store.connections, self.hear))
+        return asyncio.create_task(listen(self._pod.store.connections, self.handle))
 
-    async def _is_silent(self, hearing: asyncio.Task[None]) -> bool:
+    async def _fails(self, subscription: asyncio.Task[None]) -> bool:
         """Return once a canary's event failed to arrive. Raises Unavailable if the subscription breaks first."""
-        silence = asyncio.create_task(self._canary.next_silence())
+        failure = asyncio.create_task(self._canary.next_failure())
         try:
-            await asyncio.wait({hearing, silence}, return_when=asyncio.FIRST_COMPLETED)
-            if hearing.done():
-                await hearing
+            await asyncio.wait({subscription, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if subscription.done():
+                await subscription
             return True
         finally:
-            silence.cancel()
+            failure.cancel()
 
     async def _check_flags(self) -> None:
         """A restarted server has forgotten a CONFIG SET, and somebody may have turned the flags off."""
@@ -213,7 +213,7 @@ class Listener:
         if not is_on:
             _log.warning("notification flags unknown", said=self.flags)
 
-    def _missed(self) -> None:
+    def _after_gap(self) -> None:
         """Expiries may have been missed: look for everything that is due, and for bare keys."""
         self._sweeper.sweep_everything(self._gap_cause)
         if self._bare is not None:
@@ -230,13 +230,13 @@ class Listener:
         self._pod.observer.count("subscriptions")
         self._pod.observer.count("subscription_gap_seconds", by=gap_seconds)
         self._canary.resubscribed(at_ms)
-        self._missed()
+        self._after_gap()
         self._gap_cause = "sweep-gap"
         self._peers.beat_soon()
 
-    def hear(self, what: str, *said: Any) -> None:
+    def handle(self, what: str, *said: Any) -> None:
         """Handle one notification."""
-        self._brought = True
+        self._delivered = True
         self._handlers[what](*said)
 
     def _bare_expired(self, prefix: str, timer_id: str) -> None:

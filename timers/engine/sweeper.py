@@ -28,8 +28,8 @@ and they announce what is due within a second."""
 CLOCK_SECONDS: Final = 1.0
 """How often a sleeping sweep looks at the server's clock as this pod knows it: it may have been changed."""
 
-DEAF_INTERVAL_MS: Final = 100
-"""Longest sleep of a pod that cannot hear such announcements."""
+NO_EVENTS_INTERVAL_MS: Final = 100
+"""Longest sleep of a pod that receives no such announcements."""
 
 STAGGER_MS: Final = 20
 """How long each rank waits for the one before it to touch."""
@@ -97,7 +97,7 @@ class ShardSweep:
     def somebody_else_does_it(self) -> bool:
         """True if an event since the due time shows that another pod touches. Trust that pod for a while."""
         rank = self._all.peers.rank(self._shard)
-        if self._everything or not self._all.can_hear() or rank == 0:
+        if self._everything or not self._all.receives_events() or rank == 0:
             return False
         trust_ms = TRUST_MS * rank
         now_ms = self._all.pod.store.clock.now_ms()
@@ -174,7 +174,7 @@ class Sweeper:
 
     def __init__(self, pod: Pod, intake: Intake, peers: Peers, canary: "Canary") -> None:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
-        self.can_hear, self._is_deaf = canary.can_hear, canary.is_deaf
+        self.receives_events, self._delivery_failed = canary.receives_events, canary.delivery_failed
         self.connection = pod.store.connections.dedicated()
         """All looks go over it: lending a connection from a pool takes longer than a look."""
         self._gap = "sweep-start"
@@ -196,8 +196,8 @@ class Sweeper:
     @property
     def interval_ms(self) -> int:
         """How long to sleep while nothing is planned."""
-        if not self.can_hear():
-            return DEAF_INTERVAL_MS
+        if not self.receives_events():
+            return NO_EVENTS_INTERVAL_MS
         return INTERVAL_MS if self.pod.store.identity.form > 1 else EARLIER_INTERVAL_MS
 
     def leaves_some(self, shard: int) -> bool:
@@ -216,9 +216,9 @@ class Sweeper:
 
     def cause(self, *, everything: bool) -> str:
         """Why a look finds due timers that no event has announced; `sweep` if their events should have arrived."""
-        if self._is_deaf():
+        if self._delivery_failed():
             return "sweep-deaf"
-        return self._gap if everything or not self.can_hear() else "sweep"
+        return self._gap if everything or not self.receives_events() else "sweep"
 
     def sweep_everything(self, cause: str = "sweep-gap") -> None:
         """After a gap, whose cause this is: look at all shards at once and mark whatever is due."""

@@ -208,7 +208,7 @@ class Worker:
         problems = [f"{name}: {state}" for name, state in states.items() if not state.startswith(_FINE)]
         if not self._canary.subscribed:
             problems.append("no subscription to the server's notifications")
-        if self._canary.is_deaf():
+        if self._canary.delivery_failed():
             problems.append(f"notifications do not arrive, so only the sweep finds timers; {self._listener.flags}")
         if self.runner.abandoned >= self._options.concurrency:
             problems.append(

@@ -30,7 +30,7 @@ FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
 INTRODUCE_BEATS: Final = 10
 """Every so many beats a pod tells everything again, in case a stranger has removed it."""
 
-HEARINGS: Final = ("ok", "late", "deaf")
+DELIVERY_STATES: Final = ("ok", "late", "deaf")
 """How notifications arrive at a pod, worst last."""
 
 LIMITS: Final = "limits of "
@@ -67,7 +67,7 @@ class Member:
     settings: Mapping[str, str] = field(default_factory=dict)
     format: Annotated[int, Field(ge=1, le=99)] = 1
     running: _Count = 0
-    notifications: str = HEARINGS[-1]
+    notifications: str = DELIVERY_STATES[-1]
     lateness: Mapping[_Bucket, _Count] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
     newer: Mapping[str, int] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class Member:
         return self.settings.get(VERSION)
 
     @property
-    def hearing(self) -> str:
+    def delivery(self) -> str:
         """How notifications arrive at the pod; `deaf` for anything unknown."""
-        return self.notifications if self.notifications in HEARINGS else HEARINGS[-1]
+        return self.notifications if self.notifications in DELIVERY_STATES else DELIVERY_STATES[-1]
 
     def limits_of(self, processor: str | None) -> str:
         """The limits of a processor over all pods; empty if this pod tells none."""
@@ -109,7 +109,7 @@ class Member:
             "shards": None if self.shards is None else list(self.shards),
             "running": self.running,
             "concurrency": self.concurrency,
-            "notifications": self.hearing if self.works else None,
+            "notifications": self.delivery if self.works else None,
             "lateness_ms": quantiles_ms(self.lateness),
             "trouble": self.trouble,
         }

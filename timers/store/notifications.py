@@ -69,7 +69,7 @@ def parse_expired(key: bytes) -> Notification | None:
     return ("bare", bare[1].decode(), bare[2].decode()) if bare else None
 
 
-async def hear(connections: Connections, sink: Sink) -> None:
+async def listen(connections: Connections, sink: Sink) -> None:
     """Subscribe and report each notification of the db until the connection breaks; then raise Unavailable. Never
     returns otherwise. Triggers that come together are reported together: in a burst, most of a pod's events are of a
     few queues."""

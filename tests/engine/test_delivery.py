@@ -158,7 +158,7 @@ def _listener(pod: Pod, canary: Canary) -> Listener:
 
 
 class _Line:
-    """Stands for `hear`: confirms each subscription, and then brings only what the test says."""
+    """Stands for `listen`: confirms each subscription, and then brings only what the test says."""
 
     def __init__(self, *brings: Notification) -> None:
         self.brings, self.seen = brings, list[str]()
@@ -179,12 +179,12 @@ async def _silences(
     store: Store, line: _Line, monkeypatch: pytest.MonkeyPatch, wanted: Callable[[int], object]
 ) -> None:
     """Listen over this connection, which brings no canary, until `wanted` agrees with the number of silences."""
-    monkeypatch.setattr("timers.engine.listener.hear", line)
+    monkeypatch.setattr("timers.engine.listener.listen", line)
     pod = _pod(store, canary_every_seconds=0.01, deaf_seconds=0.01)
     canary, silences = Canary(pod), 0
     services = [asyncio.create_task(s.run()) for s in (canary, _listener(pod, canary))]
     while not wanted(silences):
-        await canary.next_silence()
+        await canary.next_failure()
         silences += 1
     for service in services:
         service.cancel()
