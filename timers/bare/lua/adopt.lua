@@ -1,15 +1,8 @@
 #!lua
 -- Copy bare keys into records. Such a timer waits: no claim takes it until `resolve` lets it go.
---
--- ARGV[2]  the db's epoch
--- ARGV[3]  format of a new record
--- ARGV[4…] one for each key, five lines: prefix, id, the deadline that `R:bare` had before the key was looked at (empty for
---          none), its deadline now, the spec made from its value
--- Answer   {now, code, …}: `adopted`, `moved` (the key of a waiting timer was SET again), `running` (try again after the run),
---          `stale` (`R:bare` has another deadline, or the deadline has passed; look again), `newer` (its record has a newer
---          format: a pod that reads it adopts the key). {now, `foreign`} as in arm.lua
 
-if not carries(ARGV[2]) then return {text(now), 'foreign'} end
+local epoch, format = unpack(ARGV, 2, 3)
+if not carries(epoch) then return {text(now), 'foreign'} end
 
 local function adopt(prefix, id, known, deadline, spec)
   local member = member_of(prefix, id)
@@ -23,7 +16,7 @@ local function adopt(prefix, id, known, deadline, spec)
   local moved = r and r.waits
   if r then leave(prefix, id, r) end
   local cause = moved and 'bare-set-again' or 'bare-adopted'
-  local life = new_life(prefix, r, tonumber(ARGV[3]), tonumber(deadline), spec .. '\n', cause)
+  local life = new_life(prefix, r, tonumber(format), tonumber(deadline), spec .. '\n', cause)
   if not r then note(life, cause) end
   schedule(prefix, id, life.due)
   call('ZADD', root .. 'bare', deadline, member)

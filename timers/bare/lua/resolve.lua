@@ -1,20 +1,9 @@
 #!lua flags=allow-oom
 -- Make the timers of bare keys due, or cancel them. A pod reports what it found when it looked at keys in `R:bare`, and expiries
 -- that it heard: every pod hears each, and the first report makes the timer due.
---
--- ARGV[2]  the db's epoch
--- ARGV[3]  format of a new record
--- ARGV[4…] one for each key, five lines. After a look: prefix, id, its deadline under `R:bare`, what was found (`there`,
---          `ending`: there until its deadline, `expired`, `deleted`, `lost-ttl`), the spec made from its value or nothing.
---          Of an expiry: prefix, id, how often it was heard within COUNTED_MS, `heard`, ms until which all expiries were heard
--- Answer   {now, code, …}: `due` (the timer can be claimed from its due time on). After a look also `waits` (its time has not
---          come), `cancelled`, `spare` (the key is there, but no timer waits for it), `forgotten` (the key is gone, and no
---          timer waits for it), `stale` (`R:bare` has another deadline; look again). Of an expiry also `known` (another pod
---          reported it), `running` (report it again after the run), `look` (the key is in `R:bare`: look, then report it
---          again), `refused` (its timer was armed otherwise, or has not ended). Of both `newer` (its record has a newer format:
---          nothing was changed). {now, `foreign`} as in arm.lua
 
-if not carries(ARGV[2]) then return {text(now), 'foreign'} end
+local epoch, format = unpack(ARGV, 2, 3)
+if not carries(epoch) then return {text(now), 'foreign'} end
 
 local COUNTED_MS, LOCK_MS = 5000, 60000
 
@@ -67,7 +56,7 @@ local function heard(prefix, id, member, times, since)
   end
   enqueue(prefix, id, now)
   local cause = 'bare-expired ' .. now_text
-  local life = new_life(prefix, r, tonumber(ARGV[3]), now, '{}\n', cause)
+  local life = new_life(prefix, r, tonumber(format), now, '{}\n', cause)
   if not r then note(life, cause) end
   write(member, life)
   return 'due'
@@ -96,13 +85,11 @@ local function looked(prefix, id, member, deadline, found, spec)
     schedule(prefix, id, r.due)
   else
     drop_trigger(prefix, id)
-    r.status = 'x'
-    note(r, 'bare-' .. found)
-    call('ZADD', finished_key('x', prefix), text(now), id)
-    recount('s', 'x', prefix)
+    end_as('x', prefix, id, r, 'bare-' .. found)
+    return 'cancelled'
   end
   write(member, r)
-  return r.status == 'x' and 'cancelled' or 'due'
+  return 'due'
 end
 
 local answer = {text(now)}

@@ -2,36 +2,19 @@
 -- Make timers `unhandled` that no live pod serves: take overdue ones out of the due index, and runs with an expired lease out of
 -- `running`. People see them and arm them again by hand. Such a run counts as failed and gets a new token, so that its pod,
 -- if it lives, learns that it has lost the run. Takes nothing of a paused queue.
---
--- ARGV[2]  prefix
--- ARGV[3]  epoch ms: takes what was due, and runs whose lease expired, before this time
--- ARGV[4]  most to take of the due index
--- ARGV[5]  pod that found them
--- ARGV[6…] ids of the runs
--- Answer   {now, {id, …}}: the due timers, then the runs
 
-local prefix, before, most, pod = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local prefix, before, most, pod = unpack(ARGV, 2, 5)
 local ids = {}
 
-local function unhandled(id, member, r, said)
-  local from = r.status
-  r.status = 'u'
-  note(r, said, pod)
-  call('ZADD', finished_key('u', prefix), text(now), id)
-  recount(from, 'u', prefix)
-  write(member, r)
-end
-
 local function abandon_due(id)
-  local member = member_of(prefix, id)
-  local r, trouble, raw = read(member)
+  local r, trouble, raw = read(member_of(prefix, id))
   if not r and newer_format(raw) then return end
   if not r then quarantine(prefix, id, trouble, raw) end
   drop_trigger(prefix, id)
   call('ZREM', queue_key(prefix), id)
   if r and r.status == 's' then
     end_retrying(prefix, id, r)
-    unhandled(id, member, r, 'unserved')
+    end_as('u', prefix, id, r, 'unserved', pod)
   end
   ids[#ids + 1] = id
 end
@@ -48,7 +31,7 @@ local function abandon_run(id)
   call('ZREM', root .. 'leases', member)
   if r and r.status == 'r' then
     r.token, r.failures = take_tokens(1), r.failures + 1
-    unhandled(id, member, r, 'lost-unserved')
+    end_as('u', prefix, id, r, 'lost-unserved', pod)
   end
   ids[#ids + 1] = id
 end

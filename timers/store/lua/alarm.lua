@@ -1,18 +1,9 @@
 #!lua flags=allow-oom
 -- One alarm of the fleet: what pods noted, and which messages they armed. KEYS[1] is the root `timers:{alarms}:`.
---
--- ARGV[2]  kind
--- ARGV[3]  what to do, then its arguments:
---          `note`  what is wrong now (JSON): begins the alarm, or keeps it up
---          `count` as `note`, then a shard, then id and prefix of each entry of its outbox, oldest first: counts a timer for
---                  each entry. Pods read an outbox from its beginning, so an entry up to the newest counted was counted before
---          `look`  ms until the first message, ms between two, ms after the newest note until the alarm is over
---          `told`  a message was armed: when the alarm began, the message's number and what it says, then the newest note and
---                  the count of timers when it was decided. Changes nothing if the alarm or its next message is another by now
--- Answer   {now, what, {field, value, …}}: the alarm, and for `look` the message that is due (`began`, `goes on`, `ended`) or ''
 
 local PREFIXES = 20     -- counted one by one; all further ones only in the total
-local key = root .. ARGV[2]
+local kind, act = ARGV[2], ARGV[3]
+local key = root .. kind
 
 local function number(field) return tonumber(call('HGET', key, field) or 0) or 0 end
 
@@ -29,8 +20,9 @@ local function place(id)
   return tonumber(ms or 0), tonumber(number or 0)
 end
 
+-- Pods read an outbox from its beginning, so an entry up to the newest counted was counted before.
 function acts.count(newest, shard, ...)
-  local entries, counted, field = {...}, root .. 'counted', ARGV[2] .. ' ' .. shard
+  local entries, counted, field = {...}, root .. 'counted', kind .. ' ' .. shard
   local last_ms, last_number = place(call('HGET', counted, field))
   local more = {}
   for i = 1, #entries, 2 do
@@ -71,5 +63,5 @@ function acts.told(since, told, what, noted, count)
   return ''
 end
 
-local what = acts[ARGV[3]](unpack(ARGV, 4))
+local what = acts[act](unpack(ARGV, 4))
 return {text(now), what, call('HGETALL', key)}

@@ -1,24 +1,9 @@
 #!lua
 -- Arm timers: for each, write record, due index and trigger key at once, or nothing.
---
--- ARGV[2]  the db's epoch
--- ARGV[3]  format of a new record
--- ARGV[4]  edit lock, ms
--- ARGV[5]  room that a quota leaves: how many may be armed that are not scheduled already; '' for no limit
--- ARGV[6…] one for each timer: a line of prefix, id, if_exists (`error`, `replace`, `keep`), due (`@<epoch ms>` or
---          `+<ms from now>`) and the cause for the history if it replaces; then lines of the spec and the progress
--- Answer   {now, code, record, code, record, …}: the record as it is now. `created` answers only `<due> <created>`, because
---          the caller knows the rest. Codes: `created`, `replaced`, `kept`, `exists`, `running`, `locked`, `newer` and `full`
---          (the last six change nothing; `full` may have no record), `rights` (with what the user may not do as the record: nothing was
---          changed). {now, `foreign`} if the shard does not carry the epoch; then
---          nothing was changed
 
-if not carries(ARGV[2]) then return {text(now), 'foreign'} end
-
-local format, edit_lock = tonumber(ARGV[3]), tonumber(ARGV[4])
+local epoch, format, edit_lock, room = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+if not carries(epoch) then return {text(now), 'foreign'} end
 local answer = {text(now)}
-
-local room = tonumber(ARGV[5])
 
 local function arm(prefix, id, if_exists, due, said, body)
   local member = member_of(prefix, id)

@@ -1,18 +1,6 @@
 #!lua flags=allow-oom
 -- Compare records, indexes, heads and counts of a shard, one part at a time, and repair what disagrees. The record is right; an
 -- entry without a readable record is quarantined. Each part is atomic, so no change under way looks like damage.
---
--- ARGV[2]  part   ARGV[3] `repair`, or `look` to change nothing
---          `records`: bucket (0 to 255), cursor in it, most to look at: is each record in the index of its status?
---          `entries`: most to look at, cursor in the first index, then indexes (`leases`, `due:<prefix>`, `retrying:<prefix>`,
---                     `finished:<letter>:<prefix>`): does each entry have a record of that status?
---          `queues`:  prefixes: is the head the earliest due, do the counts agree with the indexes, and `prefixes` with them?
---          `prefixes`: prefixes: are those with counts indexed, and no others? `~`, which is none, is put in: the index is whole
---          `quarantine`: most to look at, cursor: which records can be read (again)? An earlier version puts a record of a newer
---                     format there. They are put back; `records` then repairs their entries
---          `totals`:  nothing more: are there more records than counted? It repairs nothing; `records` does
--- Answer   {now, {what, how many, …}, next, cursor, {prefix, …}}: what disagreed; bucket or index (from 0) to go on at, -1 at
---          the end, and the cursor in it; the prefixes of the records
 
 local part, repairs = ARGV[2], ARGV[3] == 'repair'
 local FIRST = 4
@@ -82,6 +70,7 @@ end
 
 local parts = {}
 
+-- Is each record in the index of its status?
 function parts.records(bucket, cursor, most)
   bucket, most = tonumber(bucket), tonumber(most)
   while bucket < 256 and most > 0 do
@@ -93,6 +82,7 @@ function parts.records(bucket, cursor, most)
   if bucket < 256 then next_place, next_cursor = bucket, cursor end
 end
 
+-- Which records can be read (again)? An earlier version puts those of a newer format aside. `records` then repairs their entries.
 function parts.quarantine(most, cursor)
   local answer = peek('HSCAN', root .. 'quarantine', cursor, 'COUNT', most)
   for i = 1, #answer[2], 2 do
@@ -134,6 +124,7 @@ local function check_entries(name, cursor, most)
   return answer[1], #answer[2] / 2
 end
 
+-- Does each entry of an index have a record of that status?
 function parts.entries(most, cursor, ...)
   most = tonumber(most)
   for i, name in ipairs({...}) do
@@ -186,6 +177,7 @@ local function check_head(prefix)
   if first then earliest = math.min(earliest or math.huge, math.floor(tonumber(first))) end
 end
 
+-- Is the head the earliest due, do the counts agree with the indexes, and `prefixes` with them?
 function parts.queues(...)
   local runs = by_prefix(root .. 'leases')
   for _, prefix in ipairs({...}) do
@@ -200,10 +192,12 @@ function parts.queues(...)
   end
 end
 
+-- Are those with counts indexed, and no others? `~`, which is none, is put in: the index is whole.
 function parts.prefixes(...)
   for _, prefix in ipairs({...}) do check_indexed(prefix) end
 end
 
+-- Are there more records than counted? It repairs nothing; `records` does.
 function parts.totals()
   local records, counted = 0, 0
   for bucket = 0, 255 do records = records + (tonumber(peek('HLEN', bucket_key(bucket))) or 0) end

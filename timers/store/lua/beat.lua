@@ -1,18 +1,9 @@
 #!lua flags=allow-oom
 -- Take a pod's sign of life; answer who is alive and what pods have declared, if the pod doesn't know. KEYS[1] is the registry's
 -- root, `timers:{pods}:`. Whenever a pod comes, changes what it is, or goes, all pods are told to come for the news.
---
--- ARGV[2]  pod
--- ARGV[3]  how it is (JSON); '' if as before; `gone` if it leaves
--- ARGV[4]  ms after which a silent pod is forgotten
--- ARGV[5]  version of the roster that the pod knows, or ''
--- ARGV[6]  what it is (JSON), or '' if it has said so before
--- ARGV[7…] the prefixes that it declares, with ARGV[6]
--- Answer   {now, version, {pod, ms of its last sign, …}, {pod, what it is, …}, {prefix, `<ms> <pod>`, …}}: the lists, of the live
---          pods and every declaration, are empty if the pod knows this version
 
 local seen, states, cards, declared = root .. 'seen', root .. 'states', root .. 'cards', root .. 'declared'
-local pod, state, forget_ms, known, card = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local pod, state, forget_ms, known, card = unpack(ARGV, 2, 6)
 local changed = false
 
 local function forget(name)

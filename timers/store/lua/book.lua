@@ -1,20 +1,14 @@
 #!lua flags=allow-oom
 -- Book places under a quota, and learn how many were booked before. KEYS[1] is the root `timers:{access}:`. The earlier booking
 -- has the earlier claim: a caller then counts the scheduled timers, and takes them and the places booked before off its quota.
---
--- ARGV[2]  booking to look at again, or '' for a new one
--- ARGV[3]  ms after which a new booking ends by itself
--- ARGV[4]  places
--- ARGV[5]  the quota's prefixes (or beginnings of prefixes and `*`), separated by spaces
--- Answer   {now, booking, ahead}: how many places were booked before it under prefixes that may be the same
 
+local booking, lasts_ms, places, prefixes = unpack(ARGV, 2)
 local bookings = root .. 'bookings'
 call('ZREMRANGEBYSCORE', bookings, '-inf', text(now))
-local booking = ARGV[2]
 if booking == '' then
-  booking = call('INCRBY', root .. 'booked', 1) .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
-  call('ZADD', bookings, text(now + ARGV[3]), booking)
-  call('PEXPIRE', bookings, ARGV[3])
+  booking = call('INCRBY', root .. 'booked', 1) .. ' ' .. places .. ' ' .. prefixes
+  call('ZADD', bookings, text(now + lasts_ms), booking)
+  call('PEXPIRE', bookings, lasts_ms)
 end
 
 -- Whether a prefix can match both patterns.
@@ -27,7 +21,7 @@ end
 
 local function overlaps(patterns)
   for one in string.gmatch(patterns, '%S+') do
-    for other in string.gmatch(ARGV[5], '%S+') do
+    for other in string.gmatch(prefixes, '%S+') do
       if meet(one, other) then return true end
     end
   end
@@ -36,7 +30,7 @@ end
 
 local own, ahead = tonumber(string.match(booking, '^%d+')), 0
 for _, other in ipairs(call('ZRANGE', bookings, 0, -1)) do
-  local place, places, patterns = string.match(other, '^(%d+) (%d+) (.*)$')
-  if tonumber(place) < own and overlaps(patterns) then ahead = ahead + places end
+  local number, booked, patterns = string.match(other, '^(%d+) (%d+) (.*)$')
+  if tonumber(number) < own and overlaps(patterns) then ahead = ahead + booked end
 end
 return {text(now), booking, ahead}

@@ -1,15 +1,6 @@
 #!lua flags=allow-oom
 -- Claim due timers, earliest first: take each out of the due index, take its lease with SET NX PX, count the attempt, give a
 -- token. Never takes a timer whose due time has not passed.
---
--- ARGV[2]  pod
--- ARGV[3]  lease, ms
--- ARGV[4]  cause, for the history (`event`, `sweep` …)
--- ARGV[5]  `in order` for queues that run one at a time, or ''
--- ARGV[6…] one for each queue, three words: prefix, processor that will run it (for the history), most to take
--- Answer   {now, {prefix, …}, {prefix, id, record, …}, {member, reason, …}, {prefix, command, …}, {member, record, …}}: the
---          queues with more timers due; what was claimed; what was quarantined; the queues of which nothing was claimed,
---          because the user may not delete their triggers; what has a newer format and was left
 
 local pod, lease_ms, cause, in_order = ARGV[2], ARGV[3], ARGV[4], ARGV[5] ~= ''
 local more, claimed, bad, newer = {}, {}, {}, {}
@@ -18,15 +9,8 @@ local leases, denied, lease_end = {}, {}, text(now + lease_ms)
 local function claim_one(prefix, id, token, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
-  if not r and newer_format(raw) then
-    newer[#newer + 1] = member
-    newer[#newer + 1] = raw
-    return false
-  end
   if not r then
-    quarantine(prefix, id, trouble, raw)
-    bad[#bad + 1] = member
-    bad[#bad + 1] = trouble
+    set_aside(prefix, id, trouble, raw, newer, bad)
     return false
   end
   if r.status ~= 's' or r.waits then

@@ -1,9 +1,6 @@
 #!lua flags=no-writes
 -- Count the timers of some queues that fall due in each of the next steps of time, all of one length. Changes nothing.
 --
--- ARGV[2]  ms of a step   ARGV[3] how many steps   ARGV[4…] prefixes
--- Answer   {now, {number, …}}
---
 -- Reads the scores of a queue with few timers due, and counts one with many in O(log n) a step.
 
 local FEW = 64

@@ -3,6 +3,7 @@
 --
 -- KEYS[1]  the shard's root, `timers:{<shard>}:`; every key of the shard is built from it, so one hash slot holds them all
 -- ARGV[1]  the channel that tells the sweepers of a timer due within WAKE_HORIZON_MS
+-- PROTOCOL.md lists each script's further arguments, its answer and its codes.
 --
 -- Numbers above 2^53 never occur (times are ms, tokens are µs); `text` writes them without an exponent or a fraction. Commands
 -- that run for every timer get their numbers as text: Redis's own conversion of a Lua number costs as much as a read.
@@ -220,9 +221,6 @@ local function note(r, said, pod, lateness, processor)
     .. (lateness or '-') .. ' ' .. (processor or '-') .. ' ' .. said
 end
 
--- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
-local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due - edit_lock_ms end
-
 local tallies = {}
 
 local function count(status, prefix, by)
@@ -234,6 +232,25 @@ end
 local function recount(from, to, prefix)
   if from ~= to then count(from, prefix, -1); count(to, prefix, 1) end
 end
+
+-- End a timer that does not run, or whose run is lost, with a status. Answers its record.
+local function end_as(status, prefix, id, r, said, pod)
+  recount(r.status, status, prefix)
+  r.status = status
+  note(r, said, pod)
+  call('ZADD', finished_key(status, prefix), now_text, id)
+  return write(member_of(prefix, id), r)
+end
+
+-- Why no caller may change the timer whatever the change is; nil if one may. An empty version stands for any.
+local function refusal_of(r, raw, version)
+  if not r then return newer_format(raw) and 'newer' or 'missing' end
+  if version ~= '' and tonumber(version) ~= r.version then return 'version' end
+  if r.status == 'r' then return 'running' end
+end
+
+-- True within the edit lock before the due time. Without a lock a timer can be changed until it is claimed.
+local function locked(r, edit_lock_ms) return edit_lock_ms > 0 and now > r.due - edit_lock_ms end
 
 -- The index of each queue's earliest due, so that ten thousand idle queues cost one look. It is `heads`, or `held` while the
 -- queue is blocked (paused, or at a limit until a time), so that a thousand blocked queues do not hide the others.
@@ -466,6 +483,17 @@ local function quarantine(prefix, id, reason, raw)
   refresh_head(prefix)
   call('HDEL', record_key(member), member)
   call('HSET', root .. 'quarantine', member, text(now) .. ' ' .. reason .. '\n' .. (raw or ''))
+end
+
+-- Leave out a timer whose record cannot be read, and list it: in `newer` with a record of a newer format, which stays as it is, in
+-- `bad` with the reason for which it was quarantined.
+local function set_aside(prefix, id, trouble, raw, newer, bad)
+  local list, what = newer, raw
+  if not newer_format(raw) then
+    quarantine(prefix, id, trouble, raw)
+    list, what = bad, trouble
+  end
+  list[#list + 1], list[#list + 2] = member_of(prefix, id), what
 end
 
 -- The record of a timer to be armed anew, how it is stored, and whether it has a newer format. One that cannot be read is

@@ -1,13 +1,8 @@
 #!lua flags=allow-oom
 -- Extend leases. The record decides, not the lease key: whoever has the newest token goes on, even if the lease expired
 -- meanwhile, because nobody has taken over yet. Everybody else has lost the run.
---
--- ARGV[2]  pod
--- ARGV[3]  lease, ms
--- ARGV[4…] three for each run: prefix, id, token
--- Answer   {now, {index, …}}: the runs that are lost, counted from 0
 
-local pod, lease_ms = ARGV[2], ARGV[3]
+local pod, lease_ms = unpack(ARGV, 2, 3)
 local lost = {}
 for i = 4, #ARGV, 3 do
   local member, token = member_of(ARGV[i], ARGV[i + 1]), tonumber(ARGV[i + 2])

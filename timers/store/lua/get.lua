@@ -1,8 +1,5 @@
 #!lua flags=no-writes
 -- Read timers with their leases. Changes nothing.
---
--- ARGV[2…] two for each timer: prefix, id
--- Answer   {now, record or false, lease or '', ms left, …}: three for each timer in order. A lease is `<pod> <token>`.
 
 local answer = {text(now)}
 for i = 2, #ARGV, 2 do

@@ -1,18 +1,12 @@
 #!lua flags=no-writes
 -- A page of timers from one index, sorted by (score, id), that begins after a place in it. The place need not exist any more:
 -- it is found by its value, so pages neither skip nor repeat entries that do not move. O(log n + page).
---
--- ARGV[2]  index: `due`, the letter of a finished status, or `t` for retrying
--- ARGV[3]  prefix
--- ARGV[4]  lowest and ARGV[5] highest score
--- ARGV[6]  score of the place, or '' for the first page   ARGV[7] its id
--- ARGV[8]  most to answer   ARGV[9] bytes of records after which the page ends, however few they are
--- ARGV[10] `newest` for the highest score first, or ''   ARGV[11] `progress` for that line of the records alone, or ''
--- Answer   {now, {id, score, record or false, …}, 1 if there are more, else 0}; false for an entry without a record
 
-local prefix, most, most_bytes, newest = ARGV[3], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == 'newest'
-local index = ARGV[2] == 'due' and queue_key(prefix) or finished_key(ARGV[2], prefix)
-local last = newest and ARGV[4] or ARGV[5]
+local kind, prefix, lowest, highest, after_score, after_id, most, most_bytes, order, part = unpack(ARGV, 2)
+local newest = order == 'newest'
+most, most_bytes = tonumber(most), tonumber(most_bytes)
+local index = kind == 'due' and queue_key(prefix) or finished_key(kind, prefix)
+local last = newest and lowest or highest
 local limit = not string.find(last, 'inf', 1, true) and tonumber(last)
 
 -- How many entries lie below the place, with it if the page goes up. Redis sorts ids with the same score by their bytes, so a
@@ -29,8 +23,8 @@ local function below(score, id)
 end
 
 local start
-if ARGV[6] ~= '' then start = below(ARGV[6], ARGV[7])
-else start = call('ZCOUNT', index, '-inf', newest and ARGV[5] or '(' .. ARGV[4]) end
+if after_score ~= '' then start = below(after_score, after_id)
+else start = call('ZCOUNT', index, '-inf', newest and highest or '(' .. lowest) end
 local found
 if newest then
   start = call('ZCOUNT', index, '-inf', '+inf') - start
@@ -40,7 +34,7 @@ else
 end
 
 local function record_of(member)
-  if ARGV[11] ~= 'progress' then return call('HGET', record_key(member), member) end
+  if part ~= 'progress' then return call('HGET', record_key(member), member) end
   local r = read(member)
   return r and string.match(body_of(r), '^[^\n]*\n([^\n]*)') or false
 end

@@ -1,8 +1,5 @@
 #!lua flags=no-writes
 -- Read what the db is, on a replica too. KEYS[1] is `timers:meta`.
---
--- ARGV[2…] nothing
--- Answer   {now, {field, value, …}}: as that of `meta`
 
 local fields = redis.pcall('HGETALL', KEYS[1])
 if fields.err then return fields end

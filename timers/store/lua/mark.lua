@@ -1,14 +1,9 @@
 #!lua flags=allow-oom
 -- Mark that the shard is in order now, unless it has gone back in time since the caller last looked: then the newest mark that
 -- the caller knows is missing, and only an older one or none is there. The newest few are kept, because several pods may mark.
---
--- ARGV[2]  newest mark that the caller knows, 0 for none
--- ARGV[3]  `mark`, or `look` to change nothing
--- Answer   {now, mark, behind}: the newest mark, and ''. Or '' and the mark that the shard went back to (0: it has none); then
---          nothing was changed
 
 local KEPT = 8       -- one every few seconds: a caller that was away for longer cannot tell
-local known = tonumber(ARGV[2])
+local known, act = tonumber(ARGV[2]), ARGV[3]
 local there = redis.pcall('GET', root .. 'mark')
 local marks, behind, seen, oldest, newest = {}, 0, known == 0, math.huge, 0
 for mark in string.gmatch(type(there) == 'string' and there or '', '%d+') do
@@ -21,7 +16,7 @@ end
 
 if not seen and (oldest < known or #marks == 0) then return {text(now), '', text(behind)} end
 newest = newest < 2 ^ 53 - 1 and newest or 0
-if ARGV[3] == 'look' then return {text(now), text(newest), ''} end
+if act == 'look' then return {text(now), text(newest), ''} end
 -- Marks rise even if the clock was set back, because that is no loss.
 local made = text(math.max(now, newest + 1))
 table.insert(marks, 1, made)

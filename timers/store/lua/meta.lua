@@ -1,20 +1,5 @@
 #!lua flags=allow-oom
 -- Change what the db is: its epoch, its number of shards, and what it is known to have lost. KEYS[1] is `timers:meta`.
---
--- ARGV[2]  what to do, then its arguments:
---          `make`  newest format of the caller, number of shards or '' for any, number if none is asked for, a fresh epoch: makes the meta if there
---                  is none, and again if no timer was ever armed and another number is asked for
---          `arm`   epoch: notes that timers are armed from now on, if it is still this epoch
---          `renew` the epoch that the caller knew, a fresh one, format, number of shards, whether timers were armed, whether
---                  the API was closed (1 or ''), when the epoch was last seen, how many timers were known then: the old
---                  epoch is gone, so makes a new one unless another pod has, and keeps the loss
---          `lose`  epoch, then four for each shard that went back in time: shard, the mark it went back to, the newest that
---                  was known, how many timers were known. Keeps the losses, if it is still this epoch
---          `raise` format, version of the service: lets records be written in a newer format, and notes since when, what it
---                  was before, and the version
---          `mend`  nothing: puts the number of shards back with which the epoch was made, and keeps what stood there
---          `acknowledge` nothing: removes the losses and what was mended, because people know of them now
--- Answer   {now, {field, value, …}}: the meta as it is now; for `acknowledge`, as it was
 
 local key, act = KEYS[1], ARGV[2]
 local meta = {}
@@ -53,6 +38,7 @@ end
 
 local acts = {}
 
+-- Make the meta if there is none, and again if no timer was ever armed and another number is asked for.
 function acts.make(format, wanted, default, fresh)
   if meta.format and not (tonumber(meta.format) and tonumber(meta.format) <= tonumber(format)) then return end
   if meta.epoch and meta.shards and not founded() then set('founded', meta.epoch .. ' ' .. meta.shards) end
@@ -66,6 +52,7 @@ function acts.arm(epoch)
   if meta.epoch == epoch and not meta.armed then set('armed', 1) end
 end
 
+-- The old epoch is gone: make a new one unless another pod has, and keep the loss.
 function acts.renew(known, fresh, format, shards, armed, closed, seen, timers)
   if meta.epoch == known then return end
   if not meta.epoch then
@@ -89,6 +76,7 @@ function acts.raise(format, version)
   set('format', format, 'raised', text(now) .. ' ' .. meta.format .. ' ' .. version)
 end
 
+-- Put the number of shards back with which the epoch was made, and keep what stood there.
 function acts.mend()
   local shards = founded()
   if not shards or shards == meta.shards then return end

@@ -1,9 +1,5 @@
 #!lua flags=allow-oom
 -- Find runs whose lease has expired. A look at an expired lease key makes Redis delete it and publish its event.
---
--- ARGV[2]  most to look at
--- ARGV[3]  rank of the first to look at, by the end of the lease: runs that nobody takes stay in front and must not hide others
--- Answer   {now, {member, …}, rank}: the runs, none of a paused queue; the rank to go on at, 0 after the last
 
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local orphans, paused = {}, {}

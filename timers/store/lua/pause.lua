@@ -1,14 +1,11 @@
 #!lua flags=allow-oom
 -- Pause a queue or let it go on. No claim takes from a paused queue; what runs goes on. Keeps the prefix's last pause, which
 -- explains why its timers were late.
---
--- ARGV[2]  prefix
--- ARGV[3]  `pause` or `resume`
--- Answer   {now, changed}: 0 if nothing changed
 
 local PAUSES = 1000     -- kept; with more, all are forgotten
-local prefix, changed, pauses = ARGV[2], nil, root .. 'pauses'
-if ARGV[3] == 'pause' then
+local prefix, act = unpack(ARGV, 2)
+local changed, pauses = nil, root .. 'pauses'
+if act == 'pause' then
   changed = call('SADD', root .. 'paused', prefix)
   block(prefix, '+inf')
   if call('HLEN', pauses) >= PAUSES then call('DEL', pauses) end

@@ -2,17 +2,10 @@
 -- Remove finished records whose retention is over, of a bounded number of prefixes, the oldest of each first. DEL and HDEL publish
 -- nothing under `Ex`. The service's own timers, `timers.…`, stay no longer than completed ones of callers, and its completed ones for
 -- at most CALLS_MS, because each timer of a caller may have several.
---
--- ARGV[2]  retention of completed and cancelled timers, ms
--- ARGV[3]  retention of failed and unhandled timers, ms, or '' to keep them
--- ARGV[4]  most records to remove
--- ARGV[5]  counts to look at: each is of a prefix and a status
--- ARGV[6]  cursor among them, '0' at first
--- Answer   {now, removed, cursor, {letter, prefix, how many, id of the oldest, …}}: where to go on, and which failed and unhandled
---          timers were removed. All were looked at if the cursor is '0' and fewer than the most were removed
 
 local CALLS_MS = 3600000
-local ended_ms, failed_ms, left, removed = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), 0
+local ended_ms, failed_ms, left, looks, cursor = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local removed = 0
 local failed = {}
 
 -- How long timers of a prefix and status are kept; nil for ever.
@@ -46,10 +39,10 @@ local function prune(status, prefix)
   end
 end
 
-local counted = call('HSCAN', root .. 'counts', ARGV[6], 'COUNT', ARGV[5])
+local counted = call('HSCAN', root .. 'counts', cursor, 'COUNT', looks)
 for i = 1, #counted[2], 2 do
   local status, prefix = string.match(counted[2][i], '^([cfux]) (.+)$')
   if status and left > 0 then prune(status, prefix) end
 end
 conclude()
-return {text(now), removed, left > 0 and counted[1] or ARGV[6], failed}
+return {text(now), removed, left > 0 and counted[1] or cursor, failed}

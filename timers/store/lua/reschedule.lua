@@ -1,29 +1,12 @@
 #!lua flags=allow-oom
 -- Change a scheduled timer: its due time, its spec, or both.
---
--- ARGV[2]  edit lock, ms; 0 for `fire` (make it due now), which the lock allows
--- ARGV[3]  prefix      ARGV[4] id
--- ARGV[5]  expected version, or '' for any
--- ARGV[6]  due (`@<epoch ms>`, `+<ms from now>`), or '' to keep it
--- ARGV[7]  spec, or '' to keep it
--- ARGV[8]  progress, or '-' to keep it
--- ARGV[9]  cause for the history
--- Answer   {now, code, record}; codes: `changed`, `missing`, `newer`, `running`, `locked`, `version`, `finished`, `rights`
---          (with what the user may not do in the place of the record)
 
-local prefix, id, due = ARGV[3], ARGV[4], ARGV[6]
+local edit_lock, prefix, id, version, due, spec, progress, cause = unpack(ARGV, 2)
 local member = member_of(prefix, id)
 local r, _, raw = read(member)
-
-local function refused_with()
-  if not r then return newer_format(raw) and 'newer' or 'missing' end
-  if ARGV[5] ~= '' and tonumber(ARGV[5]) ~= r.version then return 'version' end
-  if r.status == 'r' then return 'running' end
-  if r.status ~= 's' then return 'finished' end
-  if locked(r, tonumber(ARGV[2])) then return 'locked' end
-end
-
-local code = refused_with()
+local code = refusal_of(r, raw, version)
+if not code and r.status ~= 's' then code = 'finished' end
+if not code and locked(r, tonumber(edit_lock)) then code = 'locked' end
 if code then return {text(now), code, raw} end
 if due ~= '' then r.due = due_of(due) end
 if due ~= '' or r.waits then
@@ -33,8 +16,8 @@ if due ~= '' or r.waits then
   enqueue(prefix, id, r.due)
   refresh_head(prefix)
 end
-set_body(r, ARGV[7] ~= '' and ARGV[7] or nil, ARGV[8] ~= '-' and ARGV[8] or nil)
-note(r, ARGV[9])
+set_body(r, spec ~= '' and spec or nil, progress ~= '-' and progress or nil)
+note(r, cause)
 raw = write(member, r)
 conclude()
 return {text(now), 'changed', raw}

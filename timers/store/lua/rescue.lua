@@ -1,30 +1,15 @@
 #!lua flags=allow-oom
 -- Take over runs whose pod let the lease expire. A rescue counts as a claim (attempt + 1, a new token) and as a failure, because
 -- the pod died during the run or stopped extending its lease.
---
--- ARGV[2]  pod
--- ARGV[3]  lease, ms
--- ARGV[4…] three for each run: prefix, id, processor that will run it (for the history)
--- Answer   {now, {prefix, id, record, …}, {member, reason, …}, {member, record, …}}: what was taken over; what was quarantined;
---          what has a newer format and was left. Leaves out a run that is leased again, has ended, or whose prefix is paused
 
-local pod, lease_ms = ARGV[2], ARGV[3]
+local pod, lease_ms = unpack(ARGV, 2, 3)
 local rescued, bad, newer = {}, {}, {}
 
 local function rescue(prefix, id, processor)
   local member = member_of(prefix, id)
   local r, trouble, raw = read(member)
-  if not r and newer_format(raw) then
-    newer[#newer + 1] = member
-    newer[#newer + 1] = raw
-    return
-  end
   if not r then
-    if call('ZSCORE', root .. 'leases', member) then
-      quarantine(prefix, id, trouble, raw)
-      bad[#bad + 1] = member
-      bad[#bad + 1] = trouble
-    end
+    if newer_format(raw) or call('ZSCORE', root .. 'leases', member) then set_aside(prefix, id, trouble, raw, newer, bad) end
     return
   end
   if lease_of(member) then return end

@@ -1,14 +1,6 @@
 #!lua flags=allow-oom
 -- Reserve starts of a limited prefix, before its timers are claimed. KEYS[1] is the prefix's own root,
 -- `timers:{limits:<prefix>}:`.
---
--- ARGV[2]  pod
--- ARGV[3]  lease, ms: how long a permit lasts unless it is kept
--- ARGV[4]  most that may run in the whole fleet (0: any)
--- ARGV[5]  µs between starts (0: any)      ARGV[6] starts that may come at once after a pause
--- ARGV[7]  most to reserve
--- Answer   {now, n, wait ms, {permit, …}}: how many may start now; how long the rate forbids the next start after them; one
---          permit for each start if ARGV[4] limits them
 
 local pod, lease_ms, concurrency = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local interval, burst, n = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])

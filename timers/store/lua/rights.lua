@@ -1,8 +1,5 @@
 #!lua flags=no-writes
 -- Find what the caller's Redis user may not do. Runs none of the commands.
---
--- ARGV[2…] commands with the keys and channels that count, separated by spaces: `SET log:x 1`
--- Answer   {now, {command, …}}: the commands that are denied
 
 local denied = {}
 for i = 2, #ARGV do

@@ -1,12 +1,6 @@
 #!lua flags=allow-oom
 -- The one door out of `running`: done, retry, repeat, re-arm, fail, hand back. Compares the token first. The pod writes the whole
 -- record anew, because nobody else changes the record of a run whose token it has.
---
--- ARGV[2]  letters of the finished statuses whose records are removed at once
--- ARGV[3…] one for each run: a line of prefix, id, since when it fails (ms, or `-`) and the new history entry without its time;
---          then the record without that entry
--- Answer   {now, code, …}: `settled`; `already` (this token's result was written before: an earlier answer was lost); `fenced`
---          (another pod has a newer token, or has written the record in a newer format); `missing`
 
 local removes = ARGV[2]
 local answer, leases, members, finished = {now_text}, {}, {}, {}

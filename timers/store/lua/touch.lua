@@ -1,13 +1,6 @@
 #!lua flags=allow-oom
 -- Touch due trigger keys, so that Redis deletes them and publishes their `expired` events now, and answer when to come again.
 -- Touching moves no timer; only a claim takes a due one out of the due index.
---
--- ARGV[2]  most keys to touch and most queues to look at, in all
--- ARGV[3]  rank of the first queue to look at, among those with something due, newest due first: timers that have just become
---          due wait for their event, and a backlog has had its own
--- Answer   {now, next, {prefix, due, …}, rank, lost}: the time to come again ('' if nothing is planned); the queues with
---          timers due and the earliest due of each; the rank to go on at, 0 after the last; and 1 if there are expired
---          leases
 
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
