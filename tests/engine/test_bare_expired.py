@@ -46,13 +46,13 @@ class _Watch(BareWatch):
             declared=lambda _prefix: True,
             every_ms=None,
             mark=lambda shard, prefix: self.marks.append((shard, prefix)),
-            told=self.refusals.append,
+            count=self.refusals.append,
         )
-        self.looked: list[Identity] = []
+        self.inspected: list[Identity] = []
 
-    async def look(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
+    async def inspect(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
         assert heard
-        self.looked += identities
+        self.inspected += identities
         return list(identities)
 
 
@@ -103,7 +103,7 @@ async def test_what_the_shard_cannot_say_yet_is_told_again(pod: _Pod, code: str)
     pod.keys.codes = [code]
     pod.expired.heard(X, 7, mine=True)
     assert [await pod.said(), await pod.said()] == [{X: (1, 7)}] * 2
-    assert pod.expired.looked == ([X] if code == "look" else [])
+    assert pod.expired.inspected == ([X] if code == "look" else [])
 
 
 async def test_what_was_not_answered_is_told_after_a_restart() -> None:

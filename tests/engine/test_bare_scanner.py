@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.fleet import until
 from timers.bare import watch
-from timers.bare.keys import GONE, NO_TTL, BareKeys, Look
+from timers.bare.keys import GONE, NO_TTL, BareKeys, KeyState
 from timers.bare.watch import BUSY_RESTS, IDLE_RESTS, LEAD_MS, BareWatch
 from timers.core.durations import HOUR_MS
 from timers.store.connect import connect
@@ -29,7 +29,7 @@ class _Keys(BareKeys):
         self.now_ms = NOW_MS
         self.told: list[object] = []
         self.taken: list[Identity] = []
-        self.scans = self.looks = self.turns = self.watched = 0
+        self.scans = self.inspections = self.turns = self.watched = 0
 
     async def scan(self, cursor: int) -> tuple[int, list[Identity]]:
         self.scans += 1
@@ -45,17 +45,17 @@ class _Keys(BareKeys):
         self.watched += 1
         return {}
 
-    async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
-        self.looks += 1
-        looks = {i: Look(self.shard.get(i), *self.there.get(i, (GONE, None))) for i in identities}
-        for identity, seen in looks.items():
+    async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
+        self.inspections += 1
+        states = {i: KeyState(self.shard.get(i), *self.there.get(i, (GONE, None))) for i in identities}
+        for identity, seen in states.items():
             far = seen.known_ms == seen.deadline_ms > self.now_ms + lead_ms
-            looks[identity] = seen._replace(value=None) if far or seen.deadline_ms < 0 else seen
-        return looks, self.now_ms
+            states[identity] = seen._replace(value=None) if far or seen.deadline_ms < 0 else seen
+        return states, self.now_ms
 
-    async def tell(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        self.told += looks.values() if what == "adopted" else [(what, seen.value) for seen in looks.values()]
-        return dict.fromkeys(looks, {"adopted": "adopted", "there": "waits", "ending": "due"}.get(what, "forgotten"))
+    async def report(self, what: str, states: Mapping[Identity, KeyState]) -> dict[Identity, str]:
+        self.told += states.values() if what == "adopted" else [(what, seen.value) for seen in states.values()]
+        return dict.fromkeys(states, {"adopted": "adopted", "there": "waits", "ending": "due"}.get(what, "forgotten"))
 
     async def take(self, deadlines: Mapping[Identity, int]) -> list[Identity]:
         self.taken += deadlines
@@ -83,7 +83,7 @@ def looking(
 async def test_an_unknown_key_is_adopted_with_its_value(keys: _Keys) -> None:
     keys.there[X] = (DUE_MS, b"1")
     await looking(keys).round()
-    assert keys.told == [Look(None, DUE_MS, b"1")]
+    assert keys.told == [KeyState(None, DUE_MS, b"1")]
 
 
 async def test_keys_that_nobody_serves_or_that_never_expire_are_left_alone(keys: _Keys) -> None:
@@ -95,7 +95,7 @@ async def test_keys_that_nobody_serves_or_that_never_expire_are_left_alone(keys:
 async def test_a_key_that_was_set_again_is_told_with_what_was_known(keys: _Keys) -> None:
     keys.shard[X], keys.there[X] = DUE_MS, (DUE_MS + 1, b"2")
     await looking(keys).round()
-    assert keys.told == [Look(DUE_MS, DUE_MS + 1, b"2")]
+    assert keys.told == [KeyState(DUE_MS, DUE_MS + 1, b"2")]
 
 
 async def test_a_key_that_exists_to_its_end_fires_with_its_newest_value(keys: _Keys) -> None:
@@ -119,8 +119,8 @@ async def test_a_key_that_is_gone_before_its_deadline_was_deleted_unless_its_exp
     """If the key was SET again and has expired since, the look itself announces that."""
     keys.shard[X] = DUE_MS
     monkeypatch.setattr(watch, "DOUBT_SECONDS", 60)
-    hesitant = asyncio.create_task(looking(keys).look([X]))
-    await until(lambda: keys.looks == 1, "it has looked")
+    hesitant = asyncio.create_task(looking(keys).inspect([X]))
+    await until(lambda: keys.inspections == 1, "it has read the key")
     assert keys.told == []
     hesitant.cancel()
     await asyncio.gather(hesitant, return_exceptions=True)
@@ -135,7 +135,7 @@ async def test_while_a_pod_doubts_that_a_key_was_deleted_it_tells_of_the_others(
     monkeypatch.setattr(watch, "DOUBT_SECONDS", 60)
     keys.shard = {X: DUE_MS, ("note", "y"): DUE_MS}
     keys.there["note", "y"] = (DUE_MS, b"1")
-    hesitant = asyncio.create_task(looking(keys).look(list(keys.shard)))
+    hesitant = asyncio.create_task(looking(keys).inspect(list(keys.shard)))
     await until(lambda: keys.told != [], "it has told of one")
     assert keys.told == [("there", None)]
     hesitant.cancel()
@@ -146,7 +146,7 @@ async def test_a_key_whose_expiry_was_heard_has_expired_at_once(keys: _Keys) -> 
     keys.shard[X] = DUE_MS
     keys.there["note", "y"] = (DUE_MS, b"1")
     keys.shard["note", "y"] = DUE_MS
-    gone = await looking(keys).look([X, ("note", "y"), ("note", "forgotten")], heard=True)
+    gone = await looking(keys).inspect([X, ("note", "y"), ("note", "forgotten")], heard=True)
     assert gone == [X, ("note", "forgotten")]
     assert keys.told == [("expired", None), ("there", None)]
 
@@ -176,8 +176,8 @@ async def test_after_a_scan_that_finds_nothing_looks_are_rare_until_a_key_is_hea
     scanner = looking(keys, every_ms=HOUR_MS)
     await scanner.round()
     running = asyncio.create_task(scanner.scan())
-    for looks in (1, 2):
-        await until(lambda: keys.watched == looks, "a look")  # noqa: B023 (awaited at once)
+    for rounds in (1, 2):
+        await until(lambda: keys.watched == rounds, "a round")  # noqa: B023 (awaited at once)
         scanner.noticed()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):

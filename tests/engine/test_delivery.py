@@ -62,7 +62,7 @@ class _Rig:
         self.canary = Canary(pod)
         self.sweeper = Sweeper(pod, self.intake, Peers(Membership(self.store), Member("a")), self.canary)
 
-    async def marks_after_a_look(self) -> bool:
+    async def marks_after_a_poll(self) -> bool:
         """True if the sweep's next look, until it sleeps again, marks what it finds."""
         sweeping = asyncio.create_task(self.sweeper.run())
         await asyncio.wait([sweeping, asyncio.create_task(self.store.looked.wait())], return_when="FIRST_COMPLETED")
@@ -73,7 +73,7 @@ class _Rig:
 
 async def _after_a_gap_was_swept(rig: _Rig) -> None:
     rig.canary.resubscribed(0)
-    assert await rig.marks_after_a_look()
+    assert await rig.marks_after_a_poll()
     rig.store.looked.clear()
 
 
@@ -81,7 +81,7 @@ async def test_pod_that_can_hear_leaves_a_timer_due_just_now_to_its_event() -> N
     rig = _Rig()
     await _after_a_gap_was_swept(rig)
     rig.sweeper.wake(0, 0)
-    assert not await rig.marks_after_a_look()
+    assert not await rig.marks_after_a_poll()
 
 
 async def test_timers_wait_for_events_that_cannot_come_while_the_subscription_is_cut() -> None:
@@ -89,7 +89,7 @@ async def test_timers_wait_for_events_that_cannot_come_while_the_subscription_is
     await _after_a_gap_was_swept(rig)
     rig.canary.unsubscribed()
     rig.sweeper.wake(0, 0)
-    assert await rig.marks_after_a_look()
+    assert await rig.marks_after_a_poll()
 
 
 async def test_a_gap_during_a_look_that_failed_was_forgotten() -> None:
@@ -102,9 +102,9 @@ async def test_a_gap_during_a_look_that_failed_was_forgotten() -> None:
 
     rig.store.during = fail
     rig.sweeper.wake(0, 0)
-    assert not await rig.marks_after_a_look()
+    assert not await rig.marks_after_a_poll()
     rig.store.during = rig.store.looked.set
-    assert await rig.marks_after_a_look()
+    assert await rig.marks_after_a_poll()
 
 
 class _Subscriptions(Observer):

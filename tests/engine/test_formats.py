@@ -26,7 +26,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watch(fleet: Fleet, members: list[Member], seconds: float = 0) -> Callable[[], Awaitable[None]]:
     watching = IdentityWatch(fleet.store.identity, raise_after_seconds=seconds)
-    return lambda: watching.look(members, version="9.9")
+    return lambda: watching.check(members, version="9.9")
 
 
 OLD, NEW, OTHER = Member("old"), Member("new", format=NEXT), Member("other", format=NEXT)

@@ -197,7 +197,7 @@ async def test_a_pod_watches_all_shards_at_first_and_then_a_few_at_each_sign_of_
     identity, others = _Identity(40), [shard for shard in range(40) if shard not in mine]
     watch = IdentityWatch(identity)
     for _ in range(1 + ALL_BEATS):
-        await watch.look((), mine.__contains__)
+        await watch.check((), mine.__contains__)
     assert identity.asked[0] == (mine, others, list(range(40)))
     later = identity.asked[1:]
     assert all(always in (*marked, *looked) and len(marked) + len(looked) <= 3 for marked, looked, _ in later)

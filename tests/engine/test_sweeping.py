@@ -84,11 +84,11 @@ class _Rig:
         self.canary.resubscribed(0)
         self.one = self.sweeper.sweeps[0]
 
-    async def look(self, next_rank: int = 0) -> float:
+    async def poll(self, next_rank: int = 0) -> float:
         """Look once, with the rank at which the answer says to continue. Returns the ms until the next look."""
         self.store.next_rank = next_rank
-        await self.one.look()
-        return self.one.look_ms - self.store.clock.now_ms()
+        await self.one.poll()
+        return self.one.next_poll_ms - self.store.clock.now_ms()
 
     def marked(self) -> set[str]:
         return {ask.prefix for some in self.intake.take(1_000) for ask in some.asks}
@@ -98,7 +98,7 @@ class _Rig:
 async def rig() -> _Rig:
     """A sweeper that has looked at everything once and found nothing."""
     made = _Rig()
-    await made.look()
+    await made.poll()
     made.store.looked_from.clear()
     return made
 
@@ -109,46 +109,46 @@ def ms(value: float) -> object:
 
 
 async def test_with_nothing_planned_it_looks_again_after_its_interval(rig: _Rig) -> None:
-    assert await rig.look() == ms(INTERVAL_MS)
+    assert await rig.poll() == ms(INTERVAL_MS)
 
 
 async def test_of_shards_that_looked_together_each_looks_again_at_its_own_time(rig: _Rig) -> None:
     rig.store.identity.shards = 4
     rig.sweeper.sweep_everything()
-    assert await rig.look() == ms(INTERVAL_MS / 4)
-    assert await rig.look() == ms(INTERVAL_MS)
+    assert await rig.poll() == ms(INTERVAL_MS / 4)
+    assert await rig.poll() == ms(INTERVAL_MS)
 
 
 async def test_beside_programs_that_announce_only_what_is_due_within_a_second_it_looks_each_second(rig: _Rig) -> None:
     rig.store.identity.form = 1
-    assert await rig.look() == ms(1000)
+    assert await rig.poll() == ms(1000)
     assert rig.marked() == set()
 
 
 async def test_it_looks_just_after_the_next_due_time(rig: _Rig) -> None:
     rig.store.next_ms = NOW_MS + 300
-    assert await rig.look() == ms(300)
+    assert await rig.poll() == ms(300)
 
 
 async def test_a_sleep_to_a_due_time_beyond_the_interval_is_split(rig: _Rig) -> None:
     rig.store.next_ms = NOW_MS + 86_400_000
-    assert await rig.look() == ms(INTERVAL_MS)
+    assert await rig.poll() == ms(INTERVAL_MS)
 
 
 async def test_a_pod_that_cannot_hear_a_nearer_due_time_looks_more_often(rig: _Rig) -> None:
     rig.canary.unsubscribed()
-    assert await rig.look() == ms(NO_EVENTS_INTERVAL_MS)
+    assert await rig.poll() == ms(NO_EVENTS_INTERVAL_MS)
 
 
 async def test_each_rank_gives_the_one_before_it_time_to_touch(rig: _Rig) -> None:
     rig.store.next_ms = NOW_MS + 300
     rig.peers.own_rank = 3
-    assert await rig.look() == ms(300 + 3 * STAGGER_MS)
+    assert await rig.poll() == ms(300 + 3 * STAGGER_MS)
 
 
 async def test_what_is_due_is_looked_at_again_when_it_would_be_overdue(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
-    assert await rig.look() == ms(options_of().grace_ms)
+    assert await rig.poll() == ms(options_of().grace_ms)
     assert rig.marked() == set()
 
 
@@ -158,23 +158,23 @@ async def test_an_overdue_timer_is_marked_whatever_happened_to_its_event(rig: _R
         "note.punctual": NOW_MS - 1,
         "unknown": NOW_MS - 10_000,
     }
-    await rig.look()
+    await rig.poll()
     assert rig.marked() == {"note"}
 
 
 async def test_after_a_gap_everything_due_is_marked_at_once(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
     rig.sweeper.sweep_everything()
-    assert rig.one.look_ms <= rig.store.clock.now_ms()
-    await rig.look()
+    assert rig.one.next_poll_ms <= rig.store.clock.now_ms()
+    await rig.poll()
     assert rig.marked() == {"note"}
-    await rig.look()
+    await rig.poll()
     assert rig.marked() == set()
 
 
 async def test_orphans_of_prefixes_it_serves_are_marked(rig: _Rig) -> None:
     rig.store.lost = [("note", "x"), ("unknown", "y")]
-    await rig.look()
+    await rig.poll()
     assert rig.intake.take_orphans(10) == {0: [("note", "x")]}
 
 
@@ -183,22 +183,22 @@ async def test_lost_runs_that_found_no_room_waited_for_the_longest_sleep(
     rig: _Rig, run: Identity, again_ms: int
 ) -> None:
     rig.store.lost = [run]
-    assert await rig.look() == ms(again_ms)
+    assert await rig.poll() == ms(again_ms)
 
 
 async def test_it_continues_at_once_if_there_are_more_orphans_than_one_look_takes(rig: _Rig) -> None:
     rig.store.next_orphan = 500
-    assert await rig.look() <= 0
+    assert await rig.poll() <= 0
     rig.store.next_orphan = 0
-    assert await rig.look() == ms(INTERVAL_MS)
-    await rig.look()
+    assert await rig.poll() == ms(INTERVAL_MS)
+    await rig.poll()
     assert rig.store.looked_from == [0, 500, 0]
 
 
 async def test_a_look_continues_where_the_last_one_ended(rig: _Rig) -> None:
     rig.store.ranks.clear()
     for next_rank in (500, 0, 0):
-        await rig.look(next_rank)
+        await rig.poll(next_rank)
     assert rig.store.ranks == [0, 500, 0]
 
 
@@ -208,69 +208,69 @@ async def test_a_look_at_a_due_time_skips_no_queues_behind_the_place_that_was_re
 ) -> None:
     rig.store.ranks.clear()
     for next_rank in (500, 1_000):
-        await rig.look(next_rank)
+        await rig.poll(next_rank)
     rig.store.now_s += (INTERVAL_MS + 1) / 1000
     for next_rank in (answered, 0):
-        await rig.look(next_rank)
+        await rig.poll(next_rank)
     assert rig.store.ranks == [0, 500, 0, continued]
 
 
 async def test_a_nearer_due_time_brings_the_look_forward_and_a_later_one_does_not(rig: _Rig) -> None:
-    await rig.look()
+    await rig.poll()
     rig.sweeper.wake(0, NOW_MS + 200)
     rig.sweeper.wake(0, NOW_MS + 500)
     rig.sweeper.wake(7, NOW_MS)
-    assert rig.one.look_ms - NOW_MS == ms(200)
+    assert rig.one.next_poll_ms - NOW_MS == ms(200)
 
 
 async def test_a_nearer_due_time_that_comes_during_a_look_is_not_overwritten_by_its_answer(rig: _Rig) -> None:
     rig.store.next_ms = NOW_MS + 700
     rig.store.during = lambda: rig.sweeper.wake(0, NOW_MS + 50)
-    assert await rig.look() == ms(50)
+    assert await rig.poll() == ms(50)
 
 
 async def test_a_gap_during_a_look_is_looked_at_after_it(rig: _Rig) -> None:
     rig.store.due = {"note": NOW_MS - 1}
     rig.store.during = rig.sweeper.sweep_everything
-    assert await rig.look() <= 0
+    assert await rig.poll() <= 0
     assert rig.marked() == set()
     rig.store.during = lambda: None
-    await rig.look()
+    await rig.poll()
     assert rig.marked() == {"note"}
 
 
 async def test_the_first_in_rank_always_looks_itself(rig: _Rig) -> None:
-    await rig.look()
+    await rig.poll()
     rig.sweeper.heard(0)
-    assert not rig.one.somebody_else_does_it()
+    assert not rig.one.another_pod_polls()
 
 
 @pytest.mark.parametrize("rank", [1, 2])
 async def test_a_pod_that_hears_another_touch_looks_away_for_a_while(rig: _Rig, rank: int) -> None:
     """It hears its own touches as well. If the touching pod dies, timers are this late until it is forgotten."""
     rig.peers.own_rank = rank
-    await rig.look()
+    await rig.poll()
     rig.sweeper.heard(0)
-    assert rig.one.somebody_else_does_it()
-    assert rig.one.look_ms == ms(NOW_MS + rank * TRUST_MS)
+    assert rig.one.another_pod_polls()
+    assert rig.one.next_poll_ms == ms(NOW_MS + rank * TRUST_MS)
     rig.store.now_s += (rank * TRUST_MS + 3) / 1000
     rig.sweeper.heard(0)
-    assert not rig.one.somebody_else_does_it()
+    assert not rig.one.another_pod_polls()
 
 
 async def test_a_pod_that_hears_nobody_touch_looks_itself(rig: _Rig) -> None:
     rig.peers.own_rank = 1
-    await rig.look()
+    await rig.poll()
     rig.store.now_s += (TRUST_MS + 3) / 1000
-    assert not rig.one.somebody_else_does_it()
+    assert not rig.one.another_pod_polls()
 
 
 async def test_a_pod_that_cannot_hear_trusts_nobody(rig: _Rig) -> None:
     rig.peers.own_rank = 1
-    await rig.look()
+    await rig.poll()
     rig.sweeper.heard(0)
     rig.canary.unsubscribed()
-    assert not rig.one.somebody_else_does_it()
+    assert not rig.one.another_pod_polls()
 
 
 async def test_it_sleeps_until_its_time_and_is_woken_sooner_by_a_nearer_due_time(rig: _Rig) -> None:
@@ -302,7 +302,7 @@ async def test_a_clock_of_the_server_that_was_set_forward_ends_a_sleep(
 ) -> None:
     monkeypatch.setattr("timers.engine.sweeper.CLOCK_SECONDS", 0.001)
     rig.store.next_ms = NOW_MS + 20_000
-    await rig.look()
+    await rig.poll()
     looks, sweeping = rig.store.looks, asyncio.create_task(rig.sweeper.run())
     await asyncio.sleep(0)
     rig.store.next_ms = None
@@ -319,5 +319,5 @@ async def test_it_tells_where_it_leaves_due_timers_or_lost_runs(
     rig: _Rig, due: dict[str, int], lost: bool, leaves: bool
 ) -> None:
     rig.store.due, rig.store.has_lost = due, lost
-    await rig.look()
+    await rig.poll()
     assert rig.sweeper.leaves_some(0) is leaves

@@ -25,7 +25,7 @@ from timers_processors.hooks import processors
 from timers_processors.webhook import WebHooks
 
 DAY_MS: Final = 86_400_000
-LASTING: Final = AlarmTimes(gather_ms=0, calm_ms=DAY_MS, over_ms=DAY_MS, look_ms=20)
+LASTING: Final = AlarmTimes(gather_ms=0, calm_ms=DAY_MS, over_ms=DAY_MS, poll_ms=20)
 """Told at once, and never over."""
 
 
@@ -53,7 +53,7 @@ async def counted(fleet: Fleet, count: int) -> None:
     """Wait until the fleet has counted this many failures."""
 
     async def look() -> bool:
-        alarm = await alarms.look(fleet.store, "failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)
+        alarm = await alarms.poll(fleet.store, "failed", gather_ms=DAY_MS, again_ms=DAY_MS, calm_ms=DAY_MS)
         return alarm is not None and alarm.count == count
 
     await eventually(look, f"{count} failures are counted")
@@ -63,14 +63,14 @@ async def test_a_thousand_failures_on_two_pods_are_one_alarm_and_one_end(fleet: 
     failing = Calls(act=give_up)
     async with receiving() as receiver:
         given = settings(alarms=receiver.url, hook_secrets=SECRET, public_url="https://timers.example")
-        gathering = AlarmTimes(gather_ms=DAY_MS, look_ms=20)
+        gathering = AlarmTimes(gather_ms=DAY_MS, poll_ms=20)
         pods = [await pod_of(fleet, given, failing, times=gathering, name=name) for name in ("a", "b")]
         await fleet.client.batch([{"prefix": "note", "id": f"n-{n}", "delay": 0} for n in range(1000)])
         await counted(fleet, 1000)
         assert of(receiver.received, "failed") == []
         for pod in pods:
             await fleet.drain(pod)
-        calm = AlarmTimes(gather_ms=0, calm_ms=0, look_ms=20)
+        calm = AlarmTimes(gather_ms=0, calm_ms=0, poll_ms=20)
         for name in ("c", "d"):
             await pod_of(fleet, given, times=calm, name=name)
         await until(lambda: len(of(receiver.received, "failed")) == 2, "the alarm began and ended")
@@ -103,7 +103,7 @@ async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
     async with receiving() as receiver:
         given = settings(alarms=receiver.url)
         with monkeypatch.context() as patched:
-            patched.setattr(alarms, "told", hang_forever)
+            patched.setattr(alarms, "sent", hang_forever)
             dying = await pod_of(fleet, given, Calls(act=give_up), name="dying")
             await fleet.client.create("note", "a", delay=0)
             await armed.wait()
@@ -111,7 +111,7 @@ async def test_a_pod_killed_before_it_knows_of_its_message_sends_no_second(
         await pod_of(fleet, given, name="heir")
 
         async def known() -> bool:
-            alarm = await alarms.look(fleet.store, "failed", gather_ms=0, again_ms=DAY_MS, calm_ms=DAY_MS)
+            alarm = await alarms.poll(fleet.store, "failed", gather_ms=0, again_ms=DAY_MS, calm_ms=DAY_MS)
             return alarm is not None and alarm.number == 1
 
         await eventually(known, "the message is known to be armed")
@@ -209,7 +209,7 @@ async def test_timers_that_nobody_serves_are_an_alarm_of_their_own(fleet: Fleet)
 async def test_timers_that_wait_too_long_are_an_alarm_until_they_have_run(fleet: Fleet) -> None:
     async with receiving() as receiver:
         await fleet.drain(await fleet.pod(Calls("away"), name="away"))
-        times = AlarmTimes(gather_ms=0, over_ms=0, overdue_ms=500, look_ms=20)
+        times = AlarmTimes(gather_ms=0, over_ms=0, overdue_ms=500, poll_ms=20)
         await pod_of(fleet, settings(alarms=receiver.url), times=times, unhandled_after_ms=DAY_MS)
         await fleet.client.create("away", "a", delay=0)
         await until(lambda: of(receiver.received, "overdue"), "it is told")
@@ -229,7 +229,7 @@ async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they
 
     async with receiving() as receiver:
         given = settings(alarms=receiver.url)
-        times = AlarmTimes(gather_ms=0, over_ms=0, failing_ms=0, look_ms=20)
+        times = AlarmTimes(gather_ms=0, over_ms=0, failing_ms=0, poll_ms=20)
         calls = Calls(act=act, retry={"backoff": ["1h", "1h"]})
         await pod_of(fleet, given, calls, times=times)
         await fleet.client.create("note", "a", delay=0)
@@ -245,7 +245,7 @@ async def test_timers_that_keep_failing_are_an_alarm_with_their_error_until_they
 
 async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:
     async with receiving() as receiver:
-        times = AlarmTimes(gather_ms=0, over_ms=0, look_ms=20)
+        times = AlarmTimes(gather_ms=0, over_ms=0, poll_ms=20)
         pod = await pod_of(fleet, settings(alarms=receiver.url), Calls(), times=times)
         await fleet.client.create("note", "a", delay="1h")
         await until(lambda: pod.store.identity.armed, "the pod knows of it")
@@ -260,7 +260,7 @@ async def test_lost_data_is_an_alarm_until_somebody_knows(fleet: Fleet) -> None:
 
 async def test_a_deaf_pod_is_an_alarm_until_it_hears(fleet: Fleet) -> None:
     async with receiving() as receiver:
-        times = AlarmTimes(gather_ms=0, over_ms=0, look_ms=20)
+        times = AlarmTimes(gather_ms=0, over_ms=0, poll_ms=20)
         await pod_of(fleet, settings(alarms=receiver.url), times=times)
         await fleet.redis.config_set("notify-keyspace-events", "")
         await until(lambda: of(receiver.received, "deaf"), "it is told")
@@ -287,11 +287,11 @@ async def test_pods_that_drain_an_outbox_at_once_count_each_failure_once(fleet: 
 async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Fleet) -> None:
     at_once = {"gather_ms": 0, "again_ms": 0, "calm_ms": 0}
     await count(fleet, 1, 2)
-    began = await alarms.look(fleet.store, "failed", **at_once)
+    began = await alarms.poll(fleet.store, "failed", **at_once)
     assert began is not None
     assert (began.what, began.number, began.count) == ("began", 0, 2)
-    await alarms.told(fleet.store, began, "began")
-    ended = await alarms.look(fleet.store, "failed", **at_once)
+    await alarms.sent(fleet.store, began, "began")
+    ended = await alarms.poll(fleet.store, "failed", **at_once)
     assert ended is not None
     assert (ended.what, ended.number) == ("ended", 1)
 
@@ -300,12 +300,12 @@ async def test_failures_during_the_last_message_begin_the_next_alarm(fleet: Flee
     async def noted_later() -> bool:
         number = next(numbers)
         await count(fleet, number, number)
-        now = await alarms.look(fleet.store, "failed", **at_once)
+        now = await alarms.poll(fleet.store, "failed", **at_once)
         return now is not None and now.noted_ms > ended.noted_ms
 
     await eventually(noted_later, "a failure of a later millisecond")
-    await alarms.told(fleet.store, ended, "ended")
-    following = await alarms.look(fleet.store, "failed", **at_once)
+    await alarms.sent(fleet.store, ended, "ended")
+    following = await alarms.poll(fleet.store, "failed", **at_once)
     assert following is not None
     assert (following.what, following.number) == ("began", 0)
     assert following.since_ms > ended.since_ms

@@ -107,7 +107,7 @@ async def test_a_webhook_cannot_forge_what_a_hook_or_an_alarm_says(fleet: Fleet,
             *webhook_processors(webhooks),
             *processors(webhooks),
             hooks=given.requested_hooks,
-            alarm_times=AlarmTimes(gather_ms=0, calm_ms=86_400_000, over_ms=86_400_000, look_ms=20),
+            alarm_times=AlarmTimes(gather_ms=0, calm_ms=86_400_000, over_ms=86_400_000, poll_ms=20),
         )
         await fleet.client.create("note", "a", delay=0)
         await until(lambda: receiver.received, "the failure is told")

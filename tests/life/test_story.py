@@ -286,7 +286,7 @@ class TestNotRun:
         [
             ("the prefix 'note' is paused since 20", ""),
             ("no live pod serves 'note' with the processor 'note'; start one", ""),
-            ("its queue is at its limit (3 at once); the next look is at 20", "3 at once"),
+            ("its queue is at its limit (3 at once); it is tried again at 20", "3 at once"),
             ("the pods that serve it have not had room yet: a-pod", ""),
         ],
     )

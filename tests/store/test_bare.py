@@ -19,7 +19,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.bare.keys import GONE, BareKeys, Look, spec_of
+from timers.bare.keys import GONE, BareKeys, KeyState, spec_of
 from timers.core.model import Status, Timer
 from timers.store.store import Store
 
@@ -33,25 +33,25 @@ async def put(store: Store, value: str = "1", *, ms: int | None = HOUR_MS) -> No
     await store.connections.commands.set(KEY, value, px=ms)
 
 
-async def look(store: Store) -> Look:
-    looks, _ = await BareKeys(store).look([A], LEAD_MS)
-    return looks[A]
+async def inspect(store: Store) -> KeyState:
+    states, _ = await BareKeys(store).inspect([A], LEAD_MS)
+    return states[A]
 
 
 async def known(store: Store) -> int | None:
     """The key's deadline that the shard knows."""
-    return (await look(store)).known_ms
+    return (await inspect(store)).known_ms
 
 
 async def adopt(store: Store) -> str:
     """Adopt the key as it is now."""
-    return (await BareKeys(store).tell("adopted", {A: await look(store)}))[A]
+    return (await BareKeys(store).report("adopted", {A: await inspect(store)}))[A]
 
 
 async def resolve(store: Store, what: str, *, known_ms: int | None = None) -> str:
     """Tell the shard what happened to a key that it knows."""
-    seen = Look(known_ms or await known(store), GONE)
-    return (await BareKeys(store).tell(what, {A: seen}))[A]
+    seen = KeyState(known_ms or await known(store), GONE)
+    return (await BareKeys(store).report(what, {A: seen}))[A]
 
 
 async def announce(store: Store, times: int = 1, *, until_ms: int | None = None) -> str:
@@ -125,14 +125,14 @@ async def test_a_key_that_is_set_again_moves_its_timer(store: Store) -> None:
 async def test_an_outdated_look_at_a_key_changes_nothing(store: Store) -> None:
     bare, timer = BareKeys(store), await adopted(store)
     for known_ms in (None, timer.due_ms - 1):
-        assert await bare.tell("adopted", {A: Look(known_ms, timer.due_ms + 1, b"2")}) == {A: "stale"}
+        assert await bare.report("adopted", {A: KeyState(known_ms, timer.due_ms + 1, b"2")}) == {A: "stale"}
     for what in ("there", "ending", "expired", "deleted"):
         assert await resolve(store, what, known_ms=timer.due_ms - 1) == "stale"
     assert await read(store) == timer
 
 
 async def test_an_expired_key_is_not_adopted(store: Store) -> None:
-    assert await BareKeys(store).tell("adopted", {A: Look(None, await store.now_ms(), b"1")}) == {A: "stale"}
+    assert await BareKeys(store).report("adopted", {A: KeyState(None, await store.now_ms(), b"1")}) == {A: "stale"}
     assert await store.get([A]) == [None]
 
 
@@ -166,7 +166,7 @@ async def test_a_key_in_place_of_a_timer_replaces_it(store: Store) -> None:
 
 
 async def test_an_expired_key_makes_its_timer_due_once(store: Store) -> None:
-    """The shard knows the key, so a pod looks at it first. Then all others that heard the expiry come too late."""
+    """The shard knows the key, so a pod reads it first. Then all others that heard the expiry come too late."""
     await adopted_and_expired(store)
     assert await announce(store) == "look"
     assert await resolve(store, "expired") == "due"
@@ -431,14 +431,14 @@ async def test_an_unreadable_record_is_made_again_from_its_key(store: Store) -> 
 async def test_the_known_keys_come_in_the_order_of_their_deadlines(store: Store) -> None:
     redis, bare, now_ms = store.connections.commands, BareKeys(store), await store.now_ms()
     for timer_id, after_ms in (("b", 2000), ("a", 1000), ("c", 3000)):
-        key = Look(None, now_ms + after_ms * 1000, b"1")
-        assert await bare.tell("adopted", {(PREFIX, timer_id): key}) == {(PREFIX, timer_id): "adopted"}
+        key = KeyState(None, now_ms + after_ms * 1000, b"1")
+        assert await bare.report("adopted", {(PREFIX, timer_id): key}) == {(PREFIX, timer_id): "adopted"}
     found = await bare.first_known(now_ms + 2_000_000)
     assert list(found.items()) == [(A, now_ms + 1_000_000), ((PREFIX, "b"), now_ms + 2_000_000)]
     assert await bare.first_known(now_ms) == {}
     cursor, page = await bare.scan_known(0, 0)
     assert (cursor, sorted(page)) == (0, [A, (PREFIX, "b"), (PREFIX, "c")])
-    assert await look(store) == Look(now_ms + 1_000_000, GONE)
+    assert await inspect(store) == KeyState(now_ms + 1_000_000, GONE)
     assert not await redis.exists(KEY)
 
 
@@ -456,8 +456,8 @@ async def test_a_scan_finds_names_and_values(store: Store) -> None:
         found += some
     assert sorted(found) == [("reminder", "a"), ("reminder", "hash"), ("timers", "meta")]
     found.remove(("timers", "meta"))  # no processor has the prefix `timers`
-    looks, _ = await bare.look([*found, ("reminder", "missing")], LEAD_MS)
-    assert {timer_id: seen.value for (_, timer_id), seen in looks.items()} == {"a": b"1", "hash": None, "missing": None}
+    states, _ = await bare.inspect([*found, ("reminder", "missing")], LEAD_MS)
+    assert {name: seen.value for (_, name), seen in states.items()} == {"a": b"1", "hash": None, "missing": None}
     await redis.delete("reminder:hash")
 
 

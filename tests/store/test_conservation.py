@@ -6,7 +6,7 @@ import pytest
 
 from tests.conservation import conserved
 from tests.store.acts import armed, bucket_of, cancelled, finished, running
-from timers.bare.keys import BareKeys, Look
+from timers.bare.keys import BareKeys, KeyState
 from timers.store.store import Store
 from timers.testing.fake import fake_connections
 
@@ -46,8 +46,8 @@ async def in_order() -> Store:
     await finished(store, "done")
     await cancelled(store, "off")
     await armed(store, "waits", due="+3600000")
-    later, adopted = Look(None, await store.now_ms() + 7_200_000, b"1"), ("reminder", "adopted")
-    assert await BareKeys(store).tell("adopted", {adopted: later}) == {adopted: "adopted"}
+    later, adopted = KeyState(None, await store.now_ms() + 7_200_000, b"1"), ("reminder", "adopted")
+    assert await BareKeys(store).report("adopted", {adopted: later}) == {adopted: "adopted"}
     return store
 
 

@@ -25,7 +25,7 @@ from tests.store.acts import (
     running,
     settle,
 )
-from timers.bare.keys import GONE, BareKeys, Look
+from timers.bare.keys import GONE, BareKeys, KeyState
 from timers.client import client_over
 from timers.core.model import Status
 from timers.errors import NewerFormat
@@ -166,17 +166,17 @@ async def test_the_audit_leaves_it(store: Store) -> None:
 async def test_a_bare_key_of_its_name_changes_nothing(store: Store, was: str) -> None:
     redis, keys, name = store.connections.commands, BareKeys(store), (PREFIX, "later")
     await redis.set(LATER, "1", px=HOUR_MS)
-    looks, _ = await keys.look([name], 200)
+    states, _ = await keys.inspect([name], 200)
     if was == "waiting":
-        assert await keys.tell("adopted", looks) == {name: "adopted"}
+        assert await keys.report("adopted", states) == {name: "adopted"}
     else:
         await (finished(store, "later") if was == "nothing" else armed(store, "later", due="+3600000"))
     async with in_a_newer_format(store):
         if was == "waiting":
-            gone = {name: Look((await keys.look([name], 200))[0][name].known_ms, GONE)}
-            assert await keys.tell("deleted", gone) == {name: "newer"}
+            gone = {name: KeyState((await keys.inspect([name], 200))[0][name].known_ms, GONE)}
+            assert await keys.report("deleted", gone) == {name: "newer"}
         else:
-            assert await keys.tell("adopted", looks) == {name: "newer"}
+            assert await keys.report("adopted", states) == {name: "newer"}
             assert await keys.announce({name: (1, await store.now_ms() - 1000)}) == {name: "newer"}
     await redis.delete(LATER)
 

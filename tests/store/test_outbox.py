@@ -78,7 +78,7 @@ async def test_a_strangers_values_in_the_place_of_its_keys_stop_nothing(real: St
     await redis.set(keys.HOOKS, "a stranger's")
     line = "a note timers.hook-1"
     assert await outbox.ask(real, [line], forget_ms=1000) == {line}
-    assert await outbox.look(real, [0]) == [(frozenset(), 0)]
+    assert await outbox.lengths(real, [0]) == [(frozenset(), 0)]
     await arm(real, "note", 1)
     await outbox.change_hooks(real, 0, [line], ())
     await arm(real, "note-not-asked-for", 1)

@@ -118,7 +118,7 @@ async def test_among_many_prefixes_no_call_looks_at_all_of_them(real: Store) -> 
     while not is_last:
         await redis.config_resetstat()
         pruned = await upkeep.prune(
-            real, 0, retention_ms=0, retention_failed_ms=None, most=10, cursor=cursor, looks=100
+            real, 0, retention_ms=0, retention_failed_ms=None, most=10, cursor=cursor, counts=100
         )
         looked = (await redis.info("commandstats")).get("cmdstat_zrangebyscore", {}).get("calls", 0)
         assert looked <= 200

@@ -21,7 +21,7 @@ ANSWER_SECONDS: Final = 0.6
 """How long Redis may take to answer for a probe. Probes themselves usually give up after a second."""
 
 FRESH_SECONDS: Final = 1.0
-"""How long an answer from Redis counts. One look a second serves all probes."""
+"""How long an answer from Redis counts. One read a second serves all probes."""
 
 _log = get_logger("timers.api")
 

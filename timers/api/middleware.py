@@ -77,7 +77,7 @@ class Deadlines:
     def __init__(self, seconds: float = REQUEST_SECONDS) -> None:
         self._seconds = seconds
         self._running: set[Deadline] = set()
-        self._next_look: asyncio.TimerHandle | None = None
+        self._next_expiry: asyncio.TimerHandle | None = None
 
     @web.middleware
     async def answer_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -98,24 +98,24 @@ class Deadlines:
         loop = deadline.task.get_loop()
         deadline.at = loop.time() + self._seconds
         self._running.add(deadline)
-        if self._next_look is None:
-            self._look_again_at(deadline.at)
+        if self._next_expiry is None:
+            self._wake_at(deadline.at)
 
     def end(self, deadline: "Deadline") -> None:
         """Stop the deadline."""
         self._running.discard(deadline)
 
-    def _look_again_at(self, at: float) -> None:
-        self._next_look = asyncio.get_running_loop().call_at(at, self._look)
+    def _wake_at(self, at: float) -> None:
+        self._next_expiry = asyncio.get_running_loop().call_at(at, self._expire_due)
 
-    def _look(self) -> None:
-        """Expire the deadlines that are over, and look again when the next one is."""
-        self._next_look, now = None, asyncio.get_running_loop().time()
+    def _expire_due(self) -> None:
+        """Expire the deadlines that are over, and come again when the next one is."""
+        self._next_expiry, now = None, asyncio.get_running_loop().time()
         for deadline in [each for each in self._running if each.at <= now]:
             self.end(deadline)
             deadline.expire()
         if self._running:
-            self._look_again_at(min(each.at for each in self._running))
+            self._wake_at(min(each.at for each in self._running))
 
 
 class Deadline:

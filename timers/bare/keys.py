@@ -1,4 +1,4 @@
-"""Owns the calls about bare keys: looking at the keys themselves and telling the shards about them."""
+"""Owns the calls about bare keys: reading the keys themselves and reporting them to the shards."""
 
 import contextlib
 import json
@@ -35,8 +35,8 @@ Heard = tuple[int, int]
 """How often a pod has heard a key expire within 5 s, and the server time (ms) until which it has heard everything."""
 
 
-class Look(NamedTuple):
-    """What a look saw: the deadline that the shard knew just before (None: the key is not known), the deadline now, and
+class KeyState(NamedTuple):
+    """A key as a pod found it: the deadline that the shard knew before (None: the key is not known), the one now, and
     the value if it matters and is a string."""
 
     known_ms: int | None
@@ -97,10 +97,10 @@ class BareKeys:
             answers = await scripts.read(asked, [])
         return {keys.identity_of(keys.text(member)): int(score) for found in answers for member, score in found}
 
-    async def look(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, Look], int]:
-        """Look at keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
-        deadline is new to the shard or within `lead_ms`. Leaves out keys that the Redis user may not look at. Also
-        returns the server's time after the look."""
+    async def inspect(self, identities: Collection[Identity], lead_ms: int) -> tuple[dict[Identity, KeyState], int]:
+        """Read keys, which makes Redis delete and announce those that are due. Reads the values of keys whose
+        deadline is new to the shard or within `lead_ms`. Leaves out keys that the Redis user may not read. Also
+        returns the server's time afterwards."""
         if not identities:
             return {}, 0
         by_shard = self.store.by_shard(identities)
@@ -119,15 +119,15 @@ class BareKeys:
         seconds, micros = time
         known = dict(zip(chain(*by_shard.values()), chain(*answers[: len(by_shard)]), strict=True))
         now_ms = seconds * 1000 + micros // 1000
-        looks = {
-            identity: Look(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadline_ms)
+        states = {
+            identity: KeyState(int(score) if 0 <= (score := known[place] or -1) < 2**53 else None, deadline_ms)
             for place, (identity, deadline_ms) in enumerate(zip(identities, answers[len(by_shard) :], strict=True))
             if self._allowed(names[place], deadline_ms)
         }
-        return await self._with_values(looks, now_ms + lead_ms), now_ms
+        return await self._with_values(states, now_ms + lead_ms), now_ms
 
     def _allowed(self, name: str, answer: object) -> bool:
-        """Whether the user may look at the key. One prefix that it lacks must not hold up the others."""
+        """Whether the user may read the key. One prefix that it lacks must not hold up the others."""
         if isinstance(answer, NoPermissionError):
             self.store.rights.refused(f"PEXPIRETIME {name}")
             return False
@@ -135,23 +135,23 @@ class BareKeys:
             raise answer
         return True
 
-    async def _with_values(self, looks: dict[Identity, Look], until_ms: int) -> dict[Identity, Look]:
-        wanted = [i for i, (known_ms, ms, _) in looks.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]
+    async def _with_values(self, states: dict[Identity, KeyState], until_ms: int) -> dict[Identity, KeyState]:
+        wanted = [i for i, (known_ms, ms, _) in states.items() if ms >= 0 and (ms != known_ms or ms <= until_ms)]
         async with self._redis.pipeline(transaction=False) as asked:
             for identity in wanted:
                 asked.get(":".join(identity))
             values = await scripts.read(asked, None)
-        return looks | {i: looks[i]._replace(value=value) for i, value in zip(wanted, values, strict=True)}
+        return states | {i: states[i]._replace(value=value) for i, value in zip(wanted, values, strict=True)}
 
-    async def tell(self, what: str, looks: Mapping[Identity, Look]) -> dict[Identity, str]:
-        """Tell the shards what looks have found. `adopted` copies keys into records; codes: adopted, moved, running,
+    async def report(self, what: str, states: Mapping[Identity, KeyState]) -> dict[Identity, str]:
+        """Report keys to their shards. `adopted` copies keys into records; codes: adopted, moved, running,
         stale. Of a known key: `there`, `ending` (there until its deadline), `expired`, `deleted` or `lost-ttl`; codes:
         waits, due, cancelled, spare, forgotten, stale."""
-        told: dict[Identity, tuple[object, ...]] = {}
-        for identity, (known_ms, deadline_ms, value) in looks.items():
+        reports: dict[Identity, tuple[object, ...]] = {}
+        for identity, (known_ms, deadline_ms, value) in states.items():
             spec = "" if value is None else encode(spec_of(":".join(identity), value))
-            told[identity] = (known_ms or "", deadline_ms if what == "adopted" else what, spec)
-        return await self._run("adopt" if what == "adopted" else "resolve", told)
+            reports[identity] = (known_ms or "", deadline_ms if what == "adopted" else what, spec)
+        return await self._run("adopt" if what == "adopted" else "resolve", reports)
 
     async def announce(self, heard: Mapping[Identity, Heard]) -> dict[Identity, str]:
         """Make the timers of expired keys due. Codes: due, known, running, look, refused."""
@@ -163,11 +163,11 @@ class BareKeys:
         replies = await self.store.run_all(calls)
         return [identity for identity, (_, deleted) in zip(deadlines, replies, strict=True) if deleted]
 
-    async def _run(self, script: str, told: Mapping[Identity, tuple[object, ...]]) -> dict[Identity, str]:
+    async def _run(self, script: str, reports: Mapping[Identity, tuple[object, ...]]) -> dict[Identity, str]:
         """Run a script with three words for each key. Returns the code for each."""
-        lines = ["\n".join(map(str, (*identity, *what))) for identity, what in told.items()]
-        codes = await self.store.tell(f"bare/{script}", list(told), lines)
-        return {identity: code.decode() for identity, (code,) in zip(told, codes, strict=True)}
+        lines = ["\n".join(map(str, (*identity, *what))) for identity, what in reports.items()]
+        codes = await self.store.tell(f"bare/{script}", list(reports), lines)
+        return {identity: code.decode() for identity, (code,) in zip(reports, codes, strict=True)}
 
 
 def _index(shard: int) -> str:

@@ -1,8 +1,8 @@
-"""Owns looking after bare keys: finds them, copies them into durable records, looks at each once more before its timer
+"""Owns watching bare keys: finds them, copies them into durable records, reads each once more before its timer
 runs, and reports the expiries that this pod hears.
 
 Redis announces no deletion: a key that is missing shortly before its deadline was deleted. One that is missing after it
-expired, or was deleted while nobody looked. Then its timer fires: better once too often than never.
+expired, or was deleted while no pod watched. Then its timer fires: better once too often than never.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from functools import partial
 from typing import Any, Final
 
-from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, Look, Page
+from timers.bare.keys import GONE, NO_TTL, PAGE_SIZE, BareKeys, Heard, KeyState, Page
 from timers.logs import get_logger
 from timers.store.cooperative import set_within, side_by_side
 from timers.store.store import ARM_LIMIT, Identity
 
 LEAD_MS: Final = 200
-"""How long before its deadline a key is looked at. This leaves time for two looks on a slow server."""
+"""How long before its deadline a key is read again. This leaves time for two reads on a slow server."""
 
 DOUBT_SECONDS: Final = 0.1
 """How long a pod doubts that a missing key was deleted. If it was SET again and expired, its event arrives sooner."""
 
 LONGEST_SECONDS, IDLE_LONGEST_SECONDS = 1.0, 30.0
-"""The longest pause between looks at known keys, since another pod may adopt some; and after a scan that found none."""
+"""The longest pause between reads of known keys, since another pod may adopt some; and after a scan that found none."""
 
 FIRST_SECONDS: Final = 5.0
 """How long the first scan waits at most for the subscription: a scan makes Redis announce what has expired."""
@@ -52,7 +52,7 @@ _expired_log = get_logger("timers.bare-expired")
 
 
 class BareWatch:
-    """Looks after the bare keys of all shards on the one pod for which `leads` is true, and on each pod reports the
+    """Watches the bare keys of all shards on the one pod for which `leads` is true, and on each pod reports the
     expiries that it hears to the shards. Hearing one costs O(1), however many others wait."""
 
     def __init__(
@@ -63,13 +63,13 @@ class BareWatch:
         declared: Callable[[str], bool],
         every_ms: int | None,
         mark: Callable[[int, str], None] = lambda _shard, _prefix: None,
-        told: Callable[[str], None] = lambda _what: None,
+        count: Callable[[str], None] = lambda _what: None,
     ) -> None:
-        """`declared` tells whether a processor was ever declared for a prefix, even if its pods are gone. If `every_ms`
-        is None, nothing new is adopted or reported. `mark` is called for a queue with a due timer; `told` when a key is
-        adopted and with what becomes of it, and with `refused` for each expiry that may change nothing."""
+        """`declared` says whether a processor was ever declared for a prefix, even if its pods are gone. If `every_ms`
+        is None, nothing new is adopted or reported. `mark` is called for a queue with due timers, `count` when a key
+        is adopted and with what becomes of it, and with `refused` for each expiry that may change nothing."""
         self._keys, self._leads, self._declared = keys, leads, declared
-        self._every_ms, self._mark, self._told = every_ms, mark, told
+        self._every_ms, self._mark, self._count_as = every_ms, mark, count
         self.rests = BUSY_RESTS
         self._noticed, self._nearer, self._now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         # Not a plain dict: to find its first item, a dict walks over all removed ones.
@@ -81,12 +81,12 @@ class BareWatch:
 
     @property
     def services(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, None]]]:
-        """By name. If bare keys are switched off, only those that were adopted before are looked after."""
+        """By name. If bare keys are switched off, only those that were adopted before are watched."""
         scans = {"bare-scanner": self.scan}
         return scans if self._every_ms is None else {**scans, "bare-expired": self.report}
 
     def noticed(self) -> None:
-        """Bare keys are in use: scan and look often."""
+        """Bare keys are in use: scan and read them often."""
         if self.rests != BUSY_RESTS:
             self._nearer.set()
         self.rests = BUSY_RESTS
@@ -98,22 +98,22 @@ class BareWatch:
         self._now.set()
 
     async def scan(self) -> None:
-        """Look at each key before its deadline; at intervals look at all known keys and scan for new ones."""
+        """Read each key before its deadline; at intervals read all known keys and scan for new ones."""
         await side_by_side([self._watch()] if self._every_ms is None else [self._watch(), self._rounds(self._every_ms)])
 
     async def _watch(self) -> None:
         while True:
             self._nearer.clear()
-            await set_within(self._nearer, await self._look_at_due() if self._leads() else LONGEST_SECONDS)
+            await set_within(self._nearer, await self._inspect_due() if self._leads() else LONGEST_SECONDS)
 
-    async def _look_at_due(self) -> float:
-        """Look at the keys that are due soon. Returns the seconds until the next look."""
+    async def _inspect_due(self) -> float:
+        """Read the keys that are due soon. Returns the seconds until the next round."""
         clock = self._keys.store.clock
         longest = LONGEST_SECONDS if self.rests == BUSY_RESTS else IDLE_LONGEST_SECONDS
         soon_ms = int(clock.now_ms()) + LEAD_MS
         known = await self._keys.first_known(soon_ms + int(longest * 1000))
         due = [identity for identity, ms in known.items() if ms <= soon_ms]
-        await self.look(due)
+        await self.inspect(due)
         if due:
             return LEAD_MS / 4000 if len(due) < PAGE_SIZE else 0
         return min((clock.seconds_until(ms - LEAD_MS) for ms in known.values()), default=longest)
@@ -131,15 +131,15 @@ class BareWatch:
             await set_within(self._now, max(seconds - (time.monotonic() - began), 0))
 
     async def round(self) -> None:
-        """Look at all known keys, then adopt those that no shard knows."""
+        """Read all known keys, then adopt those that no shard knows."""
         self._noticed.clear()
         for shard in await self._keys.knowing():
             async for known in self._pages(partial(self._keys.scan_known, shard)):
-                await self.look(known)
+                await self.inspect(known)
         async for found in self._pages(self._keys.scan):
-            looks, _ = await self._keys.look([i for i in found if self._declared(i[0])], LEAD_MS)
-            new = {i: look for i, look in looks.items() if look.known_ms is None and look.value is not None}
-            await self._tell("adopted", new)
+            states, _ = await self._keys.inspect([i for i in found if self._declared(i[0])], LEAD_MS)
+            new = {i: state for i, state in states.items() if state.known_ms is None and state.value is not None}
+            await self._report_states("adopted", new)
         if not self._noticed.is_set():
             self.rests = IDLE_RESTS
 
@@ -153,36 +153,36 @@ class BareWatch:
             seconds = self.rests * min(time.monotonic() - began, LONGEST_STEP_SECONDS)
             await (asyncio.sleep(seconds) if self.rests == BUSY_RESTS else set_within(self._noticed, seconds))
 
-    async def look(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
-        """Look at known keys and tell their shards what became of them; `heard` means that their expiry was heard.
+    async def inspect(self, identities: Collection[Identity], *, heard: bool = False) -> list[Identity]:
+        """Read known keys and report to their shards what became of them; `heard` means that their expiry was heard.
         Returns the missing keys."""
-        looks, now_ms = await self._keys.look(identities, LEAD_MS)
-        found = defaultdict[str, dict[Identity, Look]](dict)
-        for identity, look in looks.items():
-            if what := _verdict(look, now_ms, heard=heard):
-                found[what][identity] = look
+        states, now_ms = await self._keys.inspect(identities, LEAD_MS)
+        found = defaultdict[str, dict[Identity, KeyState]](dict)
+        for identity, state in states.items():
+            if what := _verdict(state, now_ms, heard=heard):
+                found[what][identity] = state
         deleted = found.pop("deleted", {})
         for what, some in found.items():
-            await self._tell(what, some)
+            await self._report_states(what, some)
         if deleted:  # unless the shards have learned by then that they expired
             await asyncio.sleep(DOUBT_SECONDS)
-            await self._tell("deleted", deleted)
-        return [identity for identity, look in looks.items() if look.deadline_ms == GONE]
+            await self._report_states("deleted", deleted)
+        return [identity for identity, state in states.items() if state.deadline_ms == GONE]
 
-    async def _tell(self, what: str, looks: Mapping[Identity, Look]) -> None:
-        """Tell the shards what was found, and delete keys that no timer waits for any more."""
-        codes = await self._keys.tell(what, looks)
+    async def _report_states(self, what: str, states: Mapping[Identity, KeyState]) -> None:
+        """Report what was found to the shards, and delete keys that no timer waits for any more."""
+        codes = await self._keys.report(what, states)
         if codes:
             self.noticed()
         for identity, code in codes.items():
             if code in ("adopted", "moved", "due", "cancelled"):
-                self._told(what)
+                self._count_as(what)
             if code in ("adopted", "moved"):
                 self._nearer.set()
                 _scanner_log.info("bare key adopted", timer=":".join(identity), how=code)
-        spare = {i: ms for i, (_, ms, _) in looks.items() if ms >= 0 and codes[i] in ("due", "spare")}
+        spare = {i: ms for i, (_, ms, _) in states.items() if ms >= 0 and codes[i] in ("due", "spare")}
         if taken := await self._keys.take(spare):
-            await self._keys.tell("deleted", {identity: looks[identity] for identity in taken})
+            await self._keys.report("deleted", {identity: states[identity] for identity in taken})
 
     @property
     def waiting(self) -> int:
@@ -245,8 +245,8 @@ class BareWatch:
                     self._add(identity, batch[identity], AGAIN_SECONDS)
                 elif code == "refused":
                     self._refuse(identity)
-            # A key that exists again has nothing to report. After a look, the shard can judge the others.
-            for identity in await self.look([i for i, code in codes.items() if code == "look"], heard=True):
+            # A key that exists again has nothing to report. Once it was read, the shard can judge the others.
+            for identity in await self.inspect([i for i, code in codes.items() if code == "look"], heard=True):
                 self._add(identity, batch[identity], LATER_SECONDS)
         except BaseException:
             for identity, heard in batch.items():
@@ -254,16 +254,16 @@ class BareWatch:
             raise
 
     def _refuse(self, identity: Identity) -> None:
-        self._told("refused")
+        self._count_as("refused")
         self._refused += 1
         if time.monotonic() >= self._log_at:
             _expired_log.warning("announced bare keys changed nothing", timer=":".join(identity), count=self._refused)
             self._refused, self._log_at = 0, time.monotonic() + LOG_EVERY_SECONDS
 
 
-def _verdict(look: Look, now_ms: int, *, heard: bool) -> str | None:
-    """What a look has found; None for nothing that a shard should know."""
-    known_ms, deadline_ms, value = look
+def _verdict(state: KeyState, now_ms: int, *, heard: bool) -> str | None:
+    """What the state of a key means; None for nothing that a shard should know."""
+    known_ms, deadline_ms, value = state
     if deadline_ms == known_ms:
         return "ending" if deadline_ms - now_ms <= LEAD_MS else "there"
     if value is not None:

@@ -261,7 +261,7 @@ def _obstacle(roster: Roster, prefix: str, shard: int, until_ms: float | None, p
         return f"no live pod serves {prefix!r} with the processor {processor!r}; start one"
     if until_ms is not None:
         limits = serving[0].limits_of(processor) or "a limit over all pods"
-        return f"its queue is at its limit ({limits}); the next look is at {format_time(int(until_ms))}"
+        return f"its queue is at its limit ({limits}); it is tried again at {format_time(int(until_ms))}"
     if all(prefix in member.lacks for member in serving):
         return f"{serving[0].lacks[prefix]} (the user of {shortened([member.pod for member in serving])})"
     return f"the pods that serve it have not had room yet: {shortened([member.pod for member in serving])}"

@@ -26,7 +26,7 @@ from timers.store.filters import Filter
 PREFIXES_A_PAGE: Final = 100
 VIEWS_SECONDS: Final = 1.5
 CHECKS_SECONDS: Final = 30.0
-"""How long the doctor's findings count. The doctor waits for an event and looks at many keys, so it does not run at
+"""How long the doctor's findings count. The doctor waits for an event and reads many keys, so it does not run at
 every refresh."""
 
 
@@ -124,11 +124,11 @@ class ServicePages:
     async def _hooks(self) -> Mapping[str, Any]:
         """What the shards are asked to post, and how much of it waits."""
         store = self._parts.store
-        looks = await outbox.look(store, range(store.shards))
-        lines = sorted({line for known, _ in looks for line in known})
+        shards = await outbox.lengths(store, range(store.shards))
+        lines = sorted({line for known, _ in shards for line in known})
         return {
             "hooks": [hook for line in lines if (hook := Hook.parse(line)) is not None],
-            "waiting": sum(waiting for _, waiting in looks),
+            "waiting": sum(waiting for _, waiting in shards),
         }
 
     async def acknowledge(self, request: web.Request) -> web.Response:

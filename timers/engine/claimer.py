@@ -130,7 +130,7 @@ class Claimer:
         await self._block(wanted.shard, waits)
 
     async def _block(self, shard: int, waits: Mapping[str, int]) -> None:
-        """Every look would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
+        """Every poll would find a queue at its limit due and ask for it again. A short wait is not worth a call."""
         await self._pod.store.block(shard, {prefix: ms for prefix, ms in waits.items() if ms >= FULL_MS})
 
     async def _places(self, shard: int, reserved: Mapping[str, Reservation]) -> dict[str, int]:

@@ -29,7 +29,7 @@ from timers.store.store import Arming
 
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 30.0
-"""The pause between two looks if nothing is posted; IDLE_SECONDS while no pod has hooks."""
+"""The pause between two polls if nothing is posted; IDLE_SECONDS while no pod has hooks."""
 
 BATCH: Final = 250
 CALLS_LIMIT: Final = 10_000
@@ -77,14 +77,14 @@ class Hooks:
     @property
     def services(self) -> Services:
         """By name."""
-        alarms_seconds = self._options.alarm_times.look_ms / 1000
-        return {"hooks": self._run, "alarms": partial(repeat, self._look_for_alarms, alarms_seconds)}
+        alarms_seconds = self._options.alarm_times.poll_ms / 1000
+        return {"hooks": self._run, "alarms": partial(repeat, self._check_alarms, alarms_seconds)}
 
     async def _run(self) -> None:
         """Look at all shards regularly, and at a shard as soon as its outbox is no longer empty."""
         while True:
             await self._ask()
-            await self._look(self._pod.shards)
+            await self._poll(self._pod.shards)
             self._log_left_out()
             is_idle = not self._asked and not any(self._doubtful.values())
             look_at = time.monotonic() + (IDLE_SECONDS if is_idle else LOOK_SECONDS)
@@ -93,7 +93,7 @@ class Hooks:
                 if is_idle or time.monotonic() >= look_at:
                     break
                 shards, self._posted = self._posted, set()
-                await self._look([shard for shard in self._pod.shards if shard in shards])
+                await self._poll([shard for shard in self._pod.shards if shard in shards])
 
     def posted(self, shard: int) -> None:
         """The shard's outbox was empty and has an entry now."""
@@ -104,17 +104,17 @@ class Hooks:
         self._asked = await outbox.ask(self._pod.store, self._mine, forget_ms=self._options.forget_hooks_ms)
         self._targets = sorted(prefix for prefix in prefixes_of(self._asked) if prefix.startswith(ALARM))
 
-    async def _look(self, all_shards: Sequence[int]) -> None:
+    async def _poll(self, all_shards: Sequence[int]) -> None:
         """Look at the shards where this pod has rank 0."""
         shards = list(self._peers.led(all_shards))
-        for shard, (known, waiting) in zip(shards, await outbox.look(self._pod.store, shards), strict=True):
+        for shard, (known, waiting) in zip(shards, await outbox.lengths(self._pod.store, shards), strict=True):
             await self._set_hooks(shard, known)
             if waiting:
                 await self._drain(shard, known | self._asked)
 
     async def _set_hooks(self, shard: int, known: Asked) -> None:
         """Make the hooks that a shard knows agree with those that pods ask for. Another pod may have added one since
-        this pod asked, so a hook that nobody asks for is removed only if nobody asked for it at the last look
+        this pod asked, so a hook that nobody asks for is removed only if nobody asked for it at the last poll
         either."""
         too_much = known - self._asked
         taken_back = too_much & self._doubtful.get(shard, frozenset())
@@ -179,7 +179,7 @@ class Hooks:
                 places = [(entry_id, timer.prefix) for entry_id, timer in found]
                 await alarms.count(self._pod.store, kind, newest, shard, places)
 
-    async def _look_for_alarms(self) -> None:
+    async def _check_alarms(self) -> None:
         """Note what is wrong now, and arm the messages that are due, if there are targets. If two pods believe that
         they have rank 0 of shard 0, they arm the same messages."""
         if not self._targets or self._peers.rank(0) != 0:
@@ -189,7 +189,7 @@ class Hooks:
             if kind in seen:
                 await alarms.note(store, kind, [{"note": note} for note in seen[kind][:NEWEST]])
             calm_ms = times.calm_ms if kind in COUNTED.values() else times.over_ms
-            alarm = await alarms.look(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
+            alarm = await alarms.poll(store, kind, gather_ms=times.gather_ms, again_ms=times.again_ms, calm_ms=calm_ms)
             if alarm is not None:
                 await self._send(alarm, is_seen=kind in seen)
 
@@ -197,10 +197,10 @@ class Hooks:
         """Arm the message that is due. A state that is over before its first message gets no message, and a state that
         is still seen is not reported as over."""
         if alarm.number == 0 and not is_seen and alarm.kind not in COUNTED.values():
-            await alarms.told(self._pod.store, alarm, "ended")
+            await alarms.sent(self._pod.store, alarm, "ended")
         elif alarm.what and not (is_seen and alarm.what == "ended"):
             await outbox.arm(self._pod.store, [self._message(alarm, target) for target in self._targets])
-            await alarms.told(self._pod.store, alarm, alarm.what)
+            await alarms.sent(self._pod.store, alarm, alarm.what)
 
     async def _seen(self) -> Mapping[str, Sequence[str]]:
         """What is wrong now: for each alarm, the notes about it."""

@@ -27,7 +27,7 @@ BACKLOG: Final = 25
 """A claim of this many that comes back full proves a backlog."""
 
 LATER_SECONDS: Final = 0.05
-"""When a pod looks after an event that hashes to another pod: by then, normally nothing is left."""
+"""When a pod claims after an event that hashes to another pod: by then, normally nothing is left."""
 
 BUSY_SECONDS: Final = 0.1
 """If a mark waits longer than that, the pod has no room for its timers. A claim takes a few milliseconds."""
@@ -129,7 +129,7 @@ class Intake:
             lane.old[shard, prefix] = mark
 
     def mark_later(self, shard: int, prefix: str) -> None:
-        """An event that hashes to another pod: look a little later, once for all such events."""
+        """An event that hashes to another pod: claim a little later, once for all such events."""
         if (shard, prefix) not in self._others:
             self._others[shard, prefix] = time.monotonic()
         if not self._timer_set:

@@ -25,7 +25,7 @@ FRUITLESS: Final = 20
 the server busy."""
 
 UNSERVED_SECONDS: Final = 5.0
-"""The longest pause between two looks for timers that nobody serves."""
+"""The longest pause between two searches for timers that nobody serves."""
 
 BATCH: Final = 500
 
@@ -43,7 +43,7 @@ _auditors_log = get_logger("timers.auditor")
 
 
 class Maintenance:
-    """The upkeep of one pod. Only the pod with rank 0 for a shard looks after it. Each kind of upkeep is a service of
+    """The upkeep of one pod. Only the pod with rank 0 for a shard does it. Each kind of upkeep is a service of
     its own, so that none that fails or takes long holds up another."""
 
     def __init__(self, pod: Pod, peers: Peers, leaves_some: Callable[[int], bool]) -> None:

@@ -2,7 +2,7 @@
 on.
 
 Every pod hears every event, but not every pod should ask. The pod that an event hashes to (rendezvous hashing) claims
-at once; the rest look a little later and normally find nothing. Source: Thaler and Ravishankar, "A Name-Based Mapping
+at once; the rest claim a little later and normally find nothing. Source: Thaler and Ravishankar, "A Name-Based Mapping
 Scheme for Rendezvous", 1996.
 """
 
@@ -27,7 +27,7 @@ _losses_log = get_logger("timers.identity")
 
 BEAT_MS: Final = 3000
 ALL_BEATS: Final = 20
-"""Within so many beats a pod marks all shards that it leads, looks at the marks of the others, a
+"""Within so many beats a pod marks all shards that it leads, reads the marks of the others, a
 few shards at each beat. Besides, one shard at each is enough, because a server goes back in time as a whole."""
 
 LOG_SECONDS: Final = 60.0
@@ -63,7 +63,7 @@ class Peers:
         *,
         beat_ms: int = BEAT_MS,
     ) -> None:
-        """`me` describes this pod, and `state` returns its state at each beat. `watch` looks after each sign of
+        """`me` describes this pod, and `state` returns its state at each beat. `watch` checks after each sign of
         life."""
         self._membership, self._me, self._state, self._watch, self._beat_ms = membership, me, state, watch, beat_ms
         self._own_seed = zlib.crc32(me.pod.encode())
@@ -117,7 +117,7 @@ class Peers:
             self.owner.cache_clear()
         self._roster, self._others = roster, others
         if self._watch is not None:
-            await self._watch.look(roster.members, self._leads, me.version or "")
+            await self._watch.check(roster.members, self._leads, me.version or "")
 
     def _tell_of(self, me: Member) -> None:
         """Log what the Redis user may not do, and which timers this version cannot read, each once a minute."""
@@ -169,7 +169,7 @@ class Peers:
 
 
 class IdentityWatch:
-    """Marks the progress of this pod's shards and looks at the marks of others, because this pod may be the one that is
+    """Marks the progress of this pod's shards and reads the marks of others, because this pod may be the one that is
     left when the server comes back without its newest data. Raises the record format of the db once all live pods have
     read a newer one for long enough. Calls `disagreed` if this pod cannot work with the db as it is now."""
 
@@ -186,7 +186,7 @@ class IdentityWatch:
         self._foreign = ""
         self._common: tuple[int, float] | None = None
 
-    async def look(
+    async def check(
         self, members: Iterable[Member], leads: Callable[[int], bool] = lambda _shard: False, version: str = ""
     ) -> None:
         """Compare after each sign of life. `leads` tells the shards of this pod."""

@@ -54,7 +54,7 @@ def taken_lease_ms(lease_ms: int) -> int:
 
 class AlarmTimes(NamedTuple):
     """When an alarm sends messages: first after `gather_ms`, then every `again_ms` while there is more. It is over
-    `calm_ms` after the newest failure, or `over_ms` after the last look that saw its state. A timer that may run and
+    `calm_ms` after the newest failure, or `over_ms` after the last poll that saw its state. A timer that may run and
     has waited for longer than `overdue_ms` is an alarm; taking over a dead pod's runs takes less time. So is one that
     has failed for longer than `failing_ms` and is tried again."""
 
@@ -64,7 +64,7 @@ class AlarmTimes(NamedTuple):
     failing_ms: int = FAILING_MS
     over_ms: int = 60_000
     overdue_ms: int = 60_000
-    look_ms: int = 5_000
+    poll_ms: int = 5_000
 
 
 ALARM_TIMES: Final = AlarmTimes()
@@ -78,7 +78,7 @@ class WorkerOptions:
     A prefix must have been without a live pod, and its timers overdue or their leases expired, for `unhandled_after_ms`
     before its timers become `unhandled`; a rolling deploy takes less. A shard is audited every `audit_every_seconds`:
     even an empty one has 256 buckets to look at. An event may take `grace_ms` from the due time before the sweep claims
-    without it: twice the others' late look. After the drain timeout, Redis has `hand_back_seconds` to take the last
+    without it: twice the others' delay. After the drain timeout, Redis has `hand_back_seconds` to take the last
     ends; another pod rescues the runs of the rest. A hook that no pod has asked for in `forget_hooks_ms` is taken back;
     a deploy and a restart of the fleet take less."""
 

@@ -2,7 +2,7 @@
 event announced.
 
 The sweep can do everything that an event does, at most `INTERVAL_MS` later. With several pods, one of them (rank 0 for
-a shard) does the touching. The others look now and then, and at once if they do not hear it do its work.
+a shard) does the touching. The others poll now and then, and at once if they do not hear it do its work.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ EARLIER_INTERVAL_MS: Final = 1000
 and they announce what is due within a second."""
 
 CLOCK_SECONDS: Final = 1.0
-"""How often a sleeping sweep looks at the server's clock as this pod knows it: it may have been changed."""
+"""How often a sleeping sweep checks the server's clock as this pod knows it: it may have been changed."""
 
 NO_EVENTS_INTERVAL_MS: Final = 100
 """Longest sleep of a pod that receives no such announcements."""
@@ -36,101 +36,101 @@ STAGGER_MS: Final = 20
 
 TRUST_MS: Final = 50
 """For how long a pod that hears touching stays away, for each rank before it. Since a pod also hears its own touches,
-timers are this late until a dead pod's rank is taken over. It depends on the rank, or all pods would look at once."""
+timers are this late until a dead pod's rank is taken over. It depends on the rank, or all pods would poll at once."""
 
 
 PAGE_PAUSE_MS: Final = 50
-"""Pause between looks at parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
+"""Pause between polls of parts of a backlog: ten thousand late queues a second cost a few per cent of the server."""
 
 
 class ShardSweep:
-    """The sweep of one shard. Times are the server's. A look takes the queues that became due last; if there are more,
+    """The sweep of one shard. Times are the server's. A poll takes the queues that became due last; if there are more,
     they follow part by part. A new due time does not wait for them."""
 
     def __init__(self, shard: int, sweeper: "Sweeper") -> None:
         self._shard, self._all = shard, sweeper
-        self.look_ms = 0.0
-        """When to look next."""
+        self.next_poll_ms = 0.0
+        """When to poll next."""
         self.heard_ms = 0.0
         """When somebody was heard to touch keys of the shard."""
-        self._looked_ms = self._part_ms = 0.0
+        self._polled_ms = self._part_ms = 0.0
         self._next_rank = self._next_orphan = 0
         self.leaves_some = False
-        """Whether the last looks found due timers that this pod does not serve, or lost runs."""
+        """Whether the last polls found due timers that this pod does not serve, or lost runs."""
         self._everything = True
         self._nearer = asyncio.Event()
 
     def nearer(self, due_ms: float) -> None:
         """A timer of the shard was armed."""
         due_ms += STAGGER_MS * self._all.peers.rank(self._shard)
-        if due_ms < self.look_ms:
-            self.look_ms = due_ms
+        if due_ms < self.next_poll_ms:
+            self.next_poll_ms = due_ms
             self._nearer.set()
 
     def everything(self) -> None:
-        """Look at once and mark whatever is due."""
+        """Poll at once and mark whatever is due."""
         self._everything = True
-        self.look_now()
+        self.poll_now()
 
-    def look_now(self) -> None:
-        """Look at once."""
-        self.look_ms = 0
+    def poll_now(self) -> None:
+        """Poll at once."""
+        self.next_poll_ms = 0
         self._nearer.set()
 
     async def run(self) -> None:
-        """Look whenever it is time, unless another pod does it."""
+        """Poll whenever it is time, unless another pod does."""
         while True:
             await self._sleep()
-            if not self.somebody_else_does_it():
-                await self.look()
+            if not self.another_pod_polls():
+                await self.poll()
 
     async def _sleep(self) -> None:
-        """Wait until it is time to look; a nearer due time may be announced meanwhile."""
+        """Wait until it is time to poll; a nearer due time may be announced meanwhile."""
         clock = self._all.pod.store.clock
         while (seconds := clock.seconds_until(self._until_ms())) > 0 and clock.known:
             self._nearer.clear()
             await set_within(self._nearer, min(seconds, CLOCK_SECONDS))
 
     def _until_ms(self) -> float:
-        return min(self.look_ms, self._part_ms) if self._next_rank else self.look_ms
+        return min(self.next_poll_ms, self._part_ms) if self._next_rank else self.next_poll_ms
 
-    def somebody_else_does_it(self) -> bool:
+    def another_pod_polls(self) -> bool:
         """True if an event since the due time shows that another pod touches. Trust that pod for a while."""
         rank = self._all.peers.rank(self._shard)
         if self._everything or not self._all.receives_events() or rank == 0:
             return False
         trust_ms = TRUST_MS * rank
         now_ms = self._all.pod.store.clock.now_ms()
-        if self.heard_ms < now_ms - trust_ms or self._looked_ms < now_ms - trust_ms:
+        if self.heard_ms < now_ms - trust_ms or self._polled_ms < now_ms - trust_ms:
             return False
-        self.look_ms = self._looked_ms + trust_ms
+        self.next_poll_ms = self._polled_ms + trust_ms
         return True
 
-    async def look(self) -> None:
-        """Look once: touch what is due, mark what no event announced, and plan the next look."""
+    async def poll(self) -> None:
+        """Poll once: touch what is due, mark what no event announced, and plan the next poll."""
         everything, self._everything = self._everything, False
         now_ms = self._all.pod.store.clock.now_ms()
-        rank = self._next_rank if now_ms < self.look_ms else 0
+        rank = self._next_rank if now_ms < self.next_poll_ms else 0
         if rank == 0:
             # Set before the call, so that its answer does not overwrite a nearer due time that is announced meanwhile.
-            # Shards that looked together because they were told to look apart from then on.
-            share = 1 if self.look_ms else (self._shard + 1) / self._all.pod.store.shards
-            self.look_ms = now_ms + self._all.interval_ms * share
+            # Shards that polled together because of a gap poll apart from then on.
+            share = 1 if self.next_poll_ms else (self._shard + 1) / self._all.pod.store.shards
+            self.next_poll_ms = now_ms + self._all.interval_ms * share
         try:
             touched = await self._all.pod.store.touch(self._shard, rank, via=self._all.connection)
-            found_lost = await self._look_for_orphans(touched)
+            found_lost = await self._find_orphans(touched)
         except BaseException as error:
             self._everything = self._everything or everything
             if isinstance(error, Unavailable):
                 self._all.intake.hold_orphans()
             raise
-        self._looked_ms = touched.now_ms
+        self._polled_ms = touched.now_ms
         self._mark(touched, rank, everything=everything)
         self._advance_page(touched, rank, everything=everything)
         self._plan(touched, found_lost=found_lost)
 
-    async def _look_for_orphans(self, touched: Touched) -> bool:
-        """Mark lost runs, one part at a time; if there are more, a look follows at once. Says if any was marked."""
+    async def _find_orphans(self, touched: Touched) -> bool:
+        """Mark lost runs, one part at a time; if there are more, a poll follows at once. Says if any was marked."""
         if not touched.lost:
             self._next_orphan = 0
             return False
@@ -158,15 +158,15 @@ class ShardSweep:
         self._everything = self._everything or (everything and self._next_rank > 0)
 
     def _plan(self, touched: Touched, *, found_lost: bool) -> None:
-        """When to look again: at the next due time, soon if a due timer may have lost its event or a lost run
-        may have found no room, and at once if there are more orphans than one look takes."""
+        """When to poll again: at the next due time, soon if a due timer may have lost its event or a lost run
+        may have found no room, and at once if there are more orphans than one poll takes."""
         if touched.due or found_lost:
-            self.look_ms = min(self.look_ms, touched.now_ms + self._all.grace_ms)
+            self.next_poll_ms = min(self.next_poll_ms, touched.now_ms + self._all.grace_ms)
         if touched.next_ms is not None:
             stagger_ms = STAGGER_MS * self._all.peers.rank(self._shard)
-            self.look_ms = min(self.look_ms, touched.next_ms + stagger_ms)
+            self.next_poll_ms = min(self.next_poll_ms, touched.next_ms + stagger_ms)
         if self._next_orphan:
-            self.look_ms = min(self.look_ms, touched.now_ms)
+            self.next_poll_ms = min(self.next_poll_ms, touched.now_ms)
 
 
 class Sweeper:
@@ -176,7 +176,7 @@ class Sweeper:
         self.pod, self.intake, self.peers, self.grace_ms = pod, intake, peers, pod.options.grace_ms
         self.receives_events, self._delivery_failed = canary.receives_events, canary.delivery_failed
         self.connection = pod.store.connections.dedicated()
-        """All looks go over it: lending a connection from a pool takes longer than a look."""
+        """All polls go over it: lending a connection from a pool takes longer than a poll."""
         self._gap = "sweep-start"
         self.sweeps = {shard: ShardSweep(shard, self) for shard in pod.shards}
 
@@ -185,13 +185,13 @@ class Sweeper:
         await side_by_side([*(sweep.run() for sweep in self.sweeps.values()), self._watch_leases()])
 
     async def _watch_leases(self) -> None:
-        """Look at all shards once in each lease while anything runs, on whichever pod: a look tells when the next lease
+        """Poll all shards once in each lease while anything runs, on whichever pod: a poll says when the next lease
         ends, so a dead pod's runs are found in time however long a sweep sleeps."""
         while True:
             await asyncio.sleep(self.pod.lease_ms / 1000)
             if await self.pod.store.has_runs(self.pod.shards):
                 for sweep in self.sweeps.values():
-                    sweep.look_now()
+                    sweep.poll_now()
 
     @property
     def interval_ms(self) -> int:
@@ -205,7 +205,7 @@ class Sweeper:
         return self.sweeps[shard].leaves_some
 
     def wake(self, shard: int, due_ms: int) -> None:
-        """A timer was armed that is due before the next look."""
+        """A timer was armed that is due before the next poll."""
         if shard in self.sweeps:
             self.sweeps[shard].nearer(due_ms)
 
@@ -215,13 +215,13 @@ class Sweeper:
             self.sweeps[shard].heard_ms = self.pod.store.clock.now_ms()
 
     def cause(self, *, everything: bool) -> str:
-        """Why a look finds due timers that no event has announced; `sweep` if their events should have arrived."""
+        """Why a poll finds due timers that no event has announced; `sweep` if their events should have arrived."""
         if self._delivery_failed():
             return "sweep-deaf"
         return self._gap if everything or not self.receives_events() else "sweep"
 
     def sweep_everything(self, cause: str = "sweep-gap") -> None:
-        """After a gap, whose cause this is: look at all shards at once and mark whatever is due."""
+        """After a gap, whose cause this is: poll all shards at once and mark whatever is due."""
         self._gap = cause
         for sweep in self.sweeps.values():
             sweep.everything()

@@ -144,7 +144,7 @@ class Worker:
             declared=lambda prefix: peers.owner(prefix) is not None,
             every_ms=pod.options.adopt_every_ms,
             mark=self.intake.mark,
-            told=partial(pod.observer.count, "bare_keys"),
+            count=partial(pod.observer.count, "bare_keys"),
         )
 
     async def start(self) -> None:

@@ -73,7 +73,7 @@ async def ringing(store: Store) -> list[Alarm]:
     return found
 
 
-async def look(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
+async def poll(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_ms: int) -> Alarm | None:
     """The alarm, if there is one. The first message is due after `gather_ms`, the next ones every `again_ms` while
     there is more, the last `calm_ms` after the newest note. An alarm that cannot be read is forgotten."""
     arguments: list[Argument] = [kind, "look", gather_ms, again_ms, calm_ms]
@@ -87,7 +87,7 @@ async def look(store: Store, kind: str, *, gather_ms: int, again_ms: int, calm_m
         return None
 
 
-async def told(store: Store, alarm: Alarm, what: str) -> None:
+async def sent(store: Store, alarm: Alarm, what: str) -> None:
     """The message was armed."""
     arguments: list[Argument] = [alarm.kind, "told", alarm.since_ms, alarm.number, what, alarm.noted_ms, alarm.count]
     await store.run_at(keys.ALARMS_ROOT, "alarm", arguments)

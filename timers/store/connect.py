@@ -96,7 +96,7 @@ class _Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
         self._asked: deque[tuple[float, asyncio.Future[Any]]] = deque()
-        self._next_look: asyncio.TimerHandle | None = None
+        self._next_expiry: asyncio.TimerHandle | None = None
         transport.set_protocol(self)
 
     @property
@@ -109,16 +109,16 @@ class _Wire(asyncio.Protocol):
         self._transport.write(pack_command(command))  # type: ignore[arg-type]  # typed as a tuple of one
         answer, until = self._loop.create_future(), self._loop.time() + self._answer_s
         self._asked.append((until, answer))
-        if self._next_look is None:
-            self._next_look = self._loop.call_at(until, self._look)
+        if self._next_expiry is None:
+            self._next_expiry = self._loop.call_at(until, self._expire_due)
         return answer
 
-    def _look(self) -> None:
-        """Give up the questions whose time is over, and look again when the next one's is."""
-        self._next_look, now = None, self._loop.time()
+    def _expire_due(self) -> None:
+        """Give up the questions whose time is over, and come again when the next one's is."""
+        self._next_expiry, now = None, self._loop.time()
         for until, answer in self._asked:
             if until > now:
-                self._next_look = self._loop.call_at(until, self._look)
+                self._next_expiry = self._loop.call_at(until, self._expire_due)
                 break
             _settle(answer, TimeoutError())
 

@@ -33,7 +33,7 @@ SILENT_SECONDS: Final = 7
 """A pod whose last sign of life is older than this counts as gone."""
 
 COUNTED: Final = 1000
-"""Counts (each of a prefix and status) of a shard that one look adds up. The next look goes on there, so the number of
+"""Counts (each of a prefix and status) of a shard that one check adds up. The next goes on there, so the number of
 timers of a shard with many is older."""
 
 READS: Final = 2
@@ -130,7 +130,7 @@ class DbIdentity:
         """By shard: about how many timers it had when last counted."""
         self._seen_ms = 0
         self._counted: dict[int, tuple[int, int]] = {}
-        """Where the next look goes on counting a shard, and how many timers it has so far."""
+        """Where the next check goes on counting a shard, and how many timers it has so far."""
         self._is_stamped = True
 
     @property

@@ -25,7 +25,7 @@ from timers.store.starts import quantiles_ms
 from timers.store.store import Store
 
 FORGET_AFTER_MS: Final = SILENT_SECONDS * 1000
-"""A pod that is silent for longer counts as gone; until then its share of events is claimed by a late look."""
+"""A pod that is silent for longer counts as gone; until then its share of events is claimed later by others."""
 
 INTRODUCE_BEATS: Final = 10
 """Every so many beats a pod tells everything again, in case a stranger has removed it."""

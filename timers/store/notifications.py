@@ -33,7 +33,7 @@ Sink = Callable[..., None]
 sends them; a stranger can forge them.
 `lease`, shard, prefix, id: a lease expired, because its pod is gone or cannot reach Redis.
 `bare`, prefix, id: a key that a client set itself expired. Whether it is a timer depends on who serves its prefix.
-`wake`, shard, due_ms: somebody armed a timer that is due before a sweeper would look.
+`wake`, shard, due_ms: somebody armed a timer that is due before a sweeper would poll.
 `posted`, shard: a change waits in an outbox that was empty.
 `pods`: a pod came, changed what it is, or went; or a declaration is new.
 `canary`, name: a canary key expired; the name is what follows `timers:canary:`.

@@ -61,7 +61,7 @@ async def ask(store: Store, mine: Collection[str], *, forget_ms: int) -> Asked:
     return lines
 
 
-async def look(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
+async def lengths(store: Store, shards: Iterable[int]) -> Sequence[tuple[Asked, int]]:
     """The hooks that each shard knows, and how many entries wait there."""
     shards = list(shards)
     with reachable():

@@ -18,7 +18,7 @@ from timers.store.identity import DbIdentity, is_newer
 from timers.store.refusals import Newer, Rights
 
 TOUCH_LIMIT: Final = 500
-"""Trigger keys touched, and queues or leases looked at, in one call: a few milliseconds, and few enough events for a
+"""Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
 fast subscriber not to be cut off."""
 
 ARM_LIMIT: Final = 250
@@ -69,8 +69,8 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """When to look again (None: nothing planned); the queues with due timers, newest first, with the earliest due time
-    of each; the rank to continue at (0: all were looked at); whether leases have expired. Excludes blocked queues."""
+    """When to poll again (None: nothing planned); the queues with due timers, newest first, with the earliest due time
+    of each; the rank to continue at (0: all were checked); whether leases have expired. Excludes blocked queues."""
 
     now_ms: int
     next_ms: int | None
@@ -299,8 +299,8 @@ class Store:
         return replace(self._claimed(claimed, bad, pod, lease_ms), more=left)
 
     async def block(self, shard: int, block_ms: Mapping[str, int]) -> None:
-        """Start nothing of these queues for so long. Nobody looks at them meanwhile. 0 lets a queue go on, and its
-        shard's pods look at once."""
+        """Start nothing of these queues for so long. Nobody polls them meanwhile. 0 lets a queue go on, and its
+        shard's pods poll at once."""
         await self.run_all([scripts.ScriptCall("block", keys.root(shard), [*each]) for each in block_ms.items()])
 
     async def pause(self, prefix: str, *, paused: bool) -> bool:
@@ -354,11 +354,11 @@ class Store:
             return [code.decode() for code in await self.run("settle", shard, arguments, via=connection)]
 
     async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
-        """Touch what has become due so that its events come now, and learn when to look again. Looks at some queues
+        """Touch what has become due so that its events come now, and learn when to poll again. Checks some queues
         from `rank` on, newest due first."""
-        next_look, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank], via=via)
+        next_poll, queues, next_rank, lost = await self.run("touch", shard, [TOUCH_LIMIT, rank], via=via)
         due = {keys.text(queues[i]): int(queues[i + 1]) for i in range(0, len(queues), 2)}
-        next_ms = int(next_look) if next_look else None
+        next_ms = int(next_poll) if next_poll else None
         return Touched(round(self.clock.now_ms()), next_ms, due, int(next_rank), bool(lost))
 
     async def has_runs(self, shards: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ STEP: Final = 100
 """Records or entries in one step: one to two milliseconds of the server's time."""
 
 INDEXED: Final = 500
-"""Prefixes in one step that only looks whether they are indexed."""
+"""Prefixes in one step that only checks whether they are indexed."""
 
 QUEUES: Final = 25
 """Prefixes in one step."""
@@ -65,7 +65,7 @@ async def uncounted(store: Store, shard: int) -> Found:
 
 
 async def index_prefixes(store: Store, shard: int) -> None:
-    """Fill the index of prefixes of a shard that is of an older version, or has lost it. Only one look at all counts at
+    """Fill the index of prefixes of a shard that is of an older version, or has lost it. Only one read of all counts at
     once misses no timer that starts meanwhile."""
     names = [*sorted(await _prefixes(store, shard)), keys.WHOLE]
     for start in range(0, len(names), INDEXED):
@@ -96,8 +96,8 @@ async def _step(store: Store, shard: int, part: Sequence[Argument]) -> tuple[Fou
     return found, int(place), cursor.decode(), {name.decode() for name in seen}
 
 
-LOOKS: Final = 500
-"""Counts (each of a prefix and a status) that one call looks at: about a millisecond of the server's time."""
+COUNTS: Final = 500
+"""Counts (each of a prefix and a status) that one call reads: about a millisecond of the server's time."""
 
 
 class Pruned(NamedTuple):
@@ -118,12 +118,12 @@ async def prune(
     retention_failed_ms: int | None,
     most: int,
     cursor: str = "0",
-    looks: int = LOOKS,
+    counts: int = COUNTS,
 ) -> Pruned:
-    """Remove at most `most` finished records whose retention is over, looking at about `looks` counts from `cursor` on.
+    """Remove at most `most` finished records whose retention is over, reading about `counts` counts from `cursor` on.
     `retention_failed_ms` is for failed and unhandled timers; None keeps them. Raises Unavailable."""
     failed_ms = "" if retention_failed_ms is None else retention_failed_ms
-    number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, looks, cursor])
+    number, reached, failed = await store.run("prune", shard, [retention_ms, failed_ms, most, counts, cursor])
     removed = [
         (keys.text(prefix), codec.STATUSES[letter.decode()], int(n), keys.text(oldest))
         for letter, prefix, n, oldest in zip(*(failed[i::4] for i in range(4)), strict=True)

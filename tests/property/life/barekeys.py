@@ -1,4 +1,4 @@
-"""Bare keys, as steps of the machine: clients set, delete and let expire; pods adopt, announce and look."""
+"""Bare keys, as steps of the machine: clients set, delete and let expire; pods adopt, announce and inspect."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.property.life.world import IDENTITIES, VALUES, World, identities, verb
-from timers.bare.keys import GONE, NO_TTL, Look, spec_of
+from timers.bare.keys import GONE, NO_TTL, KeyState, spec_of
 from timers.core.durations import HOUR_MS
 from timers.core.model import Status
 from timers.store.store import Identity
@@ -66,17 +66,17 @@ class BareVerbs(World):
         self.take_in(IDENTITIES, stale=stale)
 
     def take_in(self, some: Sequence[Identity], *, stale: bool = False) -> None:
-        looks, _ = self.do(self.bare.look(some, 0))
-        for identity, look in looks.items():
-            assert look.known_ms == self.oracle.known.get(identity)
-            if look.deadline_ms not in (NO_TTL, GONE, look.known_ms):
-                assert look.value == self.oracle.bare[identity][0]
-                self._adopt(identity, look._replace(known_ms=(look.known_ms or 0) + 1) if stale else look)
+        states, _ = self.do(self.bare.inspect(some, 0))
+        for identity, state in states.items():
+            assert state.known_ms == self.oracle.known.get(identity)
+            if state.deadline_ms not in (NO_TTL, GONE, state.known_ms):
+                assert state.value == self.oracle.bare[identity][0]
+                self._adopt(identity, state._replace(known_ms=(state.known_ms or 0) + 1) if stale else state)
 
-    def _adopt(self, identity: Identity, key: Look) -> str:
+    def _adopt(self, identity: Identity, key: KeyState) -> str:
         assert key.value is not None
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.tell("adopted", {identity: key})).values()
+        (code,) = self.do(self.bare.report("adopted", {identity: key})).values()
         spec = spec_of("", key.value)
         if code == "stale" and key.deadline_ms <= self.do(self.store.now_ms()):
             return code
@@ -113,19 +113,19 @@ class BareVerbs(World):
         value = str(due_ms).encode()
         self.do(self.redis.set(":".join(identity), value, pxat=due_ms))
         self.oracle.bare[identity] = (value, due_ms)
-        code = self._adopt(identity, Look(self.oracle.known.get(identity), due_ms, value))
+        code = self._adopt(identity, KeyState(self.oracle.known.get(identity), due_ms, value))
         self._until_gone(identity)
         if code in ("adopted", "moved"):
             self._resolve(identity, "expired")
 
     @verb(which=st.integers(0), soon=st.sampled_from([False, False, True]), expired=st.booleans())
-    def look(self, *, which: int, soon: bool, expired: bool) -> None:
-        """Look at a known key. A key that is gone counts as expired, as if its event had been heard, or as deleted."""
+    def inspect(self, *, which: int, soon: bool, expired: bool) -> None:
+        """Inspect a known key. A key that is gone counts as expired, as if its event had been heard, or as deleted."""
         known = sorted(self.oracle.known)
         if not known:
             return
         identity = known[which % len(known)]
-        deadline_ms = self.do(self.bare.look([identity], 0))[0][identity].deadline_ms
+        deadline_ms = self.do(self.bare.inspect([identity], 0))[0][identity].deadline_ms
         if deadline_ms == GONE:
             self._resolve(identity, "expired" if expired else "deleted")
         elif deadline_ms == NO_TTL:
@@ -138,9 +138,9 @@ class BareVerbs(World):
                 self._resolve(identity, "deleted")
 
     def _resolve(self, identity: Identity, what: str) -> str:
-        seen = Look(self.oracle.known[identity], GONE)
+        seen = KeyState(self.oracle.known[identity], GONE)
         before_ms = self.do(self.store.now_ms())
-        (code,) = self.do(self.bare.tell(what, {identity: seen})).values()
+        (code,) = self.do(self.bare.report(what, {identity: seen})).values()
         (timer,) = self.do(self.store.get([identity]))
         after_ms = self.do(self.store.now_ms())
         now_ms = timer.due_ms if timer is not None and before_ms <= timer.due_ms <= after_ms else before_ms

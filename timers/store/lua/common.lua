@@ -450,7 +450,7 @@ local function tally(prefix, by_status)
   elseif ended and sum < 0 and not has_counts(prefix, call) then call('ZREM', root .. 'prefixes', prefix) end
 end
 
--- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would look.
+-- Call once, last: adds up the counters, and tells the sweepers about a timer that is due before they would poll.
 local function conclude()
   for prefix in pairs(entries) do flush(prefix) end
   for prefix, by_status in pairs(tallies) do tally(prefix, by_status) end

@@ -5,11 +5,11 @@
 local most, rank = tonumber(ARGV[2]), tonumber(ARGV[3])
 local STALE_MS = 50
 local BACKLOG_MS = 1000   -- a queue that is later than this is not touched again: its events came, or the sweep replaces them
-local next_look = nil
+local next_poll = nil
 local queues = {}
 
 local function come_again(at)
-  if at and at >= 0 and (not next_look or at < next_look) then next_look = at end
+  if at and at >= 0 and (not next_poll or at < next_poll) then next_poll = at end
 end
 
 -- The first due timers of a queue with their scores, at most `left`. Most queues have one, which takes one command.
@@ -30,14 +30,14 @@ end
 local function touch(prefix, left)
   local due, triggers = due_of_queue(queue_key(prefix), left), {}
   for i = 1, #due, 2 do triggers[#triggers + 1] = trigger_key(prefix, due[i]) end
-  -- The trigger of a timer that was armed just now ends later than it is due, and needs a second look. A key that is there long
+  -- The trigger of a timer that was armed just now ends later than it is due, and needs a second poll. A key that is there long
   -- after was put there by a stranger and must not keep us busy.
   local there = #triggers > 0 and tonumber(redis.pcall('EXISTS', unpack(triggers))) or 0
   if there > 0 and tonumber(due[#due]) > now - STALE_MS then come_again(now + 1) end
   return #triggers
 end
 
-local function look(prefix, head, left)
+local function poll_queue(prefix, head, left)
   if not is_member(prefix .. ':x') then
     call('ZREM', root .. 'heads', prefix)
     return 0
@@ -48,13 +48,13 @@ local function look(prefix, head, left)
 end
 
 -- Look at due queues until the budget is used up; answer the rank to go on at.
-local function look_at_some()
+local function poll_queues()
   local heads = call('ZREVRANGEBYSCORE', root .. 'heads', '(' .. text(now + 1), '-inf', 'WITHSCORES',
     'LIMIT', rank, most)
   local left = most
   for i = 1, #heads, 2 do
     if left == 0 then return rank + (i - 1) / 2 end
-    left = left - look(heads[i], tonumber(heads[i + 1]), left)
+    left = left - poll_queue(heads[i], tonumber(heads[i + 1]), left)
   end
   return #heads == 2 * most and rank + most or 0
 end
@@ -67,7 +67,7 @@ local function lowest_from(index, score)
   return tonumber(call('ZRANGEBYSCORE', root .. index, text(score), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
 end
 
--- Most looks find that nothing is due, which takes one command for each index.
+-- Most polls find that nothing is due, which takes one command for each index.
 local blocked, head, lease, go_on, lost = lowest('blocked'), lowest('heads'), lowest('leases'), 0, 0
 if blocked and blocked <= now then
   for _, prefix in ipairs(call('ZRANGEBYSCORE', root .. 'blocked', '-inf', text(now), 'LIMIT', 0, most)) do
@@ -75,10 +75,10 @@ if blocked and blocked <= now then
   end
   blocked, head = lowest('blocked'), lowest('heads')
 end
-if head and head < now + 1 then go_on, head = look_at_some(), lowest_from('heads', now + 1) end
+if head and head < now + 1 then go_on, head = poll_queues(), lowest_from('heads', now + 1) end
 if lease and lease < now then lost, lease = 1, lowest_from('leases', now) end
 come_again(blocked)
 come_again(head)
 come_again(lease)
-if next_look and next_look >= 2 ^ 53 then next_look = nil end -- out of reach: a stranger's score
-return {text(now), next_look and text(math.floor(next_look)) or '', queues, go_on, lost}
+if next_poll and next_poll >= 2 ^ 53 then next_poll = nil end -- out of reach: a stranger's score
+return {text(now), next_poll and text(math.floor(next_poll)) or '', queues, go_on, lost}
