@@ -8,14 +8,12 @@ import logging
 import os
 import sys
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
-import structlog
-from structlog.processors import ExceptionRenderer, JSONRenderer, TimeStamper
-from structlog.stdlib import ExtraAdder, LoggerFactory, ProcessorFormatter, add_log_level, add_logger_name
-from structlog.tracebacks import ExceptionDictTransformer
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 request_id: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
 """The request that is being answered; every log line has it meanwhile. (structlog's own context variables cost ten
@@ -41,62 +39,78 @@ def configure(
     level: str = "info",
 ) -> None:
     """Sends all logs of at least `level` to stderr. Without a format: console if stderr is a terminal, else JSON."""
-    console = format == "console" or (format is None and sys.stderr.isatty())
-    threshold = logging.getLevelNamesMapping()[level.upper()]
-    structlog.configure(
-        processors=[*_common(), ProcessorFormatter.wrap_for_formatter],
-        logger_factory=LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        # Loggers are not cached: one that was used before would keep its old configuration for ever.
-    )
-    _take_over_standard_library(_console() if console else _json(), threshold)
+    import structlog  # noqa: PLC0415 (see `_Logger`)
+    from structlog.stdlib import ExtraAdder, LoggerFactory, ProcessorFormatter, add_log_level, add_logger_name  # noqa: PLC0415
+    from structlog.tracebacks import ExceptionDictTransformer  # noqa: PLC0415
 
-
-def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger for a module, as in `log.info("claimed", prefix=prefix, id=id)`. May be made before `configure`."""
-    return cast("FilteringBoundLogger", structlog.get_logger(name))
-
-
-def _common() -> list[Processor]:
-    """What both structlog's events and the standard library's records go through."""
-    return [
+    frames = ExceptionDictTransformer(show_locals=False, max_frames=_FRAMES_KEPT, use_rich=False)
+    # What both structlog's events and the standard library's records go through.
+    common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _name_context,
         add_logger_name,
         add_log_level,
-        TimeStamper(fmt="iso", utc=True),
-        ExceptionRenderer(ExceptionDictTransformer(show_locals=False, max_frames=_FRAMES_KEPT, use_rich=False)),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.ExceptionRenderer(frames),
     ]
-
-
-def _name_context(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    answered, run = request_id.get(), running.get()
-    if answered is not None:
-        event.setdefault("request_id", answered)
-    return event if run is None else {**run.named, **event}
-
-
-def _json() -> list[Processor]:
     # JSON escapes every control character, and with ensure_ascii Unicode's line separators too.
-    return [ProcessorFormatter.remove_processors_meta, JSONRenderer(ensure_ascii=True)]
-
-
-def _console() -> list[Processor]:
-    colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
-    return [ProcessorFormatter.remove_processors_meta, _shorten_exception, _escape, renderer]
-
-
-def _take_over_standard_library(renderers: list[Processor], threshold: int) -> None:
+    renderers: list[Processor] = [structlog.processors.JSONRenderer(ensure_ascii=True)]
+    if format == "console" or (format is None and sys.stderr.isatty()):
+        colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+        renderers = [_shorten_exception, _escape, renderer]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*common, ProcessorFormatter.wrap_for_formatter],
+        logger_factory=LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        # Loggers are not cached: one that was used before would keep its old configuration for ever.
+    )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(ProcessorFormatter(processors=renderers, foreign_pre_chain=[*_common(), ExtraAdder()]))
+    handler.setFormatter(
+        ProcessorFormatter(
+            processors=[ProcessorFormatter.remove_processors_meta, *renderers],
+            foreign_pre_chain=[*common, ExtraAdder()],
+        )
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(threshold)
     logging.captureWarnings(capture=True)
 
 
-def _shorten_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+class _Logger:
+    """Structlog's logger of that name, found when it is first used: most commands log nothing, and importing structlog
+    with rich is a fifth of their time."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _found(self) -> "FilteringBoundLogger":
+        import structlog  # noqa: PLC0415 (see above)
+
+        return cast("FilteringBoundLogger", structlog.get_logger(self._name))
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):  # a copy asks this before it has a name
+            raise AttributeError(name)
+        return getattr(self._found, name)
+
+
+def get_logger(name: str) -> "FilteringBoundLogger":
+    """A logger for a module, as in `log.info("claimed", prefix=prefix, id=id)`. May be made before `configure`."""
+    return cast("FilteringBoundLogger", _Logger(name))
+
+
+def _name_context(_logger: "WrappedLogger", _method: str, event: "EventDict") -> "EventDict":
+    answered, run = request_id.get(), running.get()
+    if answered is not None:
+        event.setdefault("request_id", answered)
+    return event if run is None else {**run.named, **event}
+
+
+def _shorten_exception(_logger: "WrappedLogger", _method: str, event: "EventDict") -> "EventDict":
     """The chain of exceptions as one text, each with its innermost frames, innermost first."""
     stacks = event.pop("exception", None)
     if isinstance(stacks, list):
@@ -104,13 +118,13 @@ def _shorten_exception(_logger: WrappedLogger, _method: str, event: EventDict) -
     return event
 
 
-def _one_exception(stack: EventDict) -> str:
+def _one_exception(stack: "EventDict") -> str:
     frames = [f"{Path(f['filename']).name}:{f['lineno']} in {f['name']}" for f in reversed(stack["frames"])]
     place = " < ".join(frames[:_FRAMES_ON_CONSOLE])
     return f"{stack['exc_type']}: {stack['exc_value']}" + (f" ({place})" if place else "")
 
 
-def _escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _escape(_logger: "WrappedLogger", _method: str, event: "EventDict") -> "EventDict":
     return {key: _printable(value if isinstance(value, str) else repr(value)) for key, value in event.items()}
 
 

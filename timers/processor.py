@@ -11,9 +11,8 @@ from datetime import datetime
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
-from structlog.typing import FilteringBoundLogger
 from typing_extensions import TypeVar
 
 from timers.core.calls import BlockingTimers, Timers
@@ -23,6 +22,9 @@ from timers.core.model import Timer
 from timers.core.outcome import Done, Rearm
 from timers.core.policies import RetryPolicy
 from timers.errors import ConfigurationError, FieldError, InvalidInput, NoProcessor, shown
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 BURST_US: Final = 50_000
 """After a pause, a rate lets through at once what it gives in 50 ms, so that claims come in batches."""
@@ -57,7 +59,7 @@ class Context(NamedTuple, Generic[S_co]):
     token: int
     idempotency_key: str
     deadline: datetime | None
-    log: FilteringBoundLogger
+    log: "FilteringBoundLogger"
     state: S_co
     timers: Timers
     traceparent: str | None = None
@@ -69,7 +71,7 @@ class BlockingContext(NamedTuple, Generic[S_co]):
     token: int
     idempotency_key: str
     deadline: datetime | None
-    log: FilteringBoundLogger
+    log: "FilteringBoundLogger"
     state: S_co
     timers: BlockingTimers
     traceparent: str | None = None

@@ -16,13 +16,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, AliasGenerator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    DotEnvSettingsSource,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
+from dotenv import dotenv_values
+from pydantic import (
+    AfterValidator,
+    AliasGenerator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
 )
 
 from timers import setting_values as values
@@ -51,12 +55,8 @@ _SECRETS_RULE: Final = "[prefix=]whsec_ followed by base64 of 24 to 64 bytes, co
 _DURATION_RULE: Final = "a duration like 250ms, 90s, 15m, 24h, 7d, a number of seconds, or ISO 8601 (PT24H, P1M)"
 
 
-def _name_without_prefix(field: str) -> str:
-    return field.removesuffix("_ms").upper()
-
-
 def _setting_name(field: str) -> str:
-    return _NAME_PREFIX + _name_without_prefix(field)
+    return _NAME_PREFIX + field.removesuffix("_ms").upper()
 
 
 def _duration(default: str, minimum_ms: int = 0, maximum_ms: int = 3_653 * DAY_MS, or_else: str = "") -> Any:
@@ -85,20 +85,15 @@ def _is_loopback(host: str) -> bool:
 Milliseconds = Annotated[int, BeforeValidator(values.milliseconds)]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """One pod's settings, checked and immutable. Building one reads nothing from outside; `load_settings` does."""
 
-    model_config = SettingsConfigDict(
+    model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,
-        env_prefix=_NAME_PREFIX,
-        env_prefix_target="all",  # of the aliases as well
-        case_sensitive=True,
-        env_ignore_empty=True,
-        dotenv_filtering="only_existing",  # the file's other variables are for other programs
-        enable_decoding=False,  # lists are separated by commas; they are not JSON
-        alias_generator=AliasGenerator(validation_alias=_name_without_prefix),
+        validate_default=True,
+        alias_generator=AliasGenerator(validation_alias=_setting_name),
         validate_by_name=True,
     )
 
@@ -227,18 +222,6 @@ class Settings(BaseSettings):
         description="a name of up to 100 letters, digits, '_', '.' and '-'",
     )
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Reads only the program's arguments; `load_settings` brings its own sources."""
-        return (init_settings,)
-
     def webhook_keys(self, prefix: str) -> list[bytes]:
         """The keys that sign a prefix's webhooks, all at once."""
         return values.keys_of(self.webhook_secrets, prefix)
@@ -320,15 +303,6 @@ SECRET_NAMES: Final = tuple(map(_setting_name, _CONFIDENTIAL))
 """The settings that hold a secret: each can be given as `NAME_FILE` instead."""
 
 
-class _Environment(EnvSettingsSource):
-    """An environment given as a mapping: the process's own, or a copy with changes."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        super().__init__(Settings)
-        links = service_links(environ)
-        self.env_vars = {name: value for name, value in environ.items() if value and name not in links}
-
-
 def service_links(environ: Mapping[str, str]) -> list[str]:
     """The names of the variables that are Kubernetes' service links; `load_settings` ignores them."""
     return [name for name, value in environ.items() if _SERVICE_LINK.fullmatch(f"{name}={value}")]
@@ -342,11 +316,11 @@ def load_settings(environ: Mapping[str, str] | None = None, env_file: Path = Pat
     confidential, and what would be accepted.
     """
     environment, file, _ = _sources(environ, env_file)
-    given = {**file.env_vars, **environment.env_vars}
+    given = {**file, **environment}
     _refuse_later(name for name, value in given.items() if value)
     _refuse_unknown(given)
     try:
-        return Settings(_build_sources=((environment, file), {}))
+        return Settings.model_validate({name: given[name] for name in SETTING_NAMES if given.get(name) is not None})
     except ValidationError as error:
         # The cause is dropped, because it holds the values.
         raise ConfigurationError("; ".join(dict.fromkeys(_complaints(error, given)))) from None
@@ -356,32 +330,33 @@ def setting_origins(environ: Mapping[str, str] | None = None, env_file: Path = P
     """Where `load_settings` takes each setting from, by its name: `environment`, the path of `.env` or of a file
     with a secret, or `default`."""
     environment, file, paths = _sources(environ, env_file)
-    in_file = {name: str(env_file) for name, value in file.env_vars.items() if value}
-    origins = {**in_file, **dict.fromkeys(environment.env_vars, "environment"), **paths}
+    in_file = {name: str(env_file) for name, value in file.items() if value is not None}
+    origins = {**in_file, **dict.fromkeys(environment, "environment"), **paths}
     return {name: origins.get(name, "default") for name in SETTING_NAMES}
 
 
-def _sources(
-    environ: Mapping[str, str] | None, env_file: Path
-) -> tuple[_Environment, DotEnvSettingsSource, Mapping[str, str]]:
-    """The sources, with the secrets that are given as `NAME_FILE`, and the paths of those that count."""
-    environment, file = _Environment(os.environ if environ is None else environ), _open_env_file(env_file)
-    environment.env_vars, paths = values.with_secrets(environment.env_vars, SECRET_NAMES)
-    file.env_vars, in_file = values.with_secrets(file.env_vars, SECRET_NAMES)
-    return environment, file, {**{n: path for n, path in in_file.items() if n not in environment.env_vars}, **paths}
+_Given = Mapping[str, str | None]
+"""Values by name; None for a name in `.env` without a `=`."""
+
+
+def _sources(environ: Mapping[str, str] | None, env_file: Path) -> tuple[_Given, _Given, Mapping[str, str]]:
+    """What the environment and the file give, with the secrets that are given as `NAME_FILE`, and the paths of those
+    that count."""
+    given = os.environ if environ is None else environ
+    links = service_links(given)
+    environment, paths = values.with_secrets({n: v for n, v in given.items() if v and n not in links}, SECRET_NAMES)
+    try:
+        text = dotenv_values(env_file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{env_file} cannot be read: {error}") from None
+    file, in_file = values.with_secrets({n: v for n, v in text.items() if v != ""}, SECRET_NAMES)
+    return environment, file, {**{n: path for n, path in in_file.items() if n not in environment}, **paths}
 
 
 def load_worker_settings(**options: str) -> Settings:
     """The settings of this process as a worker, because the rules for the API do not apply to a command or a processor.
     `options` override the environment."""
     return load_settings({**os.environ, "TIMERS_ROLES": "worker", **options})
-
-
-def _open_env_file(path: Path) -> DotEnvSettingsSource:
-    try:
-        return DotEnvSettingsSource(Settings, env_file=path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from None
 
 
 def _refuse_later(names: Iterable[str]) -> None:
@@ -410,7 +385,7 @@ def _complaints(error: ValidationError, given: Mapping[str, str | None]) -> Iter
             found: InvalidInput = item["ctx"]["error"]
             yield from (str(FieldError(_setting_name(e.field), e.value, e.accepted)) for e in found.errors)
             continue
-        name = f"{_NAME_PREFIX}{item['loc'][0]}"
+        name = str(item["loc"][0])
         if name in given:  # a default that depends on a refused value is not reported
             field = _FIELDS[name]
             value = "the given value" if field in _CONFIDENTIAL else shown(given[name])

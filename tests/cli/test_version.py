@@ -64,6 +64,7 @@ def test_a_command_on_a_timer_imports_nothing_that_runs_or_serves_timers() -> No
     modules = modules_imported_by(words, "runpy.run_module('timers', run_name='__main__')")
     assert {"timers.client", "redis"} <= modules
     assert {"aiohttp", "jinja2", "timers.api", "timers.app", "timers.dashboard", "timers.engine"}.isdisjoint(modules)
+    assert {"attr", "pydantic_settings", "pygments", "rich", "structlog"}.isdisjoint(modules)
 
 
 @pytest.mark.parametrize(("module", "commands"), COMMANDS.items())
@@ -76,7 +77,7 @@ def test_the_list_of_commands_has_what_the_modules_have(module: str, commands: M
 
 def test_a_module_of_processors_imports_no_client_of_redis() -> None:
     imported = imported_by("from timers import Context, Fail, Rearm, Retry, Timer, processor, Unavailable")
-    assert imported.isdisjoint({"aiohttp", "redis", "typer"})
+    assert imported.isdisjoint({"aiohttp", "redis", "structlog", "typer"})
 
 
 def test_every_public_name_is_what_a_type_checker_takes_it_for() -> None:
