@@ -261,7 +261,7 @@ def _fleet_wide(settings: Settings) -> dict[str, str]:
 
 def _met(store: Store) -> Mapping[str, Any]:
     """The state of a pod without a worker, for its signs of life."""
-    return {"lacks": store.rights.told(), "newer": store.newer.told()}
+    return {"lacks": store.refusals.lacks, "newer": store.refusals.newer}
 
 
 def _roles(settings: Settings) -> tuple[str, ...]:

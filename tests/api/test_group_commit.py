@@ -9,11 +9,10 @@ from redis.asyncio import Redis
 from tests.members import declare
 from tests.waiting import patient
 from timers.client import TimerClient, client_over
-from timers.client.group_commit import CONNECTIONS
 from timers.core.model import Timer
 from timers.embedded import EmbeddedServer
 from timers.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
-from timers.store.connect import connect
+from timers.store.connect import DEDICATED_LIMIT, connect
 from timers.store.store import Store
 
 
@@ -50,10 +49,10 @@ async def test_callers_that_create_again_share_calls_again(client: TimerClient, 
 
 async def test_creates_in_more_shards_than_there_are_lines(server: EmbeddedServer, redis: Redis) -> None:
     await redis.ping()
-    store = Store(connect(patient(server.url)), shards=4 * CONNECTIONS)
+    store = Store(connect(patient(server.url)), shards=4 * DEDICATED_LIMIT)
     await declare(store, "test")
     async with client_over(store) as client:
-        names = [f"t{i}" for i in range(8 * CONNECTIONS)]
+        names = [f"t{i}" for i in range(8 * DEDICATED_LIMIT)]
         timers = await asyncio.gather(*(client.create("test", name, delay="1h", payload=name) for name in names))
         assert [(timer.id, timer.payload) for timer in timers] == [(name, name) for name in names]
         assert [timer.payload for timer in await store.get([("test", name) for name in names]) if timer] == names

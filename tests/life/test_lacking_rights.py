@@ -137,9 +137,9 @@ async def test_a_prefix_without_rights_holds_up_no_other_without_notifications(
             await fleet.client.create("note", f"x{n}", delay=0)
         for n in range(3):
             await fleet.completed(f"x{n}")
-        await until(pod.store.rights.told, "the pod knows what it lacks")
-        await until(lambda: not pod.store.rights.waits("lost"), "it tries again")
-        await until(lambda: pod.store.rights.waits("lost"), "it is refused again")
+        await until(lambda: pod.store.refusals.lacks, "the pod knows what it lacks")
+        await until(lambda: not pod.store.refusals.waits("lost"), "it tries again")
+        await until(lambda: pod.store.refusals.waits("lost"), "it is refused again")
         told = [log for log in logs if log["event"] == "the Redis user lacks a right"]
     assert [log["prefix"] for log in told] == ["lost"]
     assert len(lost) == 0
@@ -189,7 +189,7 @@ async def test_a_bare_key_without_rights_holds_up_no_other(fleet: Fleet, limited
     await fleet.redis.set("lost:bare", "{}", px=60_000)
     await fleet.redis.set("note:bare", "{}", px=60_000)
     await fleet.reached(Status.SCHEDULED, "bare")
-    await until(lambda: "lost" in pod.store.rights.told(), "the pod was refused the other key")
+    await until(lambda: "lost" in pod.store.refusals.lacks, "the pod was refused the other key")
     await fleet.client.cancel("note", "bare")
 
 

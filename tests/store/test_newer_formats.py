@@ -60,7 +60,7 @@ async def test_a_due_one_is_left_and_the_others_are_claimed(store: Store) -> Non
     async with in_a_newer_format(store):
         claimed = await claim(store)
         assert [timer.id for timer in claimed] == ["before", "after"]
-        assert store.newer.told() == {LATER: 9}
+        assert store.refusals.newer == {LATER: 9}
         assert list((await state_of(store)).due) == [(PREFIX, "later")]
     assert [timer.id for timer in await claim(store)] == ["later"]
 
@@ -138,7 +138,7 @@ async def test_a_run_in_a_newer_format_belongs_to_another_pod(store: Store) -> N
         now_ms = await store.now_ms()
         assert await store.abandon(0, PREFIX, ["later"], before_ms=now_ms + 1, most=10, pod=POD) == []
         assert list((await state_of(store)).leases) == [(PREFIX, "later")]
-        assert store.newer.told() == {LATER: 9}
+        assert store.refusals.newer == {LATER: 9}
 
 
 async def test_it_does_not_become_unhandled(store: Store) -> None:

@@ -129,7 +129,7 @@ class BareKeys:
     def _allowed(self, name: str, answer: object) -> bool:
         """Whether the user may read the key. One prefix that it lacks must not hold up the others."""
         if isinstance(answer, NoPermissionError):
-            self.store.rights.refused(f"PEXPIRETIME {name}")
+            self.store.refusals.denied(f"PEXPIRETIME {name}")
             return False
         if isinstance(answer, Exception):
             raise answer

@@ -6,9 +6,8 @@ call this group commit (D. DeWitt et al., "Implementation Techniques for Main Me
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from timers.errors import Unavailable
 from timers.store.callers import Quota, Quotas
@@ -17,9 +16,6 @@ from timers.store.store import ARM_LIMIT, Arming, Reply, Store
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-CONNECTIONS: Final = 8
-"""The most connections of its own: one for each shard that is being armed in; further shards share the pool."""
 
 _Waiting = tuple[Arming, asyncio.Future[Reply]]
 
@@ -34,8 +30,6 @@ class GroupCommit:
         self._store, self._quotas, self._edit_lock_ms = store, Quotas(store), edit_lock_ms
         self._waiting: defaultdict[_Group, list[_Waiting]] = defaultdict(list)
         self._busy: dict[_Group, asyncio.Task[None] | None] = {}
-        self._idle: list[DedicatedConnection] = []
-        self._opened = 0
 
     async def arm(self, arming: Arming, quota: Quota | None = None) -> Reply:
         """As `Store.arm` or `Quotas.arm`, for one timer. A caller that is cancelled before its timer was sent arms
@@ -46,7 +40,7 @@ class GroupCommit:
             self._waiting[group].append((arming, answer))
             return await answer
         self._busy[group] = None
-        connection = self._idle.pop() if self._idle else self._another_connection()
+        connection = self._store.connections.borrow()
         try:
             if quota is not None:
                 return (await self.arm_all([arming], quota))[0]
@@ -55,7 +49,9 @@ class GroupCommit:
             if group in self._waiting:
                 self._busy[group] = asyncio.create_task(self._work(group, connection))
             else:
-                self._release(group, connection)
+                del self._busy[group]
+                if connection is not None:
+                    self._store.connections.idle.append(connection)
 
     async def in_parts(
         self,
@@ -66,7 +62,7 @@ class GroupCommit:
     ) -> list[R]:
         """The results of arming the items of a batch: in parts, each planned while the server works on those before, or
         all `together`. Raises what a part raises; other parts may be armed then."""
-        with self._one_connection() as connection:
+        with self._store.connections.borrowed() as connection:
             # Parts that meet a shard that nobody has founded found it and repeat themselves, in any order.
             in_parts = connection is not None and self._store.identity.armed and not together
             size = ARM_LIMIT if in_parts else max(1, len(items))
@@ -82,16 +78,6 @@ class GroupCommit:
                     error.nothing_done = False
                 raise error from None
         return [result for part in parts for result in part.result()]
-
-    @contextmanager
-    def _one_connection(self) -> Iterator[DedicatedConnection | None]:
-        """A connection for one caller, if there is one left."""
-        connection = self._idle.pop() if self._idle else self._another_connection()
-        try:
-            yield connection
-        finally:
-            if connection is not None:
-                self._idle.append(connection)
 
     async def arm_all(
         self, armings: Sequence[Arming], quota: Quota | None = None, via: DedicatedConnection | None = None
@@ -114,18 +100,9 @@ class GroupCommit:
                 await self._arm(some, group, connection)
                 await asyncio.sleep(0)  # lets the callers that were answered join the next group
         finally:
-            self._release(group, connection)
-
-    def _release(self, group: _Group, connection: DedicatedConnection | None) -> None:
-        del self._busy[group]
-        if connection is not None:
-            self._idle.append(connection)
-
-    def _another_connection(self) -> DedicatedConnection | None:
-        if self._opened == CONNECTIONS:
-            return None
-        self._opened += 1
-        return self._store.connections.dedicated()
+            del self._busy[group]
+            if connection is not None:
+                self._store.connections.idle.append(connection)
 
     def _take(self, group: _Group) -> list[_Waiting]:
         wanted = [one for one in self._waiting.pop(group, ()) if not one[1].done()]

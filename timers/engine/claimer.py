@@ -254,7 +254,7 @@ class Claimer:
     def _room_of(self, prefix: str) -> int:
         """How many timers of a queue this pod may still take. What the other round has asked for counts as taken. None
         once another pod has declared a longer prefix, nor while the Redis user lacks the right to the prefix."""
-        if not self._pod.owns(prefix) or self._pod.store.rights.waits(prefix):
+        if not self._pod.owns(prefix) or self._pod.store.refusals.waits(prefix):
             return 0
         return max(self._runner.room_of(prefix) - self._asked_of[prefix], 0)
 

@@ -227,7 +227,7 @@ class Worker:
             problems=tuple(problems),
             queues_waiting=waiting,
             claim_wait_seconds=wait_seconds,
-            newer=len(self._pod.store.newer.told()),
+            newer=len(self._pod.store.refusals.newer),
         )
 
     def _ends_written(self, runs: Sequence[Run]) -> None:
@@ -246,6 +246,6 @@ class Worker:
             "running": self.runner.executing,
             "notifications": self._canary.delivery,
             "lateness": self._pod.observer.recent_starts(),
-            "lacks": self._pod.store.rights.told(),
-            "newer": self._pod.store.newer.told(),
+            "lacks": self._pod.store.refusals.lacks,
+            "newer": self._pod.store.refusals.newer,
         }

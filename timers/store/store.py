@@ -2,8 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +14,7 @@ from timers.errors import NewerFormat, RedisRights, Unavailable
 from timers.store import codec, keys, scripts
 from timers.store.connect import Connections, DedicatedConnection
 from timers.store.identity import DbIdentity, is_newer
-from timers.store.refusals import Newer, Rights
+from timers.store.refusals import Refusals
 
 TOUCH_LIMIT: Final = 500
 """Trigger keys touched, and queues or leases checked, in one call: a few milliseconds, and few enough events for a
@@ -101,9 +100,7 @@ class Store:
         self.called: Callable[[str, float], None] = lambda _script, _seconds: None
         """Called after each script call with its name and the seconds it took."""
         self.identity = DbIdentity(connections.commands, self._wake, self.clock, shards)
-        self.rights = Rights(connections.user)
-        self.newer = Newer()
-        self._idle: list[DedicatedConnection] = []
+        self.refusals = Refusals(connections.user)
 
     @property
     def shards(self) -> int:
@@ -218,7 +215,7 @@ class Store:
         )
         timer = _read((prefix, timer_id), int(now_ms), raw, held, left_ms)
         if timer is None and raw is not None and is_newer(raw):
-            raise self.newer.met(f"{prefix}:{timer_id}", raw)
+            raise self.refusals.met_newer(f"{prefix}:{timer_id}", raw)
         return timer
 
     async def cancel(
@@ -290,11 +287,11 @@ class Store:
         behind a backlog. The history names each queue's processor."""
         arguments: list[scripts.Argument] = [pod, lease_ms, cause, "in order" if in_order else ""]
         arguments += [f"{prefix} {processors.get(prefix, '-')} {most}" for prefix, most in wanted]
-        with self._lent_connection() as connection:
+        with self.connections.borrowed() as connection:
             more, claimed, bad, denied, newer = await self.run("claim", shard, arguments, via=connection)
         self._met(newer)
         for command in denied[1::2]:
-            self.rights.refused(command.decode())
+            self.refusals.denied(command.decode())
         left = {prefix.decode() for prefix in set(more).difference(denied[::2])}
         return replace(self._claimed(claimed, bad, pod, lease_ms), more=left)
 
@@ -350,7 +347,7 @@ class Store:
         arguments += [
             codec.encode_end(timer, after, pod=pod, took=took, form=form) for timer, after, took in settlements
         ]
-        with self._lent_connection() as connection:
+        with self.connections.borrowed() as connection:
             return [code.decode() for code in await self.run("settle", shard, arguments, via=connection)]
 
     async def touch(self, shard: int, rank: int = 0, *, via: DedicatedConnection | None = None) -> Touched:
@@ -371,18 +368,9 @@ class Store:
         members, next_rank = await self.run("orphans", shard, [TOUCH_LIMIT, rank])
         return [keys.identity_of(keys.text(member)) for member in members], int(next_rank)
 
-    @contextmanager
-    def _lent_connection(self) -> Iterator[DedicatedConnection]:
-        """A connection for one call of a pod's own. It has few under way, and lending from the pool costs 35 µs."""
-        connection = self._idle.pop() if self._idle else self.connections.dedicated()
-        try:
-            yield connection
-        finally:
-            self._idle.append(connection)
-
     def _met(self, newer: Sequence[bytes]) -> None:
         for member, raw in zip(newer[::2], newer[1::2], strict=True):
-            self.newer.met(keys.text(member), raw)
+            self.refusals.met_newer(keys.text(member), raw)
 
     def _claimed(self, parts: Sequence[bytes], bad: Sequence[bytes], pod: str, lease_ms: int) -> Claimed:
         lease = Lease(pod, round(self.clock.now_ms()) + lease_ms)
@@ -419,9 +407,9 @@ class Store:
 
     def _answer(self, prefix: str, timer_id: str, code: bytes, told: bytes | None) -> Reply:
         if code == b"rights" and told:
-            return Reply("rights", None, self.rights.refused(told.decode()))
+            return Reply("rights", None, self.refusals.denied(told.decode()))
         if code == b"newer" and told:
-            return Reply("newer", None, self.newer.met(f"{prefix}:{timer_id}", told))
+            return Reply("newer", None, self.refusals.met_newer(f"{prefix}:{timer_id}", told))
         return Reply(code.decode(), codec.readable(prefix, timer_id, told) if told else None)
 
     def run(
@@ -461,7 +449,7 @@ class Store:
         self.called(name, answered - sent)
 
     def _refused(self, error: RedisRights) -> RedisRights:
-        return self.rights.refused(error.command) if error.command else error
+        return self.refusals.denied(error.command) if error.command else error
 
 
 def _expected(version: int | None) -> str:
